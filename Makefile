@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.test-installed
-QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/storage
+QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/files
 
 .PHONY: demo test test-suites quick check docs bench clean
 

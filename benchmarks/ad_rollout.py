@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import interleaved, median, one_core, ratio, row
-from torchrl_lang.distillation import ADLoss, ADTransformer, HistoryActor, HistoryWindows, LearningHistory
-from torchrl_lang.distillation.sources import NoisyExpert
+from torchrl_lang.algorithm_distillation import ADLoss, ADTransformer, HistoryActor, HistoryWindows, LearningHistory
+from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.training import adamw, total_loss
 

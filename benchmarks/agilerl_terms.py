@@ -115,7 +115,7 @@ def cut(games: TensorDictBase, length: Tensor) -> TensorDictBase:
     batch = games.clone()
     batch["tokens"] = torch.where(real, games["tokens"][:, :width], PAD)
     batch["attention_mask"] = real
-    batch["action_mask"] = games["action_mask"][:, :width] & real
+    batch["agent_mask"] = games["agent_mask"][:, :width] & real
     batch["token_reward"] = torch.where(real, games["token_reward"][:, :width], 0.0)
     batch["terminated"] = torch.zeros_like(games["terminated"])
     return batch

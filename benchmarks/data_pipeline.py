@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from benchmarks.common import interleaved, one_core, ratio
 from benchmarks.common import row as _row
 from torchrl_lang.data import DatasetWriter, RowDataset, generate_dataset, load_dataset, row_buffer
-from torchrl_lang.recipes.tasks.wordle import WordleTask
+from torchrl_lang.envs.wordle.task import WordleTask
 
 BATCH, BATCHES = 256, 40
 SMOKE = {"BATCH": 32, "BATCHES": 2}

@@ -40,7 +40,7 @@ def compare(rows: TensorDictBase, repeats: int) -> list[dict[str, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchRL's own, of what PyTorch deprecates
         policy, reference = (causal_lm("qwen2", **SHAPE).eval() for _ in range(2))
-        rows = rows.select("tokens", "attention_mask", "action_mask", "token_reward")
+        rows = rows.select("tokens", "attention_mask", "agent_mask", "token_reward")
         return [
             *_costs(rows, policy, reference, repeats),
             _agreement(rows, reference),
@@ -84,7 +84,7 @@ def _jobs(
     acted = rows.copy().set("token_log_prob", ReferenceModelLogProbTransform(actor)(rows.copy())["ref_log_prob"])
     with torch.no_grad():
         both = _retrieve_kl(policy, reference)(ragged.copy()).select(GEN, REF)
-    divergence = KLDivergenceTransform(log_prob_key="token_log_prob", mask_key="action_mask")
+    divergence = KLDivergenceTransform(log_prob_key="token_log_prob", mask_key="agent_mask")
     adjustment = RewardAdjustmentTransform(COEF, reward_key="token_reward")
     return {
         "scoring: TorchRL's RetrieveLogProb": (_retrieve(reference), dense),
@@ -115,7 +115,7 @@ def _on_next(job: Job, copies: list[TensorDictBase]) -> Callable[[], Any]:
 def _agreement(rows: TensorDictBase, reference: PreTrainedModel) -> dict[str, Any]:
     ours = ReferenceModelLogProbTransform(language_actor(reference))(rows.copy())["ref_log_prob"]
     theirs = _retrieve(reference)(_dense(rows))[SCORES].detach()
-    difference = (ours - theirs * rows["action_mask"]).abs().max()
+    difference = (ours - theirs * rows["agent_mask"]).abs().max()
     return row("scoring: largest difference from TorchRL's", float(difference), "nats", 1e-3, at_most=True)
 
 
@@ -216,7 +216,7 @@ def _retrieve_kl(
 
 def _dense(rows: TensorDictBase) -> TensorDict:
     """The rows in TorchRL's layout, padded."""
-    masks = {"all_attention_mask": rows["attention_mask"], "all_assistant_mask": rows["action_mask"]}
+    masks = {"all_attention_mask": rows["attention_mask"], "all_assistant_mask": rows["agent_mask"]}
     entries = {"tokens": {"full": rows["tokens"]}, "masks": masks}
     return TensorDict(entries | {"reward": rows["token_reward"][..., None]}, batch_size=rows.batch_size)
 

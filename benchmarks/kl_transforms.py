@@ -80,7 +80,7 @@ def _scored(name: str, size: tuple[int, int, int], batches: list[TensorDictBase]
 
     jobs = {"forward": forward, "rows": score("auto"), "together": score(1)}
     times = interleaved({label: in_turn(job) for label, job in jobs.items()}, repeats)
-    said = sum(int(batch["action_mask"].sum()) for batch in batches) / len(batches)
+    said = sum(int(batch["agent_mask"].sum()) for batch in batches) / len(batches)
     seconds = statistics.median(times["rows"])
     return [
         row(f"rows, {name}: scoring / forward", ratio(times, "rows", "forward"), "x", MAX_SCORING_RATIO, at_most=True),
@@ -95,7 +95,7 @@ def _dialogues(rows: int, width: int, vocabulary: int) -> TensorDict:
     position = torch.arange(width)
     attention = position < length[:, None]
     tokens = torch.randint(1, vocabulary, (rows, width)).masked_fill(~attention, 0)
-    entries = {"tokens": tokens, "attention_mask": attention, "action_mask": attention & (position % 20 >= 10)}
+    entries = {"tokens": tokens, "attention_mask": attention, "agent_mask": attention & (position % 20 >= 10)}
     return TensorDict(entries, batch_size=[rows])
 
 
@@ -248,6 +248,6 @@ def _exact_rows() -> dict[str, Any]:
     )
     transform = KLDivergenceTransform("exact", policy=policy, reference=reference, chunk_size=CHUNK)
     rows = _dialogues(8, 128, VOCABULARY)
-    held = peak_bytes(lambda: transform(rows.copy())) / int(rows["action_mask"].sum())
+    held = peak_bytes(lambda: transform(rows.copy())) / int(rows["agent_mask"].sum())
     name = f"exact, V={VOCABULARY:,}, KLDivergenceTransform on rows: most bytes held a token of the agent"
     return row(name, held, "bytes", BYTES_PER_POSITION, at_most=True)

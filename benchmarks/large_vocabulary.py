@@ -75,7 +75,7 @@ def make_batch(case: Case, rows: int) -> TensorDictBase:
     return TensorDict(
         tokens=torch.where(real, torch.randint(case.vocabulary, shape, generator=g), 0),
         attention_mask=real,
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=torch.where(agent, torch.randn(shape, generator=g), 0.0),
         terminated=torch.rand(rows, 1, generator=g) < 0.5,
         batch_size=[rows],
@@ -119,7 +119,7 @@ def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
     for name in case.lighter:
         _check(forms[name], forms[f"{name}, naive"], batch)
     jobs = cleared_steps(model.lm, forms, batch)
-    decisions = int(batch["action_mask"][:, 1:].sum())
+    decisions = int(batch["agent_mask"][:, 1:].sum())
     slow = {name: jobs.pop(name) for name in list(jobs) if "naive" in name}
     times = interleaved(jobs | {"arithmetic": _arithmetic(case.vocabulary, decisions)}, repeats)
     naive_times = interleaved({"plain": jobs["plain"]} | slow, max(1, repeats // 3))
@@ -129,7 +129,7 @@ def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
     }
     forms |= policies
     batch = make_batch(case, case.rows_for_memory)
-    batch["token_log_prob"] = torch.where(batch["action_mask"], -math.log(case.vocabulary), 0.0)
+    batch["token_log_prob"] = torch.where(batch["agent_mask"], -math.log(case.vocabulary), 0.0)
     jobs = cleared_steps(model.lm, forms, policies["PPO"].estimate(batch))
     peaks = {name: peak_bytes(job, device()) / 2**20 for name, job in jobs.items()}
     label = f"V={case.vocabulary:,}"

@@ -27,7 +27,7 @@ class NaiveILQL(nn.Module):
         tokens, real = rows["tokens"], rows["attention_mask"]
         out = self.lm(input_ids=tokens, attention_mask=real.long(), output_hidden_states=True, use_cache=False)
         hidden, logits = out.hidden_states[-1], out.logits[:, :-1]  # [B, T, H], [B, T - 1, V]
-        decision, action = rows["action_mask"][:, 1:], tokens[:, 1:]
+        decision, action = rows["agent_mask"][:, 1:], tokens[:, 1:]
         n = decision.sum().clamp_min(1)
 
         v = self.v(hidden).squeeze(-1)  # [B, T]

@@ -13,6 +13,8 @@ from benchmarks.common import median, one_core, row, synchronized
 from benchmarks.stopwatch import Stopwatch
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.textworld.engine import require_textworld
+from torchrl_lang.envs.textworld.task import TextWorldTask
+from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import ValueHead, causal_lm, save_language_model
 from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner
 from torchrl_lang.modules.decoding.model_runner import CachedRunner
@@ -24,8 +26,6 @@ from torchrl_lang.recipes.online import OnlineRun, kl_transform
 from torchrl_lang.recipes.options import write_options
 from torchrl_lang.recipes.ppo import PPO, PPOLearner
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.recipes.tasks.textworld import TextWorldTask
-from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 WORDS, MAX_OUTSIDE = "100", 0.10
 OPTIONS: dict[str, int] = {}  # those of the preset

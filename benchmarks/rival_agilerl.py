@@ -179,7 +179,7 @@ def _check(loaded: dict[str, Any], batches: Sequence[TensorDictBase]) -> None:
     """Raise unless the worker has read as many tokens and decisions, and the same rewards."""
     ours: dict[str, list[float]] = {
         "tokens": [int(batch["attention_mask"].sum()) for batch in batches],
-        "decisions": [int(batch["action_mask"].sum()) for batch in batches],
+        "decisions": [int(batch["agent_mask"].sum()) for batch in batches],
         "rewards": [float(batch["token_reward"].sum()) for batch in batches],
     }
     for name, expected in ours.items():

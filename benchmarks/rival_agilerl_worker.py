@@ -67,7 +67,7 @@ class Rows(List_RL_Dataset):
 def data_point(row: dict[str, np.ndarray]) -> DataPoint:
     """What ``DataPoint.from_obs`` makes of the row's text: a state for each token of the agent, and the row's last."""
     tokens = row["tokens"][row["attention_mask"]]
-    actions = row["action_mask"][1:].nonzero()[0]  # the state of a token is where the one before it stands
+    actions = row["agent_mask"][1:].nonzero()[0]  # the state of a token is where the one before it stands
     terminal = int(row["terminated"][0])
     return DataPoint(
         raw_str="",

@@ -103,7 +103,7 @@ def _loss(
 def _transitions(rows: TensorDictBase) -> tuple[Tensor, Tensor, TensorDict]:
     """Places of the ``N`` states and of their successors in the flattened batch, and what else makes a transition."""
     tokens = rows["tokens"]
-    found = find_decisions(rows["attention_mask"], rows["action_mask"])
+    found = find_decisions(rows["attention_mask"], rows["agent_mask"])
     place = found.row * tokens.shape[1] + found.position
     state, next_state = place[found.state], place[found.state + 1]
     done = (found.last & rows["terminated"][found.row[found.state], 0]).unsqueeze(-1)

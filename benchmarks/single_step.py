@@ -52,7 +52,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.training import muon_adamw, train_steps, warmup_cosine
 
 WASTED = 4
@@ -165,7 +165,7 @@ def _log_prob(actor: Any, comparisons: Sequence[Comparison], which: str) -> Tens
     place = torch.arange(padded.shape[1])
     real = place < length[:, 1:]
     rows = TensorDict(
-        {TOKENS: padded, ATTENTION_MASK: real, ACTION_MASK: real & (place >= length[:, :1])}, [len(tokens)]
+        {TOKENS: padded, ATTENTION_MASK: real, AGENT_MASK: real & (place >= length[:, :1])}, [len(tokens)]
     )
     return row_log_prob(actor, rows).sum(-1)
 

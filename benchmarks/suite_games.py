@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import CharTokenizer, Episode, Turn, best_rows, row_buffer, row_returns, to_rows
+from torchrl_lang.data import best_rows, row_buffer, row_returns
 from torchrl_lang.envs import GymnasiumGame, TextArenaGame, TextGameEnv
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
@@ -35,6 +35,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import adamw, train_steps
 
 GAMES, STEPS, TEST_GAMES, SEEDS = 4000, 600, 500, 3

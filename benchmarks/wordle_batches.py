@@ -7,7 +7,7 @@ import tempfile
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import generate_dataset, row_buffer
-from torchrl_lang.recipes.tasks.wordle import WordleTask
+from torchrl_lang.envs.wordle.task import WordleTask
 
 VOCABULARY, PAD, MAX_LENGTH = 35, 29, 74
 

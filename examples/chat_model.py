@@ -16,7 +16,7 @@ from torchrl.collectors import Collector
 from torchrl.objectives import SoftUpdate
 from transformers import PreTrainedTokenizerFast
 
-from torchrl_lang.data import ChatTokenizer, EpisodeRows, RowFormat, row_buffer
+from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
@@ -32,6 +32,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
+from torchrl_lang.text import ChatTokenizer, RowFormat
 from torchrl_lang.training import adamw, muon_adamw, train_steps
 from torchrl_lang.transforms import KLConstrainedTransform, RowReference, frozen_copy
 

@@ -41,7 +41,7 @@ for iteration in range(61):
     rows = rows_from_rollout(play(policy), unfinished="truncate", carry=["token_log_prob"])
     rows = near(rows)  # token_reward is now R - coef * KL, the raw one stands in raw_reward
     near.update(rows)
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     to_go = returns_to_go(shift_left(rows["token_reward"]), decision_mask(agent), 1.0)
     advantage = torch.where(agent, to_go.roll(1, -1), 0)
     advantage = (advantage - advantage[agent].mean()) / advantage[agent].std()

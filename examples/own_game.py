@@ -2,8 +2,9 @@
 
 import random
 
-from torchrl_lang.data import CharTokenizer, from_row, rows_from_rollout
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv, check_language_env
+from torchrl_lang.text import CharTokenizer, from_row
 
 
 class Coins:

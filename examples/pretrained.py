@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from torchrl_lang.data import Episode, HFTokenizer, Turn, to_rows
 from torchrl_lang.modules import causal_lm, language_actor, load_causal_lm
 from torchrl_lang.objectives import BCLoss
+from torchrl_lang.text import Episode, HFTokenizer, Turn, to_rows
 
 # A name on the hub would do here: HFTokenizer("gpt2"), load_causal_lm("gpt2", tokenizer).
 words = {word: index for index, word in enumerate(["[UNK]", "is", "it", "red", "blue", "no", "yes", "?"])}

@@ -8,7 +8,7 @@ again, and their log-probabilities if it has them.
 import torch
 from torchrl.objectives.llm import GRPOLoss
 
-from torchrl_lang.data import CharTokenizer, Episode, Turn, row_buffer, rows_from_triples, to_rows
+from torchrl_lang.data import row_buffer, rows_from_triples
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import (
     RowTokenActor,
@@ -20,6 +20,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import adamw, train_steps
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy
 

@@ -29,9 +29,9 @@ from tempfile import TemporaryDirectory
 
 import optuna
 
+from torchrl_lang.envs.random_walks.task import RandomWalksData
 from torchrl_lang.recipes import datasets, ilql
 from torchrl_lang.recipes.ilql import ILQL
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksData
 
 PROCESSES = multiprocessing.get_context("forkserver")  # imports once, then forks for each run
 PROCESSES.set_forkserver_preload(["optuna", "torchrl_lang.recipes.ilql"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs.language_env import LanguageEnv, Reply
+from torchrl_lang.text import CharTokenizer
 
 REWARD = torch.tensor([0.0, 0.3, 0.6, 1.0])
 

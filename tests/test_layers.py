@@ -11,24 +11,32 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "torchrl_lang"
 LAYERS = {
-    "storage": -1,
+    "_files": -2,
+    "_checks": -1,
     "schema": 0,
     "functional": 0,
-    "data": 1,
-    "envs": 2,
-    "modules": 2,
-    "transforms": 3,
-    "objectives": 3,
-    "evaluation": 4,
-    "distillation": 5,
-    "training": 5,
-    "recipes": 6,
-    "__main__": 7,
+    "text": 1,
+    "data": 2,
+    "envs": 3,
+    "modules": 3,
+    "transforms": 4,
+    "objectives": 4,
+    "evaluation": 5,
+    "algorithm_distillation": 6,
+    "training": 6,
+    "recipes": 7,
+    "__main__": 8,
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
+RECIPES_OF_TASKS = ("folder", "prepare", "reward_options", "reward_recipe", "serve", "solve", "task")
+"""Files of a task's folder that rank with ``recipes``; ``recipes`` imports them lazily."""
+
+
 def layer_of(path):
+    if path.stem in RECIPES_OF_TASKS and path.relative_to(ROOT).parts[0] == "envs":
+        return "recipes"
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 

@@ -26,13 +26,15 @@ COVERED = [
     "torchrl_lang/transforms",
     "torchrl_lang/__init__.py",
     "torchrl_lang/data",
-    "torchrl_lang/distillation",
+    "torchrl_lang/text",
+    "torchrl_lang/_checks.py",
+    "torchrl_lang/algorithm_distillation",
     "torchrl_lang/envs",
     "torchrl_lang/evaluation",
     "torchrl_lang/functional",
     "torchrl_lang/modules",
     "torchrl_lang/schema.py",
-    "torchrl_lang/storage",
+    "torchrl_lang/_files",
     "torchrl_lang/training",
 ]
 """Files, and folders with the Python and Markdown files below them, relative to the repository."""

@@ -13,7 +13,7 @@ def rows(**edits):
     td = TensorDict(
         tokens=torch.tensor([[3, 7, 2, 8, 1, 0], [4, 8, 1, 0, 0, 0]]),
         attention_mask=torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]).bool(),
-        action_mask=torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]]).bool(),
+        agent_mask=torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]]).bool(),
         token_reward=torch.tensor([[0, 0, 0, 0, -1, 0], [0, 0, 0.5, 0, 0, 0]]),
         batch_size=[2],
     )
@@ -46,7 +46,7 @@ def test_a_missing_entry(key):
     [
         ("tokens", torch.float32, "torch.int64 or torch.int32"),
         ("attention_mask", torch.int64, "torch.bool"),
-        ("action_mask", torch.float32, "torch.bool"),
+        ("agent_mask", torch.float32, "torch.bool"),
         ("token_reward", torch.int64, "torch.float32"),
     ],
 )
@@ -58,8 +58,8 @@ def test_another_dtype(key, dtype, expected):
 
 def test_another_shape():
     td = rows()
-    with pytest.raises(ValueError, match=r"'action_mask' has shape \(2, 5\) but 'tokens' has \(2, 6\)"):
-        check_row(td.set("action_mask", td["action_mask"][:, :5]))
+    with pytest.raises(ValueError, match=r"'agent_mask' has shape \(2, 5\) but 'tokens' has \(2, 6\)"):
+        check_row(td.set("agent_mask", td["agent_mask"][:, :5]))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_another_shape():
     [
         ({"attention_mask": ((1, 4), True)}, "Row 1 has a real token right of padding at position 4"),
         ({"attention_mask": ((0, 0), False)}, "Row 0 has a real token right of padding at position 1"),
-        ({"action_mask": ((1, 3), True)}, "Row 1 has an agent's token on padding at position 3"),
+        ({"agent_mask": ((1, 3), True)}, "Row 1 has an agent's token on padding at position 3"),
         ({"token_reward": ((0, 1), 1.0)}, "Row 0 has a reward on a token that the agent did not write at position 1"),
         ({"token_reward": ((1, 5), -1.0)}, "Row 1 has a reward on a token that the agent did not write at position 5"),
         ({"token_reward": ((0, 0), float("nan"))}, "Row 0 has a reward on a token that the agent did not write"),
         ({"token_reward": ((0, 4), float("nan"))}, "Row 0 has a reward that is not finite at position 4"),
         ({"token_reward": ((1, 2), float("-inf"))}, "Row 1 has a reward that is not finite at position 2"),
-        ({"action_mask": ((1, 0), True)}, "Row 1 has an agent's token at position 0: a loss needs a token before it"),
+        ({"agent_mask": ((1, 0), True)}, "Row 1 has an agent's token at position 0: a loss needs a token before it"),
         ({"tokens": ((0, 3), 9)}, r"Row 0 has a token id out of range at position 3: ids lie in \[0, 9\)"),
         ({"tokens": ((1, 0), -1)}, "Row 1 has a token id out of range at position 0"),
     ],

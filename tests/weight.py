@@ -119,9 +119,11 @@ def one_importer(graph: dict[str, set[str]]) -> list[str]:
 
 
 def exported() -> set[str]:
-    """The names in the ``__all__`` of the packages; one that two of them hand on counts once."""
+    """The names in the ``__all__`` of the public packages; one that two of them hand on counts once."""
     names: set[str] = set()
     for path in sorted(PACKAGE.rglob("__init__.py")):
+        if path.parent.name.startswith("_"):
+            continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names.update(ast.literal_eval(node.value))

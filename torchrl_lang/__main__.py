@@ -33,11 +33,15 @@ def _recipe(module: str, options: str, task: str | None = None, *, run: str | No
     """A recipe whose options class is its module's, or a task's; a variant is ``run`` by another module."""
 
     def load() -> tuple[Any, Callable[[Any], Any]]:
-        recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
-        main = importlib.import_module(f"torchrl_lang.recipes.{run or module}").main
+        recipe = importlib.import_module(_full_name(module))
+        main = importlib.import_module(_full_name(run or module)).main
         return getattr(recipe if task is None else find_task(task), options), main
 
     return load
+
+
+def _full_name(module: str) -> str:
+    return f"torchrl_lang.{'' if module.startswith('envs.') else 'recipes.'}{module}"
 
 
 OF_TASKS: dict[str, Callable[[str], Load]] = {
@@ -66,22 +70,22 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "chai": _recipe("chai", "CHAI"),
             "utterance-ilql": _recipe("utterance_ilql", "UtteranceILQL"),
             "ppo": _recipe("ppo", "PPO"),
-            "ad": _recipe("distill.ad", "AD"),
-            "text-ad": _recipe("distill.text_ad", "TextAD"),
+            "ad": _recipe("algorithm_distillation.ad", "AD"),
+            "text-ad": _recipe("algorithm_distillation.text_ad", "TextAD"),
             "rejection": _recipe("rejection", "Rejection"),
         },
     ),
     "prepare": (
         "prepare what a task needs",
-        {"visual_dialogue": _recipe("prepare_visual_dialogue", "PrepareVisualDialogue")},
+        {"visual_dialogue": _recipe("envs.visual_dialogue.prepare", "PrepareVisualDialogue")},
     ),
     "play": ("play yourself, or watch a policy", {task: OF_TASKS["play"](task) for task in TASKS}),
     "rewards": (
         "compute the rewards of a dataset",
-        {"visual_dialogue": _recipe("visual_dialogue_rewards", "VisualDialogueRewards")},
+        {"visual_dialogue": _recipe("envs.visual_dialogue.reward_recipe", "VisualDialogueRewards")},
     ),
-    "serve": ("serve models over HTTP", {"visual_dialogue": _recipe("serve_visual_dialogue", "ServeVisualDialogue")}),
-    "solve": ("find the best possible play", {"wordle": _recipe("solve_wordle", "SolveWordle")}),
+    "serve": ("serve models over HTTP", {"visual_dialogue": _recipe("envs.visual_dialogue.serve", "ServeVisualDialogue")}),
+    "solve": ("find the best possible play", {"wordle": _recipe("envs.wordle.solve", "SolveWordle")}),
 }
 """Commands that take the name of a task or of an algorithm."""
 WHOLE: dict[str, tuple[str, Load]] = {
@@ -94,7 +98,7 @@ WHOLE: dict[str, tuple[str, Load]] = {
         _recipe("visual_dialogue_demo", "VisualDialogueDemo"),
     ),
     "reddit": ("the same on Reddit comments in a quarter of an hour", _recipe("reddit_demo", "RedditDemo")),
-    "distill": ("algorithm distillation: models that improve in their context", _recipe("distill", "Distill")),
+    "distill": ("algorithm distillation: models that improve in their context", _recipe("algorithm_distillation", "Distill")),
 }
 """Commands that take options alone."""
 RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")

@@ -8,7 +8,7 @@ key                 dtype, shape            meaning
 ==================  ======================  ====================================================================
 ``tokens``          int64 ``[*B, T]``       token ids, right-padded (int32 on disk)
 ``attention_mask``  bool ``[*B, T]``        True on real tokens
-``action_mask``     bool ``[*B, T]``        True on the agent's tokens, including its end-of-action token
+``agent_mask``     bool ``[*B, T]``        True on the agent's tokens, including its end-of-action token
 ``token_reward``    float32 ``[*B, T]``     reward for writing that token
 ``action``          int64 ``[*B, K]``       the agent's next utterance, right-padded
 ==================  ======================  ====================================================================
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 __all__ = [
     "ACTION",
     "ACTION_LOG_PROB",
-    "ACTION_MASK",
+    "AGENT_MASK",
     "ACTION_PARAMETERS",
     "ATTENTION_MASK",
     "BEHAVIOR_LOG_PROB",
@@ -79,7 +79,7 @@ __all__ = [
 
 TOKENS = "tokens"
 ATTENTION_MASK = "attention_mask"
-ACTION_MASK = "action_mask"
+AGENT_MASK = "agent_mask"
 TOKEN_REWARD = "token_reward"
 ACTION = "action"
 ACTION_LOG_PROB = "action_log_prob"
@@ -137,13 +137,13 @@ PREDICTED_OBSERVATION = "predicted_observation"
 PREDICTED_LOG_PROB = "predicted_log_prob"
 """float ``[*B]``: its prediction of the log-probability of the action under the policy that took it."""
 
-ROW_KEYS = (TOKENS, ATTENTION_MASK, ACTION_MASK, TOKEN_REWARD)
+ROW_KEYS = (TOKENS, ATTENTION_MASK, AGENT_MASK, TOKEN_REWARD)
 """The entries of a row, in the order of function arguments and files."""
 
 _ROW_DTYPES = {
     TOKENS: (torch.int64, torch.int32),
     ATTENTION_MASK: (torch.bool,),
-    ACTION_MASK: (torch.bool,),
+    AGENT_MASK: (torch.bool,),
     TOKEN_REWARD: (torch.float32,),
     TERMINATED: (torch.bool,),
     TRUNCATED: (torch.bool,),
@@ -159,7 +159,7 @@ class ControlTokens:
     action), ``end_of_dialogue`` a row whose task has terminated, and ``pad`` fills the rest. ``tokenizer.control`` sets
     ``vocab_size`` to the number of the tokenizer's ids, because a model may have more embeddings.
 
-    Rows of a chat template (:class:`~torchrl_lang.data.ChatTokenizer`) have only ``pad`` and ``end_of_action``: the
+    Rows of a chat template (:class:`~torchrl_lang.text.ChatTokenizer`) have only ``pad`` and ``end_of_action``: the
     template's strings take the place of the other four, which are -1.
 
     Args:
@@ -238,16 +238,16 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
         >>> row = TensorDict(
         ...     tokens=torch.tensor([[7, 3, 9, 0]]),
         ...     attention_mask=torch.tensor([[True, True, True, False]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
         ...     batch_size=[1],
         ... )
         >>> check_row(row, vocab_size=10)
-        >>> row["action_mask"][0, 3] = True
+        >>> row["agent_mask"][0, 3] = True
         >>> check_row(row)
         Traceback (most recent call last):
             ...
-        ValueError: Row 0 has an agent's token on padding at position 3: action_mask must lie within attention_mask.
+        ValueError: Row 0 has an agent's token on padding at position 3: agent_mask must lie within attention_mask.
     """
     entries = {key: entry(tensordict, key) for key in ROW_KEYS}
     shape = entries[TOKENS].shape
@@ -306,7 +306,7 @@ def check_prefix(prefix: Tensor, mask: Tensor | None, batch: torch.Size) -> None
 def check_values(
     tokens: Tensor,
     attention_mask: Tensor,
-    action_mask: Tensor,
+    agent_mask: Tensor,
     token_reward: Tensor | None = None,
     *,
     vocab_size: int | None = None,
@@ -320,7 +320,7 @@ def check_values(
     Args:
         tokens: int ``[*B, T]``.
         attention_mask: bool ``[*B, T]``.
-        action_mask: bool ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
         token_reward: float ``[*B, T]``; None to check no rewards.
         vocab_size: upper limit of the ids of real tokens, exclusive; None for no limit.
         counted: bool ``[*B]``, the rows to check; None for all.
@@ -329,7 +329,7 @@ def check_values(
         The tokens, see :func:`refuse`.
     """
     shape = (-1, tokens.shape[-1])
-    attention, action, number = (x.reshape(shape) for x in (attention_mask, action_mask, tokens))
+    attention, action, number = (x.reshape(shape) for x in (attention_mask, agent_mask, tokens))
     out_of_range = number < 0 if vocab_size is None else (number < 0) | (number >= vocab_size)
     limits = "ids are at least 0" if vocab_size is None else f"ids lie in [0, {vocab_size})"
     right_padded = "rows are padded on the right and have no holes: move real tokens to the left"
@@ -338,7 +338,7 @@ def check_values(
         (right_of_padding, f"a real token right of padding at position {{position}}: {right_padded}"),
         (
             action & ~attention,
-            "an agent's token on padding at position {position}: action_mask must lie within attention_mask",
+            "an agent's token on padding at position {position}: agent_mask must lie within attention_mask",
         ),
         (
             action[:, :1],

@@ -15,11 +15,11 @@ from benchmarks.agilerl_findings import FINDINGS
 from benchmarks.agilerl_terms import CASES, MAX_DIFFERENCE, PADDED, SIZES, WORKER, difference, make_batches, our_terms
 from benchmarks.rival_agilerl import FOLDER, AgileRL, install, installed
 from tests.agilerl_agents import make_agent
+from torchrl_lang._files import FileError
 from torchrl_lang.modules import read_agilerl
 from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.schema import check_row
-from torchrl_lang.storage import FileError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No target network updater:UserWarning"),
@@ -43,7 +43,7 @@ def test_the_batches_are_finished_games_and_two_kinds_of_unfinished_ones(batches
     assert not unlike["terminated"].any()
     assert (alike["attention_mask"].sum(-1) == 24).all()
     assert len(set(unlike["attention_mask"].sum(-1).tolist())) == len(unlike)
-    assert (unlike["token_reward"][~unlike["action_mask"]] == 0).all()
+    assert (unlike["token_reward"][~unlike["agent_mask"]] == 0).all()
 
 
 def test_every_option_of_the_loss_is_tried() -> None:

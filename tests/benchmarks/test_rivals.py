@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
     pytest.mark.filterwarnings("ignore:No target network updater:UserWarning"),
 ]
-KEYS = ["action_mask", "attention_mask", "terminated", "token_reward", "tokens"]
+KEYS = ["agent_mask", "attention_mask", "terminated", "token_reward", "tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def rows() -> TensorDict:
     return TensorDict(
         tokens=torch.where(real, torch.randint(1, 9, (3, 12), generator=g), 0),
         attention_mask=real,
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=torch.where(agent, torch.randn(3, 12, generator=g), 0.0),
         terminated=torch.tensor([[True], [False], [True]]),
         batch_size=[3],

@@ -12,8 +12,9 @@ from typing import Any
 
 from tests.campaigns import commands, snapshots
 from tests.campaigns.snapshots import Remembered, Snapshot
-from torchrl_lang.data import HFTokenizer, dataset_from_jsonl
+from torchrl_lang.data import dataset_from_jsonl
 from torchrl_lang.modules import causal_lm
+from torchrl_lang.text import HFTokenizer
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl_reader import Bad, Stated, read_line
 from tests.campaigns.mutators.json_fields import HUGE, NAMES, WORDS, is_number, other_type, places, shown
 from tests.campaigns.report import Outcome
-from torchrl_lang.data import CharTokenizer, HFTokenizer, Tokenizer, dataset_from_jsonl
+from torchrl_lang.data import dataset_from_jsonl
+from torchrl_lang.text import CharTokenizer, HFTokenizer, Tokenizer
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ?<>/|"
 ROW_LENGTH = 256
@@ -200,7 +201,7 @@ def _compare(rows: Any, tokenizer: Tokenizer, stated: list[Stated]) -> tuple[str
     if len(rows) != len(stated):
         return "silent acceptance", f"{len(rows)} rows of {len(stated)} dialogues"
     for row, dialogue in zip(rows, stated, strict=True):
-        attention, mine = row["attention_mask"].numpy(), row["action_mask"].numpy()
+        attention, mine = row["attention_mask"].numpy(), row["agent_mask"].numpy()
         text = tokenizer.decode(row["tokens"][row["attention_mask"]].tolist())
         reward = row["token_reward"].numpy()
         found = [bool(row["terminated"]), bool(row["truncated"])]

@@ -23,27 +23,26 @@ from tests.campaigns.jsonl import ALPHABET, tokenizers
 from tests.campaigns.report import Outcome
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.envs.reddit.csv_writer import POSITIVE, write_folder
-from torchrl_lang.data import (
+from torchrl_lang.data import dataset_from_jsonl, dataset_from_records
+from torchrl_lang.envs import EnvGame, PromptEnv, TextGameEnv
+from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.envs.reddit import CommentRows
+from torchrl_lang.envs.reddit.folder import WORDS, CommentFolder
+from torchrl_lang.envs.reddit.reward_options import RedditReward
+from torchrl_lang.envs.reddit.task import RedditTask
+from torchrl_lang.envs.visual_dialogue.folder import measured_tokens, texts_of
+from torchrl_lang.text import (
     CharTokenizer,
     ChatTokenizer,
     Episode,
     RowFormat,
     Tokenizer,
     Turn,
-    dataset_from_jsonl,
-    dataset_from_records,
     from_row,
     to_row,
     transformers_tokenizer,
     word_tokenizer,
 )
-from torchrl_lang.envs import EnvGame, PromptEnv, TextGameEnv
-from torchrl_lang.envs import visual_dialogue as vd
-from torchrl_lang.envs.reddit import CommentRows
-from torchrl_lang.recipes.reddit_folder import WORDS, CommentFolder
-from torchrl_lang.recipes.reddit_rewards import RedditReward
-from torchrl_lang.recipes.tasks.reddit import RedditTask
-from torchrl_lang.recipes.visual_dialogue_folder import measured_tokens, texts_of
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 MARKS = [chr(code) for code in range(0x300, 0x370)] + ["\u1161", "\u11a8", "\u093c", "\U0001d165", "\u0345"]

@@ -5,9 +5,9 @@ import string
 import pytest
 import torch
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs.language_env import LanguageEnv, Reply
 from torchrl_lang.functional import random_index
+from torchrl_lang.text import CharTokenizer
 
 
 class Talk(LanguageEnv):

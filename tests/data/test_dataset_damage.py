@@ -14,9 +14,10 @@ import torch
 from tensordict import TensorDict
 
 from tests.kills import kills
-from torchrl_lang.data import CharTokenizer, DatasetWriter, Episode, Turn, datasets, load_dataset, to_rows
-from torchrl_lang.storage import FileError
-from torchrl_lang.storage.manifests import json_digest
+from torchrl_lang._files import FileError
+from torchrl_lang._files.manifests import json_digest
+from torchrl_lang.data import DatasetWriter, datasets, load_dataset
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 WORDS = CharTokenizer.from_alphabet("abc")
 EPISODES = [
@@ -138,9 +139,9 @@ def poke(folder, key, place, value):
         ("token_reward", (0, 3), 2.0, 'as "mean_return", the rows have'),
         ("attention_mask", (0, 11), 1, "real token right of padding"),
         ("attention_mask", (0, 0), 255, "attention_mask.memmap holds bytes other than 0 and 1"),
-        ("action_mask", (0, 1), 2, "action_mask.memmap holds bytes other than 0 and 1"),
-        ("action_mask", (0, 0), 1, "an agent's token at position 0"),
-        ("action_mask", (0, 2), 0, 'as "decisions", the rows have'),
+        ("agent_mask", (0, 1), 2, "agent_mask.memmap holds bytes other than 0 and 1"),
+        ("agent_mask", (0, 0), 1, "an agent's token at position 0"),
+        ("agent_mask", (0, 2), 0, 'as "decisions", the rows have'),
         ("terminated", (0, 0), 128, "terminated.memmap holds bytes other than 0 and 1"),
         ("terminated", (0, 0), 0, 'as "terminated", the rows have 1'),
         ("truncated", (0, 0), 1, 'as "truncated", the rows have 2'),

@@ -10,15 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from tests.processes import run
-from torchrl_lang.data import (
-    CharTokenizer,
-    DatasetWriter,
-    Episode,
-    Turn,
-    load_dataset,
-    to_rows,
-    write_dataset,
-)
+from torchrl_lang.data import DatasetWriter, load_dataset, write_dataset
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 WORDS = CharTokenizer.from_alphabet("abc")
 EPISODES = [
@@ -28,7 +21,8 @@ EPISODES = [
 ]
 KILLED = """
 import os, signal, sys
-from torchrl_lang.data import CharTokenizer, DatasetWriter, Episode, Turn, to_rows
+from torchrl_lang.data import DatasetWriter
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 words = CharTokenizer.from_alphabet("abc")
 writer = DatasetWriter(sys.argv[1], words, 12).__enter__()
 writer.extend(to_rows([Episode([Turn("ab", 1.0)], terminated=True)], words, 12))

@@ -82,7 +82,7 @@ def test_a_figure_a_turn_goes_to_all_its_tokens(talk):
     for steps in batches(env, 3, 8):
         rows = rows_of(steps)
         for row in rows:
-            agent = row["action_mask"]
+            agent = row["agent_mask"]
             begins = agent & ~agent.roll(1)
             place = torch.arange(40)
             for p in place[agent].tolist():  # each token was said in the turn that began at or before it
@@ -129,7 +129,7 @@ def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
         done = steps["next", "done"].squeeze(-1)
         assert len(rows) == int(done.sum()) + (unfinished == "truncate") * int((~done[:, -1]).sum())
         assert int(rows["truncated"].sum()) == len(rows) - int(done.sum())
-        assert torch.equal(rows["figure"], torch.where(rows["action_mask"], place, 0.0))
+        assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
     collector.shutdown()
 
 
@@ -181,7 +181,7 @@ def test_episodes_of_several_workers_are_told_apart(kind):
     assert len(rows) >= 15
     assert rows["terminated"].all()
     place = torch.arange(rows["tokens"].shape[-1]) + 0.5
-    assert torch.equal(rows["figure"], torch.where(rows["action_mask"], place, 0.0))
+    assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
 
 
 # -- components of TorchRL before the conversion -----------------------------------------------------------------------

@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDict
 
 from tests.data.test_dataset_damage import EPISODES, WORDS, edit
-from torchrl_lang.data import DatasetWriter, load_dataset, row_buffer, to_rows, write_dataset
-from torchrl_lang.storage import FileError
+from torchrl_lang._files import FileError
+from torchrl_lang.data import DatasetWriter, load_dataset, row_buffer, write_dataset
+from torchrl_lang.text import to_rows
 
 KEPT = ["kind", "train_mask", "scores"]
 
@@ -19,7 +20,7 @@ KEPT = ["kind", "train_mask", "scores"]
 def rows():
     rows = to_rows(EPISODES, WORDS, 12)
     rows["kind"] = torch.tensor([0, 2, 1])
-    rows["train_mask"] = rows["action_mask"].logical_not()
+    rows["train_mask"] = rows["agent_mask"].logical_not()
     rows["scores"] = torch.arange(12.0).view(3, 2, 2)
     rows["dropped"] = torch.ones(3, 1)
     return rows
@@ -52,7 +53,7 @@ def test_datasets_without_them_are_written_as_before(tmp_path, rows):
     assert set(manifest["entries"]) == {
         "tokens",
         "attention_mask",
-        "action_mask",
+        "agent_mask",
         "token_reward",
         "terminated",
         "truncated",

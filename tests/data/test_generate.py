@@ -6,8 +6,9 @@ import pytest
 import torch
 from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
 
-from torchrl_lang.data import from_row, generate_dataset, rows_from_rollout
+from torchrl_lang.data import generate_dataset, rows_from_rollout
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.text import from_row
 from torchrl_lang.transforms import KLConstrainedTransform, frozen_copy
 
 EPISODES = 50

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.data import Episode, Turn, dataset_from_jsonl, load_dataset, parse_dialogue, read_jsonl
-from torchrl_lang.storage import FileError
+from torchrl_lang._files import FileError
+from torchrl_lang.data import dataset_from_jsonl, load_dataset, parse_dialogue, read_jsonl
+from torchrl_lang.text import Episode, Turn
 
 GOOD = [
     {"turns": [{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo", "reward": 1}]},
@@ -142,7 +143,7 @@ def test_control_tokens_in_a_dialogue_are_text(tmp_path, letters):
     evil = {"turns": [{"role": "user", "text": "a</s>b</a>"}, {"role": "assistant", "text": "</a>", "reward": 1}]}
     dataset = dataset_from_jsonl(write(tmp_path / "d.jsonl", evil), tmp_path / "data", letters, 32)
     assert dataset.episode(0) == Episode([Turn("a</s>b</a>"), Turn("</a>", 1.0)], terminated=True)
-    assert int(dataset[0]["action_mask"].sum()) == 5
+    assert int(dataset[0]["agent_mask"].sum()) == 5
 
 
 @pytest.mark.parametrize(

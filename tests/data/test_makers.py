@@ -10,10 +10,10 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardScaling
 
 from tests.processes import spawned
+from torchrl_lang._files import folders
 from torchrl_lang.data import FreshGames, GameMaker, PolicyGames, generate_in_parts, load_dataset, play_to_end
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, demo_words
-from torchrl_lang.storage import folders
 
 WORDS = demo_words(30)
 

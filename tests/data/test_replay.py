@@ -7,19 +7,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import (
-    CharTokenizer,
-    DatasetWriter,
-    Episode,
-    TrimRows,
-    Turn,
-    load_dataset,
-    row_buffer,
-    to_rows,
-    write_dataset,
-)
+from torchrl_lang.data import DatasetWriter, TrimRows, load_dataset, row_buffer, write_dataset
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.schema import ROW_KEYS, check_row
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 WORDS = CharTokenizer.from_alphabet("abc")
 
@@ -178,7 +169,7 @@ def test_malformed_rows_do_not_enter(letters):
     rows = to_rows([Episode([Turn("hi"), Turn("yo", 1.0)], True)] * 3, letters, 12)
     for key, value, message in (
         ("attention_mask", rows["attention_mask"].flip(-1), "a real token right of padding"),
-        ("token_reward", torch.where(rows["action_mask"], torch.nan, 0.0), "a reward that is not finite"),
+        ("token_reward", torch.where(rows["agent_mask"], torch.nan, 0.0), "a reward that is not finite"),
         ("tokens", rows["tokens"] - 40, "a token id out of range"),
     ):
         with pytest.raises(ValueError, match=message):

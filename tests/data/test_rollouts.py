@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchrl_lang.data import from_row, rows_from_rollout
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.data.rollouts import episode_numbers
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.text import from_row
 
 
 def act(td):
@@ -84,7 +85,7 @@ def test_a_rollout_of_something_else_is_named(talk):
 @pytest.mark.parametrize("key", ["reward", "token_reward"])
 def test_a_reward_that_is_not_finite_is_refused(talk, key):
     rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, act, break_when_any_done=False)
-    agent = rollout["next", "action_mask"]
+    agent = rollout["next", "agent_mask"]
     rollout["next", key] = torch.where(agent.any(-1, keepdim=True) if key == "reward" else agent, torch.inf, 0.0)
     with pytest.raises(ValueError, match="a reward that is not finite"):
         rows_from_rollout(rollout, unfinished="drop")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchrl_lang.data import CharTokenizer, Turn, from_samples, to_rows
+from torchrl_lang.data import from_samples
+from torchrl_lang.text import CharTokenizer, Turn, to_rows
 
 TOKENIZER = CharTokenizer.from_alphabet("abc")
 

@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from torchrl_lang.data import (
-    BestRows,
-    CharTokenizer,
-    Episode,
-    Turn,
-    best_rows,
-    row_returns,
-    to_rows,
-    write_dataset,
-)
+from torchrl_lang.data import BestRows, best_rows, row_returns, write_dataset
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import Checkpointer
 
 WORDS = CharTokenizer.from_alphabet("abcdef")
@@ -62,7 +54,7 @@ def test_every_token_of_a_turn_has_the_turn_s_discount():
     row = TensorDict(
         tokens=torch.zeros(1, 7, dtype=torch.int64),
         attention_mask=agent | True,
-        action_mask=agent,
+        agent_mask=agent,
         shaped=reward,
         batch_size=[1],
     )
@@ -74,7 +66,7 @@ def test_turns_without_an_answer_are_told_apart_by_their_end():
     row = TensorDict(
         tokens=torch.tensor([[0, 7, 9, 7, 9]]),
         attention_mask=agent | True,
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=torch.tensor([[0.0, 0.0, 2.0, 0.0, 4.0]]),
         batch_size=[1],
     )
@@ -161,7 +153,7 @@ def test_order_changes_nothing_but_ties_and_padding_nothing(pairs, n, grouped, r
     wide = wide.apply(lambda x: torch.nn.functional.pad(x, (0, 9))).update(rows.select("group", "number"))
     assert numbers(best_rows(wide, n, per=per)) == numbers(best)
     garbage = rows.clone()
-    garbage["token_reward"] = torch.where(rows["action_mask"], rows["token_reward"], 77.0)
+    garbage["token_reward"] = torch.where(rows["agent_mask"], rows["token_reward"], 77.0)
     assert numbers(best_rows(garbage, n, per=per)) == numbers(best)
 
 

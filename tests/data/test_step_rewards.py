@@ -94,7 +94,7 @@ def test_each_turn_earns_what_its_step_did(name, talk):
     assert not torch.equal(rows["token_reward"], own["token_reward"])
     assert torch.equal(own["token_reward"], rollout["next", "token_reward"][rollout["next", "done"].squeeze(-1)])
     # Only the last token of a turn is paid.
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     last = agent & ~torch.cat([agent[:, 1:], torch.zeros_like(agent[:, :1])], 1)
     assert not rows["token_reward"][~last].any()
 
@@ -152,7 +152,7 @@ def test_rounding_of_turns_whose_tokens_are_paid_singly_changes_nothing():
     reward = torch.tensor([[[0.0, 0.1, 0.2, 0.7, 0.05, 0.0]]])
     agent = reward > 0
     end = torch.ones(1, 1, 1, dtype=torch.bool)
-    step = TensorDict(tokens=torch.arange(6).view(1, 1, 6), attention_mask=attention | True, action_mask=agent,
+    step = TensorDict(tokens=torch.arange(6).view(1, 1, 6), attention_mask=attention | True, agent_mask=agent,
                       token_reward=reward, done=end, terminated=end)  # fmt: skip
     for total, expected in ((1.05, 0.05), (1.05 + 1e-6, 0.05), (2.05, 1.05)):
         step["reward"] = torch.tensor([[[total]]])
@@ -163,14 +163,14 @@ def test_rounding_of_turns_whose_tokens_are_paid_singly_changes_nothing():
         assert rows["token_reward"][0, 4] == pytest.approx(expected, abs=1e-6)
 
 
-def hand_made(action_mask, reward):
+def hand_made(agent_mask, reward):
     """One episode of two turns, ``0 | 1 2 | 3 4``, and the rewards of its steps."""
     lengths = torch.tensor([1, 3, 5])
     real = torch.arange(5) < lengths[:, None]
-    agent = torch.tensor(action_mask, dtype=torch.bool) & real
+    agent = torch.tensor(agent_mask, dtype=torch.bool) & real
     done = torch.tensor([[[False], [True]]])
     step = TensorDict(tokens=torch.arange(5).expand(1, 2, 5), attention_mask=real[None, 1:],
-                      action_mask=agent[None, 1:], token_reward=torch.zeros(1, 2, 5),
+                      agent_mask=agent[None, 1:], token_reward=torch.zeros(1, 2, 5),
                       reward=torch.tensor(reward).view(1, 2, 1), done=done, terminated=done)  # fmt: skip
     return TensorDict({"attention_mask": real[None, :-1], "next": step}, batch_size=[1, 2])
 

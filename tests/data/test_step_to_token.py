@@ -22,12 +22,12 @@ def test_each_figure_stands_where_its_token_does(talk):
     rows = rows_from_rollout(rollout, unfinished="drop", carry=["figure"])
     place = torch.arange(40).float() + 0.5
     assert len(rows) > 3
-    assert rows["action_mask"].sum() > 20
-    assert torch.equal(rows["figure"], torch.where(rows["action_mask"], place, 0.0))
+    assert rows["agent_mask"].sum() > 20
+    assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
     without = rows_from_rollout(rollout, unfinished="drop")
     assert torch.equal(rows.exclude("figure").to_tensordict()["tokens"], without["tokens"])
     truncated = rows_from_rollout(rollout, unfinished="truncate", carry=["figure"])
-    assert torch.equal(truncated["figure"], torch.where(truncated["action_mask"], place, 0.0))
+    assert torch.equal(truncated["figure"], torch.where(truncated["agent_mask"], place, 0.0))
     assert len(truncated) >= len(rows)
 
 
@@ -37,7 +37,7 @@ def test_by_hand():
     after = torch.tensor([[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]]).bool()
     agent = torch.tensor([[[0, 1, 1, 0, 0], [0, 1, 1, 0, 1], [0, 1, 0, 0, 0]]]).bool()
     done = torch.tensor([[[False], [True], [False]]])
-    step = TensorDict(tokens=torch.arange(15).view(1, 3, 5), attention_mask=after, action_mask=agent,
+    step = TensorDict(tokens=torch.arange(15).view(1, 3, 5), attention_mask=after, agent_mask=agent,
                       token_reward=torch.zeros(1, 3, 5), reward=torch.zeros(1, 3, 1), done=done,
                       terminated=done)  # fmt: skip
     said = torch.tensor([[[-1.0, -2.0], [-3.0, 9.0], [-4.0, 9.0]]])
@@ -57,7 +57,7 @@ def test_one_figure_a_step(talk):
         return td.set("action", (place % 4).unsqueeze(-1)).set("figure", place.float() + 0.5)
 
     rows = rows_from_rollout(env.rollout(12, policy, break_when_any_done=False), unfinished="drop", carry=["figure"])
-    assert torch.equal(rows["figure"], torch.where(rows["action_mask"], torch.arange(40) + 0.5, 0.0))
+    assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], torch.arange(40) + 0.5, 0.0))
 
 
 def test_what_is_not_there_raises(talk):

@@ -7,20 +7,11 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
-from torchrl_lang.data import (
-    CharTokenizer,
-    ChatTokenizer,
-    Episode,
-    RowFormat,
-    Turn,
-    from_row,
-    rows_from_rollout,
-    rows_from_triples,
-    to_rows,
-)
+from torchrl_lang.data import rows_from_rollout, rows_from_triples
 from torchrl_lang.envs import PromptEnv
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import StopStrings, UtteranceActor, causal_lm, language_actor, row_log_prob
+from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row, to_rows
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 CONTROL = LETTERS.control
@@ -59,7 +50,7 @@ def test_a_row_written_out(query, response):
     begin, end_of_state, end_of_dialogue = CONTROL.begin_state, CONTROL.end_of_state, CONTROL.end_of_dialogue
     assert row["tokens"].tolist() == [begin, 0, 1, end_of_state, 2, 3, END, end_of_dialogue, PAD, PAD]
     assert row["attention_mask"].tolist() == [True] * 8 + [False] * 2
-    assert row["action_mask"].tolist() == [False] * 4 + [True] * 3 + [False] * 3
+    assert row["agent_mask"].tolist() == [False] * 4 + [True] * 3 + [False] * 3
     assert row["token_reward"].tolist() == [0.0] * 6 + [0.5] + [0.0] * 3
     assert (row["terminated"].tolist(), row["truncated"].tolist()) == ([True], [False])
     assert {key: str(row[key].dtype) for key in ("tokens", "token_reward", "group")} == {
@@ -70,7 +61,7 @@ def test_a_row_written_out(query, response):
 
 
 def assert_equal_rows(triples, rows):
-    for key in ("tokens", "attention_mask", "action_mask", "token_reward", "terminated", "truncated", "token_log_prob"):
+    for key in ("tokens", "attention_mask", "agent_mask", "token_reward", "terminated", "truncated", "token_log_prob"):
         assert torch.equal(triples[key], rows[key]), key
 
 
@@ -125,7 +116,7 @@ def test_sampled_ids_are_not_encoded_again():
     assert tokenizer.encode(tokenizer.decode([0, 1])) == [2]
     rows = rows_from_triples([[0, 1]], [[0, 1, 0, end]], [1.0], tokenizer, 12)
     assert rows["tokens"][0, :8].tolist()[1:3] == [0, 1]
-    assert rows["tokens"][rows["action_mask"]].tolist() == [0, 1, 0, end]
+    assert rows["tokens"][rows["agent_mask"]].tolist() == [0, 1, 0, end]
 
 
 def test_random_triples_return_from_their_rows():
@@ -139,7 +130,7 @@ def test_random_triples_return_from_their_rows():
     queries, responses, rewards, log_probs = map(list, zip(*triples, strict=True))
     rows = rows_from_triples(queries, responses, rewards, LETTERS, T, log_probs=log_probs)
     for row, query, response, reward, log_prob in zip(rows, queries, responses, rewards, log_probs, strict=True):
-        agent = row["action_mask"]
+        agent = row["agent_mask"]
         assert row["tokens"][agent].tolist() == response
         np.testing.assert_allclose(row["token_reward"][agent], reward, rtol=1e-6)
         np.testing.assert_allclose(row["token_log_prob"][agent], log_prob, rtol=1e-6)
@@ -156,7 +147,7 @@ def test_the_prompts_of_to_rows_are_those_of_the_triples():
     prompts = to_rows([Episode([Turn(query)] if query else [], terminated=False) for query in PROMPTS], LETTERS, T)
     rows = rows_from_triples(PROMPTS, ["abc"] * 4, [0.0] * 4, LETTERS, T)
     for prompt, row in zip(prompts, rows, strict=True):
-        before = int(row["action_mask"].int().argmax())
+        before = int(row["agent_mask"].int().argmax())
         assert int(prompt["attention_mask"].sum()) == before
         assert torch.equal(prompt["tokens"][:before], row["tokens"][:before])
 
@@ -237,11 +228,11 @@ def test_bad_triples(changed, reason):
 def test_rewards_of_any_kind(rewards):
     rows = rows_from_triples(["a", "b"], [[1, END], [2, END]], rewards, LETTERS, 10)
     assert rows["token_reward"].dtype == torch.float32
-    assert rows["token_reward"][rows["action_mask"]].tolist() == [0.0, 1.0, 0.0, 2.0]
+    assert rows["token_reward"][rows["agent_mask"]].tolist() == [0.0, 1.0, 0.0, 2.0]
 
 
 def test_values_on_padding_are_not_read():
     rows = rows_from_triples(
         ["a"], [[1, END, PAD]], [[0.0, 1.0, 0.0]], LETTERS, 10, log_probs=torch.tensor([[-1.0, -2.0, NAN]])
     )
-    assert rows["token_log_prob"][rows["action_mask"]].tolist() == [-1.0, -2.0]
+    assert rows["token_log_prob"][rows["agent_mask"]].tolist() == [-1.0, -2.0]

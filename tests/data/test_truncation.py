@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchrl_lang.data import Episode, Turn, to_row
 from torchrl_lang.functional import decision_mask, find_decisions
+from torchrl_lang.text import Episode, Turn, to_row
 
 GAME = Episode(
     [
@@ -27,14 +27,14 @@ DECISIONS = [*range(6), *range(12, 28), *range(34, 40), *range(46, 52)]
 
 
 def states(row):
-    found = find_decisions(row["attention_mask"][None], row["action_mask"][None])
+    found = find_decisions(row["attention_mask"][None], row["agent_mask"][None])
     return found.position.tolist()
 
 
 def test_a_whole_game(wordle_symbols):
     row = to_row(GAME, wordle_symbols, 74)
     assert int(row["attention_mask"].sum()) == 60
-    assert decision_mask(row["action_mask"]).nonzero().flatten().tolist() == DECISIONS
+    assert decision_mask(row["agent_mask"]).nonzero().flatten().tolist() == DECISIONS
     assert states(row) == [*DECISIONS, 59]
     # The reward of the decision at p sits on the token at p + 1.
     assert (row["token_reward"].nonzero().flatten() - 1).tolist() == [5, 14, 21, 27, 39, 51]
@@ -52,7 +52,7 @@ def test_the_head_of_a_game(wordle_symbols, width, n_states, n_actions, total):
     with pytest.warns(UserWarning, match="1 of 1 episodes"):
         row = to_row(GAME, wordle_symbols, width, on_overflow="truncate")
     assert states(row) == [state for state in [*DECISIONS, 59] if state < width][:n_states]
-    assert int(row["action_mask"].sum()) == n_actions == n_states - 1
+    assert int(row["agent_mask"].sum()) == n_actions == n_states - 1
     assert row["token_reward"].sum() == total
     assert not row["terminated"].any()
     assert row["truncated"].all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data.chat_tokenizer import encode_action
+from torchrl_lang.text.chat_tokenizer import encode_action
 
 
 def action(env, *texts):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGameEnv, check_language_env
 from torchrl_lang.schema import ROW_KEYS, check_row
+from torchrl_lang.text import CharTokenizer
 
 
 class Scripted:
@@ -100,7 +100,7 @@ def test_an_opening_that_is_too_long_is_cut_so_that_one_turn_fits(length):
     assert int(td["attention_mask"].sum()) == 2 + min(length, 14)
     td = step(env, "ab")
     assert td["truncated"].all()
-    assert int(td["action_mask"].sum()) == 3
+    assert int(td["agent_mask"].sum()) == 3
 
 
 def test_a_cut_opening_truncates_even_where_the_game_ends():

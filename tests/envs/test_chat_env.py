@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
-from torchrl_lang.data import ChatTokenizer, Episode, RowFormat, Turn, from_row, rows_from_rollout, to_row
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv, TokenEnv, ToolText, check_language_env, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row
 
 from .helpers import say_after
 
@@ -62,7 +63,7 @@ def test_rows_are_what_the_template_writes(name):
         row_format.render(chat("  spaces \n\n", "no", heard[1])),
     ]
     assert td["reward"].flatten().tolist() == [4.0, 2.0]
-    assert [int(mask.sum()) for mask in td["action_mask"]] == [
+    assert [int(mask.sum()) for mask in td["agent_mask"]] == [
         len(env.tokenizer.encode_action(text)) + 1 for text in ("red?", "no")
     ]
 
@@ -76,7 +77,7 @@ def test_an_utterance_without_end_gets_one():
     td = env.reset(game_seed=torch.tensor([2]))
     long = env.tokenizer.encode("abc def 1")[:3]
     td = env.step(td.set("action", torch.tensor([long])))["next"]
-    mask = td["action_mask"][0]
+    mask = td["agent_mask"][0]
     last = int(mask.nonzero()[-1])
     assert mask.sum() == 3
     assert td["tokens"][0, last + 1] == env.tokenizer.control.end_of_action
@@ -148,7 +149,7 @@ def test_rows_are_continued():
     ("damage", "reason"),
     [
         (lambda row, end: row["attention_mask"][0, end - 2 :].fill_(False), "generation prompt"),
-        (lambda row, end: row["action_mask"][0, end - 1 :].fill_(True), "utterances without end|on padding"),
+        (lambda row, end: row["agent_mask"][0, end - 1 :].fill_(True), "utterances without end|on padding"),
     ],
 )
 def test_rows_that_cannot_be_continued(damage, reason):

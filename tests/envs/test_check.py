@@ -186,7 +186,7 @@ def double_reward(env, out):
 
 
 def has_a_past(env, out):
-    out["action_mask"][..., 1] = True
+    out["agent_mask"][..., 1] = True
 
 
 def not_done(env, out):

@@ -130,7 +130,7 @@ TRANSFORMS = {
     "rename": lambda: RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
     "rename_a_copy": lambda: RenameTransform(["tokens"], ["input_ids"], create_copy=True),
     "rename_the_action": lambda: RenameTransform(["tokens"], ["input_ids"], ["action"], ["utterance"]),
-    "exclude": lambda: ExcludeTransform("tokens", "action_mask"),
+    "exclude": lambda: ExcludeTransform("tokens", "agent_mask"),
     "select": lambda: SelectTransform("tokens", "attention_mask"),
     "cast_rows": lambda: DTypeCastTransform(torch.int64, torch.int32, in_keys=["tokens"]),
     "cast_rewards": lambda: DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward", "token_reward"]),

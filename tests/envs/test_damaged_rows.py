@@ -39,13 +39,13 @@ def hole(td, env):
 
 
 def mask_beyond_attention(td, env):
-    td["action_mask"][:, -1] = True
+    td["agent_mask"][:, -1] = True
     return td
 
 
 def agent_unmarked(td, env):
     """The agent's tokens appear as the environment's: a game that knew no guess would answer them."""
-    td["action_mask"][:] = False
+    td["agent_mask"][:] = False
     td["token_reward"][:] = 0
     return td
 
@@ -57,7 +57,7 @@ def padding_inside(td, env):
 
 def begins_twice(td, env):
     td["tokens"][:, 1] = env.tokenizer.control.begin_action
-    td["action_mask"][:, 1] = False
+    td["agent_mask"][:, 1] = False
     td["token_reward"][:, 1] = 0
     return td
 
@@ -65,7 +65,7 @@ def begins_twice(td, env):
 def ends_early(td, env):
     """The last token, an end, is missing: the row stops in the middle."""
     last = td["attention_mask"].sum(-1, keepdim=True) - 1
-    for key in ("attention_mask", "action_mask"):
+    for key in ("attention_mask", "agent_mask"):
         td[key].scatter_(1, last, False)
     td["token_reward"].scatter_(1, last, 0.0)
     return td
@@ -77,14 +77,14 @@ def beyond_the_vocabulary(td, env):
 
 
 def not_finite(td, env):
-    td["token_reward"][td["action_mask"]] = float("nan")
+    td["token_reward"][td["agent_mask"]] = float("nan")
     return td
 
 
 DAMAGE = {
     left_padded: "padded on the right|opens with an agent|at its beginning",
     hole: "a real token right of padding",
-    mask_beyond_attention: "action_mask must lie within attention_mask",
+    mask_beyond_attention: "agent_mask must lie within attention_mask",
     agent_unmarked: "an order that no environment writes",
     padding_inside: "it has PADDING after",
     begins_twice: "it has BEGIN_ACTION after|a token of the agent",

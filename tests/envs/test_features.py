@@ -10,17 +10,10 @@ from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv
 from tests.envs.conftest import Picture, picture_env
 from tests.envs.helpers import say_after
 from tests.modules.toys import rows as toy_rows
-from torchrl_lang.data import (
-    CharTokenizer,
-    DatasetWriter,
-    EpisodeRows,
-    TrimRows,
-    load_dataset,
-    row_buffer,
-    rows_from_rollout,
-)
+from torchrl_lang.data import DatasetWriter, EpisodeRows, TrimRows, load_dataset, row_buffer, rows_from_rollout
 from torchrl_lang.envs import PromptEnv, TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.modules import PrefixEmbedding, UtteranceActor, causal_lm, language_actor, with_prefix
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.transforms import KLRewardTransform, frozen_copy
 
 LETTERS = CharTokenizer.from_alphabet("abc")
@@ -162,7 +155,7 @@ def one_picture_a_row(rows):
     right = rows["terminated"].flatten() & (rows["token_reward"].sum(-1) == 1.0)
     tokenizer = CharTokenizer.from_alphabet("abcno?")
     for row in rows[right]:
-        text = tokenizer.decode(row["tokens"][row["action_mask"]])
+        text = tokenizer.decode(row["tokens"][row["agent_mask"]])
         assert "abc"[int(row["prefix"][0].argmax())] == text.replace("</a>", "")[-1]
     return int(right.sum())
 

@@ -28,7 +28,7 @@ def text(env, td, row=0):
 
 
 def agents(env, td, row=0):
-    return env.tokenizer.decode(td["tokens"][row][td["action_mask"][row]])
+    return env.tokenizer.decode(td["tokens"][row][td["agent_mask"][row]])
 
 
 def corridor(n=1, **kwargs):
@@ -106,8 +106,8 @@ def test_a_reply_that_does_not_fit_is_cut_and_truncates():
         def step(self, text):
             return "go" * 30, 1.0, True
 
-    from torchrl_lang.data import CharTokenizer
     from torchrl_lang.envs import TextGameEnv
+    from torchrl_lang.text import CharTokenizer
 
     env = TextGameEnv(Talker, CharTokenizer.from_alphabet("go"), row_length=24, action_length=4)
     env.reset()
@@ -206,7 +206,7 @@ def test_states_that_cannot_go_on_are_refused(row, message):
     td = TensorDict(
         tokens=tokens,
         attention_mask=real,
-        action_mask=agent & real,
+        agent_mask=agent & real,
         token_reward=torch.zeros(1, width),
         batch_size=[1],
     )

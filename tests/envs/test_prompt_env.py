@@ -7,12 +7,13 @@ import torch
 from torchrl.collectors import Collector
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
-from torchrl_lang.data import CharTokenizer, ChatTokenizer, EpisodeRows, RowFormat, from_row, row_buffer
+from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs import PromptEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
+from torchrl_lang.text import CharTokenizer, ChatTokenizer, RowFormat, from_row
 from torchrl_lang.training import muon_adamw, train_steps
 
 from .helpers import say_after

@@ -62,7 +62,7 @@ def test_replacing_rows_by_narrower_ones():
     rows = written(3)
     rows.replace_(torch.tensor([True, False, True]), fresh)
     assert rows.rows.tokens.tolist() == [[5, 9, 9, 9], [7, 8, 9, 9], [5, 9, 9, 9]]
-    assert rows.rows.action_mask.sum(-1).tolist() == [0, 2, 0]
+    assert rows.rows.agent_mask.sum(-1).tolist() == [0, 2, 0]
     assert rows.rows.token_reward.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     assert rows.rows.length.tolist() == [1, 2, 1]
 
@@ -86,7 +86,7 @@ def test_a_turn_token_by_token():
     for row in range(5):
         rest = WIDTH - len(tokens[row])
         assert rows.rows.tokens[row].tolist() == tokens[row] + [0] * rest
-        assert rows.rows.action_mask[row].tolist() == [bool(a) for a in agent[row]] + [False] * rest
+        assert rows.rows.agent_mask[row].tolist() == [bool(a) for a in agent[row]] + [False] * rest
         assert rows.rows.token_reward[row].nonzero().flatten().tolist() == ([] if at[row] is None else [at[row]])
         assert rows.rows.length[row] == len(tokens[row])
 

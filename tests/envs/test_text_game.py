@@ -11,11 +11,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGame, TextGameEnv, TokenEnv
 from torchrl_lang.envs.games import GuessNumber, guess_number_env
 from torchrl_lang.envs.private_random import PrivateRandom
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.text import CharTokenizer
 
 
 class Scribe:

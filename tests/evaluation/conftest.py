@@ -5,10 +5,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance
 from torchrl_lang.functional import random_index
+from torchrl_lang.text import CharTokenizer
 
 
 class Guess(LanguageEnv):

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
-from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.evaluation import distinct_n, ngram_entropy, perplexity
 from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_perplexity_counts_the_agents_tokens_alone():
         with torch.no_grad():
             log_probs = lm(ids[None]).logits[0].double().log_softmax(-1)
         for place in range(len(ids) - 1):
-            if row["action_mask"][place + 1]:
+            if row["agent_mask"][place + 1]:
                 logs.append(log_probs[place, ids[place + 1]].item())
     assert len(logs) == 3 + 2 + 1  # with the ends of the turns
     assert perplexity(language_actor(lm), rows) == pytest.approx(math.exp(-sum(logs) / len(logs)), rel=1e-4)

@@ -50,7 +50,7 @@ def test_counts_of_each_game(guess, bisect):
     assert torch.equal(records.returns, -(records.turns - records.terminated.long()).float())
     assert torch.equal(records.returns, records.rows["token_reward"].sum(-1))
     assert torch.equal(records.agent_tokens, 2 * records.turns)  # a digit and its end
-    assert torch.equal(records.agent_tokens, records.rows["action_mask"].sum(-1))
+    assert torch.equal(records.agent_tokens, records.rows["agent_mask"].sum(-1))
     assert torch.equal(records.last_reward == 0, records.terminated)
 
 
@@ -65,7 +65,7 @@ def test_a_transform_may_end_games_before_the_env_does(guess, bisect):
     env = TransformedEnv(base, StepCounter(max_steps=2))
     records = play_games(env, bisect(base), games=8)
     assert records.turns.max() == 2
-    assert (records.rows["action_mask"].sum(-1) <= 4).all()
+    assert (records.rows["agent_mask"].sum(-1) <= 4).all()
     assert torch.equal(records.rows["token_reward"].sum(-1), records.returns)
 
 
@@ -156,9 +156,9 @@ def test_entries_of_the_last_observation_are_kept(guess, bisect):
 @pytest.mark.parametrize("games", [1, 4, 11])
 def test_entries_of_many_values_are_kept(guess, bisect, games):
     env = guess(4)
-    records = play_games(env, bisect(env), games=games, seed=7, keep=["tokens", "action_mask"])
+    records = play_games(env, bisect(env), games=games, seed=7, keep=["tokens", "agent_mask"])
     assert torch.equal(records.kept["tokens"], records.rows["tokens"])
-    assert torch.equal(records.kept["action_mask"], records.rows["action_mask"])
+    assert torch.equal(records.kept["agent_mask"], records.rows["agent_mask"])
 
 
 def test_what_cannot_be_kept(guess, bisect):

@@ -10,7 +10,6 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.evaluation import (
     Comparison,
     format_seed_table,
@@ -21,6 +20,7 @@ from torchrl_lang.evaluation import (
 )
 from torchrl_lang.evaluation.seeds import _quantile
 from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 TOKENIZER = CharTokenizer.from_alphabet("abcd")
 CONTROL = TOKENIZER.control
@@ -95,7 +95,7 @@ def expected(tokens, place):
 def test_row_advantages_by_hand(actor):
     data = rows()
     found = row_advantages(actor, module(Table(), "action_value"), module(Count(), "state_value"), data)
-    for row, mask, tokens in zip(found, data["action_mask"], data["tokens"].tolist(), strict=True):
+    for row, mask, tokens in zip(found, data["agent_mask"], data["tokens"].tolist(), strict=True):
         assert mask.any()
         for place, value in enumerate(row.tolist()):
             assert value == (expected(tokens, place) if mask[place] else 0)

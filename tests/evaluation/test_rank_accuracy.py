@@ -11,13 +11,13 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs.random_walks.task import RandomWalksTask
 from torchrl_lang.envs.wordle import ExactValues, WordIndex, demo_words, feedback
+from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.evaluation import KnownValues, rank_accuracy
 from torchrl_lang.evaluation.rank_accuracy import rank_correlation
 from torchrl_lang.modules import causal_lm, language_actor
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksTask
-from torchrl_lang.recipes.tasks.wordle import WordleTask
+from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer.from_alphabet("abcd")
 CONTROL = TOKENIZER.control

@@ -4,7 +4,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.evaluation import (
     TILES,
     GameRecords,
@@ -13,6 +12,7 @@ from torchrl_lang.evaluation import (
     transcript_turns,
     write_transcripts,
 )
+from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer([*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"])
 
@@ -24,7 +24,7 @@ def row(text: list[str], agent: str, reward: dict[int, float], width: int) -> Te
     return TensorDict(
         tokens=torch.tensor(ids + [pad] * (width - n)),
         attention_mask=torch.arange(width) < n,
-        action_mask=torch.tensor([mark == "a" for mark in agent] + [False] * (width - n)),
+        agent_mask=torch.tensor([mark == "a" for mark in agent] + [False] * (width - n)),
         token_reward=torch.tensor([reward.get(i, 0.0) for i in range(width)]),
     )
 

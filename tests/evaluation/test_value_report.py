@@ -7,9 +7,9 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, row_log_prob
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 TOKENIZER = CharTokenizer.from_alphabet("abcdefgh")
 CONTROL = TOKENIZER.control
@@ -56,7 +56,7 @@ def returns_of(rows, gamma, turn_gamma):
     """The returns to go by the definition: a loop over the tokens of each row."""
     out = []
     for row in rows:
-        agent, reward = row["action_mask"].tolist(), row["token_reward"].tolist()
+        agent, reward = row["agent_mask"].tolist(), row["token_reward"].tolist()
         ends = (row["tokens"] == CONTROL.end_of_action).tolist()
         places = [i for i, written in enumerate(agent) if written]
         later, found = 0.0, []
@@ -71,7 +71,7 @@ def test_values_that_are_the_returns_have_correlation_one(actor):
     rows = episodes()
     returns = returns_of(rows, 0.9, 0.5)
     report = value_report(actor, *known(returns), rows, CONTROL, gamma=0.9, turn_gamma=0.5)
-    assert report.tokens == int(rows["action_mask"].sum()) == len(returns)
+    assert report.tokens == int(rows["agent_mask"].sum()) == len(returns)
     for value in (report.qvalue_correlation, report.value_correlation, report.qvalue_slope, report.qvalue_fit):
         assert value == pytest.approx(1.0, abs=1e-5)
     assert report.qvalue_bias == pytest.approx(0.0, abs=1e-5)
@@ -87,7 +87,7 @@ def test_bias_slope_and_sign(actor):
 
 
 def test_constant_values_have_no_correlation(actor):
-    report = value_report(actor, *known(torch.ones(int(episodes()["action_mask"].sum()))), episodes(), CONTROL)
+    report = value_report(actor, *known(torch.ones(int(episodes()["agent_mask"].sum()))), episodes(), CONTROL)
     assert math.isnan(report.qvalue_correlation)
     assert report.as_dict()["qvalue_correlation"] is None
     assert not report.ready  # constant values do not explain the targets, which contain rewards
@@ -102,7 +102,7 @@ def test_the_end_of_a_truncated_row_counts_as_its_value(actor):
         def forward(self, hidden):
             return torch.full((len(hidden), 1), 5.0 if len(hidden) == len(rows) else 0.0)
 
-    decisions = int(rows["action_mask"].sum())
+    decisions = int(rows["agent_mask"].sum())
     q = KnownValues(torch.arange(float(decisions)), TOKENIZER.vocab_size)
     report = value_report(actor, q, LastIsFive(), rows, CONTROL, turn_gamma=1.0)
     # Returns 5, 5, 5 and 1, 1, 1 against Q of 0 to 5: the mean of Q is 2.5, that of the returns 3.
@@ -155,7 +155,7 @@ def test_the_sentence_names_what_is_missing():
 
 def test_the_imitation_loss_is_the_mean_over_the_agents_tokens(actor):
     rows = episodes()
-    expected = -row_log_prob(actor, rows).detach().sum() / rows["action_mask"].sum()
+    expected = -row_log_prob(actor, rows).detach().sum() / rows["agent_mask"].sum()
     for batch_size in (256, 7):
         assert imitation_loss(actor, rows, batch_size=batch_size) == pytest.approx(float(expected), rel=1e-5)
 
@@ -164,7 +164,7 @@ def test_rows_without_a_token_of_the_agent_are_refused(actor):
     rows = TensorDict(
         tokens=torch.zeros(2, 3, dtype=torch.int64),
         attention_mask=torch.ones(2, 3, dtype=torch.bool),
-        action_mask=torch.zeros(2, 3, dtype=torch.bool),
+        agent_mask=torch.zeros(2, 3, dtype=torch.bool),
         token_reward=torch.zeros(2, 3),
         terminated=torch.ones(2, 1, dtype=torch.bool),
         batch_size=[2],

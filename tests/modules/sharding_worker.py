@@ -43,7 +43,7 @@ def games(n=8, width=14):
     games = TensorDict(
         tokens=torch.randint(6, (n, width), generator=g).masked_fill(~attention, CONTROL.pad),
         attention_mask=attention,
-        action_mask=agent,
+        agent_mask=agent,
         terminated=torch.arange(n)[:, None] % 2 == 0,
         token_log_prob=-torch.rand(n, width, generator=g) * agent,
         batch_size=[n],

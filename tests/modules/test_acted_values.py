@@ -143,7 +143,7 @@ def test_values_travel_from_a_rollout_into_rows():
         actor.decoder.value.out_bias.fill_(0.7)
     played = env.rollout(6, actor, break_when_any_done=False)
     found = rows_from_rollout(played, unfinished="truncate", carry=["token_log_prob", "state_value"])
-    agents = found["action_mask"]
+    agents = found["agent_mask"]
     assert (found["state_value"][~agents] == 0).all()
     hidden = actor.decoder.actor[0].module(found["tokens"].long())
     expected = actor.decoder.value(hidden[:, :-1]).squeeze(-1)

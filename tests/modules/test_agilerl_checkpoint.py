@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.agilerl_agents import ILQL_OPTIONS, LENGTH, VOCAB, WIDTH, make_agent, outputs, states
 from tests.modules.toys import TOKENIZER
+from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     RowCache,
     Trunk,
@@ -26,7 +27,6 @@ from torchrl_lang.modules import (
 from torchrl_lang.modules.agilerl.checkpoint import RENAMED, renamed
 from torchrl_lang.modules.agilerl.export import OPTIONS, export
 from torchrl_lang.modules.agilerl.gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM
-from torchrl_lang.storage import FileError
 
 TOKENS = torch.randint(VOCAB, (9,), generator=torch.Generator().manual_seed(1))
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.modules.toys import KINDS, TOKENIZER, heads, rows, tiny_lm
+from torchrl_lang._files import FileError
 from torchrl_lang.modules import causal_lm, load_causal_lm, load_language_model, save_language_model
-from torchrl_lang.storage import FileError
 
 FILES = (
     "checksums.json",

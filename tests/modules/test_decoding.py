@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributions import Categorical
 
 from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, WIDTH, heads, rows, sliding_lm, tiny_lm
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor, qvalue_module
 from torchrl_lang.modules.decoding.model_runner import _warn_once
+from torchrl_lang.text import CharTokenizer
 
 METHODS = ("sample", "greedy", "beam", "best_of")
 K = 5

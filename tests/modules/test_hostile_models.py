@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.modules.toys import TOKENIZER, heads, tiny_lm
 from tests.processes import run
-from torchrl_lang.data import HFTokenizer
+from torchrl_lang._files import FileError, write_checksums
 from torchrl_lang.modules import load_causal_lm, load_language_model, save_language_model
-from torchrl_lang.storage import FileError, write_checksums
+from torchrl_lang.text import HFTokenizer
 
 CODE = """
 from pathlib import Path
@@ -181,7 +181,7 @@ PROBE = """
 import json, os, resource, sys
 import huggingface_hub.constants
 from torchrl_lang.modules import load_causal_lm, load_language_model
-from torchrl_lang.data import HFTokenizer
+from torchrl_lang.text import HFTokenizer
 huggingface_hub.constants.HF_HUB_OFFLINE = True  # the variable is read at the import
 os.dup2(os.open(sys.argv[2], os.O_RDONLY), 0)
 sys.stdin = open(0)

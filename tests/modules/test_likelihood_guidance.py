@@ -20,7 +20,7 @@ def one_decision(token):
     return TensorDict(
         tokens=torch.tensor([[4, 7, token]]),
         attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        action_mask=torch.tensor([[False, False, True]]),
+        agent_mask=torch.tensor([[False, False, True]]),
         batch_size=[1],
     )
 

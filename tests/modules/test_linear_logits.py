@@ -16,7 +16,7 @@ from torchrl_lang.modules.row_scoring import RowScorer
 def test_they_have_the_scorers_distribution(make):
     scorer = RowScorer(make())
     data = rows(4, 6, longest=6)
-    data["action_mask"] = data["attention_mask"].clone()
+    data["agent_mask"] = data["attention_mask"].clone()
     batch = DecisionBatch.read(data)
     states = scorer.states(batch)
     linear = scorer.linear()

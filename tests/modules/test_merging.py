@@ -79,9 +79,9 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, case, how):
 def test_the_loss_is_that_in_memory(tmp_path):
     actor = language_actor(tuned_model("llama"))
     batch = rows()
-    action_mask = batch["attention_mask"].clone()
-    action_mask[:, 0] = False
-    batch = TensorDict({**batch.to_dict(), "action_mask": action_mask}, batch_size=batch.batch_size)
+    agent_mask = batch["attention_mask"].clone()
+    agent_mask[:, 0] = False
+    batch = TensorDict({**batch.to_dict(), "agent_mask": agent_mask}, batch_size=batch.batch_size)
     save_language_model(tmp_path / "model", actor, tokenizer=TOKENIZER.config())
     loaded = language_actor(load_language_model(tmp_path / "model").lm)
     losses = [BCLoss(each)(batch)["loss_actor"] for each in (actor, loaded)]

@@ -141,7 +141,7 @@ def test_reading_on_behind_an_example(actor):
 
 
 def test_the_mask_of_a_row(rows):
-    learned, agent = rows["train_mask"], rows["action_mask"]
+    learned, agent = rows["train_mask"], rows["agent_mask"]
     assert not (learned & ~agent).any()
     ours = learned & agent
     assert ours.any()
@@ -182,7 +182,7 @@ def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
         loss.normalize_advantage = False
     found = gradients(loss, rows)
     # What was said of an example by whomever, and what it was worth, is not looked at.
-    example = rows["action_mask"] & ~rows["train_mask"]
+    example = rows["agent_mask"] & ~rows["train_mask"]
     other = rows.clone()
     for key in ("token_log_prob", "advantage", "value_target"):
         if key in other.keys():
@@ -193,7 +193,7 @@ def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
     each = make(name, actor, reduction="none")
     each.normalize_advantage = False
     left, whole = each(rows), each(rows.exclude("train_mask"))
-    mask = trained_states(rows["train_mask"], rows["action_mask"])
+    mask = trained_states(rows["train_mask"], rows["agent_mask"])
     for key, value in left.items():
         if key.startswith("loss_") and value.ndim == 2:
             expected = torch.where(mask, whole[key], 0.0)
@@ -204,7 +204,7 @@ def test_the_gradient_of_cloning_by_hand(actor, rows):
     loss = make("bc", actor)
     found = gradients(loss, rows)
     parameters = dict(loss.named_parameters())
-    learned = rows["train_mask"] & rows["action_mask"]
+    learned = rows["train_mask"] & rows["agent_mask"]
     expected = -row_log_prob(loss.actor_network, rows)[learned].sum() / learned.sum()
     names = [name for name in parameters if name in found]
     for name, gradient in zip(names, torch.autograd.grad(expected, [parameters[n] for n in names]), strict=True):
@@ -219,9 +219,9 @@ def test_advantages_go_through_examples(actor):
     loss = PPOLoss(policy.policy, networks(actor)[1], gamma=1.0, lmbda=1.0, turn_gamma=1.0, turn_lmbda=1.0)
     rows = loss.estimate(rows)
     ended = rows["terminated"].squeeze(-1)
-    first = rows["action_mask"].int().argmax(-1, keepdim=True)
+    first = rows["agent_mask"].int().argmax(-1, keepdim=True)
     ours = rows["train_mask"].gather(-1, first).squeeze(-1)
-    behind = (rows["action_mask"] & ~rows["train_mask"]).any(-1)
+    behind = (rows["agent_mask"] & ~rows["train_mask"]).any(-1)
     checked = ended & ours & behind
     assert checked.any()
     target = rows["value_target"].gather(-1, first).squeeze(-1)
@@ -236,7 +236,7 @@ def test_rewards_near_a_reference_leave_examples_alone(actor, rows):
             parameter.data.add_(0.05 * torch.randn_like(parameter))
     reference = RowReference(frozen_copy(speaker(other)))
     near = KLConstrainedTransform(reference, 0.5, mask_key="train_mask")(rows)
-    example = rows["action_mask"] & ~rows["train_mask"]
+    example = rows["agent_mask"] & ~rows["train_mask"]
     assert (near["kl"][example] == 0).all()
     assert (near["kl"][rows["train_mask"]] != 0).any()
     assert torch.equal(near["token_reward"][example], near["raw_reward"][example])
@@ -265,7 +265,7 @@ def test_in_a_collector(actor):
         rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"]) for steps in collector
     ]
     collector.shutdown()
-    assert all((batch["train_mask"] & batch["action_mask"]).any() for batch in batches)
+    assert all((batch["train_mask"] & batch["agent_mask"]).any() for batch in batches)
 
 
 def test_evaluation_finds_the_stream_and_puts_it_back(actor):

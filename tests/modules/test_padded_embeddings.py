@@ -48,5 +48,5 @@ def test_ppo_sees_fresh_data_as_on_policy(played):
     each = PPOLoss(policy, value_module(ValueHead(32)), reduction="none", normalize_advantage=False)
     rows["advantage"] = torch.ones_like(rows["token_log_prob"])
     rows["value_target"] = torch.zeros_like(rows["token_log_prob"])
-    ratio = -each(rows)["loss_objective"][decision_mask(rows["action_mask"])]
+    ratio = -each(rows)["loss_objective"][decision_mask(rows["agent_mask"])]
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)

@@ -247,7 +247,7 @@ def test_keys_of_all_modules_name_what_is_read():
 
 def acted_rows(mask="some"):
     batch = feature_rows(mask)
-    batch["action_mask"] = batch["attention_mask"] & (torch.arange(20) % 3 > 0)
+    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(20) % 3 > 0)
     return batch
 
 
@@ -255,7 +255,7 @@ def expected_log_prob(actor, batch):
     out = torch.zeros(batch["tokens"].shape, dtype=torch.float64)
     for row, states in enumerate(states_one_by_one(actor[0].module, batch)):
         log_prob = actor[1].module(states).log_softmax(-1)
-        for place in batch["action_mask"][row].nonzero().flatten().tolist():
+        for place in batch["agent_mask"][row].nonzero().flatten().tolist():
             out[row, place] = log_prob[place - 1, batch["tokens"][row, place]]
     return out
 
@@ -291,7 +291,7 @@ def test_divergence_over_shared_lower_layers(kind, trained):
     policy.frozen = frozen_copy(actor)
     policy.scorer = RowReference(policy.frozen).scorer
     torch.testing.assert_close(row_kl(policy, reference, batch), whole, **TIGHT)
-    assert (whole[batch["action_mask"]] > 0).all()
+    assert (whole[batch["agent_mask"]] > 0).all()
 
 
 def test_a_conditioned_policy_whose_returns_train_shares_no_lower_layers():
@@ -324,7 +324,7 @@ def test_last_values_read_the_features():
 def test_who_reads_no_features_may_have_a_column_of_that_name(column):
     """Scores of rows, and the exact divergence of two models that share layers."""
     batch, actor = rows(), language_actor(tiny_lm())
-    batch["action_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 1)
+    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 1)
     named = batch.clone().set("prefix", column)
     assert torch.equal(row_log_prob(actor, named), row_log_prob(actor, batch))
     policy, reference = (RowReference(frozen_copy(one)) for one in (actor, language_actor(tiny_lm(seed=1))))

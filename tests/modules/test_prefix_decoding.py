@@ -364,7 +364,7 @@ def test_tokens_of_whole_rows_as_actions(mask):
     action = rows_of["tokens"].gather(-1, length + torch.arange(K))
     until = (action == CONTROL.end_of_action).cumsum(-1) - (action == CONTROL.end_of_action).long() == 0
     agent = torch.zeros(N, WIDTH, dtype=torch.bool).scatter(-1, length + torch.arange(K), until)
-    found = actor.get_dist(rows_of.set("action_mask", agent)).log_prob(rows_of["tokens"]).sum(-1)
+    found = actor.get_dist(rows_of.set("agent_mask", agent)).log_prob(rows_of["tokens"]).sum(-1)
     torch.testing.assert_close(found, said.log_prob(action), **EXACT)
 
 
@@ -392,7 +392,7 @@ def test_chai_ranks_candidates_by_features_that_read_the_image(mask):
 
 def test_candidates_of_a_dataset_read_the_features_of_their_rows():
     batch = feature_rows(n=N, width=20)
-    batch["action_mask"] = batch["attention_mask"] & (torch.arange(20) % 4 > 1)
+    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(20) % 4 > 1)
     batch["terminated"] = torch.ones(N, 1, dtype=torch.bool)
     (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False, temperature=1.0)
     out = CandidateSampler(policy, 2, rows_at_a_time=3)(batch)
@@ -400,7 +400,7 @@ def test_candidates_of_a_dataset_read_the_features_of_their_rows():
     for row in range(N):
         slots = out["state_mask"][row].nonzero().flatten()[:-1]  # the last state has no utterance
         states = trunk(batch[row : row + 1].clone())["hidden"][0].detach().float()
-        agent = batch["action_mask"][row].tolist() + [False]
+        agent = batch["agent_mask"][row].tolist() + [False]
         ends = [place for place in range(1, 20) if agent[place] and not agent[place + 1]]
         assert len(slots) == len(ends)
         for slot, end in zip(slots.tolist(), ends, strict=True):  # the last token is written in the state before it

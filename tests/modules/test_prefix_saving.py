@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.modules.prefixes import F, feature_rows
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
+from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     PrefixEmbedding,
     Trunk,
@@ -22,7 +23,6 @@ from torchrl_lang.modules import (
     save_language_model,
     with_prefix,
 )
-from torchrl_lang.storage import FileError
 
 
 def batch():

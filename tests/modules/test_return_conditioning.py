@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.modules.test_prefix_reuse import Counter
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, rows, sliding_lm, tiny_lm
+from torchrl_lang._files import FileError
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.functional import shift_right
 from torchrl_lang.modules import (
     ReturnConditionedActor,
@@ -31,8 +33,6 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.objectives import DecisionTransformerLoss
-from torchrl_lang.recipes.tasks.wordle import WordleTask
-from torchrl_lang.storage import FileError
 
 MODES = ("constant", "decremented")
 K, V = 4, TOKENIZER.vocab_size
@@ -63,7 +63,7 @@ def carrying(batch, returns, every=3):
 def prompts():
     batch = rows(n=12)
     blank = torch.zeros_like(batch["tokens"])
-    return batch.update({"action_mask": blank.bool(), "token_reward": blank.float()})
+    return batch.update({"agent_mask": blank.bool(), "token_reward": blank.float()})
 
 
 # -- the trunk ---------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_what_a_game_recorded_is_what_the_loss_computes_for_the_same_return(mode
     games = rows_from_rollout(steps, unfinished="drop", carry=["behavior_log_prob"])
     assert (games["token_reward"].sum(-1) == -2).all()
     loss = DecisionTransformerLoss(policy.actor, reduction="none")
-    chosen = games["action_mask"] & ~shift_right(games["action_mask"])  # the second of two slots is certain
+    chosen = games["agent_mask"] & ~shift_right(games["agent_mask"])  # the second of two slots is certain
     found = -shift_right(loss(games)["loss_actor"].detach())
     torch.testing.assert_close(found[chosen].float(), games["behavior_log_prob"][chosen], atol=1e-5, rtol=1e-5)
     policy.target_return = 1.0

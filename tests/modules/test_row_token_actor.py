@@ -34,7 +34,7 @@ def make_rows(n=6, width=T, seed=0):
     return TensorDict(
         tokens=tokens,
         attention_mask=attention,
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=torch.randn(n, width, generator=g) * agent,
         token_log_prob=-1.5 * torch.rand(n, width, generator=g) * agent,
         advantage=torch.randn(n, 1, 1, generator=g),
@@ -67,8 +67,8 @@ def test_the_distribution_is_the_one_that_acted(actor):
     found = dist.log_prob(rows["tokens"])
     torch.testing.assert_close(found, row_log_prob(actor, rows))
     assert dist.batch_shape == found.shape == rows["tokens"].shape
-    assert torch.equal(dist.mask, rows["action_mask"])
-    assert (found[~rows["action_mask"]] == 0).all()
+    assert torch.equal(dist.mask, rows["agent_mask"])
+    assert (found[~rows["agent_mask"]] == 0).all()
     written = RowTokenActor(actor)(rows.clone())["token_log_prob"]
     assert torch.equal(written, found)
 
@@ -79,7 +79,7 @@ def test_the_entropy_by_hand():
     with torch.no_grad():
         logits = lm(input_ids=rows["tokens"], attention_mask=rows["attention_mask"].long()).logits
     entropy = torch.distributions.Categorical(logits=logits).entropy()
-    expected = torch.nn.functional.pad(entropy[:, :-1], (1, 0)) * rows["action_mask"]
+    expected = torch.nn.functional.pad(entropy[:, :-1], (1, 0)) * rows["agent_mask"]
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -92,7 +92,7 @@ def test_the_loss_by_hand(kind, actor):
     gain = torch.minimum(ratio * rows["advantage"][..., 0], clipped * rows["advantage"][..., 0])
     if kind is CISPOLoss:
         gain = clipped * rows["advantage"][..., 0]
-    expected = -gain[rows["action_mask"]].mean()
+    expected = -gain[rows["agent_mask"]].mean()
     torch.testing.assert_close(loss(rows).loss_objective, expected)
 
 
@@ -136,7 +136,7 @@ def test_padding_and_order_change_nothing(actor):
 
 def test_tokens_that_are_not_learned_are_left_out(actor):
     rows = make_rows()
-    rows["train_mask"] = rows["action_mask"] & (torch.arange(T) > 4)
+    rows["train_mask"] = rows["agent_mask"] & (torch.arange(T) > 4)
     loss = GRPOLoss(RowTokenActor(actor, mask_key="train_mask"), entropy_bonus=False)
     loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
     found = loss(rows).loss_objective
@@ -148,13 +148,13 @@ def test_tokens_that_are_not_learned_are_left_out(actor):
 def test_a_divergence_from_a_reference(actor):
     rows = ReferenceModelLogProbTransform(copy.deepcopy(actors()["plain"]))(make_rows())
     out = loss_of(actor, kl_to_ref_coeff=0.5)(rows)
-    difference = (rows["ref_log_prob"] - row_log_prob(actor, rows)) * rows["action_mask"]
+    difference = (rows["ref_log_prob"] - row_log_prob(actor, rows)) * rows["agent_mask"]
     torch.testing.assert_close(out.kl_to_ref, (difference.expm1() - difference).mean())
 
 
 def test_rows_without_a_decision():
     rows = make_rows()
-    rows["action_mask"] = torch.zeros_like(rows["action_mask"])
+    rows["agent_mask"] = torch.zeros_like(rows["agent_mask"])
     dist = RowTokenActor(actors()["plain"]).get_dist(rows)
     assert (dist.log_prob(rows["tokens"]) == 0).all()
     assert (dist.entropy() == 0).all()

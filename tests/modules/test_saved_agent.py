@@ -21,7 +21,7 @@ from tests import processes
 from tests.data.chat_templates import CHATML, EXACT, tokenizer_of
 from tests.modules import toys
 from tests.modules.toys import CONTROL, TOKENIZER, heads, tiny_lm
-from torchrl_lang.data import ChatTokenizer, RowFormat
+from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     LikelihoodGuidance,
     QValueHead,
@@ -42,7 +42,7 @@ from torchrl_lang.modules import (
     save_language_model,
     value_module,
 )
-from torchrl_lang.storage import FileError
+from torchrl_lang.text import ChatTokenizer, RowFormat
 
 
 def rows(tokenizer, texts):

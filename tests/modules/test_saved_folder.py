@@ -9,12 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.data.test_hf_tokenizer import byte_level
 from tests.modules.toys import TOKENIZER, heads, tiny_lm
 from tests.processes import run
-from torchrl_lang import storage
-from torchrl_lang.data import CharTokenizer, HFTokenizer
+from tests.text.test_hf_tokenizer import byte_level
+from torchrl_lang import _files
 from torchrl_lang.modules import UtteranceActor, language_actor, load_language_model, save_language_model
+from torchrl_lang.text import CharTokenizer, HFTokenizer
 
 ALONE = """
 import json, sys
@@ -177,6 +177,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 def test_checksums_list_every_file(saved):
     for folder, *_ in saved:
-        names = storage.verify_checksums(folder, remedy="")
+        names = _files.verify_checksums(folder, remedy="")
         assert sorted(names) == sorted(path.name for path in folder.iterdir() if path.name != "checksums.json")
         assert {"tokenizer.json", "tokenizer_config.json", "heads.safetensors", "torchrl_lang.json"} < set(names)

@@ -9,7 +9,6 @@ from torch.distributions import Categorical
 from transformers import AutoModelForCausalLM
 
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, heads, rows, tiny_lm
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import (
     QValueHead,
     UtteranceActor,
@@ -24,6 +23,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.text import CharTokenizer
 
 
 @pytest.mark.parametrize("kind", KINDS)

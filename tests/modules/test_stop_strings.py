@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchrl_lang.data import CharTokenizer, rows_from_rollout
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.modules import StopStrings, UtteranceActor, causal_lm, language_actor, load_agent, save_agent
 from torchrl_lang.modules.row_scoring import row_log_prob
+from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer.from_alphabet(["a", "b", "c", "cb"])  # "cb" may be one token or two
 LENGTH = 8
@@ -65,7 +66,7 @@ def test_the_environment_ends_the_utterance_and_the_policy_is_not_blamed(lm):
     policy = make_policy(lm)
     rollout = make_env().rollout(3, policy)
     rows = rows_from_rollout(rollout, unfinished="drop", carry=["token_log_prob"])
-    end, agent = TOKENIZER.control.end_of_action, rows["action_mask"]
+    end, agent = TOKENIZER.control.end_of_action, rows["agent_mask"]
     ends = rows["tokens"] == end
     assert (ends & ~agent).any()
     assert (ends & agent).any()

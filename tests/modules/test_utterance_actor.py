@@ -146,7 +146,7 @@ def test_plays_in_a_rollout():
     played = env.rollout(6, wordle_policy(env), break_when_any_done=False)
     assert played["action"].shape == (16, 6, env.action_length)
     assert (played["next", "reward"].sum((-1, -2)) <= 0).all()
-    assert played["next", "action_mask"].any()
+    assert played["next", "agent_mask"].any()
 
 
 def test_plays_in_a_collector_and_takes_new_weights():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.modules.toys import WIDTH, tiny_lm
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import (
     UtteranceActor,
     UtteranceQValueHead,
@@ -18,6 +17,7 @@ from torchrl_lang.modules import (
     save_agent,
     save_language_model,
 )
+from torchrl_lang.text import CharTokenizer
 
 
 def make_head(**options):

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import GPT2Model, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.text import CharTokenizer
 
 KINDS = ("gpt2", "llama", "qwen2")
 TOKENIZER = CharTokenizer.from_alphabet("abcdef")

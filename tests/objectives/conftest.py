@@ -47,7 +47,7 @@ def make_rows(n=6, seed=0, width=T):
     return TensorDict(
         tokens=tokens,
         attention_mask=attention,
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=reward,
         terminated=terminated,
         batch_size=[n],

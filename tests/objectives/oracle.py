@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 
-def decisions_of(action_mask, attention_mask, row):
+def decisions_of(agent_mask, attention_mask, row):
     """Positions of one row's decisions, and the position of its last real token."""
-    positions = [p for p in range(action_mask.shape[1] - 1) if action_mask[row, p + 1]]
+    positions = [p for p in range(agent_mask.shape[1] - 1) if agent_mask[row, p + 1]]
     return positions, int(attention_mask[row].sum()) - 1
 
 
@@ -17,17 +17,17 @@ def ilql_losses(
     normalizer="all", turn_gamma=None,
 ):  # fmt: skip
     """Unweighted terms. ``v [B,T]``, ``q`` and ``target_q [B,T,K,V]``, ``logits [B,T,V]``, all float64."""
-    tokens, attention, action_mask = rows["tokens"], rows["attention_mask"], rows["action_mask"]
+    tokens, attention, agent_mask = rows["tokens"], rows["attention_mask"], rows["agent_mask"]
     reward, terminated = rows["token_reward"], rows["terminated"][:, 0]
     sums = dict.fromkeys(("value", "qvalue", "cql", "margin", "actor"), 0.0)
     n = 0
     for b in range(tokens.shape[0]):
-        positions, last = decisions_of(action_mask, attention, b)
+        positions, last = decisions_of(agent_mask, attention, b)
         states = [*positions, last]
         weights = np.full(tokens.shape[1], transition_weight)
         r = [reward[b, p + 1] for p in positions]
         # The discount after each decision.
-        g = [turn_gamma if turn_gamma is not None and p + 2 <= last and not action_mask[b, p + 2] else gamma
+        g = [turn_gamma if turn_gamma is not None and p + 2 <= last and not agent_mask[b, p + 2] else gamma
              for p in positions]  # fmt: skip
         boot = 0.0 if terminated[b] else v[b, last]
         tq = [min(target_q[b, p, k, tokens[b, p + 1]] for k in range(q.shape[2])) for p in positions]

@@ -8,7 +8,7 @@ import torch
 
 def carried_returns(rows, b, mode, end_of_action=None):
     """Position -> return of one row."""
-    reward, agent = rows["token_reward"][b].tolist(), rows["action_mask"][b].tolist()
+    reward, agent = rows["token_reward"][b].tolist(), rows["agent_mask"][b].tolist()
     tokens, length = rows["tokens"][b].tolist(), int(rows["attention_mask"][b].sum())
     if mode == "constant":
         return {0: sum(reward[:length])}
@@ -37,7 +37,7 @@ def dt_loss(rows, lm, returns, *, transition_weight=0.0, normalizer="all", train
         with torch.no_grad():
             logits = lm(inputs_embeds=torch.from_numpy(embedded)[None]).logits[0].numpy()
         for t in range(length - 1):
-            mine = bool(rows["action_mask"][b, t + 1])
+            mine = bool(rows["agent_mask"][b, t + 1])
             if mine and train_mask is not None and not train_mask[b, t + 1]:
                 continue
             z = logits[t]

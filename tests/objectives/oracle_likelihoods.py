@@ -10,28 +10,28 @@ from tests.objectives.oracle_qbackup import log_softmax, slot_after
 
 def parts_of(rows):
     """The entries of the rows, and whether each token is trained on."""
-    train = rows.get("train_mask", np.ones_like(rows["action_mask"]))
-    names = ("tokens", "attention_mask", "action_mask", "token_reward")
+    train = rows.get("train_mask", np.ones_like(rows["agent_mask"]))
+    names = ("tokens", "attention_mask", "agent_mask", "token_reward")
     return *(rows[name] for name in names), rows["terminated"][:, 0], train
 
 
-def ends_turn(action_mask, tokens, b, p, last, end):
+def ends_turn(agent_mask, tokens, b, p, last, end):
     """Whether the token after ``p`` is the last one of its utterance."""
-    written_on = p + 2 <= last and not action_mask[b, p + 2]
+    written_on = p + 2 <= last and not agent_mask[b, p + 2]
     return written_on or (end is not None and tokens[b, p + 1] == end)
 
 
 def environment_loss(rows, logits, transition_weight, normalizer):
     """The cross-entropy of the tokens that the environment wrote."""
-    tokens, attention, action_mask, _, _, train = parts_of(rows)
+    tokens, attention, agent_mask, _, _, train = parts_of(rows)
     total, real, agent = 0.0, 0, 0
     for b in range(tokens.shape[0]):
         for t in range(1, tokens.shape[1]):
-            if not attention[b, t] or (action_mask[b, t] and not train[b, t]):
+            if not attention[b, t] or (agent_mask[b, t] and not train[b, t]):
                 continue
             real += 1
-            agent += bool(action_mask[b, t])
-            if not action_mask[b, t]:
+            agent += bool(agent_mask[b, t])
+            if not agent_mask[b, t]:
                 total -= transition_weight * log_softmax(logits[b, t - 1])[tokens[b, t]]
     return total / max(real if normalizer == "all" else agent, 1)
 
@@ -41,12 +41,12 @@ def qsft_losses(
     threshold=0.0, rest=None, transition_weight=0.0, normalizer="all", forbidden=(), action_length=None,
 ):  # fmt: skip
     """All outputs. ``logits``, those of the ``target`` model and of the ``behavior``: float64 ``[B, T, V]``."""
-    tokens, attention, action_mask, reward, terminated, train = parts_of(rows)
+    tokens, attention, agent_mask, reward, terminated, train = parts_of(rows)
     vocab = logits.shape[-1]
 
     def value(b, p):
         allowed = [a for a in range(vocab) if a not in forbidden and a != rest]
-        if action_length is not None and slot_after(tokens[b], action_mask[b], p, end_of_action) >= action_length - 1:
+        if action_length is not None and slot_after(tokens[b], agent_mask[b], p, end_of_action) >= action_length - 1:
             allowed = [end_of_action]
         pi, model = np.exp(log_softmax(behavior[b, p])), np.exp(log_softmax(target[b, p]))
         most = max(pi[a] for a in allowed)
@@ -55,7 +55,7 @@ def qsft_losses(
 
     total, likelihood, targets, n = 0.0, 0.0, 0.0, 0
     for b in range(tokens.shape[0]):
-        positions, last = decisions_of(action_mask, attention, b)
+        positions, last = decisions_of(agent_mask, attention, b)
         states = [*positions, last]
         for j, p in enumerate(positions):
             if not train[b, p + 1]:
@@ -63,7 +63,7 @@ def qsft_losses(
             n += 1
             a, y = tokens[b, p + 1], reward[b, p + 1]
             if not (j == len(positions) - 1 and terminated[b]):
-                across = turn_gamma is not None and ends_turn(action_mask, tokens, b, p, last, end_of_action)
+                across = turn_gamma is not None and ends_turn(agent_mask, tokens, b, p, last, end_of_action)
                 y += (turn_gamma if across else gamma) * value(b, states[j + 1])
             y = min(max(y, value_min), value_max)
             w = (y - value_min) / (value_max - value_min)
@@ -93,12 +93,12 @@ def oreo_losses(
 
     ``v`` float64 ``[B, T]``; both log-probabilities of every token, ``[B, T, V]``.
     """
-    tokens, attention, action_mask, reward, terminated, train = parts_of(rows)
+    tokens, attention, agent_mask, reward, terminated, train = parts_of(rows)
     sums = dict.fromkeys(("loss_value", "value", "log_ratio", "residual", "loss_kl"), 0.0)
     actor, actions, n = 0.0, 0, 0
     slope = np.zeros(tokens.shape)
     for b in range(tokens.shape[0]):
-        positions, last = decisions_of(action_mask, attention, b)
+        positions, last = decisions_of(agent_mask, attention, b)
         ratio = [log_prob[b, p, tokens[b, p + 1]] - ref_log_prob[b, p, tokens[b, p + 1]] for p in positions]
         after = 0.0 if terminated[b] else v[b, last]
         goal = {}
@@ -114,7 +114,7 @@ def oreo_losses(
                 actions += 1
             if counted and train[b, p + 1]:
                 slope[b, p] = 2 * beta * (v[b, begins] - goal[begins])
-            if level == "utterance" and ends_turn(action_mask, tokens, b, p, last, end_of_action):
+            if level == "utterance" and ends_turn(agent_mask, tokens, b, p, last, end_of_action):
                 begins = None
             if not train[b, p + 1]:
                 continue

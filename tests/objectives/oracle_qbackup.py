@@ -15,10 +15,10 @@ def huber(u):
     return 0.5 * u**2 if abs(u) <= 1 else abs(u) - 0.5
 
 
-def slot_after(tokens, action_mask, p, end):
+def slot_after(tokens, agent_mask, p, end):
     """How many tokens of an unfinished utterance stand at the end of the row up to position ``p``."""
     count = 0
-    while p - count >= 0 and action_mask[p - count] and tokens[p - count] != end:
+    while p - count >= 0 and agent_mask[p - count] and tokens[p - count] != end:
         count += 1
     return count
 
@@ -29,15 +29,15 @@ def qbackup_losses(
     forbidden=(), action_length=None, prior=None,
 ):  # fmt: skip
     """Unweighted terms. ``q`` and ``target_q [B,T,K,V]``, ``logits`` and ``prior [B,T,V]``, all float64."""
-    tokens, attention, action_mask = rows["tokens"], rows["attention_mask"], rows["action_mask"]
+    tokens, attention, agent_mask = rows["tokens"], rows["attention_mask"], rows["agent_mask"]
     reward, terminated = rows["token_reward"], rows["terminated"][:, 0]
-    train = rows.get("train_mask", np.ones_like(action_mask))
+    train = rows.get("train_mask", np.ones_like(agent_mask))
     low, high = -np.inf if value_min is None else value_min, np.inf if value_max is None else value_max
     prior = logits if prior is None else prior
     vocab = q.shape[-1]
 
     def allowed(b, p):
-        if action_length is not None and slot_after(tokens[b], action_mask[b], p, end_of_action) >= action_length - 1:
+        if action_length is not None and slot_after(tokens[b], agent_mask[b], p, end_of_action) >= action_length - 1:
             return [end_of_action]
         return [a for a in range(vocab) if a not in forbidden]
 
@@ -57,7 +57,7 @@ def qbackup_losses(
     sums = dict.fromkeys(("qvalue", "cql", "actor"), 0.0)
     n = positions_counted = 0
     for b in range(tokens.shape[0]):
-        positions, last = decisions_of(action_mask, attention, b)
+        positions, last = decisions_of(agent_mask, attention, b)
         states = [*positions, last]
         for j, p in enumerate(positions):
             a = tokens[b, p + 1]
@@ -65,7 +65,7 @@ def qbackup_losses(
                 continue
             n += 1
             ended = j == len(positions) - 1 and terminated[b]
-            turn_end = p + 2 <= last and not action_mask[b, p + 2]
+            turn_end = p + 2 <= last and not agent_mask[b, p + 2]
             turn_end |= end_of_action is not None and a == end_of_action
             discount = turn_gamma if turn_end and turn_gamma is not None else gamma
             r = reward[b, p + 1]
@@ -77,10 +77,10 @@ def qbackup_losses(
                 sums["qvalue"] += u**2 if kind == "cql" else huber(u)
                 sums["cql"] -= log_softmax(q[b, p, k] / cql_temperature)[a]
         for t in range(tokens.shape[1] - 1):
-            if not attention[b, t + 1] or (action_mask[b, t + 1] and not train[b, t + 1]):
+            if not attention[b, t + 1] or (agent_mask[b, t + 1] and not train[b, t + 1]):
                 continue
             positions_counted += 1
-            weight = 1.0 if action_mask[b, t + 1] else transition_weight
+            weight = 1.0 if agent_mask[b, t + 1] else transition_weight
             sums["actor"] -= weight * log_softmax(logits[b, t])[tokens[b, t + 1]]
     losses = {name: total / max(n, 1) for name, total in sums.items()}
     losses["actor"] = sums["actor"] / max(positions_counted if normalizer == "all" else n, 1)

@@ -20,7 +20,7 @@ def utterance_ilql_losses(
     for b in range(len(v)):
         found, boot = utterances_of(rows, b, end_of_action)
         length = int(rows["attention_mask"][b].sum())
-        agent = [p for p in range(1, length) if rows["action_mask"][b, p]]
+        agent = [p for p in range(1, length) if rows["agent_mask"][b, p]]
         counts = {p: trained is None or p not in agent or bool(trained[b, p]) for p in range(1, length)}
         advantage = dict.fromkeys(agent, 0.0)
         for i, utterance in enumerate(found):

@@ -42,7 +42,7 @@ def by_hand(agent, rows):
         log_prob = outputs(agent, "pi", acting.detach() if agent.detach_pi else acting).log_softmax(-1)
         v = outputs(agent, "v", online.detach() if agent.detach_v else online)[:, 0]
         online = online.detach() if agent.detach_q else online
-        agents = row["action_mask"][: len(tokens)]
+        agents = row["agent_mask"][: len(tokens)]
         decisions = agents[1:].nonzero().flatten().tolist()
         real += len(tokens) - 1
         for p in range(len(tokens) - 1):
@@ -178,12 +178,12 @@ def test_a_checkpoint_restores_targets_and_optimizer_and_training_continues(rows
 def test_all_rows_have_padded_actions_that_do_not_count(rows):
     """Each row alone, weighted by its decisions: AgileRL's own batches differ from that."""
     loss, _ = agilerl_loss(converted()[1])
-    whole, count = loss(rows)["loss_qvalue"], rows["action_mask"][:, 1:].sum()
+    whole, count = loss(rows)["loss_qvalue"], rows["agent_mask"][:, 1:].sum()
     alone = 0.0
     for i in range(len(rows)):
         width = int(rows[i]["attention_mask"].sum())
         row = TensorDict(
             {key: value if key == "terminated" else value[:, :width] for key, value in rows[i : i + 1].items()}, [1]
         )
-        alone += loss(row)["loss_qvalue"] * row["action_mask"][:, 1:].sum() / count
+        alone += loss(row)["loss_qvalue"] * row["agent_mask"][:, 1:].sum() / count
     torch.testing.assert_close(whole, alone)

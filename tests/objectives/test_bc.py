@@ -37,7 +37,7 @@ def by_hand():
     return TensorDict(
         tokens=torch.tensor([[0, 1, 0, 1, 0]]),
         attention_mask=torch.tensor([[True, True, True, True, False]]),
-        action_mask=torch.tensor([[False, True, False, True, False]]),
+        agent_mask=torch.tensor([[False, True, False, True, False]]),
         table=logits,
         batch_size=[1],
     )
@@ -75,7 +75,7 @@ def test_a_trunk_that_writes_logits_gives_the_same_loss():
 def test_without_weight_the_environments_words_are_not_read_as_labels():
     rows = make_rows()
     loss = make_bc()
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     # The last token of a row is nobody's context: another one there changes nothing unless it is the agent's.
     last = rows["attention_mask"].sum(-1) - 1
     theirs = ~agent[torch.arange(6), last]
@@ -100,7 +100,7 @@ def test_divergence_from_a_reference(weight):
     """``loss_kl`` is the weight times the exact divergence of the decisions' distributions; no other figure moves."""
     rows, actor, other = make_rows(), make_actor(), make_actor(seed=5)
     reference, number = frozen_copy(other), 0.3 if isinstance(weight, ConstantKLController) else weight
-    decision = decision_mask(rows["action_mask"])
+    decision = decision_mask(rows["agent_mask"])
     kl = categorical_kl(dense_logits(actor, rows), dense_logits(other, rows))[decision]
     plain = BCLoss(actor)(rows)["loss_actor"]
     for reduction, expected in (("sum", kl.sum()), ("mean", kl.mean())):

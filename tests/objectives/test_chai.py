@@ -75,7 +75,7 @@ def test_compile_gives_the_same_losses(make_loss, rows):
 def test_padding_changes_nothing(make_loss, rows):
     loss = make_loss()
     wide = rows.clone()
-    for key in ("tokens", "attention_mask", "action_mask", "token_reward"):
+    for key in ("tokens", "attention_mask", "agent_mask", "token_reward"):
         wide[key] = nn.functional.pad(rows[key], (0, 5))
     for key in ("state_position", "state_mask", "candidate_mask"):
         wide[key] = nn.functional.pad(rows[key], (0, 2))
@@ -165,7 +165,7 @@ def two_turns(*, terminated):
     return TensorDict(
         tokens=agent.long(),
         attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=torch.tensor([[0.0, -0.25, -0.5, 0.0, 0.5, 0.0]]),
         terminated=torch.tensor([[terminated]]),
         state_position=torch.tensor([[0, 3, 5]]),
@@ -462,7 +462,7 @@ def two_letter_games(n=256):
     return TensorDict(
         tokens=tokens,
         attention_mask=torch.ones(n, 7, dtype=torch.bool),
-        action_mask=agent.clone(),
+        agent_mask=agent.clone(),
         token_reward=reward,
         terminated=torch.ones(n, 1, dtype=torch.bool),
         batch_size=[n],

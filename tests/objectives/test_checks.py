@@ -54,7 +54,7 @@ def ppo_rows(**options):
     rows = make_rows(**options)
     g = torch.Generator().manual_seed(9)
     for key in ("token_log_prob", "advantage", "value_target", "state_value"):
-        rows[key] = torch.where(rows["action_mask"], -torch.rand(rows["tokens"].shape, generator=g), 0.0)
+        rows[key] = torch.where(rows["agent_mask"], -torch.rand(rows["tokens"].shape, generator=g), 0.0)
     return rows
 
 
@@ -75,7 +75,7 @@ def left_padded(rows):
     """The same rows, each moved to the right end."""
     out, length = rows.clone(), rows["attention_mask"].sum(-1)
     width = rows["tokens"].shape[-1]
-    for key in ("tokens", "attention_mask", "action_mask", "token_reward"):
+    for key in ("tokens", "attention_mask", "agent_mask", "token_reward"):
         for row, n in enumerate(length.tolist()):
             out[key][row] = rows[key][row].roll(width - n)
     return out
@@ -83,7 +83,7 @@ def left_padded(rows):
 
 def with_hole(rows):
     rows = rows.clone()
-    rows["attention_mask"][1, 2] = rows["action_mask"][1, 2] = False
+    rows["attention_mask"][1, 2] = rows["agent_mask"][1, 2] = False
     rows["token_reward"][1, 2] = 0.0
     return rows
 
@@ -91,7 +91,7 @@ def with_hole(rows):
 def beyond_attention(rows):
     rows = rows.clone()
     row = int((~rows["attention_mask"][:, -1]).nonzero()[0])
-    rows["action_mask"][row, -1] = True
+    rows["agent_mask"][row, -1] = True
     return rows
 
 
@@ -118,7 +118,7 @@ def test_values_are_named(make, rows, spoil, message):
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_rewards_that_are_not_finite(rows, number):
-    row, position = rows["action_mask"].nonzero()[3].tolist()
+    row, position = rows["agent_mask"].nonzero()[3].tolist()
     rows["token_reward"][row, position] = number
     with pytest.raises(ValueError, match=f"Row {row} has a reward that is not finite at position {position}"):
         make_ilql()(rows)
@@ -128,7 +128,7 @@ def test_rewards_that_are_not_finite(rows, number):
 
 @pytest.mark.parametrize("name", ["token_log_prob", "advantage", "value_target"])
 def test_estimates_that_are_not_finite(rows, name):
-    row, position = rows["action_mask"].nonzero()[3].tolist()
+    row, position = rows["agent_mask"].nonzero()[3].tolist()
     rows[name][row, position] = math.nan
     with pytest.raises(ValueError, match=rf"Row {row} has {name} that is not finite at position {position}: "):
         make_ppo()(rows)
@@ -182,7 +182,7 @@ DTYPES = [
 def test_dtypes_are_checked_in_every_call(make, rows, name, dtype, message):
     loss = make()
     loss(rows)
-    entry = rows["action_mask"] if name == "train_mask" else rows[name]
+    entry = rows["agent_mask"] if name == "train_mask" else rows[name]
     with pytest.raises(TypeError, match=message):
         loss(rows.clone().set(name, entry.to(dtype)))
     with pytest.raises(TypeError, match=r"mask \('collector', 'mask'\) must be bool"):
@@ -356,10 +356,10 @@ def test_rows_that_are_masked_or_doubled(rows):
     masked = loss(rows.clone().set(("collector", "mask"), kept))["loss_objective"]
     torch.testing.assert_close(masked, loss(rows[kept])["loss_objective"])
     once, twice = (loss(x)["loss_objective"] for x in (rows, torch.cat([rows, rows])))
-    n = int(rows["action_mask"].sum())
+    n = int(rows["agent_mask"].sum())
     log_ratio = make_ppo(normalize_advantage=False)
     standard = rows.clone()
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     standard["advantage"] = torch.where(
         agent, (rows["advantage"] - rows["advantage"][agent].mean()) / rows["advantage"][agent].std(), 0.0
     )

@@ -73,7 +73,7 @@ def test_padding_changes_nothing(make_loss, rows):
     """Wider rows, and anything at all on the padding."""
     loss = make_loss()
     wide = make_rows(width=T)
-    pad = {key: torch.zeros(6, 5, dtype=rows[key].dtype) for key in ("attention_mask", "action_mask", "token_reward")}
+    pad = {key: torch.zeros(6, 5, dtype=rows[key].dtype) for key in ("attention_mask", "agent_mask", "token_reward")}
     wide = TensorDict(
         {key: torch.cat([rows[key], pad[key]], -1) for key in pad}
         | {"tokens": torch.cat([rows["tokens"], torch.full((6, 5), 7)], -1), "terminated": rows["terminated"]},
@@ -106,7 +106,7 @@ def test_reductions_agree(make_loss, rows):
 def test_a_mean_counts_decisions(make_loss, rows):
     options = {"actor_normalizer": "action"}
     mean, summed = make_loss(**options)(rows), make_loss(reduction="sum", **options)(rows)
-    n, utterances = rows["action_mask"][:, 1:].sum(), number_of_utterances(rows)
+    n, utterances = rows["agent_mask"][:, 1:].sum(), number_of_utterances(rows)
     for key, value in losses_of(mean).items():
         by_utterance = isinstance(make_loss(), UtteranceILQLLoss) and key != "loss_actor"
         torch.testing.assert_close(value, summed[key] / (utterances if by_utterance else n), rtol=1e-4, atol=1e-6)
@@ -119,7 +119,7 @@ def test_loss_mask_takes_rows_out(make_loss, rows, reduction):
     kept = torch.tensor([True, True, False, True, False, True])
     masked = rows.clone().set(("collector", "mask"), kept)
     expected = losses_of(loss(rows[kept]))
-    masked["token_reward"][~kept] = torch.where(masked["action_mask"][~kept], 1e6, 0.0)
+    masked["token_reward"][~kept] = torch.where(masked["agent_mask"][~kept], 1e6, 0.0)
     assert_same(losses_of(loss(masked)), expected, rtol=1e-4, atol=1e-5)
     loss.loss_mask_key = None
     unmasked = losses_of(loss(rows.clone().set(("collector", "mask"), kept)))
@@ -138,7 +138,7 @@ def test_a_lazy_stack_of_rows(make_loss, rows):
 
 def test_rows_without_an_action_cost_nothing_and_break_nothing(make_loss, rows):
     quiet = rows.clone()
-    quiet["action_mask"] = torch.zeros_like(quiet["action_mask"])
+    quiet["agent_mask"] = torch.zeros_like(quiet["agent_mask"])
     quiet["token_reward"] = torch.zeros_like(quiet["token_reward"])
     loss = make_loss()
     if getattr(loss, "transition_weight", 0):
@@ -169,7 +169,7 @@ def test_set_keys(make_loss, rows):
     loss = make_loss()
     expected = loss(rows)
     moved = rows.clone()
-    for name in ("action_mask", "token_reward", "terminated"):
+    for name in ("agent_mask", "token_reward", "terminated"):
         if name in loss._row_entries:
             moved.rename_key_(name, ("agent", name))
             loss.set_keys(**{name: ("agent", name)})
@@ -189,8 +189,8 @@ def test_dispatch_takes_tensors(make_loss, rows):
 
 
 def test_missing_entry_is_named(make_loss, rows):
-    with pytest.raises(KeyError, match=r"action_mask.*set_keys"):
-        make_loss()(rows.exclude("action_mask"))
+    with pytest.raises(KeyError, match=r"agent_mask.*set_keys"):
+        make_loss()(rows.exclude("agent_mask"))
 
 
 def test_wrong_shape_is_named(make_loss, rows):

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_dt, make_rows
 from tests.objectives.oracle_dt import dt_loss
-from torchrl_lang.data import CharTokenizer, Episode, Turn, row_buffer, to_rows
+from torchrl_lang.data import row_buffer
 from torchrl_lang.functional import return_conditions, utterance_states
 from torchrl_lang.modules import (
     ReturnConditionedActor,
@@ -22,6 +22,7 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import adamw, train_steps
 
 MODES = ("constant", "decremented")
@@ -73,7 +74,7 @@ def test_utterances_with_nothing_between_them_are_split_by_their_end():
     unfinished = TensorDict(
         tokens=tokens[:, :5],
         attention_mask=real[:, :5],
-        action_mask=agent[:, :5],
+        agent_mask=agent[:, :5],
         token_reward=torch.zeros(1, 5),
         batch_size=[1],
     )
@@ -101,7 +102,7 @@ def test_it_equals_plain_loops(mode, options, masked):
     for seed in range(3):
         rows = make_rows(8, seed=seed)
         rows["token_reward"] = rows["token_reward"].double()
-        rows["tokens"] = torch.where(rows["action_mask"] & (rows["tokens"] % 3 == 0), 3, rows["tokens"])
+        rows["tokens"] = torch.where(rows["agent_mask"] & (rows["tokens"] % 3 == 0), 3, rows["tokens"])
         mask = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(seed)) < 0.6
         if masked:
             rows["train_mask"] = mask
@@ -134,14 +135,14 @@ def test_without_an_embedding_of_returns_it_is_behaviour_cloning(mode):
 def test_a_reward_changes_the_return_of_earlier_states_alone():
     """With returns to go, what was earned before a state does not matter there; a constant return contains it."""
     rows = make_rows()
-    first = rows["action_mask"] & (rows["action_mask"].cumsum(-1) == 1)
+    first = rows["agent_mask"] & (rows["agent_mask"].cumsum(-1) == 1)
     richer = rows.clone().set("token_reward", torch.where(first, rows["token_reward"] + 5, rows["token_reward"]))
-    runs = utterance_states(rows["attention_mask"], rows["action_mask"]).cumsum(-1)
+    runs = utterance_states(rows["attention_mask"], rows["agent_mask"]).cumsum(-1)
     for mode in MODES:
         trunk = split_actor(make_dt(mode).actor_network).trunk.module
         seen = []
         for batch in (rows, richer):
-            masks = batch["attention_mask"], batch["action_mask"]
+            masks = batch["attention_mask"], batch["agent_mask"]
             conditions = return_conditions(*masks, batch["token_reward"], mode)
             seen.append(trunk.returns.condition(batch["tokens"], conditions, VOCAB))
         changed = (seen[0] != seen[1])[1:]  # the first row has no action
@@ -190,7 +191,7 @@ def test_returns_outside_the_range_are_named(mode):
     for _ in range(2):
         with pytest.raises(ValueError, match=r"a return outside \[-0.1, 0.1\].*at position \d+: .*wider low and high"):
             loss(rows)
-    alone = rows.clone().set(("collector", "mask"), ~rows["action_mask"].any(-1))  # the row without actions
+    alone = rows.clone().set(("collector", "mask"), ~rows["agent_mask"].any(-1))  # the row without actions
     assert loss(alone)["loss_actor"].isfinite()
     beyond = ReturnEmbedding(WIDTH, 1.0, 2.0, mode=mode)
     assert DecisionTransformerLoss(condition_on_returns(make_actor(), beyond))(rows[:0])["loss_actor"] == 0

@@ -70,7 +70,7 @@ def test_the_weight_of_the_divergence(name):
         rows["token_log_prob"] = torch.full(rows["tokens"].shape, -2.0, dtype=torch.float64)
         out = loss(loss.estimate(rows))
         # PPO reports the divergence of a row, the sum over its decisions.
-        decisions, played = rows["action_mask"].sum(), rows["action_mask"].any(-1).sum()
+        decisions, played = rows["agent_mask"].sum(), rows["agent_mask"].any(-1).sum()
         expected = 0.1 * out["kl"] * played / decisions
     else:
         make = make_oreo if name == "oreo" else make_bc
@@ -90,7 +90,7 @@ def test_the_penalty_of_a_reward():
 def test_the_weight_of_the_environments_tokens():
     """``.3`` is no number of float32. By hand: each real token but a row's first has its weight, over their number."""
     actor, rows = make_actor().double(), in_float64(make_rows())
-    tokens, real, agent = rows["tokens"], rows["attention_mask"], rows["action_mask"]
+    tokens, real, agent = rows["tokens"], rows["attention_mask"], rows["agent_mask"]
     log_prob = actor(rows.copy())["logits"].log_softmax(-1)
     total = count = 0.0
     for row, place in (real[:, 1:]).nonzero().tolist():

@@ -119,7 +119,7 @@ def test_values_by_hand():
     rows = TensorDict(
         tokens=torch.tensor([[4, 1, 2, 9]]),
         attention_mask=torch.ones(1, 4, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, True, False]]),
+        agent_mask=torch.tensor([[False, True, True, False]]),
         token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
         terminated=torch.tensor([[True]]),
         batch_size=[1],

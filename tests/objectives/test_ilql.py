@@ -65,7 +65,7 @@ def test_one_row_by_hand():
     rows = TensorDict(
         tokens=torch.tensor([[0, 1, 1]]),
         attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, True]]),
+        agent_mask=torch.tensor([[False, True, True]]),
         token_reward=torch.tensor([[0.0, 1.0, -1.0]]),
         terminated=torch.tensor([[False]]),
         batch_size=[1],
@@ -92,7 +92,7 @@ def two_turns(*, terminated):
     rows = TensorDict(
         tokens=agent.long(),
         attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        action_mask=agent,
+        agent_mask=agent,
         token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0, 0.0, -1.0]]),
         terminated=torch.tensor([[terminated]]),
         batch_size=[1],
@@ -188,7 +188,7 @@ def test_half_expectile_is_half_the_squared_error():
     rows, (v, _, target, _) = table_rows()
     got = table_loss(2, 5, expectile=0.5)(rows)["loss_value"].item()
     errors = []
-    for b, p in np.argwhere(rows["action_mask"].numpy()):
+    for b, p in np.argwhere(rows["agent_mask"].numpy()):
         errors.append(target[b, p - 1, :, rows["tokens"][b, p]].min() - v[b, p - 1])
     assert got == pytest.approx(0.5 * np.mean(np.square(errors)), rel=1e-5)
 
@@ -263,7 +263,7 @@ def test_heads_run_at_decisions_only_and_the_target_at_the_taken_action(rows):
     head.forward = lambda hidden: seen.append(("full", len(hidden))) or full(hidden)
     head.taken = lambda hidden, action: seen.append(("taken", len(hidden))) or taken(hidden, action)
     loss(rows)
-    n = int(rows["action_mask"][:, 1:].sum())
+    n = int(rows["agent_mask"][:, 1:].sum())
     assert seen == [("taken", n), ("taken", n)]
     seen.clear()
     loss.cql_weight = 0.1

@@ -39,7 +39,7 @@ def to_rows(data):
     rows = TensorDict(
         tokens=tokens,
         attention_mask=attention,
-        action_mask=torch.zeros(n_rows, width, dtype=torch.bool),
+        agent_mask=torch.zeros(n_rows, width, dtype=torch.bool),
         token_reward=torch.zeros(n_rows, width),
         terminated=torch.zeros(n_rows, 1, dtype=torch.bool),
         batch_size=[n_rows],
@@ -52,7 +52,7 @@ def to_rows(data):
             places.append((b, j, int(p)))
         for j in range(slots):
             position = int(data["action_idxs"][b, j]) + 1
-            rows["action_mask"][b, position] = True
+            rows["agent_mask"][b, position] = True
             rows["token_reward"][b, position] = float(data["rewards"][b, j])
         rows["terminated"][b] = bool(data["terminals"][b, slots])
     return rows, places
@@ -146,7 +146,7 @@ def test_a_cut_off_row_counts_its_own_decisions_only():
     """The paper's code counts a padded slot of each such row as one more action."""
     data, _ = load(20)
     rows, _ = to_rows(data)
-    assert int(rows["action_mask"][:, 1:].sum()) == int((data["terminals"][:, :-1] == 0).sum()) - 1
+    assert int(rows["agent_mask"][:, 1:].sum()) == int((data["terminals"][:, :-1] == 0).sum()) - 1
 
 
 # -- a whole model ---------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def terms_with_the_papers_fault(loss, rows):
         "cql": loss.cql_weight * cql_term(q, action),
         "margin": loss.margin_weight * margin_term(q, action),
     }
-    n = rows["action_mask"].sum() + 2
+    n = rows["agent_mask"].sum() + 2
     terms = {name: (out[f"loss_{name}"] + value.sum()) / n for name, value in fault.items()}
     return terms | {"actor": out["loss_actor"] / rows["attention_mask"][:, 1:].sum()}
 

@@ -152,7 +152,7 @@ def one_row(*, terminated=True):
     return TensorDict(
         tokens=torch.tensor([[4, 5, 6, 7, 8]]),
         attention_mask=torch.ones(1, 5, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, False, True, False]]),
+        agent_mask=torch.tensor([[False, True, False, True, False]]),
         token_reward=torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0]]),
         terminated=torch.tensor([[terminated]]),
         batch_size=[1],
@@ -207,7 +207,7 @@ def spoken_row(*utterances):
     tokens, agent = [4], [False]
     for utterance in utterances:
         tokens, agent = [*tokens, *utterance, 4], [*agent, *[True] * len(utterance), False]
-    row = TensorDict(tokens=torch.tensor([tokens]), action_mask=torch.tensor([agent]), batch_size=[1])
+    row = TensorDict(tokens=torch.tensor([tokens]), agent_mask=torch.tensor([agent]), batch_size=[1])
     return row.update({"attention_mask": torch.ones(1, len(tokens), dtype=torch.bool),
                        "token_reward": torch.zeros(1, len(tokens)),
                        "terminated": torch.ones(1, 1, dtype=torch.bool)})  # fmt: skip
@@ -302,7 +302,7 @@ def test_a_bandit_ends_at_the_closed_form(level):
     rows = TensorDict(
         tokens=torch.stack([torch.full((VOCAB,), 4), torch.arange(VOCAB)], -1),
         attention_mask=torch.ones(VOCAB, 2, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True]]).expand(VOCAB, 2),
+        agent_mask=torch.tensor([[False, True]]).expand(VOCAB, 2),
         token_reward=torch.stack([torch.zeros(VOCAB), rewards], -1),
         terminated=torch.ones(VOCAB, 1, dtype=torch.bool),
         batch_size=[VOCAB],

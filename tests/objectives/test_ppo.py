@@ -67,7 +67,7 @@ LOSSES = {
 def acted(rows, seed=4):
     """The rows with all that PPO reads, so that some ratios are clipped and some are not."""
     g = torch.Generator().manual_seed(seed)
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     with torch.no_grad():
         log_prob = row_log_prob(make_actor(), rows)
     noise = {"token_log_prob": 0.3, "ref_log_prob": 0.5}
@@ -110,10 +110,10 @@ def test_any_batch_shape(make_loss, rows, shape):
 def test_padding_changes_nothing(make_loss, rows):
     """Wider rows, and anything at all on the padding and on the environment's tokens."""
     loss = make_loss()
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     wide = {key: nn.functional.pad(value, (0, 5)) for key, value in rows.items() if key != "terminated"}
     for key in ("token_log_prob", "ref_log_prob", "advantage", "value_target", "state_value"):
-        wide[key] = torch.where(wide["action_mask"], wide[key], torch.nan)
+        wide[key] = torch.where(wide["agent_mask"], wide[key], torch.nan)
     wide["tokens"] = torch.where(wide["attention_mask"], wide["tokens"], 9)
     assert not agent.all()
     contract.assert_same(loss(TensorDict(wide, batch_size=[6])), loss(rows), rtol=1e-5, atol=1e-6)
@@ -136,7 +136,7 @@ def test_loss_mask_takes_rows_out(make_loss, rows, reduction):
 
 def test_a_mean_counts_decisions(make_loss, rows):
     mean, summed = make_loss()(rows), make_loss(reduction="sum")(rows)
-    n = rows["action_mask"].sum()
+    n = rows["agent_mask"].sum()
     for key, value in losses_of(mean).items():
         torch.testing.assert_close(value, summed[key] / n, rtol=1e-4, atol=1e-6)
 
@@ -201,7 +201,7 @@ def one_decision_each(tokens, **entries):
     rows = TensorDict(
         tokens=torch.stack([torch.full((n,), 3), tokens, torch.full((n,), 2)], -1),
         attention_mask=torch.ones(n, 3, dtype=torch.bool),
-        action_mask=torch.tensor([False, True, False]).expand(n, 3),
+        agent_mask=torch.tensor([False, True, False]).expand(n, 3),
         batch_size=[n],
     )
     return rows.update({key: nn.functional.pad(value[:, None], (1, 1)) for key, value in entries.items()})
@@ -297,7 +297,7 @@ def test_pieces_change_nothing(rows):
 
 def test_normalised_advantages(rows):
     """Standardised over the decisions alone, and a single one becomes zero."""
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     mine = rows.clone()
     mean, std = rows["advantage"][agent].mean(), rows["advantage"][agent].std()
     mine["advantage"] = torch.where(agent, (rows["advantage"] - mean) / std, 0.0)
@@ -314,8 +314,8 @@ def test_a_controller_sets_the_weight_and_the_metric_feeds_it(rows):
     loss = make_all_terms(kl_weight=controller)
     out = loss(rows)
     torch.testing.assert_close(out["loss_kl"], make_all_terms(kl_weight=0.2)(rows)["loss_kl"])
-    n = rows["action_mask"].any(-1).sum()
-    torch.testing.assert_close(out["kl"], out["loss_kl"].detach() / 0.2 * rows["action_mask"].sum() / n)
+    n = rows["agent_mask"].any(-1).sum()
+    torch.testing.assert_close(out["kl"], out["loss_kl"].detach() / 0.2 * rows["agent_mask"].sum() / n)
     controller.update(5.0, n=int(n))
     changed = loss(rows)["loss_kl"]
     torch.testing.assert_close(changed, out["loss_kl"] * controller.coef / 0.2)
@@ -413,7 +413,7 @@ def test_ratios_are_one_on_fresh_data(options):
     env = corridor()
     policy = speaker(env, **options)
     rows = play(env, policy)
-    decision = decision_mask(rows["action_mask"])
+    decision = decision_mask(rows["agent_mask"])
     rows["value_target"] = torch.zeros_like(rows["token_log_prob"])
     for sign in (1.0, -1.0):
         rows["advantage"] = torch.full_like(rows["token_log_prob"], sign)
@@ -433,8 +433,8 @@ def test_nothing_is_left_to_chance_in_the_last_slot():
     rows["advantage"] = rows["value_target"] = torch.zeros_like(rows["token_log_prob"])
     options = {"kl_weight": 1.0, "kl_estimator": "exact", "reference": frozen_copy(other), "entropy_weight": 1.0}
     out = PPOLoss(policy, value_module(ValueHead(32)), reduction="none", **options)(rows)
-    decision = decision_mask(rows["action_mask"])
-    second = decision & rows["action_mask"]  # utterances have two slots
+    decision = decision_mask(rows["agent_mask"])
+    second = decision & rows["agent_mask"]  # utterances have two slots
     assert second.sum() > 50
     for key in ("loss_entropy", "loss_kl"):
         assert not out[key][second].any()
@@ -447,7 +447,7 @@ def test_ratios_are_one_for_a_bare_language_actor():
         log_prob = actor.get_dist(rows).log_prob(shift_left(rows["tokens"]))
     numbers = {"token_log_prob": log_prob.roll(1, -1), "advantage": torch.ones(6, T), "value_target": torch.ones(6, T)}
     out = make_ppo(reduction="none", **PLAIN)(rows.update(numbers))
-    ratio = -out["loss_objective"][decision_mask(rows["action_mask"])]
+    ratio = -out["loss_objective"][decision_mask(rows["agent_mask"])]
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
     torch.testing.assert_close(out["ESS"], torch.tensor(1.0))
 
@@ -464,7 +464,7 @@ def test_estimates_are_gae_on_the_flattened_tokens():
     actor, (_, head) = make_actor(), make_heads()
     with torch.no_grad():
         value = head.module(actor[0](rows.clone())["hidden"]).squeeze(-1)
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     found = find_decisions(rows["attention_mask"], agent)
     row, place = found.row[found.state], found.position[found.state]
     v = value[found.row, found.position]
@@ -489,7 +489,7 @@ def test_estimates_know_turns_and_leave_modes_alone():
     assert torch.equal(loss.estimate(rows)["state_value"], again["state_value"])
     assert loss.actor_network[0].training
     assert all(module.training for module in dropped)
-    last_of_turn = rows["action_mask"] & ~shift_left(rows["action_mask"]) & shift_left(rows["attention_mask"])
+    last_of_turn = rows["agent_mask"] & ~shift_left(rows["agent_mask"]) & shift_left(rows["attention_mask"])
     assert last_of_turn.sum() > 5
     # Nothing of later turns arrives: there the target is the reward alone.
     torch.testing.assert_close(rows["value_target"][last_of_turn], rows["token_reward"][last_of_turn])
@@ -500,7 +500,7 @@ def test_the_end_of_action_tells_turns_apart_where_nobody_answers(ends):
     rows = TensorDict(
         tokens=torch.tensor([[4, 7, 1, 7, 1, 5]]),
         attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, True, True, True, False]]),
+        agent_mask=torch.tensor([[False, True, True, True, True, False]]),
         token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0, 2.0, 0.0]]),
         terminated=torch.tensor([[True]]),
         batch_size=[1],
@@ -539,7 +539,7 @@ def test_a_certain_slot_is_worth_what_follows_it():
     rows = TensorDict(
         tokens=torch.tensor([[3, 1, 2, 0, 1, 2]]),
         attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, True, False, True, True]]),
+        agent_mask=torch.tensor([[False, True, True, False, True, True]]),
         token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]]),
         terminated=torch.tensor([[False]]),
         state_value=acted,
@@ -567,12 +567,12 @@ def test_values_written_while_acting_are_those_of_a_pass_over_the_rows():
     loss = PPOLoss(policy, value_module(head), lmbda=0.0, turn_lmbda=0.0)
     computed = loss.estimate(rows.exclude("state_value"))
     acted = rows["state_value"]
-    known = rows["action_mask"] & ~acted.isnan()
+    known = rows["agent_mask"] & ~acted.isnan()
     assert known.any()
     torch.testing.assert_close(acted[known], computed["state_value"][known], rtol=1e-4, atol=1e-5)
     reused = loss.estimate(rows.clone(), reuse_values=True)
     assert reused["advantage"].isfinite().all()
-    forced = reused["advantage"][rows["action_mask"] & acted.isnan()]
+    forced = reused["advantage"][rows["agent_mask"] & acted.isnan()]
     torch.testing.assert_close(forced, torch.zeros_like(forced), rtol=0, atol=1e-6)
     losses = loss(reused)
     assert all(losses[key].isfinite() for key in losses.keys() if key.startswith("loss_"))
@@ -615,7 +615,7 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
     rows = acted(make_rows()).exclude("advantage", "value_target", "state_value")
     loss.estimate(rows)
     if "value_clip" in options:
-        rows["state_value"] = rows["state_value"] + torch.where(rows["action_mask"], 0.3 * rows["advantage"], 0.0)
+        rows["state_value"] = rows["state_value"] + torch.where(rows["agent_mask"], 0.3 * rows["advantage"], 0.0)
     actor, (_, head) = make_actor(), make_heads()
     hidden = TensorDictModule(AtLast(actor[0].module), in_keys=["tokens", "last"], out_keys=["hidden"])
     prob = ProbabilisticTensorDictModule(
@@ -630,7 +630,7 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
         critic_coeff=0.5,
         loss_critic_type="l2",
     )
-    row, last = decision_mask(rows["action_mask"]).nonzero(as_tuple=True)
+    row, last = decision_mask(rows["agent_mask"]).nonzero(as_tuple=True)
     flat = {key: rows[key][row, last + 1].unsqueeze(-1) for key in ("advantage", "value_target", "state_value")}
     # TorchRL counts from the value that the tensordict holds, and its critic writes over the key in a copy of it.
     steps = TensorDict(

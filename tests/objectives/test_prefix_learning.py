@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import CharTokenizer, play_to_end, row_buffer
+from torchrl_lang.data import play_to_end, row_buffer
 from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
@@ -22,6 +22,7 @@ from torchrl_lang.modules import (
     with_prefix,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.training import adamw, train_steps
 
 LETTERS, WIDTH = CharTokenizer.from_alphabet("abcd?"), 32

@@ -97,7 +97,7 @@ def one_row(*, terminated=False):
     rows = TensorDict(
         tokens=torch.tensor([[0, 1, 1]]),
         attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, True]]),
+        agent_mask=torch.tensor([[False, True, True]]),
         token_reward=torch.tensor([[0.0, 1.0, -1.0]]),
         terminated=torch.tensor([[terminated]]),
         batch_size=[1],
@@ -251,7 +251,7 @@ def test_the_backup_is_computed_in_chunks(kind, rows):
     head.forward = lambda hidden: seen.append(len(hidden)) or full(hidden)
     out = loss(rows)
     assert max(seen) == 4
-    n, ended = int(rows["action_mask"][:, 1:].sum()), int(rows["terminated"][rows["action_mask"].any(-1)].sum())
+    n, ended = int(rows["agent_mask"][:, 1:].sum()), int(rows["terminated"][rows["agent_mask"].any(-1)].sum())
     assert sum(seen) == (n - ended) * (2 if kind == "bcq" else 1)  # the successors, and no other state
     for name, value in losses_of(out).items():
         torch.testing.assert_close(value, expected[name])
@@ -306,7 +306,7 @@ def test_targets_are_constants(kind):
     table = rows["table"].requires_grad_()
     q_loss(kind)(rows)["loss_qvalue"].backward()
     touched_places = table.grad[..., 1:11].unflatten(-1, (2, 5)).abs().sum(2).nonzero()
-    agent = {(b, p - 1, rows["tokens"][b, p].item()) for b, p in rows["action_mask"].nonzero().tolist()}
+    agent = {(b, p - 1, rows["tokens"][b, p].item()) for b, p in rows["agent_mask"].nonzero().tolist()}
     assert {tuple(place) for place in touched_places.tolist()} <= agent
     assert touched_places.numel()
     assert not table.grad[..., 11:].any()
@@ -364,7 +364,7 @@ def test_a_frozen_prior_takes_the_actors_place(rows):
     for name, value in own(rows).items():
         torch.testing.assert_close(same(rows)[name], value)
     other = make_qbackup(PsiLoss, gamma=0.0, prior=frozen_copy(make_actor(seed=7)))
-    agent = rows["action_mask"]
+    agent = rows["agent_mask"]
     difference = (row_log_prob(make_actor(seed=7), rows) - row_log_prob(make_actor(), rows))[agent].mean()
     assert abs(difference) > 1e-3
     torch.testing.assert_close(other(rows)["td_target"] - own(rows)["td_target"], difference, rtol=1e-4, atol=1e-5)

@@ -217,7 +217,7 @@ def two_tokens(*, terminated, rewards=(0.25, 0.5)):
     return TensorDict(
         tokens=torch.tensor([[4, 1, 2]]),
         attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        action_mask=torch.tensor([[False, True, True]]),
+        agent_mask=torch.tensor([[False, True, True]]),
         token_reward=torch.tensor([[0.0, *rewards]]),
         terminated=torch.tensor([[terminated]]),
         batch_size=[1],
@@ -257,7 +257,7 @@ def test_with_all_values_at_their_maximum_it_is_behaviour_cloning(options):
     """Episodes that all end with the greatest return, and a target that has not left the reference."""
     rows = make_rows(seed=4)
     rows["terminated"][:] = True
-    last = rows["action_mask"] & (rows["action_mask"].flip(-1).cumsum(-1).flip(-1) == 1)
+    last = rows["agent_mask"] & (rows["agent_mask"].flip(-1).cumsum(-1).flip(-1) == 1)
     rows["token_reward"] = last.float()
     actor = uneven(0)
     found = QSFTLoss(actor, frozen_copy(actor), gamma=1.0, **options)(rows)
@@ -297,7 +297,7 @@ def test_truncated_is_not_terminated(terminated):
     last = rows["attention_mask"].sum(-1) - 1
     moved = rows.clone()  # a row's last token: a decision's state only where the agent wrote nothing after it
     moved["tokens"][torch.arange(6), last] = torch.where(
-        rows["action_mask"][torch.arange(6), last], rows["tokens"][torch.arange(6), last], 7
+        rows["agent_mask"][torch.arange(6), last], rows["tokens"][torch.arange(6), last], 7
     )
     changed = make(gamma=1.0, threshold=0.9)(moved)["td_target"]
     assert torch.equal(found, changed) if terminated else not torch.equal(found, changed)

@@ -8,16 +8,7 @@ import pytest
 import torch
 from torchrl.objectives.llm import GRPOLoss
 
-from torchrl_lang.data import (
-    CharTokenizer,
-    Episode,
-    Turn,
-    row_buffer,
-    row_returns,
-    rows_from_rollout,
-    rows_from_triples,
-    to_rows,
-)
+from torchrl_lang.data import row_buffer, row_returns, rows_from_rollout, rows_from_triples
 from torchrl_lang.envs import PromptEnv
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import (
@@ -30,6 +21,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import adamw, total_loss, train_steps
 from torchrl_lang.transforms import KLConstrainedTransform, RowReference, frozen_copy
 

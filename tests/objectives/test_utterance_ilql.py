@@ -101,7 +101,7 @@ def test_terms_match_plain_loops(options, seed, heads, masked):
 def test_spans_are_those_of_plain_loops(end_of_action):
     for seed in range(20):
         rows, _ = table_rows(seed)
-        masks = rows["attention_mask"], rows["action_mask"]
+        masks = rows["attention_mask"], rows["agent_mask"]
         ends = turn_end_mask(*masks, rows["tokens"], end_of_action)
         found = find_utterances(*masks, ends, rows["terminated"][:, 0])
         states, utterances = [], []
@@ -123,7 +123,7 @@ def three_turns(*, terminated, tokens=(0, 1, 2, 0, 2, 0, 1, 1)):
     return TensorDict(
         tokens=torch.tensor([tokens]),
         attention_mask=torch.ones(1, 8, dtype=torch.bool),
-        action_mask=torch.tensor([AGENT]),
+        agent_mask=torch.tensor([AGENT]),
         token_reward=torch.tensor([[0.0, -0.25, -0.5, 0.0, -1.0, 0.0, 0.5, 0.25]]),
         terminated=torch.tensor([[terminated]]),
         table=make_table(
@@ -196,9 +196,9 @@ def test_without_temperature_the_policys_loss_is_behaviour_cloning(rows):
 def test_utterances_of_one_token_are_ilqls_decisions():
     """Then only the form of Q differs: equal where the token's values are."""
     rows, _ = table_rows()
-    agent = torch.zeros_like(rows["action_mask"])
+    agent = torch.zeros_like(rows["agent_mask"])
     agent[:, 1::2] = rows["attention_mask"][:, 1::2]
-    rows["action_mask"], rows["terminated"][:] = agent, True
+    rows["agent_mask"], rows["terminated"][:] = agent, True
     rows["token_reward"] = torch.where(agent, rows["token_reward"] + 0.5, 0.0)
     ours = table_loss(2)(rows)
     n, width = rows["tokens"].shape
@@ -342,7 +342,7 @@ def appended(prompts, action, control):
         agent = torch.zeros_like(tokens, dtype=torch.bool)
         agent[len(begin) : len(begin) + len(written)] = True
         attention = torch.arange(len(tokens)) < len(begin) + len(written)
-        masks = {"attention_mask": attention, "action_mask": agent, "terminated": torch.tensor([True])}
+        masks = {"attention_mask": attention, "agent_mask": agent, "terminated": torch.tensor([True])}
         rows.append(TensorDict(tokens=tokens, token_reward=torch.zeros(len(tokens)), **masks))
     return torch.stack(rows)
 
@@ -398,6 +398,6 @@ def test_utterance_values_learn_other_things_than_token_values():
     tokenwise, whole = make_ilql(cql_weight=0.0), make_utterance_ilql(make_actor())
     tokenwise.reduction = whole.reduction = "none"
     counts = [int((loss(rows)["loss_qvalue"] != 0).sum()) for loss in (tokenwise, whole)]
-    assert counts[0] == int(rows["action_mask"].sum())
+    assert counts[0] == int(rows["agent_mask"].sum())
     assert counts[1] == sum(len(utterances_of(rows, row)[0]) for row in range(len(rows)))
     assert counts[1] < counts[0]

@@ -30,7 +30,7 @@ def rows():
     return TensorDict(
         tokens=torch.arange(32).reshape(4, 8) % (VOCAB - 1) * attention + attention,
         attention_mask=attention,
-        action_mask=AGENT,
+        agent_mask=AGENT,
         token_reward=AGENT.float(),
         terminated=ENDED[:, None],
         batch_size=[4],
@@ -58,7 +58,7 @@ def test_up_to_the_last_decision_or_the_state_that_bootstraps(make):
 def test_what_stands_behind_changes_nothing(name):
     batch = make_rows()
     batch["terminated"][:] = True
-    behind = batch["action_mask"].flip(-1).cummax(-1).values.flip(-1).logical_not() & batch["attention_mask"]
+    behind = batch["agent_mask"].flip(-1).cummax(-1).values.flip(-1).logical_not() & batch["attention_mask"]
     assert behind.any()
     other = batch.clone()
     other["tokens"] = torch.where(behind, (batch["tokens"] + 3) % VOCAB, batch["tokens"])
@@ -80,7 +80,7 @@ def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypa
     monkeypatch.setattr(policy_loss, "gather_inputs", read)
     loss = make(transition_weight=0.5, logits_chunk=chunk)
     assert loss(batch)["loss_transition"] > 0
-    theirs = (batch["attention_mask"] & ~batch["action_mask"])[:, 1:]
+    theirs = (batch["attention_mask"] & ~batch["agent_mask"])[:, 1:]
     places = torch.nn.functional.pad(theirs, (0, 1)).flatten().nonzero().flatten()
     assert seen == [places.tolist()]
     batch["collector", "mask"] = torch.arange(6) % 3 > 0
@@ -92,7 +92,7 @@ def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypa
 @pytest.mark.parametrize("make", [make_oreo, make_qsft])
 def test_an_environment_that_says_nothing(make, chunk):
     batch = make_rows()
-    batch["action_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 0)
+    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 0)
     loss = make(transition_weight=0.5, logits_chunk=chunk)
     out = loss(batch)
     assert out["loss_transition"] == 0

@@ -25,13 +25,13 @@ CONTROL = ControlTokens(pad=0, end_of_action=1, forbidden=())
 
 def with_garbage(rows):
     """Other rewards where the agent wrote nothing."""
-    return rows.clone().set("token_reward", torch.where(rows["action_mask"], rows["token_reward"], 1e3))
+    return rows.clone().set("token_reward", torch.where(rows["agent_mask"], rows["token_reward"], 1e3))
 
 
 @pytest.mark.parametrize("name", [*every_loss(), "ppo"])
 def test_losses(name, monkeypatch):
-    def without_rewards(tokens, attention_mask, action_mask, token_reward=None, **options):
-        return check_values(tokens, attention_mask, action_mask, None, **options)
+    def without_rewards(tokens, attention_mask, agent_mask, token_reward=None, **options):
+        return check_values(tokens, attention_mask, agent_mask, None, **options)
 
     check_values = base.check_values
     monkeypatch.setattr(base, "check_values", without_rewards)  # it refuses such rows
@@ -56,7 +56,7 @@ def test_returns_and_what_is_chosen_by_them():
 @pytest.mark.parametrize("mode", ["constant", "decremented"])
 def test_return_conditions(mode, tmp_path):
     rows = make_rows()
-    keys = ("attention_mask", "action_mask", "token_reward")
+    keys = ("attention_mask", "agent_mask", "token_reward")
     expected, found = (return_conditions(*(r[key] for key in keys), mode) for r in (rows, with_garbage(rows)))
     torch.testing.assert_close(found, expected)
     options = DT(data=tmp_path, out=tmp_path, mode=mode)
@@ -81,7 +81,7 @@ def test_reports():
     walks = TensorDict(
         tokens=torch.tensor([[0, 3, 5, 7, 0]]),
         attention_mask=torch.tensor([[True, True, True, True, False]]),
-        action_mask=torch.tensor([[False, False, True, True, False]]),
+        agent_mask=torch.tensor([[False, False, True, True, False]]),
         token_reward=torch.tensor([[0.0, 0.0, -1.0, -1.0, 0.0]]),
         terminated=torch.tensor([[True]]),
         batch_size=[1],

@@ -25,7 +25,7 @@ def make_utterance_ilql(actor, **options):
 
 def utterances_of(rows, row, end_of_action=None):
     """One row's finished utterances as lists of the positions of their tokens, and the position that bootstraps."""
-    tokens, agent, length = rows["tokens"][row], rows["action_mask"][row], int(rows["attention_mask"][row].sum())
+    tokens, agent, length = rows["tokens"][row], rows["agent_mask"][row], int(rows["attention_mask"][row].sum())
     found, current = [], []
     for p in range(1, length):
         if not agent[p]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.demos import Trainings
-from torchrl_lang.recipes.prepare_visual_dialogue import PrepareVisualDialogue, main
+from torchrl_lang.envs.visual_dialogue.prepare import PrepareVisualDialogue, main
 
 SMALL = {
     "train": 48,

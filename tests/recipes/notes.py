@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from torchrl_lang._files import Fields
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.storage import Fields
 
 
 def from_own_notes(task: Task, /, **change: Any) -> Task:

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 
 from tests.processes import Forked, Program, run
 from torchrl_lang.__main__ import main
+from torchrl_lang.envs.random_walks.task import RandomWalksTask
 from torchrl_lang.envs.wordle import DecisionTree
+from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.demo import parallel
 from torchrl_lang.recipes.options import Options, add_options, option, options_from
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksTask
-from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
 

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from torchrl_lang.__main__ import COMMANDS, WHOLE, main
+from torchrl_lang._files import FileError, read_tensors
 from torchrl_lang.recipes.bc import BC
 from torchrl_lang.recipes.config_file import read_config, write_config
 from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.options import Options, option, pairs
 from torchrl_lang.recipes.ppo import PPO
 from torchrl_lang.recipes.rejection import Rejection
-from torchrl_lang.storage import FileError, read_tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

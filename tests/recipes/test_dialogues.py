@@ -11,24 +11,25 @@ import torch
 from transformers import AutoTokenizer
 
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import CharTokenizer, Episode, Turn, dataset_from_jsonl, load_dataset, row_buffer, to_rows
-from torchrl_lang.data.tokenizers import UNKNOWN
+from torchrl_lang._files import folder_lock, read_tensors
+from torchrl_lang.data import dataset_from_jsonl, load_dataset, row_buffer
 from torchrl_lang.envs.visual_dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
+from torchrl_lang.envs.visual_dialogue.serve import run_questioner
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import TiedQValueHead, language_actor
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline_evaluation import longest_utterance
-from torchrl_lang.recipes.serve_visual_dialogue import run_questioner
 from torchrl_lang.recipes.tasks import find_task
-from torchrl_lang.storage import folder_lock, read_tensors
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+from torchrl_lang.text.tokenizers import UNKNOWN
 from torchrl_lang.training import Checkpointer
 
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
 TINY = [*MODEL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
 
 OPPOSITES = """
-from torchrl_lang.data import CharTokenizer
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.envs import PromptEnv
 
 
@@ -157,7 +158,7 @@ def test_an_earlier_checkpoint_with_a_lower_loss_becomes_the_model(home, tmp_pat
 
 def test_values_are_reported_and_the_next_steps_are_shown(runs, capsys, tmp_path):
     report = json.loads((runs / "ilql" / "values.json").read_text())
-    assert report["tokens"] == int(load_dataset(runs / "ilql" / "data")[36:]["action_mask"].sum())
+    assert report["tokens"] == int(load_dataset(runs / "ilql" / "data")[36:]["agent_mask"].sum())
     assert "qvalue_fit" in read_columns(runs / "ilql" / "log.csv")
     assert main(train("ilql", runs, runs / "ilql", "--start", str(runs / "bc"))) == 0
     shown = capsys.readouterr().out

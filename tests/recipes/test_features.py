@@ -13,11 +13,11 @@ from tests.processes import spawned
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.data import load_dataset, write_dataset
+from torchrl_lang.envs.visual_dialogue.serve import run_questioner
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.serve_visual_dialogue import run_questioner
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.training import Checkpointer
 
@@ -40,7 +40,7 @@ FROM_BC = ("chai", "qsft", "oreo")
 GAME = """
 import torch
 
-from torchrl_lang.data import CharTokenizer
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.envs import TextGameEnv
 
 
@@ -120,7 +120,7 @@ def test_the_dataset_has_the_features_of_its_games(home):
     guess = dataset.tokenizer.encode("012")
     right = dataset.rows["token_reward"].sum(-1) == 1
     shown = prefix[:, 0].argmax(-1)
-    played = (dataset.rows["tokens"][:, :, None] == torch.tensor(guess)) & dataset.rows["action_mask"][:, :, None]
+    played = (dataset.rows["tokens"][:, :, None] == torch.tensor(guess)) & dataset.rows["agent_mask"][:, :, None]
     assert torch.equal(right, played.any(1)[torch.arange(400), shown])
     assert not {"prefix", "prefix_mask"} & set(load_dataset(home / "texts").rows.keys())
 

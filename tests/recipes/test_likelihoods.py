@@ -8,12 +8,12 @@ from tensordict import TensorDict
 
 from tests.recipes.interrupt import interrupted_at_evaluation
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.evaluation import read_columns
 from torchrl_lang.recipes import oreo, qsft
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.qsft import return_range
+from torchrl_lang.text import CharTokenizer
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
 
@@ -89,7 +89,7 @@ def test_the_range_of_returns_by_hand():
     rows = TensorDict(
         tokens=torch.tensor([[7, 7, end, 7, 7, end], [7, 7, end, 7, 0, 0]]),
         attention_mask=torch.tensor([[True] * 6, [True] * 4 + [False] * 2]),
-        action_mask=torch.tensor([[False, True, True, False, True, True], [False, True, True, False, False, False]]),
+        agent_mask=torch.tensor([[False, True, True, False, True, True], [False, True, True, False, False, False]]),
         token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0, 0.0, -4.0], [0.0, 0.0, 2.0, 0.0, 0.0, 0.0]]),
         batch_size=[2],
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.distill.test_ad import train as train_ad
+from tests.recipes.algorithm_distillation.test_ad import train as train_ad
 from tests.recipes.test_text_ad import record
 from tests.recipes.test_text_ad import train as train_text_ad
 from torchrl_lang.__main__ import main

@@ -18,14 +18,14 @@ from tensordict.nn import TensorDictModuleBase
 
 from tests.processes import Program, run, spawned
 from torchrl_lang.__main__ import main
-from torchrl_lang.distillation import read_run
+from torchrl_lang.algorithm_distillation import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
+from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import row_log_prob
 from torchrl_lang.recipes.collect import Games
 from torchrl_lang.recipes.initial_policy import load_initial_policy
 from torchrl_lang.recipes.online import OnlineRun, kl_transform
 from torchrl_lang.recipes.ppo import PPO, PPOLearner
-from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 from .test_workers import children, listed, shared_names
 
@@ -175,7 +175,7 @@ def test_the_games_of_a_run_are_recorded(recipe, start, tmp_path, monkeypatch):
     for epoch, collected in enumerate(played, start=1):
         of_epoch = [record for record in records if record.epoch == epoch]
         for number, row in enumerate(collected.rows.unbind(0)):
-            game, agent = [record for record in of_epoch if record.episode == number], row["action_mask"]
+            game, agent = [record for record in of_epoch if record.episode == number], row["agent_mask"]
             assert [token for record in game for token in record.response_tokens] == row["tokens"][agent].tolist()
             assert [value for record in game for value in record.log_probs] == row["token_log_prob"][agent].tolist()
             assert sum(record.reward for record in game) == row["token_reward"].sum()
@@ -184,7 +184,7 @@ def test_the_games_of_a_run_are_recorded(recipe, start, tmp_path, monkeypatch):
         assert total == pytest.approx(float(log_of(run)[epoch - 1]["return"]))
     begun = load_initial_policy(PPO(start=start, out=Path("unused")))
     rows = played[0].rows
-    again = row_log_prob(begun.policy, rows).detach()[rows["action_mask"]]
+    again = row_log_prob(begun.policy, rows).detach()[rows["agent_mask"]]
     known = torch.tensor([value for record in records if record.epoch == 1 for value in record.log_probs])
     torch.testing.assert_close(known, again, atol=1e-4, rtol=1e-4)
 
@@ -305,12 +305,12 @@ class InTurn(TensorDictModuleBase):
     """Guesses four words one after the other, so that a game takes from one to four turns."""
 
     words = ("crane", "slate", "purge", "mouse")
-    in_keys, out_keys = ("action_mask",), ("action", "token_log_prob", "state_value")
+    in_keys, out_keys = ("agent_mask",), ("action", "token_log_prob", "state_value")
 
     def forward(self, td):
         end = wordle_tokenizer().control.end_of_action
         guesses = torch.tensor([[*(ord(letter) - ord("a") for letter in word), end] for word in self.words])
-        action = guesses[td["action_mask"].sum(-1) // 6]
+        action = guesses[td["agent_mask"].sum(-1) // 6]
         figure = torch.zeros(action.shape)
         return td.set("action", action).set("token_log_prob", figure).set("state_value", figure)
 
@@ -396,7 +396,7 @@ def test_examples_are_played_and_not_learned(start):
         rows = run.learner.choose(kl(run.games.play(to_end=True).rows))
     finally:
         run.games.close()
-    written, learned = rows["action_mask"], rows["train_mask"]
+    written, learned = rows["agent_mask"], rows["train_mask"]
     shown = written & ~learned
     assert not (learned & ~written).any()
     assert 0.3 < shown.sum() / written.sum() < 0.5

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from torchrl_lang._files import FileError
+from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.recipes.datasets import main, open_dataset
-from torchrl_lang.recipes.tasks.wordle import WordleData
-from torchrl_lang.storage import FileError
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_a_whole_data_set_is_opened(data):
     assert len(task.words) == 20
 
 
-@pytest.mark.parametrize("name", ["tokens", "token_reward", "action_mask"])
+@pytest.mark.parametrize("name", ["tokens", "token_reward", "agent_mask"])
 def test_rows_that_were_changed_are_refused(data, name):
     path = data / "rows" / f"{name}.memmap"
     content = path.read_bytes()

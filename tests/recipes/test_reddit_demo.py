@@ -16,8 +16,10 @@ import torch
 
 from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
+from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.envs.reddit.task import RedditTask
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.load_run import load_run
@@ -25,8 +27,6 @@ from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figu
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, format_report, write_side_by_side
 from torchrl_lang.recipes.reddit_demo.limits import Limits
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
-from torchrl_lang.recipes.tasks.reddit import RedditTask
-from torchrl_lang.storage import FileError
 
 SIZES = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-comments": 6, "comments": 12}
 RUNS = {"bc", "best-10", "best-scores", "ilql", "ilql-noised"}

@@ -15,7 +15,10 @@ import torch
 
 from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
+from torchrl_lang._files import Fields, FileError
 from torchrl_lang.envs.random_walks import random_graph
+from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksTask
+from torchrl_lang.envs.wordle.task import HABIT, WordleData
 from torchrl_lang.recipes import bc, datasets
 from torchrl_lang.recipes.bc import BC
 from torchrl_lang.recipes.bcq import BCQ
@@ -32,10 +35,7 @@ from torchrl_lang.recipes.psi import Psi
 from torchrl_lang.recipes.qsft import QSFT
 from torchrl_lang.recipes.rejection import Rejection
 from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksTask
-from torchrl_lang.recipes.tasks.wordle import HABIT, WordleData
 from torchrl_lang.recipes.utterance_ilql import UtteranceILQL
-from torchrl_lang.storage import Fields, FileError
 
 FOLDERS = {
     **dict.fromkeys((BC, DT, ILQL, CQL, BCQ, Psi, UtteranceILQL, CHAI, QSFT, OREO), "data"),
@@ -222,6 +222,6 @@ def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks,
 def test_a_dataset_records_the_numbers_of_its_player(tmp_path, monkeypatch):
     options = WordleData(out=tmp_path / "data", player="habit", words="8", games=20)
     datasets.generate_once(options)
-    monkeypatch.setattr("torchrl_lang.recipes.tasks.wordle.HABIT", (0.9, *HABIT[1:]))
+    monkeypatch.setattr("torchrl_lang.envs.wordle.task.HABIT", (0.9, *HABIT[1:]))
     with pytest.raises(ValueError, match="holds a dataset of other options"):
         datasets.generate_once(options)

@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
-from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer
-from torchrl_lang.distillation import RunRecorder
+from torchrl_lang.algorithm_distillation import RunRecorder
 from torchrl_lang.modules import causal_lm, load_language_model
-from torchrl_lang.recipes.distill import text_ad
-from torchrl_lang.recipes.distill.text_ad import TextAD
-from torchrl_lang.recipes.distill.text_histories import open_histories
+from torchrl_lang.recipes.algorithm_distillation import text_ad
+from torchrl_lang.recipes.algorithm_distillation.text_ad import TextAD
+from torchrl_lang.recipes.algorithm_distillation.text_histories import open_histories
 from torchrl_lang.recipes.load_run import load_model
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+from torchrl_lang.text.transformers_tokenizer import transformers_tokenizer
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--steps", "6", "--eval-every", "3"]

@@ -13,6 +13,7 @@ from torchrl.envs import TransformedEnv
 
 from tests.processes import spawned
 from torchrl_lang.__main__ import main
+from torchrl_lang._files import Fields, FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.games import CorridorEnv
@@ -22,7 +23,6 @@ from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import find_task, task_from_notes
 from torchrl_lang.recipes.tasks.env_task import RandomTokens, env_task
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage import Fields, FileError
 from torchrl_lang.transforms import LivingCost
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4", "--steps", "2"]
@@ -31,12 +31,12 @@ COINS = """
 import random
 from dataclasses import dataclass
 
-from torchrl_lang.data import CharTokenizer
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.envs import PromptEnv, TextGameEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.recipes.options import with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksPlay, RandomWalksTask
+from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksPlay, RandomWalksTask
 
 
 class Coins:

@@ -11,19 +11,19 @@ import torch
 
 from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
+from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import Round
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.recipes import prepare_visual_dialogue
 from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.offline_methods import METHODS
-from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
 from torchrl_lang.recipes.visual_dialogue_demo.players import UNGUIDED, play
 from torchrl_lang.recipes.visual_dialogue_demo.report import format_comparison, format_cross_rewards
-from torchrl_lang.storage import FileError
 
 SMALL = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-games": 6, "eval-games": 13}
 RUNS = {"bc", "best-30-none", "best-30-hard", "ilql-none", "ilql-hard"}

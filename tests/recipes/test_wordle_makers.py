@@ -11,8 +11,8 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.data.makers import parts
 from torchrl_lang.envs.wordle import example_tweets
+from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
-from torchrl_lang.recipes.tasks.wordle import WordleData
 
 SMALL = ["--games", "40", "--batch", "16", "--words", "30"]
 

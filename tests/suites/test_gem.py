@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.envs.helpers import say_after
-from torchrl_lang.data import CharTokenizer, from_row
 from torchrl_lang.envs import GemGame, TextGameEnv, check_language_env
+from torchrl_lang.text import CharTokenizer, from_row
 
 gem = pytest.importorskip("gem", reason="gem-llm is not installed: make test-suites runs these tests")
 

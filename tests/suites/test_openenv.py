@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import OpenEnvGame, TextGameEnv, check_language_env
+from torchrl_lang.text import CharTokenizer
 
 pytest.importorskip("openenv.core", reason="openenv-core is not installed: make test-suites runs these tests")
 uvicorn = pytest.importorskip("uvicorn")

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.record.loggers import get_logger
 
+from torchrl_lang._files import FileError
 from torchrl_lang.evaluation import read_columns
-from torchrl_lang.storage import FileError
 from torchrl_lang.training import RunLog, make_log, to_scalars
 
 

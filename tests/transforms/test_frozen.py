@@ -696,8 +696,8 @@ def test_another_thread_may_not_switch_the_policy(make):
 def test_a_prefetching_replay_buffer_is_told():
     model, _ = lora("llama")
     actor, batch = language_actor(model), rows()
-    batch["action_mask"] = batch["attention_mask"].clone()
-    batch["action_mask"][:, 0] = False
+    batch["agent_mask"] = batch["attention_mask"].clone()
+    batch["agent_mask"][:, 0] = False
     for key in ("token_log_prob", "token_reward"):
         batch[key] = torch.zeros(batch["tokens"].shape)
     for reference, prefetch in ((adapters_off(actor), None), (frozen_copy(actor), 2), (adapters_off(actor), 2)):

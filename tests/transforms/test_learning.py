@@ -115,7 +115,7 @@ def test_a_language_model_finds_the_best_trade_off_on_rows():
     optimizer = torch.optim.Adam(lm.parameters(), 5e-3)
     for _ in range(150):
         rows = near(rows_from_rollout(env.rollout(1, policy), unfinished="drop", carry=["token_log_prob"]))
-        agent = rows["action_mask"]
+        agent = rows["agent_mask"]
         to_go = returns_to_go(shift_left(rows["token_reward"]), decision_mask(agent), 1.0).roll(1, -1)
         advantage = to_go - to_go[agent].mean()
         optimizer.zero_grad()

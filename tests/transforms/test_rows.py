@@ -38,7 +38,7 @@ def make_rows(n=6, width=20, seed=0):
     action[:, 0] = False
     tokens = torch.randint(6, (n, width), generator=generator).masked_fill(~attention, TOKENIZER.control.pad)
     reward = torch.randn(n, width, generator=generator) * action
-    return TensorDict(tokens=tokens, attention_mask=attention, action_mask=action, token_reward=reward, batch_size=[n])
+    return TensorDict(tokens=tokens, attention_mask=attention, agent_mask=action, token_reward=reward, batch_size=[n])
 
 
 def wordle(n):
@@ -53,7 +53,7 @@ def plain_log_softmax(lm, rows):
 
 def plain_log_prob(lm, rows):
     taken = plain_log_softmax(lm, rows)[:, :-1].gather(-1, rows["tokens"][:, 1:, None]).squeeze(-1)
-    return torch.nn.functional.pad(taken, (1, 0)) * rows["action_mask"]
+    return torch.nn.functional.pad(taken, (1, 0)) * rows["agent_mask"]
 
 
 def drift(actor, scale=0.05, seed=1):
@@ -74,8 +74,8 @@ def test_the_log_probability_is_the_model_s_own(kind):
     found = score(language_actor(lm), rows)
     assert found.shape == rows["tokens"].shape
     torch.testing.assert_close(found, plain_log_prob(lm, rows), atol=1e-4, rtol=1e-5)
-    assert (found[~rows["action_mask"]] == 0).all()
-    assert (found[rows["action_mask"]] < 0).all()
+    assert (found[~rows["agent_mask"]] == 0).all()
+    assert (found[rows["agent_mask"]] < 0).all()
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -100,7 +100,7 @@ def test_padding_and_order_and_shape_change_nothing(groups):
 
 def test_rows_without_a_decision_and_no_rows_at_all():
     actor, rows = language_actor(tiny_lm()), make_rows()
-    rows["action_mask"] = torch.zeros_like(rows["action_mask"])
+    rows["agent_mask"] = torch.zeros_like(rows["agent_mask"])
     assert (score(actor, rows) == 0).all()
     assert score(actor, rows[:0]).shape == (0, 20)
     exact = KLDivergenceTransform("exact", policy=actor, reference=actor)
@@ -118,7 +118,7 @@ def test_one_pass_of_the_trunk_and_the_head_at_decisions_only():
     score(reference, rows)
     longest = int(rows["attention_mask"].sum(-1).max())
     assert seen["trunk"] == [(6, longest)]
-    assert sum(seen["head"]) == int(rows["action_mask"].sum()) + 1  # one more asks for the vocabulary's size
+    assert sum(seen["head"]) == int(rows["agent_mask"].sum()) + 1  # one more asks for the vocabulary's size
 
 
 def play(policy, env=None, steps=12):
@@ -181,7 +181,7 @@ def test_utterances_are_told_apart_where_they_touch():
     end = control.end_of_action
     tokens = torch.tensor([[control.begin_action, 1, 2, end, 3, end, 4, 5, 0]])
     agent = torch.tensor([[False, True, True, True, True, True, True, True, True]])
-    rows = TensorDict(tokens=tokens, attention_mask=torch.ones_like(agent), action_mask=agent, batch_size=[1])
+    rows = TensorDict(tokens=tokens, attention_mask=torch.ones_like(agent), agent_mask=agent, batch_size=[1])
     found = score(RowReference(frozen_copy(policy)), rows)[0]
     assert found[3] == 0  # the third token of the first utterance must be the end
     assert (found[[1, 2, 4, 5, 6, 7]] < 0).all()
@@ -200,16 +200,16 @@ def test_the_exact_divergence_is_torch_s(forward, chunk_size):
         direction="forward" if forward else "reverse",
         policy=actor,
         reference=reference,
-        mask_key="action_mask",
+        mask_key="agent_mask",
         chunk_size=chunk_size,
     )
     found = transform(rows.copy())["kl"]
     with torch.no_grad():
         p, q = (Categorical(logits=model.get_dist(rows).logits) for model in (actor, reference.actor))
     plain = kl_divergence(q, p) if forward else kl_divergence(p, q)
-    expected = torch.nn.functional.pad(plain[:, :-1], (1, 0)) * rows["action_mask"]
+    expected = torch.nn.functional.pad(plain[:, :-1], (1, 0)) * rows["agent_mask"]
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert found[rows["action_mask"]].min() > 0
+    assert found[rows["agent_mask"]].min() > 0
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_exact_divergence_of_actors_with_options(options):
         "exact", policy=RowReference(CurrentPolicy(policy)), reference=RowReference(reference)
     )
     found = transform(rows.copy())["kl"]
-    tokens, mask = rows["tokens"], rows["action_mask"]
+    tokens, mask = rows["tokens"], rows["agent_mask"]
     with torch.no_grad():
         p, q = (
             actor.decoder.rule({"logits": actor.decoder.actor.get_dist(rows).logits.flatten(0, 1)})
@@ -293,7 +293,7 @@ def test_the_reward_of_rows():
     rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
     before = rows.clone()
     out = transform(rows)
-    kl = (before["token_log_prob"] - plain_log_prob(tiny_lm(), before)) * before["action_mask"]
+    kl = (before["token_log_prob"] - plain_log_prob(tiny_lm(), before)) * before["agent_mask"]
     torch.testing.assert_close(out["token_reward"], before["token_reward"] - 0.5 * kl, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(out["raw_reward"], before["token_reward"])
     assert set(out.keys()) == {*before.keys(), "ref_log_prob", "kl", "raw_reward"}
@@ -302,14 +302,14 @@ def test_the_reward_of_rows():
 @pytest.mark.parametrize("per", ["token", "sequence"])
 def test_the_whole_penalty_on_the_last_token(per):
     actor, rows = language_actor(tiny_lm()), make_rows()
-    rows["action_mask"][2] = False
-    rows["token_reward"] = rows["token_reward"] * rows["action_mask"]
+    rows["agent_mask"][2] = False
+    rows["token_reward"] = rows["token_reward"] * rows["agent_mask"]
     rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
     spread = KLConstrainedTransform(actor, 0.5)(rows.copy())["token_reward"]
     out = KLConstrainedTransform(actor, 0.5, per=per, placement="last")(rows.copy())["token_reward"]
     torch.testing.assert_close(out.sum(-1), spread.sum(-1), atol=1e-4, rtol=1e-4)
     changed = (out != rows["token_reward"]).nonzero().tolist()
-    last = {(row, int(mask.nonzero().max())) for row, mask in enumerate(rows["action_mask"]) if mask.any()}
+    last = {(row, int(mask.nonzero().max())) for row, mask in enumerate(rows["agent_mask"]) if mask.any()}
     assert {tuple(place) for place in changed} == last
 
 
@@ -317,7 +317,7 @@ def test_what_stands_on_padding_never_reaches_the_reward():
     actor, rows = language_actor(tiny_lm()), make_rows()
     rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
     clean = KLConstrainedTransform(actor)(rows.copy())
-    rows["token_log_prob"] = rows["token_log_prob"].masked_fill(~rows["action_mask"], torch.nan)
+    rows["token_log_prob"] = rows["token_log_prob"].masked_fill(~rows["agent_mask"], torch.nan)
     dirty = KLConstrainedTransform(actor)(rows.copy())
     for key in ("kl", "token_reward"):
         assert torch.equal(clean[key], dirty[key])
@@ -383,8 +383,8 @@ def test_errors_say_what_to_do():
     rows = make_rows()
     with pytest.raises(KeyError, match="token_log_prob"):
         KLConstrainedTransform(actor)(rows)
-    with pytest.raises(KeyError, match="'action_mask'"):
-        ReferenceModelLogProbTransform(actor)(rows.exclude("action_mask"))
+    with pytest.raises(KeyError, match="'agent_mask'"):
+        ReferenceModelLogProbTransform(actor)(rows.exclude("agent_mask"))
     with pytest.raises(ValueError, match="placement='last'"):
         RewardAdjustmentTransform(reward_key="token_reward")(rows.set("kl", torch.zeros(6, 1, 1)))
 

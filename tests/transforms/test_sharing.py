@@ -62,7 +62,7 @@ def test_adapters_off_in_an_exact_divergence():
     lm, rows = tiny_lm(), make_rows()
     base = frozen_copy(language_actor(lm))
     actor = language_actor(get_peft_model(lm, LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)))
-    options = {"policy": actor, "mask_key": "action_mask"}
+    options = {"policy": actor, "mask_key": "agent_mask"}
     found = KLDivergenceTransform("exact", reference=adapters_off(actor), **options)(rows.copy())["kl"]
     expected = KLDivergenceTransform("exact", reference=base, **options)(rows.copy())["kl"]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

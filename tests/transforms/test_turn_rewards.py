@@ -69,7 +69,7 @@ def by_hand(rows):
     """Rewards of rows of Wordle, from their masks: each try costs 1 unless it wins, then what :func:`paid` adds."""
     out = torch.zeros_like(rows["token_reward"])
     for row in range(len(rows)):
-        ends = (rows["action_mask"][row] & ~rows["action_mask"][row].roll(-1)).nonzero().flatten().tolist()
+        ends = (rows["agent_mask"][row] & ~rows["agent_mask"][row].roll(-1)).nonzero().flatten().tolist()
         length = int(rows["attention_mask"][row].sum())
         begins = [1, *(int(i) for i in (rows["tokens"][row] == 31).nonzero().flatten() + 1)]
         won = rows["tokens"][row, length - 7 : length].tolist() == [26] * 5 + [31, 34]
@@ -125,7 +125,7 @@ def test_any_order_and_one_behind_the_other_is_the_same():
 
 def test_the_env_itself_is_not_touched():
     plain, transformed = (env.rollout(7, player(), break_when_any_done=False) for env in (game(), paid()))
-    for key in ("tokens", "action_mask", "done", "terminated"):
+    for key in ("tokens", "agent_mask", "done", "terminated"):
         assert torch.equal(plain["next", key], transformed["next", key])
     nothing = TransformedEnv(game(), Compose(LivingCost(0.0), WinReward(0.0, 0.0)))
     assert torch.equal(
@@ -219,7 +219,7 @@ def test_a_token_is_a_turn_where_a_step_is_a_token():
     plain, paid_for = rollouts
     torch.testing.assert_close(paid_for["next", "reward"], plain["next", "reward"] - 0.5)
     cost = plain["next", "token_reward"] - paid_for["next", "token_reward"]
-    torch.testing.assert_close(cost, 0.5 * plain["next", "action_mask"].float())
+    torch.testing.assert_close(cost, 0.5 * plain["next", "agent_mask"].float())
 
 
 def test_errors():

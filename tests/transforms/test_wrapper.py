@@ -73,7 +73,7 @@ def whole_rows(n=6, width=14, seed=0):
     tokens = torch.randint(4, VOCABULARY, (n, width), generator=generator).masked_fill(~attention, 0)
     action = attention & (torch.rand(n, width, generator=generator) < 0.5)
     action[:, 0] = False
-    data = {"tokens": tokens, "attention_mask": attention, "action_mask": action}
+    data = {"tokens": tokens, "attention_mask": attention, "agent_mask": action}
     return TensorDict(data | {"token_reward": torch.zeros(n, width)}, batch_size=[n])
 
 
@@ -82,7 +82,7 @@ def conversations(rows, left):
     shift = (rows["tokens"].shape[-1] - rows["attention_mask"].sum(-1)) * left
     tokens, attention, action = (
         torch.stack([row.roll(int(by)) for row, by in zip(rows[key], shift, strict=True)])
-        for key in ("tokens", "attention_mask", "action_mask")
+        for key in ("tokens", "attention_mask", "agent_mask")
     )
     masks = {"all_attention_mask": attention, "all_assistant_mask": action}
     return TensorDict({"tokens": {"full": tokens}, "masks": masks}, batch_size=rows.batch_size)

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from tensordict import TensorDictBase
 
+from torchrl_lang._files import Fields, FileError, file_digest, file_in
 from torchrl_lang.data.dataset_format import REMEDY, ROWS, entries_of, entry_file
 from torchrl_lang.functional import decision_mask
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, check_row
-from torchrl_lang.storage import Fields, FileError, file_digest, file_in
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, check_row
 
 __all__ = ["RowSums", "check_block", "check_digests", "check_values", "dataset_files"]
 
@@ -30,7 +30,7 @@ class RowSums:
         """Add rows ``[M]``."""
         masks = {
             "tokens": rows.get(ATTENTION_MASK),
-            "decisions": decision_mask(rows.get(ACTION_MASK)),
+            "decisions": decision_mask(rows.get(AGENT_MASK)),
             "terminated": rows.get(TERMINATED),
             "truncated": rows.get(TRUNCATED),
         }

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
-from torchrl_lang.storage import Fields, is_unfinished, read_manifest, shorten
+from torchrl_lang._files import Fields, is_unfinished, read_manifest, shorten
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 
 __all__ = [
     "DISK_DTYPES",
@@ -47,7 +47,7 @@ REMEDY = "the dataset is damaged, generate it again"
 DISK_DTYPES = {
     TOKENS: torch.int32,
     ATTENTION_MASK: torch.bool,
-    ACTION_MASK: torch.bool,
+    AGENT_MASK: torch.bool,
     TOKEN_REWARD: torch.float32,
     TERMINATED: torch.bool,
     TRUNCATED: torch.bool,

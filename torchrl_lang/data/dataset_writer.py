@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 import torchrl_lang
+from torchrl_lang._files import file_digest, write_folder, write_json, write_manifest
 from torchrl_lang.data.dataset_check import RowSums, check_block
 from torchrl_lang.data.dataset_format import (
     DISK_DTYPES,
@@ -31,9 +32,8 @@ from torchrl_lang.data.dataset_format import (
     row_entries,
 )
 from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
 from torchrl_lang.schema import PREFIX, PREFIX_MASK, TERMINATED, TOKENS, TRUNCATED, entry
-from torchrl_lang.storage import file_digest, write_folder, write_json, write_manifest
+from torchrl_lang.text.tokenizers import Tokenizer, fingerprint
 
 __all__ = ["DatasetWriter", "write_dataset"]
 
@@ -66,7 +66,8 @@ class DatasetWriter:
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.data import CharTokenizer, DatasetWriter, Episode, Turn, load_dataset, to_rows
+        >>> from torchrl_lang.data import DatasetWriter, load_dataset
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> rows = to_rows([Episode([Turn("ab", 1.0)], terminated=True)], tokenizer, 8)
         >>> with tempfile.TemporaryDirectory() as home:

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from torchrl_lang.data.conversion import from_row
+from torchrl_lang._files import Fields, FileError, json_digest, read_json, shorten, write_file
 from torchrl_lang.data.dataset_check import check_digests, check_values, dataset_files
 from torchrl_lang.data.dataset_format import REMEDY, STAMP, TOKENIZER, entries_of, map_rows, read_dataset_manifest
-from torchrl_lang.data.episodes import Episode
-from torchrl_lang.data.tokenizer_config import tokenizer_from_config
-from torchrl_lang.data.tokenizers import Tokenizer, config_fingerprint, fingerprint
 from torchrl_lang.schema import TOKENS
-from torchrl_lang.storage import Fields, FileError, json_digest, read_json, shorten, write_file
+from torchrl_lang.text.conversion import from_row
+from torchrl_lang.text.episodes import Episode
+from torchrl_lang.text.tokenizer_config import tokenizer_from_config
+from torchrl_lang.text.tokenizers import Tokenizer, config_fingerprint, fingerprint
 
 __all__ = ["RowDataset", "load_dataset"]
 
@@ -79,7 +79,8 @@ def load_dataset(
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, load_dataset, to_rows, write_dataset
+        >>> from torchrl_lang.data import load_dataset, write_dataset
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> rows = to_rows([Episode([Turn("ab", 1.0), Turn("c")], terminated=True)], tokenizer, 12)
         >>> with tempfile.TemporaryDirectory() as home:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.data.json_checks import check_keys, read_flag, read_number, show
-from torchrl_lang.data.messages import from_messages
-from torchrl_lang.data.template_strings import Message
-from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.storage import shorten
-from torchrl_lang.storage.readers import unique_keys
+from torchrl_lang._files import shorten
+from torchrl_lang._files.readers import unique_keys
+from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.json_checks import check_keys, read_flag, read_number, show
+from torchrl_lang.text.messages import from_messages
+from torchrl_lang.text.template_strings import Message
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["DialogueReader", "RewardOfMessages", "parse_dialogue"]
 
@@ -32,7 +32,7 @@ class DialogueReader:
 
     - ``turns``: objects with ``role`` ("user" or "environment", "assistant" or "agent"), ``text`` and, for the agent,
       ``reward`` (default 0);
-    - ``messages``: see :func:`~torchrl_lang.data.from_messages`;
+    - ``messages``: see :func:`~torchrl_lang.text.from_messages`;
     - ``prompt`` and ``completion``, as TRL has them: two texts, or two lists of messages;
     - ``chosen`` and ``rejected``, with or without a ``prompt``: two episodes.
 

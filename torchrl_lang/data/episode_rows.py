@@ -9,9 +9,9 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.data.rollouts import COLLECTED, rows_at
 from torchrl_lang.data.step_values import check_steps, reward_entries
-from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (
     ATTENTION_MASK,
     DONE,

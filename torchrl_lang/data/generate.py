@@ -12,13 +12,13 @@ from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from tqdm import tqdm
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.rollouts import episode_numbers
-from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["generate_dataset"]
 

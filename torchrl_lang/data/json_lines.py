@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import FileError, regular_file
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import FileError, regular_file
 
 __all__ = ["BadLine", "LineFile", "Records", "good_items"]
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.dialogue_records import DialogueReader, parse_object
-from torchrl_lang.data.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
-from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.json_lines import BadLine, LineFile, Records, good_items
-from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.text.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
+from torchrl_lang.text.episodes import Episode
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["BadLine", "dataset_from_jsonl", "dataset_from_records", "read_jsonl"]
 
@@ -83,7 +83,7 @@ def dataset_from_jsonl(
         reader: reads a line's object: its form, and where rewards come from.
         on_error: see :func:`read_jsonl`; a dialogue that cannot be encoded is a bad line, too.
         on_overflow: "error" treats a dialogue that does not fit as a bad line, "truncate" keeps its beginning (see
-            :func:`~torchrl_lang.data.to_rows`).
+            :func:`~torchrl_lang.text.to_rows`).
         ignore: keys of the objects to ignore, beside those that ``reader`` ignores.
         overwrite: replace an existing dataset.
 
@@ -128,7 +128,8 @@ def dataset_from_records(
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.data import CharTokenizer, DialogueReader, dataset_from_records
+        >>> from torchrl_lang.data import DialogueReader, dataset_from_records
+        >>> from torchrl_lang.text import CharTokenizer
         >>> records = [{"prompt": "ab", "completion": "c", "label": True}]  # a dataset of TRL's
         >>> tokenizer, reader = CharTokenizer.from_alphabet("abc"), DialogueReader(reward="label")
         >>> with tempfile.TemporaryDirectory() as home:

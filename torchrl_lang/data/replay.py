@@ -12,10 +12,10 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.functional import row_length
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import ATTENTION_MASK, PREFIX_MASK, TOKEN_REWARD, TOKENS, check_row, entry
 
 __all__ = ["TrimRows", "row_buffer"]
@@ -99,7 +99,8 @@ def row_buffer(
         TypeError, ValueError: rows in memory are malformed, see :func:`~torchrl_lang.schema.check_row`.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, row_buffer, to_rows
+        >>> from torchrl_lang.data import row_buffer
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> rows = to_rows([Episode([Turn(n * "a", 1.0)], True) for n in (1, 5, 2, 5)], tokenizer, row_length=100)
         >>> buffer = row_buffer(rows, batch_size=2, bucket=True)

@@ -9,11 +9,11 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.data.step_values import check_steps, reward_entries, step_rewards, token_values
 from torchrl_lang.functional import row_length, shift_left
-from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     DONE,
     PREFIX,
@@ -74,7 +74,7 @@ def rows_at(
     rewards = reward_entries(step, reward_key)
     out.update({name: step_rewards(rollout, take, out, key) for name, key in rewards.items()})
     if carry:
-        out.update(token_values(rollout, take, out.get(ACTION_MASK), carry))
+        out.update(token_values(rollout, take, out.get(AGENT_MASK), carry))
     check_row(out)
     return out
 
@@ -127,7 +127,7 @@ def rows_from_rollout(
         >>> from torchrl_lang.data import rows_from_rollout
         >>> done = torch.tensor([[[False], [True], [False]]])
         >>> row = torch.zeros(1, 3, 4)
-        >>> step = TensorDict(tokens=torch.arange(12).view(1, 3, 4), attention_mask=row == 0, action_mask=row > 0,
+        >>> step = TensorDict(tokens=torch.arange(12).view(1, 3, 4), attention_mask=row == 0, agent_mask=row > 0,
         ...                   token_reward=row, done=done, terminated=done, truncated=~done & done,
         ...                   reward=torch.zeros(1, 3, 1))
         >>> rollout = TensorDict({"attention_mask": row > 0, "next": step}, batch_size=[1, 3])

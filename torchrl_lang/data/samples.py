@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.storage import shorten
+from torchrl_lang._files import shorten
+from torchrl_lang.text.episodes import Episode, Turn
 
 __all__ = ["from_samples"]
 

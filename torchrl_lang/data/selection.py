@@ -9,10 +9,10 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one, within
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.functional import decision_mask, row_length, shift_left, turn_end_mask
-from torchrl_lang.functional.checks import at_least_one, within
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, entry
 
 __all__ = ["BestRows", "best_rows", "row_returns"]
 
@@ -44,21 +44,22 @@ def row_returns(
         ValueError: the rewards are missing or have the wrong shape, or ``gamma`` is out of range.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, row_returns, to_rows
+        >>> from torchrl_lang.data import row_returns
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> turns = [Turn("ab", reward=1.0), Turn("c"), Turn("a", reward=4.0)]
         >>> rows = to_rows([Episode(turns, True)], CharTokenizer.from_alphabet("abc"), 12)
         >>> row_returns(rows), row_returns(rows, gamma=0.5)
         (tensor([5.], dtype=torch.float64), tensor([3.], dtype=torch.float64))
     """
     within("gamma", gamma, 0, 1)
-    action_mask, reward = entry(rows, ACTION_MASK), rows.get(reward_key, None)
-    if reward is None or reward.shape != action_mask.shape:
+    agent_mask, reward = entry(rows, AGENT_MASK), rows.get(reward_key, None)
+    if reward is None or reward.shape != agent_mask.shape:
         found = sorted(map(str, rows.keys(True, True))) if reward is None else tuple(reward.shape)
-        raise ValueError(f"{reward_key!r} must have one reward per token, {tuple(action_mask.shape)}; got {found}.")
-    earned = torch.where(decision_mask(action_mask), shift_left(reward.double()), 0.0)
+        raise ValueError(f"{reward_key!r} must have one reward per token, {tuple(agent_mask.shape)}; got {found}.")
+    earned = torch.where(decision_mask(agent_mask), shift_left(reward.double()), 0.0)
     if gamma == 1:
         return earned.sum(-1)
-    ends = turn_end_mask(entry(rows, ATTENTION_MASK), action_mask, entry(rows, TOKENS), end_of_action)
+    ends = turn_end_mask(entry(rows, ATTENTION_MASK), agent_mask, entry(rows, TOKENS), end_of_action)
     turn = ends.cumsum(-1) - ends.long()
     return (gamma ** turn.double() * earned).sum(-1)
 
@@ -103,7 +104,8 @@ def best_rows(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, best_rows, to_rows
+        >>> from torchrl_lang.data import best_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> rows = to_rows([Episode([Turn("a", reward=r)], True) for r in (1.0, 3.0, 2.0, 3.0)], tokenizer, 5)
         >>> best_rows(rows, 2)["token_reward"].sum(-1)
@@ -195,7 +197,8 @@ class BestRows:
             width or entries from the earlier ones.
 
     Examples:
-        >>> from torchrl_lang.data import BestRows, CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.data import BestRows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> tokenizer, pool = CharTokenizer.from_alphabet("abc"), BestRows(2)
         >>> for rewards in ((1.0, 3.0), (0.0, 2.0), (1.0, 0.0)):
         ...     _ = pool.extend(to_rows([Episode([Turn("a", reward=r)], True) for r in rewards], tokenizer, 5))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import (
     ACTION,
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     RAW_REWARD,
     TOKEN_REWARD,
@@ -54,7 +54,7 @@ def _refuse_random_actions(key: NestedKey, log_prob: Tensor, rollout: TensorDict
     A policy may be as certain, but then its utterances end with the same token.
     """
     before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
-    agent = rollout.get(("next", ACTION_MASK))
+    agent = rollout.get(("next", AGENT_MASK))
     place = torch.arange(agent.shape[-1], device=agent.device)
     last = torch.where(agent & (place >= before.unsqueeze(-1)), place, -1).amax(-1)
     # Rows that are full may lack an utterance's end.
@@ -121,7 +121,7 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
         changed = changed & ~(extra.abs() <= _ROUNDING * inexact)
     if not changed.any():
         return own.clone()
-    last = torch.where(step.get(ACTION_MASK), place, -1).max(-1).values
+    last = torch.where(step.get(AGENT_MASK), place, -1).max(-1).values
     without_token = int((changed & (last < 0)).sum())
     if without_token:
         raise ValueError(
@@ -134,11 +134,11 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
 
 def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBase) -> None:
     """Raise if the agent wrote tokens before the first step of a row."""
-    action_mask = rows.get(ACTION_MASK)
-    first = before.new_full((len(rows),), action_mask.shape[-1])
+    agent_mask = rows.get(AGENT_MASK)
+    first = before.new_full((len(rows),), agent_mask.shape[-1])
     first = first.scatter_reduce(0, row[counts], before[counts], "amin")
-    place = torch.arange(action_mask.shape[-1], device=first.device)
-    lost = int((action_mask & (place < first[:, None])).any(-1).sum())
+    place = torch.arange(agent_mask.shape[-1], device=first.device)
+    lost = int((agent_mask & (place < first[:, None])).any(-1).sum())
     if lost:
         raise ValueError(
             f"Transforms changed the rewards, and {lost} of {len(rows)} episodes began before this batch, which lacks "
@@ -148,17 +148,17 @@ def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBa
 
 
 def token_values(
-    rollout: TensorDictBase, take: Tensor, action_mask: Tensor, keys: Sequence[NestedKey]
+    rollout: TensorDictBase, take: Tensor, agent_mask: Tensor, keys: Sequence[NestedKey]
 ) -> dict[NestedKey, Tensor]:
     """Values of the agent's tokens at the tokens' positions in the rows, each ``[N, T]``, zero on other tokens.
 
     An entry of the steps ``[*B, time]`` has one value per token of the turn's utterance, ``[*B, time, K]``, or one for
     all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. The rows are the ``next`` observations of the steps
-    ``take``, and ``action_mask`` is theirs.
+    ``take``, and ``agent_mask`` is theirs.
     """
     row = row_of_step(take)
     before = row_length(rollout.get(ATTENTION_MASK))
-    after = rollout.get(("next", ACTION_MASK))
+    after = rollout.get(("next", AGENT_MASK))
     out = {}
     for key in keys:
         value = rollout.get(key, None)
@@ -170,12 +170,12 @@ def token_values(
         inside = place < after.shape[-1]
         written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
         index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
-        out[key] = value.new_zeros(action_mask.shape).index_put(index, value.expand_as(place)[written])
-        known = torch.zeros_like(action_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
-        lost = (action_mask & ~known).any(-1).sum()
+        out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
+        known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
+        lost = (agent_mask & ~known).any(-1).sum()
         if lost:
             raise ValueError(
-                f"{int(lost)} of {action_mask.shape[0]} episodes began before this batch, which lacks {key!r} of their "
+                f"{int(lost)} of {agent_mask.shape[0]} episodes began before this batch, which lacks {key!r} of their "
                 "first turns. Collect whole episodes (Collector(..., trajs_per_batch=N), or frames_per_batch a "
                 "multiple of the longest episode with resets between batches), or score the rows again."
             )

@@ -9,13 +9,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang.data.chat_tokenizer import ChatTokenizer
-from torchrl_lang.data.encoded_episode import EncodedEpisode, encode_episode, overflow, stack_episodes
-from torchrl_lang.data.episodes import LARGEST_REWARD, Episode, Turn
-from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.schema import ACTION_MASK, GROUP, TOKEN_LOG_PROB, TOKEN_REWARD, ControlTokens, check_row
-from torchrl_lang.storage import shorten
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import shorten
+from torchrl_lang.schema import AGENT_MASK, GROUP, TOKEN_LOG_PROB, TOKEN_REWARD, ControlTokens, check_row
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.encoded_episode import EncodedEpisode, encode_episode, overflow, stack_episodes
+from torchrl_lang.text.episodes import LARGEST_REWARD, Episode, Turn
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["rows_from_triples"]
 
@@ -42,7 +42,7 @@ def rows_from_triples(
     others, to which the model would have given other probabilities.
 
     Args:
-        queries: texts, or ids of the text alone; with a :class:`~torchrl_lang.data.ChatTokenizer` ids are the whole
+        queries: texts, or ids of the text alone; with a :class:`~torchrl_lang.text.ChatTokenizer` ids are the whole
             prompt, as ``apply_chat_template(..., add_generation_prompt=True)`` writes it. Empty: the agent begins.
         responses: texts, or sampled ids, ``[L]``, which may be padded on the right. Ids that end with the
             ``end_of_action`` token are a whole utterance. Without it the response was cut, and the row has the token
@@ -54,7 +54,7 @@ def rows_from_triples(
             compute them with :func:`~torchrl_lang.modules.row_log_prob` before the first update.
 
     Returns:
-        Rows ``[N]`` with ``tokens``, ``attention_mask``, ``action_mask``, ``token_reward``, ``terminated``,
+        Rows ``[N]`` with ``tokens``, ``attention_mask``, ``agent_mask``, ``token_reward``, ``terminated``,
         ``truncated``, with ``log_probs`` ``token_log_prob`` float32 ``[N, T]``, and ``group`` int64 ``[N]``, equal for
         equal queries, for :func:`~torchrl_lang.functional.group_advantages`.
 
@@ -65,7 +65,8 @@ def rows_from_triples(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer, rows_from_triples
+        >>> from torchrl_lang.data import rows_from_triples
+        >>> from torchrl_lang.text import CharTokenizer
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> end = tokenizer.control.end_of_action
         >>> sampled = [torch.tensor([1, end]), [2, 2, end], [0, 0, 0]]  # the last one was cut
@@ -94,7 +95,7 @@ def rows_from_triples(
     columns = {TOKEN_REWARD: list(map(_rewards, range(len(encoded)), rewards, responses, written))}
     if log_probs is not None:
         columns[TOKEN_LOG_PROB] = list(map(_log_probs, range(len(encoded)), log_probs, responses, written))
-    agent = rows.get(ACTION_MASK)
+    agent = rows.get(AGENT_MASK)
     for key, values in columns.items():
         rows.set(key, torch.zeros(agent.shape).masked_scatter(agent, torch.cat([torch.zeros(0), *values])))
     return rows.set(GROUP, _groups(encoded))

@@ -12,10 +12,9 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
-from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.schema import (
     ACTION,
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     DONE,
     REWARD,
@@ -26,6 +25,7 @@ from torchrl_lang.schema import (
     TRUNCATED,
     check_row,
 )
+from torchrl_lang.text.chat_tokenizer import encode_action
 
 __all__ = ["LanguageEnvError", "check_language_env"]
 
@@ -205,7 +205,7 @@ def _check_same(
 
 def _check_moments(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
     first = game[0]
-    idle = ~(first[DONE].any() | first[ACTION_MASK].any() | (first[TOKEN_REWARD] != 0).any())
+    idle = ~(first[DONE].any() | first[AGENT_MASK].any() | (first[TOKEN_REWARD] != 0).any())
     _require("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset returned empty rows or rows with a past")
     _check_row(env, first)
     _check_flags(env, first)
@@ -245,7 +245,7 @@ def _check_flags(env: Any, moment: TensorDictBase) -> None:
     _require("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
     if not env.tokenizer.control.marks_turns:  # no token of a chat marks its end
         return
-    closing = (moment[TOKENS] == env.tokenizer.control.end_of_dialogue) & moment[ATTENTION_MASK] & ~moment[ACTION_MASK]
+    closing = (moment[TOKENS] == env.tokenizer.control.end_of_dialogue) & moment[ATTENTION_MASK] & ~moment[AGENT_MASK]
     closed = closing.any(-1, keepdim=True)
     _require("flags", (terminated | ~closed).all(), "a row ends in end_of_dialogue but its task is not 'terminated'")
     _require("flags", (closed | truncated | ~terminated).all(), "'terminated' without end_of_dialogue: 'truncated'?")
@@ -274,7 +274,7 @@ def _check_partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], gam
     again = _alternate(env)
     now = _play(env, seed, actions[:2])[-1]
     came = env.reset(now.exclude(REWARD).clone().set("_reset", again.unsqueeze(-1)))
-    past = came[ACTION_MASK].any(-1) | came[DONE].squeeze(-1)
+    past = came[AGENT_MASK].any(-1) | came[DONE].squeeze(-1)
     _require("partial reset", not (past & again).any(), "rows that were reset still have a past")
     played = []
     for action in actions[2 : len(game) - 1]:

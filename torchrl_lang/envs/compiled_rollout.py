@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one, one_of
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.text_game import TextGameEnv
-from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
 
 __all__ = ["CompiledRollout"]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.schema import PREFIX, PREFIX_MASK
-from torchrl_lang.storage import shorten
 
 __all__ = ["check_size", "padded_features", "read_features"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from torchrl_lang.data.episodes import LARGEST_REWARD
-from torchrl_lang.storage import shorten
+from torchrl_lang._files import shorten
+from torchrl_lang.text.episodes import LARGEST_REWARD
 
 __all__ = ["GamePlace", "GameTurn", "TextGame", "ToolText", "read_opening", "read_turn", "without_thoughts"]
 

@@ -15,10 +15,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
+from torchrl_lang._checks import count, finite, positive
+from torchrl_lang._files import one_line
 from torchrl_lang.envs.http_connection import LARGEST_REPLY, Connection, Reply, ReplyTooLarge, TLSConnection
 from torchrl_lang.envs.secret import Secret, is_short, shown, without_key
-from torchrl_lang.functional.checks import count, finite, positive
-from torchrl_lang.storage import one_line
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "JSONOverHTTP"]
 

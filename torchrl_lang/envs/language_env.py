@@ -11,7 +11,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import (
     GrowingRows,
@@ -28,7 +27,7 @@ from torchrl_lang.envs.row_state import (
 from torchrl_lang.envs.seeded_env import SeededEnv
 from torchrl_lang.envs.specs import flags, row_specs, token_ids
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     DONE,
     REWARD,
@@ -37,6 +36,7 @@ from torchrl_lang.schema import (
     TOKENS,
     TRUNCATED,
 )
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["LanguageEnv", "Reply", "TaskState"]
 
@@ -49,7 +49,7 @@ class LanguageEnv(SeededEnv):
 
     An episode is a growing row of tokens (see :mod:`torchrl_lang.schema`); an action is one utterance of at most
     ``action_length`` tokens, including its end-of-action token. If an utterance has no such token, the environment adds
-    it, with ``action_mask`` False there. An id outside the vocabulary is treated as padding: it ends the utterance.
+    it, with ``agent_mask`` False there. An id outside the vocabulary is treated as padding: it ends the utterance.
 
     A row is truncated after ``max_turns`` turns, or when it has no room for another utterance. Stepping a row that is
     done changes nothing: it keeps its row and flags, and its reward is zero. The same holds for a row that a
@@ -137,7 +137,7 @@ class LanguageEnv(SeededEnv):
         Returns:
             The environment's opening tokens, int64 ``[N, R]``, their number, int64 ``[N]`` (zero if the agent takes the
             first turn), and the task's state. Plain text without control tokens; with a
-            :class:`~torchrl_lang.data.ChatTokenizer` everything up to the first utterance, by
+            :class:`~torchrl_lang.text.ChatTokenizer` everything up to the first utterance, by
             ``tokenizer.encode_opening``.
         """
 
@@ -230,7 +230,7 @@ class LanguageEnv(SeededEnv):
         terminated, truncated = self._terminated, self._truncated
         own = {
             TOKENS: rows.tokens,
-            ACTION_MASK: rows.action_mask,
+            AGENT_MASK: rows.agent_mask,
             TOKEN_REWARD: rows.token_reward,
             TERMINATED: terminated[:, None],
             TRUNCATED: truncated[:, None],

@@ -8,11 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
 from torchrl_lang.functional import random_index
-from torchrl_lang.storage import shorten
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["PromptEnv", "RewardFunction"]
 
@@ -34,7 +34,7 @@ class PromptEnv(TextGameEnv):
         features: what belongs to each prompt and is no text, such as the vectors of an image, ``[n, F]`` for each
             prompt with ``n`` up to ``P``; observations then have ``prefix`` float32 ``[*B, P, F]`` and ``prefix_mask``.
         tokenizer, row_length, action_length, batch_size, read, on_bad_text, seed, device: as in
-            :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.data.ChatTokenizer` prompts are
+            :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.text.ChatTokenizer` prompts are
             messages of the user.
 
     Raises:
@@ -43,7 +43,7 @@ class PromptEnv(TextGameEnv):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs import PromptEnv
         >>> def shorter_is_better(prompts, completions):
         ...     return [-len(completion) for completion in completions]

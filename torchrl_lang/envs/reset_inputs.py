@@ -11,11 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_lang.data.chat_tokenizer import ChatTokenizer
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.functional import shift_left, utterance_ends
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["count_turns", "merge_keywords", "refuse", "rows_to_continue", "shortest_opening"]
 
@@ -69,7 +69,7 @@ def merge_keywords(
 
 def count_turns(rows: Rows, control: ControlTokens) -> Tensor:
     """Number of utterances of each row, int64 ``[N]``: each has one end-of-action token."""
-    return utterance_ends(rows.tokens, rows.attention_mask, rows.action_mask, control.end_of_action).sum(-1)
+    return utterance_ends(rows.tokens, rows.attention_mask, rows.agent_mask, control.end_of_action).sum(-1)
 
 
 def shortest_opening(tokenizer: Tokenizer) -> int:
@@ -119,7 +119,7 @@ def rows_to_continue(
 
 def _check_chat(rows: Rows, fresh: Tensor, tokenizer: ChatTokenizer) -> None:
     """Raise unless the ``fresh`` rows have ended utterances only, and end where the agent writes."""
-    tokens, agent = rows.tokens, rows.action_mask
+    tokens, agent = rows.tokens, rows.agent_mask
     ends = utterance_ends(tokens, rows.attention_mask, agent, tokenizer.control.end_of_action)
     unfinished = agent & ~ends & ~shift_left(agent | ends)
     inside = agent & (tokens == tokenizer.control.pad)
@@ -185,7 +185,7 @@ def _token_kinds(rows: Rows, control: ControlTokens) -> Tensor:
         (control.end_of_dialogue, _Kind.END_OF_DIALOGUE),
     ):
         own = torch.where(rows.tokens == token, int(kind), own)
-    kinds = torch.where(rows.action_mask, agent, own)
+    kinds = torch.where(rows.agent_mask, agent, own)
     return torch.where(rows.tokens == control.pad, int(_Kind.PADDING), kinds)
 
 

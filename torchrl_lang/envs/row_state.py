@@ -55,7 +55,7 @@ def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
 class Reply(NamedTuple):
     """The environment's reply to a batch of utterances.
 
-    Plain text only, to which the base class adds the control tokens; with a :class:`~torchrl_lang.data.ChatTokenizer`
+    Plain text only, to which the base class adds the control tokens; with a :class:`~torchrl_lang.text.ChatTokenizer`
     everything from the end of the utterance to the next one, by ``tokenizer.encode_reply``.
     """
 
@@ -76,7 +76,7 @@ class Rows(NamedTuple):
 
     tokens: Tensor
     """int64 ``[N, T]``."""
-    action_mask: Tensor
+    agent_mask: Tensor
     """bool ``[N, T]``."""
     token_reward: Tensor
     """float32 ``[N, T]``."""
@@ -177,8 +177,8 @@ class GrowingRows:
     @property
     def rows(self) -> Rows:
         """The rows as a view of this memory; copy them to keep them."""
-        tokens, action_mask, token_reward = (entry[:, :-1] for entry in self._wide)
-        return Rows(tokens, action_mask, token_reward, self._length)
+        tokens, agent_mask, token_reward = (entry[:, :-1] for entry in self._wide)
+        return Rows(tokens, agent_mask, token_reward, self._length)
 
     def at(self, index: Tensor) -> Rows:
         """A copy of the rows ``index``, int64 ``[M]``."""
@@ -240,9 +240,9 @@ class GrowingRows:
 
     def write_(self, writes: Writes) -> None:
         """Write what :meth:`plan_turn` planned."""
-        tokens, action_mask, token_reward = self._wide
+        tokens, agent_mask, token_reward = self._wide
         tokens.scatter_(-1, writes.place, writes.tokens)
-        action_mask.scatter_(-1, writes.place[:, : writes.agent.shape[-1]], writes.agent)
+        agent_mask.scatter_(-1, writes.place[:, : writes.agent.shape[-1]], writes.agent)
         token_reward.scatter_(-1, writes.reward_place, writes.reward)
         self._length = writes.length
 

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from html.entities import html5
 
-from torchrl_lang.storage import shorten
+from torchrl_lang._files import shorten
 
 __all__ = ["NOT_SHOWN", "Secret", "is_short", "shown", "without_key"]
 

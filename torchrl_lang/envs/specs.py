@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchrl.data import Binary, Categorical, TensorSpec, Unbounded
 
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKEN_REWARD, TOKENS
 
 __all__ = ["feature_specs", "flags", "row_specs", "token_ids"]
 
@@ -25,7 +25,7 @@ def row_specs(vocab_size: int, batch: torch.Size, width: int, device: torch.devi
     return {
         TOKENS: token_ids(vocab_size, batch, width, device=device),
         ATTENTION_MASK: flags(batch, width, device),
-        ACTION_MASK: flags(batch, width, device),
+        AGENT_MASK: flags(batch, width, device),
         TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
     }
 

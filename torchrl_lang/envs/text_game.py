@@ -13,17 +13,17 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.chat_tokenizer import ChatTokenizer, decode_action
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._checks import at_least_one, one_of
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_features import check_size, padded_features, read_features
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, ToolText, read_opening, read_turn
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.specs import feature_specs
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import PREFIX, PREFIX_MASK
-from torchrl_lang.storage import shorten
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["OnBadText", "TextGame", "TextGameEnv"]
 
@@ -82,7 +82,7 @@ class TextGameEnv(LanguageEnv):
             ``reset``, a row differs from the replay of its game seed.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs import TextGameEnv
         >>> class Parrot:
         ...     def reset(self, seed):

@@ -15,7 +15,7 @@ from torchrl_lang.envs.row_state import read_action, read_mask, where_rows
 from torchrl_lang.envs.specs import token_ids
 from torchrl_lang.schema import (
     ACTION,
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     DONE,
     ROW_KEYS,
@@ -157,7 +157,7 @@ class TokenEnv(EnvBase):
         is_pending = slot < written[:, None]
         source = (begin + slot).clamp_max(tokens.shape[-1] - 1)
         pending = torch.where(is_pending, tokens.gather(-1, source).to(torch.int64), pending)
-        entries = {ATTENTION_MASK: real & ~tail, ACTION_MASK: agent & ~tail, TOKEN_REWARD: reward}
+        entries = {ATTENTION_MASK: real & ~tail, AGENT_MASK: agent & ~tail, TOKEN_REWARD: reward}
         shape = tensordict.get(TOKENS).shape
         begun = {key: value.reshape(shape) for key, value in entries.items()}
         return tensordict.copy().update(begun), pending, written
@@ -174,7 +174,7 @@ class TokenEnv(EnvBase):
         for key, value, new in (
             (TOKENS, tokens, self._pending),
             (ATTENTION_MASK, real, is_pending),
-            (ACTION_MASK, agent, is_pending),
+            (AGENT_MASK, agent, is_pending),
         ):
             grown = torch.nn.functional.pad(value, (0, 1)).scatter_(-1, place, new)[:, :-1]
             out.set(key, grown.reshape(*self.batch_size, self.row_length))

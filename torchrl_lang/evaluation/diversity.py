@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.evaluation.imitation import imitation_loss
-from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["distinct_n", "ngram_entropy", "perplexity"]
 
@@ -77,7 +77,7 @@ def perplexity(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size:
         ValueError: the rows have no token of the agent.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import perplexity
         >>> from torchrl_lang.modules import causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")

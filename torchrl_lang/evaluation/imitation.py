@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.modules import row_log_prob
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.schema import ACTION_MASK, entry
+from torchrl_lang.schema import AGENT_MASK, entry
 
 __all__ = ["imitation_loss"]
 
@@ -29,7 +29,7 @@ def imitation_loss(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_s
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import imitation_loss
         >>> from torchrl_lang.modules import causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
@@ -38,7 +38,7 @@ def imitation_loss(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_s
         >>> imitation_loss(language_actor(lm), rows) > 0
         True
     """
-    tokens = int(entry(rows, ACTION_MASK).sum())
+    tokens = int(entry(rows, AGENT_MASK).sum())
     if not tokens:
         raise ValueError(f"The {len(rows)} rows have no token of the agent to predict.")
     with eval_mode(actor):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.functional import shift_left
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, ControlTokens
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, ControlTokens
 
 __all__ = ["Summary", "solved", "summarize", "unanswered"]
 
@@ -134,7 +134,7 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
         control: the control tokens of the rows.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import unanswered
         >>> tokenizer = CharTokenizer.from_alphabet("ab")
         >>> turns = [Turn("a", reward=0.0), Turn("b"), Turn("a", reward=0.0)]  # the second "a" was not answered
@@ -143,7 +143,7 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
     """
     if not control.marks_turns:
         raise ValueError("In rows of a chat template every utterance is followed by a message: none is unanswered.")
-    tokens, real, agent = (rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+    tokens, real, agent = (rows.get(key) for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
     end = real & (tokens == control.end_of_action)
     speaks = real & ~agent & (tokens != control.end_of_dialogue)
     return (end & ~shift_left(speaks)).sum(-1)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.functional import seeded_generators
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     BEHAVIOR_LOG_PROB,
     DONE,
     REWARD,
@@ -119,7 +119,7 @@ def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[
     after = td.get("next")
     now = {key: after.get(key).reshape(n, -1) for key in (*ROW_KEYS, TERMINATED, TRUNCATED, REWARD)}
     # A token-level environment that truncates a row may append only a part of the utterance.
-    written = now[ACTION_MASK].sum(-1) - td.get(ACTION_MASK).reshape(n, -1).sum(-1)
+    written = now[AGENT_MASK].sum(-1) - td.get(AGENT_MASK).reshape(n, -1).sum(-1)
     sums: _Record = {"returns": now[REWARD][:, 0], "turns": torch.ones_like(written), "agent_tokens": written}
     sums |= _diagnostics(td, written)
     states: _Record = {

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._files import parse_rows, read_text
 from torchrl_lang.evaluation.metrics import Summary
-from torchrl_lang.storage import parse_rows, read_text
 
 __all__ = ["plot_guess_histogram", "plot_learning_curves", "read_columns"]
 

@@ -58,7 +58,7 @@ def preference_rates(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.evaluation import Comparison, preference_rates
         >>> from torchrl_lang.modules import QValueHead, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")

@@ -53,7 +53,7 @@ def rank_accuracy(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.evaluation import KnownValues, rank_accuracy
         >>> from torchrl_lang.modules import QValueHead, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("ab")

@@ -53,7 +53,7 @@ class GameRecords:
             control: the control tokens of the rows.
 
         Examples:
-            >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+            >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
             >>> from torchrl_lang.evaluation import GameRecords
             >>> tokenizer = CharTokenizer.from_alphabet("ab")
             >>> rows = to_rows([Episode([Turn("a", reward=-1.0)], True)], tokenizer, 6)

@@ -11,14 +11,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang.data import Tokenizer
-from torchrl_lang.data.chat_tokenizer import decode_action
-from torchrl_lang.functional.checks import positive
+from torchrl_lang._checks import positive
 from torchrl_lang.modules import ValueGuidance
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.schema import ACTION_MASK, TOKENS
+from torchrl_lang.schema import AGENT_MASK, TOKENS
+from torchrl_lang.text import Tokenizer
+from torchrl_lang.text.chat_tokenizer import decode_action
 
 __all__ = ["TextAdvantage", "row_advantages", "text_advantages"]
 
@@ -84,7 +84,7 @@ def text_advantages(
         batch_size: rows at a time.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import text_advantages
         >>> from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
@@ -121,7 +121,7 @@ def _utterances(
     """Tokens and advantages of each utterance, without its end."""
     end, pad = tokenizer.control.end_of_action, tokenizer.control.pad
     width = advantage.shape[-1]
-    tokens = torch.where(rows.get(ACTION_MASK), rows.get(TOKENS).long(), pad)[:, :width].tolist()
+    tokens = torch.where(rows.get(AGENT_MASK), rows.get(TOKENS).long(), pad)[:, :width].tolist()
     for ids, values in zip(tokens, advantage.tolist(), strict=True):
         start = 0
         for place in range(len(ids) + 1):

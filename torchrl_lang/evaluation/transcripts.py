@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tensordict import TensorDictBase
 
-from torchrl_lang.data.chat_reading import read_chat_turns
-from torchrl_lang.data.chat_tokenizer import ChatTokenizer
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._files import write_file
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.schema import ROW_KEYS
-from torchrl_lang.storage import write_file
+from torchrl_lang.text.chat_reading import read_chat_turns
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
 
@@ -63,7 +63,7 @@ def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Ma
         spelling: replacements for symbols in the environment's text, such as :data:`TILES`.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import TILES, format_transcript
         >>> tokenizer = CharTokenizer.from_alphabet(["a", "b", "<g>", "<y>"])
         >>> rows = to_rows([Episode([Turn("ab", reward=-1.0), Turn("<g><y>")], True)], tokenizer, 9)

@@ -139,7 +139,7 @@ def value_report(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import value_report
         >>> from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
@@ -192,8 +192,8 @@ def _measure(
     last_value = apply_head(value, final, STATE_VALUE).squeeze(-1)
     last_value = torch.where(entry(rows, TERMINATED).reshape(-1), 0.0, last_value)
     reward = shift_left(entry(rows, TOKEN_REWARD).reshape(number, -1)[:, :width])
-    decision = decision_mask(batch.action_mask)
-    turn_ends = turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, control.end_of_action)
+    decision = decision_mask(batch.agent_mask)
+    turn_ends = turn_end_mask(batch.attention_mask, batch.agent_mask, batch.tokens, control.end_of_action)
 
     def target(lmbda: float) -> Tensor:
         """The discounted rewards to go (lambda 1), or Q's one-step targets (lambda 0), ``[N]``."""

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 from torchrl_lang.functional.decisions import decision_mask, shift_left
 from torchrl_lang.functional.returns import reverse_linear_scan
 
@@ -35,7 +35,7 @@ class Advantages(NamedTuple):
 
 
 def turn_end_mask(
-    attention_mask: Tensor, action_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
+    attention_mask: Tensor, agent_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
 ) -> Tensor:
     """True at the last decision of each utterance that another turn may follow, ``bool [*B, T]``.
 
@@ -45,7 +45,7 @@ def turn_end_mask(
 
     Args:
         attention_mask: bool ``[*B, T]``.
-        action_mask: bool ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
         tokens: int64 ``[*B, T]``, with ``end_of_action``.
         end_of_action: id of the token that ends an utterance.
 
@@ -61,8 +61,8 @@ def turn_end_mask(
         >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent, torch.tensor([3, 7, 1, 2, 1]), end_of_action=1)
         tensor([False,  True, False,  True, False])
     """
-    decision = decision_mask(action_mask)
-    environment_follows = shift_left(shift_left(attention_mask & ~action_mask))
+    decision = decision_mask(agent_mask)
+    environment_follows = shift_left(shift_left(attention_mask & ~agent_mask))
     ends = decision & environment_follows
     if end_of_action is None:
         return ends

@@ -1,6 +1,6 @@
 """States, actions and successors of the decisions in a row, computed from its masks.
 
-Position ``p`` is a *decision* if ``action_mask[p + 1]``: the state is the row up to and including ``p``, the action is
+Position ``p`` is a *decision* if ``agent_mask[p + 1]``: the state is the row up to and including ``p``, the action is
 ``tokens[p + 1]``. The successor of a decision is the row's next decision, so a turn of the environment in between adds
 no discount of its own. The successor of the last decision is the row's last real position, its *bootstrap state*.
 """
@@ -49,7 +49,7 @@ def shift_right(values: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(values[..., :1]), values[..., :-1]], -1)
 
 
-def decision_mask(action_mask: Tensor) -> Tensor:
+def decision_mask(agent_mask: Tensor) -> Tensor:
     """True where the next token is the agent's, ``bool [*B, T]``.
 
     Examples:
@@ -58,7 +58,7 @@ def decision_mask(action_mask: Tensor) -> Tensor:
         >>> decision_mask(torch.tensor([False, True, True, False]))
         tensor([ True,  True, False, False])
     """
-    return shift_left(action_mask)
+    return shift_left(agent_mask)
 
 
 def row_length(attention_mask: Tensor) -> Tensor:
@@ -66,13 +66,13 @@ def row_length(attention_mask: Tensor) -> Tensor:
     return attention_mask.sum(-1)
 
 
-def bootstrap_mask(attention_mask: Tensor, action_mask: Tensor) -> Tensor:
+def bootstrap_mask(attention_mask: Tensor, agent_mask: Tensor) -> Tensor:
     """True on the last real position of each row that has a decision, ``bool [*B, T]``."""
     last = attention_mask & ~shift_left(attention_mask)
-    return last & decision_mask(action_mask).any(-1, keepdim=True)
+    return last & decision_mask(agent_mask).any(-1, keepdim=True)
 
 
-def utterance_ends(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, end_of_action: int) -> Tensor:
+def utterance_ends(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, end_of_action: int) -> Tensor:
     """True at the end-of-action token of each utterance, ``bool [*B, T]``.
 
     The agent writes that token, or the environment right after an utterance without one. A chat template may end texts
@@ -81,7 +81,7 @@ def utterance_ends(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, 
     Args:
         tokens: int ``[*B, T]``.
         attention_mask: bool ``[*B, T]``.
-        action_mask: bool ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
         end_of_action: id of the token.
 
     Examples:
@@ -92,7 +92,7 @@ def utterance_ends(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, 
         >>> utterance_ends(tokens, torch.ones(7, dtype=torch.bool), agent, end_of_action=1).nonzero().flatten()
         tensor([4])
     """
-    return attention_mask & (tokens == end_of_action) & (action_mask | shift_right(action_mask))
+    return attention_mask & (tokens == end_of_action) & (agent_mask | shift_right(agent_mask))
 
 
 class Decisions(NamedTuple):
@@ -112,12 +112,12 @@ class Decisions(NamedTuple):
     """bool ``[N]``: True if the successor is the row's bootstrap state."""
 
 
-def find_decisions(attention_mask: Tensor, action_mask: Tensor) -> Decisions:
+def find_decisions(attention_mask: Tensor, agent_mask: Tensor) -> Decisions:
     """Find the decisions of a batch of rows.
 
     Args:
         attention_mask: bool ``[B, T]``, True on real tokens, padded on the right.
-        action_mask: bool ``[B, T]``, True on tokens that the agent wrote.
+        agent_mask: bool ``[B, T]``, True on tokens that the agent wrote.
 
     Returns:
         The :class:`Decisions` of the batch. Rows without an action have no states.
@@ -133,15 +133,15 @@ def find_decisions(attention_mask: Tensor, action_mask: Tensor) -> Decisions:
         >>> found.state, found.last
         (tensor([0, 1]), tensor([False,  True]))
     """
-    decision = decision_mask(action_mask)
-    bootstrap = bootstrap_mask(attention_mask, action_mask)
+    decision = decision_mask(agent_mask)
+    bootstrap = bootstrap_mask(attention_mask, agent_mask)
     row, position = (decision | bootstrap).nonzero(as_tuple=True)
     is_bootstrap = bootstrap[row, position]
     state = (~is_bootstrap).nonzero(as_tuple=True)[0]
     return Decisions(row, position, state, is_bootstrap[state + 1])
 
 
-def trained_states(train_mask: Tensor, action_mask: Tensor) -> Tensor:
+def trained_states(train_mask: Tensor, agent_mask: Tensor) -> Tensor:
     """True at the states that count in a loss, ``bool [*B, T]``: all whose next token is not excluded from training.
 
     A loss's ``loss_mask_key`` reads a decision's mask at the position of its state, one before the token. The mask of
@@ -149,7 +149,7 @@ def trained_states(train_mask: Tensor, action_mask: Tensor) -> Tensor:
 
     Args:
         train_mask: bool ``[*B, T]``, False on agent tokens excluded from training; ignored elsewhere.
-        action_mask: bool ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
 
     Examples:
         >>> import torch
@@ -159,4 +159,4 @@ def trained_states(train_mask: Tensor, action_mask: Tensor) -> Tensor:
         >>> trained_states(train_mask, agent)
         tensor([False, False,  True,  True,  True])
     """
-    return shift_left(train_mask) | ~decision_mask(action_mask)
+    return shift_left(train_mask) | ~decision_mask(agent_mask)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang.functional.checks import at_least_one, have_shapes
+from torchrl_lang._checks import at_least_one, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["categorical_entropy", "categorical_kl", "projected_kl"]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["KLDirection", "KLEstimator", "kl_estimate"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import within
+from torchrl_lang._checks import within
 from torchrl_lang.functional.filters import min_p_filter
 
 __all__ = ["likelihood_ratio_value", "weighted_cross_entropy"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import at_least_one, have_shapes
+from torchrl_lang._checks import at_least_one, have_shapes
 from torchrl_lang.functional.chunked_linear import ChunkTerm, Plan, VocabularyTerm, hinge_chunk, softmax_chunk
 from torchrl_lang.functional.precision import upcast_half
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.returns import lambda_returns, reverse_linear_scan
 

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.functional.advantages import turn_end_mask
-from torchrl_lang.functional.checks import one_of
 from torchrl_lang.functional.decisions import decision_mask, shift_left
 from torchrl_lang.functional.utterances import begins_utterance
 
@@ -28,7 +28,7 @@ class ReturnConditions(NamedTuple):
 
 
 def utterance_states(
-    attention_mask: Tensor, action_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
+    attention_mask: Tensor, agent_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
 ) -> Tensor:
     """True at the position before the first token of each utterance, ``bool [*B, T]``.
 
@@ -42,13 +42,13 @@ def utterance_states(
         >>> utterance_states(torch.ones(6, dtype=torch.bool), agent).nonzero().flatten()
         tensor([0, 4])
     """
-    ends = turn_end_mask(attention_mask, action_mask, tokens, end_of_action)
-    return begins_utterance(decision_mask(action_mask), ends)
+    ends = turn_end_mask(attention_mask, agent_mask, tokens, end_of_action)
+    return begins_utterance(decision_mask(agent_mask), ends)
 
 
 def return_conditions(
     attention_mask: Tensor,
-    action_mask: Tensor,
+    agent_mask: Tensor,
     token_reward: Tensor,
     mode: ReturnMode,
     *,
@@ -65,7 +65,7 @@ def return_conditions(
 
     Args:
         attention_mask: bool ``[*B, T]``.
-        action_mask: bool ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
         token_reward: float ``[*B, T]``; those of the agent's tokens count.
         mode: ``"constant"`` or ``"decremented"``.
         target: float ``[*B, 1]``, ``R``; default the sum of the rewards that the row holds, also of a truncated row.
@@ -83,12 +83,12 @@ def return_conditions(
         (tensor([0, 2]), tensor([5., 4.], dtype=torch.float64))
     """
     one_of("mode", mode, ("constant", "decremented"))
-    received = torch.where(action_mask, token_reward.double(), 0.0).cumsum(-1)
+    received = torch.where(agent_mask, token_reward.double(), 0.0).cumsum(-1)
     target = received[..., -1:] if target is None else target.double()
     if mode == "constant":
         first = torch.arange(attention_mask.shape[-1], device=attention_mask.device) == 0
         return ReturnConditions(target.expand_as(received), attention_mask & first)
-    states = utterance_states(attention_mask, action_mask, tokens, end_of_action)
+    states = utterance_states(attention_mask, agent_mask, tokens, end_of_action)
     if continued:
         states = states | (attention_mask & ~shift_left(attention_mask))
     return ReturnConditions(target - received, states)

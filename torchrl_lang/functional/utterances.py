@@ -38,9 +38,7 @@ class UtteranceSpans(NamedTuple):
         return reward.new_zeros(count + 1).index_add(0, self.of_decision, reward)[:count]
 
 
-def find_utterances(
-    attention_mask: Tensor, action_mask: Tensor, turn_end: Tensor, terminated: Tensor
-) -> UtteranceSpans:
+def find_utterances(attention_mask: Tensor, agent_mask: Tensor, turn_end: Tensor, terminated: Tensor) -> UtteranceSpans:
     """Find the utterances of a batch of rows.
 
     An utterance ends at a decision that ``turn_end`` marks or, in a terminated row, at the row's last decision. Tokens
@@ -49,7 +47,7 @@ def find_utterances(
 
     Args:
         attention_mask: bool ``[B, T]``, True on real tokens, padded on the right.
-        action_mask: bool ``[B, T]``, True on tokens that the agent wrote.
+        agent_mask: bool ``[B, T]``, True on tokens that the agent wrote.
         turn_end: bool ``[B, T]``, True at the last decision of an utterance, see :func:`turn_end_mask`.
         terminated: bool ``[B]``.
 
@@ -69,7 +67,7 @@ def find_utterances(
         >>> found.total(torch.tensor([0.5, 0.25, -1.0]))  # of the decisions at 0, 1 and 3
         tensor([ 0.7500, -1.0000])
     """
-    decision = decision_mask(action_mask)
+    decision = decision_mask(agent_mask)
     row_end = decision & (decision.cumsum(-1) == decision.sum(-1, keepdim=True))
     end = decision & (turn_end | (row_end & terminated[:, None]))
     begin = begins_utterance(decision, end)

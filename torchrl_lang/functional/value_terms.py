@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang.functional.checks import one_of, within
+from torchrl_lang._checks import one_of, within
 from torchrl_lang.functional.filters import min_p_filter
 
 __all__ = [

@@ -8,15 +8,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.functional import UtteranceSpans, find_utterances, turn_end_mask
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decision_batch import refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.utterance_features import candidate_features, check_sampling_policy, utterance_features
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     CANDIDATE_FEATURE,
     CANDIDATE_LOG_PROB,
@@ -64,7 +64,7 @@ class CandidateSampler:
         TypeError, ValueError: the policy is of another kind.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.modules import CandidateSampler, UtteranceActor, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)
@@ -95,7 +95,7 @@ class CandidateSampler:
         Rows have the features that the policy's language model reads, if it reads some.
         """
         refuse_steps(rows)
-        names = (TOKENS, ATTENTION_MASK, ACTION_MASK, TERMINATED)
+        names = (TOKENS, ATTENTION_MASK, AGENT_MASK, TERMINATED)
         given = {name: entry(rows, name) for name in names}
         shape = given[TOKENS].shape[:-1]
         flat = {name: value.reshape(shape.numel(), value.shape[-1]) for name, value in given.items()}

@@ -7,8 +7,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.functional import row_length
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -50,7 +50,7 @@ class CHAIActor(TensorDictModuleBase):
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.modules import CHAIActor, UtteranceActor, UtteranceQValueHead, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)

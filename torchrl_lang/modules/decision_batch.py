@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left
 from torchrl_lang.modules.prefix_features import PrefixFeatures
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS, entry
 
 __all__ = ["DecisionBatch", "refuse_steps"]
 
@@ -37,7 +37,7 @@ class DecisionBatch:
     """int64 ``[N]``: decisions in a batch flattened to ``[B * W]``."""
     action: Tensor
     """int64 ``[N]``: the token written there."""
-    action_mask: Tensor
+    agent_mask: Tensor
     """bool ``[B, W]``."""
     shape: torch.Size
     """``[*B, T]``, the shape of the input."""
@@ -48,15 +48,15 @@ class DecisionBatch:
     def read(tensordict: TensorDictBase) -> DecisionBatch:
         """The decisions of the rows in ``tensordict``; a ValueError if it holds steps of a rollout."""
         refuse_steps(tensordict)
-        tokens, attention, action_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+        tokens, attention, agent_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
         shape = tokens.shape
-        tokens, attention, action_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, action_mask))
+        tokens, attention, agent_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, agent_mask))
         width = max(int(attention.sum(-1).max()), 1) if tokens.shape[0] else 1
-        tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
-        place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
+        tokens, attention, agent_mask = (x[:, :width] for x in (tokens.long(), attention, agent_mask))
+        place = decision_mask(agent_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
         rows = tensordict.select(TOKENS, PREFIX, PREFIX_MASK, strict=False)
-        return DecisionBatch(tokens, attention, place, action, action_mask, shape, rows)
+        return DecisionBatch(tokens, attention, place, action, agent_mask, shape, rows)
 
     @property
     def prefix(self) -> PrefixFeatures | None:
@@ -77,7 +77,7 @@ class DecisionBatch:
 
         At other places of ``[B * W]``, the index that an action written after them has, int64 ``[M]``.
         """
-        unfinished = self.action_mask & (self.tokens != end_of_action)
+        unfinished = self.agent_mask & (self.tokens != end_of_action)
         position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
         before = torch.where(unfinished, -1, position).cummax(-1).values  # the last token before the utterance
         return (position - before).flatten()[self.place if place is None else place]

@@ -13,11 +13,11 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils import logging
 
-from torchrl_lang.functional.checks import check_heads, one_of
+from torchrl_lang._checks import check_heads, one_of
+from torchrl_lang._files import FileError, check_loaded_weights, one_line
 from torchrl_lang.modules.agilerl.gpt import register_agilerl
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
-from torchrl_lang.storage import FileError, check_loaded_weights, one_line
 
 __all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm", "quiet_transformers"]
 
@@ -125,7 +125,7 @@ def load_causal_lm(
         ...     load_causal_lm(folder)
         Traceback (most recent call last):
             ...
-        torchrl_lang.storage.errors.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
+        torchrl_lang._files.errors.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
         which its configuration describes: save or download the model again.
     """
     register_agilerl()

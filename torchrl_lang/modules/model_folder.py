@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from torchrl_lang.storage import (
+from torchrl_lang._files import (
     Fields,
     FileError,
     TensorHeader,
@@ -20,7 +20,7 @@ from torchrl_lang.storage import (
     read_json,
     read_tensor_headers,
 )
-from torchrl_lang.storage.errors import one_line, shorten
+from torchrl_lang._files.errors import one_line, shorten
 
 __all__ = ["REMEDY", "TRUST", "check_model_folder"]
 

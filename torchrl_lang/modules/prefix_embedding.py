@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang._checks import at_least_one
 
 __all__ = ["PrefixEmbedding"]
 

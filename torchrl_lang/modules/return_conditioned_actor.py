@@ -9,8 +9,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import have_shapes
 from torchrl_lang.functional import return_conditions
-from torchrl_lang.functional.checks import have_shapes
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
@@ -125,7 +125,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
     def conditioned(self, tensordict: TensorDictBase) -> TensorDictBase:
         """A shallow copy of unfinished rows whose ``tokens`` carry the returns that the agent is asked for."""
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor)
-        tokens, attention_mask, action_mask, token_reward = (entry(tensordict, key) for key in ROW_KEYS)
+        tokens, attention_mask, agent_mask, token_reward = (entry(tensordict, key) for key in ROW_KEYS)
         target = tensordict.get(TARGET_RETURN, None)
         shape = (*tokens.shape[:-1], 1)
         if target is None:
@@ -135,7 +135,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
             returns.check(target, TARGET_RETURN)
         conditions = return_conditions(
             attention_mask,
-            action_mask,
+            agent_mask,
             token_reward,
             returns.mode,
             target=target,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import finite, one_of
 from torchrl_lang.functional import ReturnConditions, ReturnMode
-from torchrl_lang.functional.checks import finite, one_of
 
 __all__ = ["ReturnEmbedding"]
 

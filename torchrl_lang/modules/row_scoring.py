@@ -166,7 +166,7 @@ def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
 
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.
-        rows: ``tokens``, ``attention_mask`` and ``action_mask``, each ``[*B, T]``; and features for an actor that reads
+        rows: ``tokens``, ``attention_mask`` and ``agent_mask``, each ``[*B, T]``; and features for an actor that reads
             them, see :func:`~torchrl_lang.modules.with_prefix`.
 
     Returns:
@@ -180,7 +180,7 @@ def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
         ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
-        ...     action_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False, False]]),
         ...     batch_size=[1],
         ... )
         >>> row_log_prob(actor, rows) < 0

@@ -15,7 +15,7 @@ from torchrl_lang.functional import categorical_entropy, shift_left
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.schema import ACTION_MASK, TOKEN_LOG_PROB, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TOKENS, entry
 
 __all__ = ["RowTokenActor", "RowTokenDistribution"]
 
@@ -25,7 +25,7 @@ class RowTokenDistribution(Distribution):
 
     Args:
         scorer: computes the log-probabilities.
-        rows: ``tokens``, ``attention_mask`` and ``action_mask``.
+        rows: ``tokens``, ``attention_mask`` and ``agent_mask``.
         mask: bool ``[*B, T]``, True on tokens that count.
     """
 
@@ -93,7 +93,7 @@ class RowTokenActor(TensorDictModuleBase):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
         ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
-        ...     action_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False, False]]),
         ...     batch_size=[1],
         ... )
         >>> dist = actor.get_dist(rows)
@@ -102,12 +102,12 @@ class RowTokenActor(TensorDictModuleBase):
     """
 
     def __init__(
-        self, actor: UtteranceActor | ProbabilisticTensorDictSequential, *, mask_key: str = ACTION_MASK
+        self, actor: UtteranceActor | ProbabilisticTensorDictSequential, *, mask_key: str = AGENT_MASK
     ) -> None:
         super().__init__()
         RowScorer(actor)  # raises now rather than at the first row
         self.actor, self.mask_key = actor, mask_key
-        self.in_keys = list(dict.fromkeys([*actor.in_keys, ACTION_MASK, mask_key]))
+        self.in_keys = list(dict.fromkeys([*actor.in_keys, AGENT_MASK, mask_key]))
         self.out_keys = [TOKEN_LOG_PROB]
 
     def get_dist(self, tensordict: TensorDictBase, **_: Any) -> RowTokenDistribution:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchrl_lang.data.tokenizer_config import tokenizer_from_config
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._files import FileError
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -19,7 +18,8 @@ from torchrl_lang.modules.saved_heads import Head, own_head
 from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
-from torchrl_lang.storage import FileError
+from torchrl_lang.text.tokenizer_config import tokenizer_from_config
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
 
@@ -69,7 +69,7 @@ def save_agent(
             value trunk of its own, with its projector of features, is saved as a second model. Of heads that are not of
             this library the weights are saved; loading needs modules to fill, ``load_agent(folder, heads={"qvalue":
             module})``.
-        tokenizer: the environment's, of any kind that :func:`~torchrl_lang.data.tokenizer_from_config` reads.
+        tokenizer: the environment's, of any kind that :func:`~torchrl_lang.text.tokenizer_from_config` reads.
         task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
         data: what the agent learned from, for the card.
         results: rows of a table for the card, each with the same keys.
@@ -81,7 +81,7 @@ def save_agent(
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.modules import (
         ...     QValueHead, UtteranceActor, ValueGuidance, causal_lm, language_actor, load_agent, save_agent
         ... )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
+from torchrl_lang._files import Fields
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.likelihood_guidance import LikelihoodGuidance, TokenProbabilities
@@ -18,7 +19,6 @@ from torchrl_lang.modules.saving import SavedModel, language_model_around
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
-from torchrl_lang.storage import Fields
 
 __all__ = ["SavedGuidance", "read_guidance", "read_options", "saved_guidance"]
 

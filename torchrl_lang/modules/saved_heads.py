@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from torchrl_lang._files import Fields, FileError, non_finite, read_tensors
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.merging import is_adapter
 from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
@@ -20,7 +21,6 @@ from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
-from torchrl_lang.storage import Fields, FileError, non_finite, read_tensors
 
 __all__ = ["HEADS", "Head", "describe_heads", "own_head", "read_heads", "read_weights", "write_heads"]
 

@@ -13,13 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from torchrl_lang.data.transformers_tokenizer import write_tokenizer
-from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
-from torchrl_lang.modules.merging import base_module, merged_copy
-from torchrl_lang.modules.saved_heads import HEADS, describe_heads, own_head, read_heads, write_heads
-from torchrl_lang.modules.trunk import Trunk, unwrapped
-from torchrl_lang.storage import (
+from torchrl_lang._files import (
     CHECKSUMS,
     Fields,
     FileError,
@@ -29,6 +23,12 @@ from torchrl_lang.storage import (
     write_checksums,
     write_folder,
 )
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
+from torchrl_lang.modules.merging import base_module, merged_copy
+from torchrl_lang.modules.saved_heads import HEADS, describe_heads, own_head, read_heads, write_heads
+from torchrl_lang.modules.trunk import Trunk, unwrapped
+from torchrl_lang.text.transformers_tokenizer import write_tokenizer
 
 __all__ = [
     "CARD",
@@ -77,7 +77,7 @@ def save_language_model(
     """Write a language model and its value heads to ``folder``, atomically.
 
     The language model is written by ``save_pretrained`` and the tokenizer as one of transformers, so other programs can
-    load both, see :func:`~torchrl_lang.data.write_tokenizer`. The heads are written to ``heads.safetensors``, their
+    load both, see :func:`~torchrl_lang.text.write_tokenizer`. The heads are written to ``heads.safetensors``, their
     shapes and the tokenizer's configuration to ``torchrl_lang.json``, and the SHA-256 of every file to
     ``checksums.json``.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 __all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like"]

@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from torchrl_lang._checks import finite, one_of, positive
 from torchrl_lang.functional import advantage_weight
-from torchrl_lang.functional.checks import finite, one_of, positive
 
 __all__ = ["AdvantageWeights"]
 

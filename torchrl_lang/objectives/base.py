@@ -12,9 +12,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.objectives import LossModule
 
+from torchrl_lang._checks import finite, one_of
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states, turn_end_mask
 from torchrl_lang.functional.advantages import clock
-from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -24,7 +24,7 @@ from torchrl_lang.modules.prefix_features import reads_prefix
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     PREFIX,
     PREFIX_MASK,
@@ -56,7 +56,7 @@ LogitsChunk = int | Literal["auto"] | None
 _LARGE_VOCABULARY = 512
 
 # What the entries of a row may be; all others are floats.
-_MASKS = ("attention_mask", "action_mask", "terminated", "train_mask")
+_MASKS = ("attention_mask", "agent_mask", "terminated", "train_mask")
 
 
 @dataclass
@@ -120,7 +120,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
         tokens: NestedKey = TOKENS
         attention_mask: NestedKey = ATTENTION_MASK
-        action_mask: NestedKey = ACTION_MASK
+        agent_mask: NestedKey = AGENT_MASK
         token_reward: NestedKey = TOKEN_REWARD
         terminated: NestedKey = TERMINATED
         train_mask: NestedKey = TRAIN_MASK
@@ -129,7 +129,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     default_keys = _AcceptedKeys
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
-    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
+    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask", "token_reward", "terminated")
 
     # Further entries that a loss reads itself, of other shapes than ``[*B, T]``.
     _more_entries: tuple[str, ...] = ()
@@ -209,9 +209,9 @@ class RowLoss(ReferenceHolder, LossModule):
         entries = self._entries(tensordict)
         mask = self._mask(tensordict, entries)
         tokens = self._checked(entries, mask)
-        attention, action_mask = entries["attention_mask"], entries["action_mask"]
+        attention, agent_mask = entries["attention_mask"], entries["agent_mask"]
         width = tokens.shape[-1]
-        found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
+        found, decision = find_decisions(attention, agent_mask), decision_mask(agent_mask)
         state_place = found.row * width + found.position
         place = state_place[found.state]
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
@@ -223,7 +223,7 @@ class RowLoss(ReferenceHolder, LossModule):
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             tokens=tokens,
             attention_mask=attention,
-            action_mask=action_mask,
+            agent_mask=agent_mask,
             decision=decision,
             next_reward=next_reward,
             state_place=state_place,
@@ -258,7 +258,7 @@ class RowLoss(ReferenceHolder, LossModule):
         end, decoder = self.end_of_action, self.scorer.decoder
         if end is None and decoder is not None:
             end = decoder.control.end_of_action
-        return turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, end)
+        return turn_end_mask(batch.attention_mask, batch.agent_mask, batch.tokens, end)
 
     def _discount(self, batch: TransitionBatch, like: Tensor) -> Tensor | float:
         """Discount of the step after each decision, ``[N]`` in the dtype of ``like``, or one number for all."""
@@ -268,7 +268,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     def _checked(self, entries: dict[str, Tensor], mask: Tensor | None) -> Tensor:
         """The tokens, int64, after a look at the values of the rows that count."""
-        names = ("tokens", "attention_mask", "action_mask", "token_reward")
+        names = ("tokens", "attention_mask", "agent_mask", "token_reward")
         counted, limit = None if mask is None else mask.any(-1), self._token_limit()
         tokens = check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
         # Padding and rows that do not count may hold any id, and the trunk looks it up.
@@ -311,7 +311,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
         """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""
-        attention_mask, agent = entries["attention_mask"], entries["action_mask"]
+        attention_mask, agent = entries["attention_mask"], entries["agent_mask"]
         train_mask = tensordict.get(self.tensor_keys.train_mask, None)
         counted = None
         if train_mask is not None:  # it is given at tokens; loss masks are given at the states before them

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
+from torchrl_lang._checks import finite, one_of
 from torchrl_lang.functional import masked_mean
-from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -47,7 +47,7 @@ class BCLoss(RowLoss):
             has only a fingerprint of them, and loading beside another reference raises.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
-    The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), each ``[*B, T]``, and
+    The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``agent_mask`` (bool), each ``[*B, T]``, and
     is left as it was. The output holds ``loss_actor`` and, with a ``kl_weight``, ``loss_kl`` and the metric ``kl``, the
     mean divergence of a decision in nats, detached.
 
@@ -60,7 +60,7 @@ class BCLoss(RowLoss):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     batch_size=[1],
         ... )
         >>> bool(loss(rows)["loss_actor"] > 0)
@@ -69,7 +69,7 @@ class BCLoss(RowLoss):
 
     kl_controller: KLController | None
     out_keys = ["loss_actor"]
-    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask")
+    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask")
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import finite, have_shapes, within
 from torchrl_lang.functional import masked_mean, sampled_cql_term, shift_left, td_target
-from torchrl_lang.functional.checks import finite, have_shapes, within
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.no_rows import for_any_number
@@ -82,7 +82,7 @@ class CHAILoss(UtteranceValueLoss):
         ValueError: an option is out of range, or shapes differ.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.modules import CandidateSampler, UtteranceActor, UtteranceQValueHead, causal_lm
         >>> from torchrl_lang.modules import language_actor, qvalue_module
         >>> from torchrl_lang.objectives import CHAILoss

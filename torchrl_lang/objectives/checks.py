@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torchrl.objectives import LossModule, ValueEstimators
 
-from torchrl_lang.functional.checks import within
+from torchrl_lang._checks import within
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer

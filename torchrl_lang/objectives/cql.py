@@ -7,8 +7,8 @@ from typing import Any
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
+from torchrl_lang._checks import finite, positive
 from torchrl_lang.functional import cql_term
-from torchrl_lang.functional.checks import finite, positive
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
@@ -51,7 +51,7 @@ class CQLLoss(QBackupLoss):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
         ...     terminated=torch.tensor([[True]]),
         ...     batch_size=[1],

@@ -34,7 +34,7 @@ class DecisionTransformerLoss(BCLoss):
         end_of_action: id of the token that ends an utterance, for mode ``"decremented"`` where an environment may write
             nothing between two utterances; default that of an utterance actor.
 
-    The input holds ``tokens``, ``attention_mask``, ``action_mask`` and ``token_reward``, each ``[*B, T]``, and is left
+    The input holds ``tokens``, ``attention_mask``, ``agent_mask`` and ``token_reward``, each ``[*B, T]``, and is left
     as it was. Returns outside the embedding's range raise ValueError. The output holds ``loss_actor``.
 
     Examples:
@@ -47,7 +47,7 @@ class DecisionTransformerLoss(BCLoss):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, 3.0, 0.0]]),
         ...     batch_size=[1],
         ... )
@@ -56,7 +56,7 @@ class DecisionTransformerLoss(BCLoss):
         True
     """
 
-    _row_entries = ("tokens", "attention_mask", "action_mask", "token_reward")
+    _row_entries = ("tokens", "attention_mask", "agent_mask", "token_reward")
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DecisionTransformerLoss(BCLoss):
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor_network)
         conditions = return_conditions(
             batch.attention_mask,
-            batch.action_mask,
+            batch.agent_mask,
             shift_right(batch.next_reward),
             returns.mode,
             tokens=batch.tokens,

@@ -10,9 +10,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
+from torchrl_lang._checks import finite, one_of, positive, within
 from torchrl_lang.functional import cql_term, expectile_loss, margin_term, masked_mean
 from torchrl_lang.functional.advantages import clock
-from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
@@ -106,7 +106,7 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
             ``"auto"``: a few dozen megabytes at a time from 512 tokens on. None: the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
-    The input holds ``tokens`` (int64 or int32), ``attention_mask``, ``action_mask`` (bool) and ``token_reward``
+    The input holds ``tokens`` (int64 or int32), ``attention_mask``, ``agent_mask`` (bool) and ``token_reward``
     (float32), each ``[*B, T]``, and ``terminated`` (bool ``[*B, 1]``): a row that is not terminated is bootstrapped
     from its last position. It is left as it was. The output holds the five losses and, detached, the means ``value``,
     ``qvalue``, ``target_qvalue`` and ``advantage`` over decisions.
@@ -129,7 +129,7 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
         ...     terminated=torch.tensor([[True]]),
         ...     batch_size=[1],

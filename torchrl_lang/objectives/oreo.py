@@ -7,8 +7,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import finite, one_of, positive
 from torchrl_lang.functional import PathLevel, action_log_ratio, masked_mean, soft_returns
-from torchrl_lang.functional.checks import finite, one_of, positive
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -108,7 +108,7 @@ class OREOLoss(StateValueLoss):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0]]),
         ...     terminated=torch.tensor([[True]]),
         ...     batch_size=[1],

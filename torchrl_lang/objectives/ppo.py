@@ -11,8 +11,8 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import finite, one_of, positive, within
 from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
-from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -107,7 +107,7 @@ class PPOLoss(AdvantageRowLoss):
             of a few dozen megabytes where all would be more. A number forces pieces, None the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
-    The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), ``token_log_prob``,
+    The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``agent_mask`` (bool), ``token_log_prob``,
     ``advantage``, ``value_target`` (float), with ``value_clip`` ``state_value`` and with a sampled divergence
     ``ref_log_prob``, each ``[*B, T]``, numbers at the tokens that the agent wrote. It is left as it was. The output
     holds the four losses and, detached, over the decisions that count: ``kl_approx`` (mean ``-log rho``),
@@ -212,7 +212,7 @@ class PPOLoss(AdvantageRowLoss):
             "state_value": bool(self.value_weight) and self.value_clip is not None,
             "ref_log_prob": self.kl_controller is not None and self.kl_estimator != "exact",
         }
-        always = ("tokens", "attention_mask", "action_mask", "token_log_prob", "advantage")
+        always = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
         return (*always, *(name for name, is_read in wanted.items() if is_read))
 
     @dispatch(source="_all_in_keys")

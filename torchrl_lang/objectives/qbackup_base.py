@@ -12,8 +12,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
+from torchrl_lang._checks import finite, one_of
 from torchrl_lang.functional import masked_mean, td_target
-from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.actor import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode

@@ -10,8 +10,8 @@ from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 from torch import Tensor
 
+from torchrl_lang._checks import finite, one_of, within
 from torchrl_lang.functional import likelihood_ratio_value, masked_mean, returns_to_go, weighted_cross_entropy
-from torchrl_lang.functional.checks import finite, one_of, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -105,7 +105,7 @@ class QSFTLoss(RowLoss):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
         ...     terminated=torch.tensor([[True]]),
         ...     batch_size=[1],

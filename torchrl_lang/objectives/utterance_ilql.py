@@ -10,6 +10,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import finite, one_of, within
 from torchrl_lang.functional import (
     UtteranceSpans,
     expectile_loss,
@@ -17,7 +18,6 @@ from torchrl_lang.functional import (
     masked_mean,
     td_target,
 )
-from torchrl_lang.functional.checks import finite, one_of, within
 from torchrl_lang.modules.actor import STATE_VALUE, UTTERANCE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
@@ -102,7 +102,7 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9]]),
         ...     attention_mask=torch.tensor([[True, True, True, True]]),
-        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False]]),
         ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
         ...     terminated=torch.tensor([[True]]),
         ...     batch_size=[1],
@@ -170,7 +170,7 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
         rows = trunk(batch.rows.copy())
         width = batch.tokens.shape[-1]
         ends, terminated = self._turn_ends(batch), batch.row_terminated
-        spans = find_utterances(batch.attention_mask, batch.action_mask, ends, terminated)
+        spans = find_utterances(batch.attention_mask, batch.agent_mask, ends, terminated)
         row = spans.row[spans.state]
         place = row * width + spans.end
         counted = self._counted(batch, place)

@@ -11,7 +11,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import finite
+from torchrl_lang._checks import finite
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.fingerprint import fingerprint

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import Tokenizer
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import (
     ActionValueHead,
@@ -31,6 +30,7 @@ from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
 from torchrl_lang.recipes.start_model import build_model
+from torchrl_lang.text import Tokenizer
 
 __all__ = ["ActionValueOptions", "save_model", "train_action_values"]
 

@@ -23,7 +23,7 @@ from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
-from torchrl_lang.schema import ACTION_MASK, TOKEN_LOG_PROB, TRAIN_MASK
+from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
 __all__ = ["AutocastPolicy", "CollectedGames", "CollectorKind", "Games"]
 
@@ -132,7 +132,7 @@ class Games:
         for _ in range(_PATIENCE):
             every = self._ended(to_end=to_end)
             age = self._updates - every.pop(VERSION)
-            agent = every.get(ACTION_MASK)
+            agent = every.get(AGENT_MASK)
             fresh = torch.ones(len(every), dtype=torch.bool, device=age.device)
             if self.max_staleness is not None:
                 fresh = torch.where(agent, age, 0).amax(-1) <= self.max_staleness

@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from torchrl_lang._files import FileError, read_text, shorten, write_file
+from torchrl_lang._files.errors import one_line
 from torchrl_lang.recipes.option_types import describe_type, read_value
 from torchrl_lang.recipes.ranges import Range, check_value
-from torchrl_lang.storage import FileError, read_text, shorten, write_file
-from torchrl_lang.storage.errors import one_line
 
 __all__ = ["read_config", "write_config"]
 
@@ -57,7 +57,7 @@ def read_config(path: Path, options: type) -> dict[str, Any]:
         ...     read_config(path, BC)
         Traceback (most recent call last):
             ...
-        torchrl_lang.storage.errors.FileError: ...bc.yaml has 'many' as "steps": expected a whole number, at least 1.
+        torchrl_lang._files.errors.FileError: ...bc.yaml has 'many' as "steps": expected a whole number, at least 1.
     """
     try:
         content = _Loader(read_text(path, remedy=_REMEDY)).get_single_data()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from torchrl_lang._files import refuse_content
 from torchrl_lang.data import load_dataset
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import read_agilerl, save_language_model
@@ -13,7 +14,6 @@ from torchrl_lang.recipes.datasets import check_place, open_task
 from torchrl_lang.recipes.offline import evaluation_of
 from torchrl_lang.recipes.options import required, write_options
 from torchrl_lang.recipes.task_options import TaskOptions
-from torchrl_lang.storage import refuse_content
 
 __all__ = ["ConvertAgileRL", "main"]
 

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang.data import GameMaker, RowDataset, Tokenizer, generate_dataset, generate_in_parts, load_dataset
+from torchrl_lang._files import Fields, FileError
+from torchrl_lang.data import GameMaker, RowDataset, generate_dataset, generate_in_parts, load_dataset
 from torchrl_lang.data.dataset_format import MANIFEST, ROWS
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
-from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.text import Tokenizer
 
 __all__ = ["check_features", "check_place", "check_tokenizer", "generate_once", "main", "open_dataset", "open_task"]
 

@@ -61,10 +61,10 @@ def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: 
     """
     wholes, lows, highs = [], [], []
     for part in rows.split(10_000):
-        tokens, attention_mask, action_mask, token_reward = (part.get(key) for key in ROW_KEYS)
+        tokens, attention_mask, agent_mask, token_reward = (part.get(key) for key in ROW_KEYS)
         wholes.append(row_returns(part))
         found = return_conditions(
-            attention_mask, action_mask, token_reward, options.mode, tokens=tokens, end_of_action=end_of_action
+            attention_mask, agent_mask, token_reward, options.mode, tokens=tokens, end_of_action=end_of_action
         )
         read: Tensor = torch.cat([found.returns[found.mask], wholes[-1]])
         lows.append(float(read.min()))
@@ -92,7 +92,7 @@ def held_out_loss(
     loss = DecisionTransformerLoss(actor, end_of_action=end_of_action, reduction="sum")
     with eval_mode(actor):
         total = sum(float(loss(part)["loss_actor"]) for part in rows.split(batch_size))
-    return total / max(int(rows["action_mask"].sum()), 1)
+    return total / max(int(rows["agent_mask"].sum()), 1)
 
 
 def main(options: DT) -> float:

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import (
     GameRecords,
     Summary,
@@ -22,7 +23,6 @@ from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_policy import methods_of
 from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.recipes.tasks.base import Player
-from torchrl_lang.storage import write_file
 
 __all__ = ["Evaluate", "main"]
 

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 
+from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
 from torchrl_lang.modules import (
     ActionValueHead,
@@ -30,7 +31,6 @@ from torchrl_lang.recipes.offline import build_actor, held_out_rows, open_data, 
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.start_model import build_model
-from torchrl_lang.storage import write_file
 
 __all__ = ["ILQL", "build_loss", "main"]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torchrl_lang.data import Tokenizer
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
@@ -18,6 +17,7 @@ from torchrl_lang.recipes.datasets import check_features
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.tasks.base import Task
+from torchrl_lang.text import Tokenizer
 from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
 
 __all__ = ["InitialPolicy", "load_initial_policy"]

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang.data import Episode, Tokenizer, Turn, tokenizer_from_config
-from torchrl_lang.data.chat_tokenizer import decode_action
-from torchrl_lang.data.encoded_episode import encode_episode, stack_episodes
+from torchrl_lang._files import Fields, FileError
 from torchrl_lang.envs.game_features import padded_features
 from torchrl_lang.modules import SavedModel, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
@@ -21,7 +19,9 @@ from torchrl_lang.recipes.run_policy import Method, RunDecoding, build_policy, l
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
-from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.text import Episode, Tokenizer, Turn, tokenizer_from_config
+from torchrl_lang.text.chat_tokenizer import decode_action
+from torchrl_lang.text.encoded_episode import encode_episode, stack_episodes
 
 __all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run", "refuse_returns"]
 

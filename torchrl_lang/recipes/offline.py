@@ -11,9 +11,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
 
+from torchrl_lang._checks import check_heads
+from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
-from torchrl_lang.functional.checks import check_heads
 from torchrl_lang.modules import SavedModel, train_top_layers
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
@@ -30,7 +31,6 @@ from torchrl_lang.recipes.run_common import RunOptions, open_run
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
 from torchrl_lang.schema import PREFIX
-from torchrl_lang.storage import file_digest
 
 __all__ = [
     "OfflineData",

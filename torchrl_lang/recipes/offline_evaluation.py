@@ -12,11 +12,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data import Episode
 from torchrl_lang.evaluation import KnownValues
 from torchrl_lang.recipes.tasks import DIALOGUES
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.schema import ACTION_MASK
+from torchrl_lang.schema import AGENT_MASK
+from torchrl_lang.text import Episode
 
 if TYPE_CHECKING:
     from torchrl_lang.recipes.offline import OfflineOptions
@@ -162,13 +162,13 @@ def longest_utterance(rows: TensorDictBase) -> int:
     """Number of tokens of the agent's longest utterance in rows ``[N, T]``, its end included; 0 if there is none.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.recipes.offline_evaluation import longest_utterance
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> longest_utterance(to_rows([Episode([Turn("a"), Turn("bcb", 1.0), Turn("c")], True)], tokenizer, 16))
         4
     """
-    return max((_longest_run(part.get(ACTION_MASK)) for part in rows.split(10_000)), default=0)
+    return max((_longest_run(part.get(AGENT_MASK)) for part in rows.split(10_000)), default=0)
 
 
 def _longest_run(mask: Tensor) -> int:

@@ -15,8 +15,8 @@ from torchrl_lang.recipes.option_types import from_words, read_path, shown, word
 from torchrl_lang.recipes.ranges import Range, check_ranges
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
+    from torchrl_lang._files import Fields
     from torchrl_lang.recipes.tasks.base import Task
-    from torchrl_lang.storage import Fields
 
 __all__ = [
     "Options",
@@ -88,8 +88,8 @@ class Options:
 
         A missing file is reported by the recipe, after the checks of the options.
         """
+        from torchrl_lang._files import Fields
         from torchrl_lang.recipes.tasks import TASKS, find_task, task_class
-        from torchrl_lang.storage import Fields
 
         if cls.task_from and given.get("task") is not None:
             return cls.for_task(find_task(given["task"]), **given)
@@ -250,7 +250,7 @@ def options_from(options: type[Any], arguments: argparse.Namespace) -> Any:
 
 def write_options(path: Path, options: Any, **more: Any) -> None:
     """Record options, and whatever else defines a run, as JSON."""
-    from torchrl_lang.storage import write_file
+    from torchrl_lang._files import write_file
 
     record = json.loads(json.dumps({"version": _VERSION, **dataclasses.asdict(options), **more}, default=str))
     write_file(path, json.dumps({**record, _CHECKSUM: _checksum(record)}, indent=2) + "\n")
@@ -263,7 +263,7 @@ def read_options(path: Path) -> Fields:
         FileNotFoundError: there is no run.
         FileError: the record is damaged or was edited, or a newer version of this library wrote it.
     """
-    from torchrl_lang.storage import Fields
+    from torchrl_lang._files import Fields
 
     if not path.exists():
         raise FileNotFoundError(f"There is no run in {path.parent}: {path.name} is missing. Train one there first.")
@@ -291,7 +291,7 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
     Raises:
         ValueError: naming what differs.
     """
-    from torchrl_lang.storage import shorten
+    from torchrl_lang._files import shorten
 
     before = read_options(path).content
     now = json.loads(json.dumps(dataclasses.asdict(options) | more, default=str))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import format_transcript
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks.base import Player, PlayOptions
 from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS
+from torchrl_lang.text.chat_tokenizer import encode_action
 
 __all__ = ["main", "play_in_terminal"]
 

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import Tokenizer
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
 from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, language_model_of, save_language_model
 from torchrl_lang.modules.saved_readers import PREFIX_HEAD, VALUE_PREFIX_HEAD
@@ -19,6 +18,7 @@ from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offlin
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.reference import start_with_reference
 from torchrl_lang.recipes.run_policy import RunDecoding
+from torchrl_lang.text import Tokenizer
 
 __all__ = ["QSFT", "main", "return_range"]
 
@@ -57,7 +57,7 @@ def return_range(rows: TensorDictBase, tokenizer: Tokenizer, gamma: float, turn_
     """The least and the greatest discounted return to go of a decision, of rows ``[N, T]``."""
     lows, highs = [], []
     for part in rows.split(10_000):
-        tokens, attention, action = (part.get(key) for key in ("tokens", "attention_mask", "action_mask"))
+        tokens, attention, action = (part.get(key) for key in ("tokens", "attention_mask", "agent_mask"))
         decision = decision_mask(action)
         ends = turn_end_mask(attention, action, tokens, tokenizer.control.end_of_action)
         discount = torch.where(ends, turn_gamma, gamma)

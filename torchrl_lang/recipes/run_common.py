@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import folder_lock, remove_leftovers
 from torchrl_lang.recipes.config_file import write_config
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
 from torchrl_lang.recipes.task_options import TaskOptions
-from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
 __all__ = [

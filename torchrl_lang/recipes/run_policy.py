@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictModuleBase
 from transformers import PreTrainedModel
 
+from torchrl_lang._files import Fields, write_file
 from torchrl_lang.modules import (
     CHAIActor,
     LikelihoodGuidance,
@@ -23,7 +24,6 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.saved_readers import saved_actor, saved_value_actor, saved_value_trunk
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage import Fields, write_file
 
 __all__ = [
     "Method",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torchrl_lang._files import folder_lock
+from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.recipes import bc, evaluate, ppo
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.options import Options, option
-from torchrl_lang.recipes.tasks.textworld import TextWorldData, TextWorldTask
-from torchrl_lang.storage import folder_lock
 
 __all__ = ["TextWorldDemo", "main"]
 

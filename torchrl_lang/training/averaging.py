@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import within
+from torchrl_lang._checks import within
 
 __all__ = ["WeightAverage"]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import remove_folder, remove_leftovers, shorten
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import remove_folder, remove_leftovers, shorten
 from torchrl_lang.training.checkpoint_files import (
     CheckpointError,
     CheckpointInfo,

@@ -15,7 +15,7 @@ import torchrl
 from safetensors.torch import save_file
 
 from torchrl_lang import __version__
-from torchrl_lang.storage import (
+from torchrl_lang._files import (
     FileError,
     file_digest,
     read_json,

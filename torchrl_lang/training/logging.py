@@ -13,8 +13,8 @@ from typing import Any
 from torchrl.record.loggers import Logger, generate_exp_name, get_logger
 from torchrl.record.loggers.mlflow import MLFlowLogger
 
-from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import FileError, parse_rows, read_text, shorten, write_file
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import FileError, parse_rows, read_text, shorten, write_file
 from torchrl_lang.training.scalars import Scalar, to_scalars
 
 __all__ = ["LOGGERS", "RunLog", "make_log"]

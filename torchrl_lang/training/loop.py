@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
-from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.finite import GRAD_NORM, FiniteCheck
 

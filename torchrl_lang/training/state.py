@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.storage import shorten
+from torchrl_lang._files import shorten
 
 __all__ = ["CheckpointError", "join_state", "split_state"]
 

@@ -25,7 +25,8 @@ class OfflineCollector:
 
     Examples:
         >>> from torchrl.trainers import Trainer
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, row_buffer, to_rows
+        >>> from torchrl_lang.data import row_buffer
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.modules import causal_lm, language_actor
         >>> from torchrl_lang.objectives import BCLoss
         >>> from torchrl_lang.training import OfflineCollector, adamw

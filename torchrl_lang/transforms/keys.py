@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tensordict import NestedKey, unravel_key
 
-from torchrl_lang.schema import ACTION, ACTION_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import ACTION, AGENT_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS
 
 __all__ = ["KL", "REF_LOG_PROB", "ActionKeys", "key_list", "last_name", "sibling"]
 
@@ -24,7 +24,7 @@ class ActionKeys:
         >>> ActionKeys.of_action(("agents", "action")).kl
         ('agents', 'kl')
         >>> ActionKeys.row().mask
-        'action_mask'
+        'agent_mask'
     """
 
     action: tuple[NestedKey, ...]
@@ -70,7 +70,7 @@ class ActionKeys:
     @classmethod
     def row(cls) -> ActionKeys:
         """A whole episode as one row of tokens, everything ``[*B, T]``."""
-        return cls((TOKENS,), (TOKEN_LOG_PROB,), TOKEN_REWARD, mask=ACTION_MASK)
+        return cls((TOKENS,), (TOKEN_LOG_PROB,), TOKEN_REWARD, mask=AGENT_MASK)
 
 
 def key_list(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:

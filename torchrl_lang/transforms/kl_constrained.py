@@ -56,7 +56,7 @@ class KLConstrainedTransform(Compose):
         placement: ``"token"`` or ``"last"``, see :class:`RewardAdjustmentTransform`.
         log_prob_key: the policy's log-probability, default as the actor writes it.
         action_key: the action, default as the actor writes it.
-        mask_key: see :class:`KLDivergenceTransform`; default ``"action_mask"`` for rows.
+        mask_key: see :class:`KLDivergenceTransform`; default ``"agent_mask"`` for rows.
         policy: the actor that is trained, for ``estimator="exact"`` and for data without log-probabilities.
         limit: nats at which an episode is truncated, see :class:`KLLimitTransform`.
         auto_update: update the controller with every batch; otherwise call :meth:`update`.

@@ -6,7 +6,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
-from torchrl_lang.functional.checks import positive
+from torchrl_lang._checks import positive
 from torchrl_lang.schema import DONE, TRUNCATED
 from torchrl_lang.transforms.base import ActionTransform, required
 from torchrl_lang.transforms.keys import KL, key_list, sibling

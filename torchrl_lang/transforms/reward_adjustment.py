@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.schema import RAW_REWARD, REWARD
 from torchrl_lang.transforms.base import ActionTransform, required, required_mask

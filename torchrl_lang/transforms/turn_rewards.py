@@ -12,7 +12,7 @@ from torchrl.data import Composite
 from torchrl.envs import Transform
 
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
 from torchrl_lang.transforms.base import required
 
 __all__ = ["AdmissibleBonus", "InvalidCommandPenalty", "LivingCost", "ScoreReward", "TurnRewardTransform", "WinReward"]
@@ -44,8 +44,8 @@ class TurnRewardTransform(Transform):
         >>> from torchrl_lang.transforms import TurnRewardTransform
         >>> class Brevity(TurnRewardTransform):  # a point for each token less than 10
         ...     def earned(self, before, after):
-        ...         return 10 - after["action_mask"].sum(-1)
-        >>> env = TransformedEnv(WordleEnv(["crane"], batch_size=[2]), Brevity(["action_mask"]))
+        ...         return 10 - after["agent_mask"].sum(-1)
+        >>> env = TransformedEnv(WordleEnv(["crane"], batch_size=[2]), Brevity(["agent_mask"]))
         >>> env.rollout(1, RandomWordPlayer(["slate"]))["next", "reward"].flatten()  # 4 for brevity, -1 for the try
         tensor([3., 3.])
     """
@@ -77,7 +77,7 @@ class TurnRewardTransform(Transform):
         reward, row = next_tensordict.get(REWARD), next_tensordict.get(TOKEN_REWARD)
         number = torch.where(played, self.earned(tensordict, next_tensordict).reshape(reward.shape), 0).to(reward.dtype)
         place = torch.arange(row.shape[-1], device=row.device)
-        last = torch.where(next_tensordict.get(ACTION_MASK), place, 0).max(-1, keepdim=True).values
+        last = torch.where(next_tensordict.get(AGENT_MASK), place, 0).max(-1, keepdim=True).values
         row = torch.where(place < length, earlier, row).scatter_add(-1, last, number)
         return next_tensordict.set(TOKEN_REWARD, row).set(REWARD, reward + number)
 

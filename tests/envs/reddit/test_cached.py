@@ -11,8 +11,8 @@ from contextlib import closing
 import pytest
 import torch
 
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.reddit.rewards import CachedReward
-from torchrl_lang.storage import FileError
 
 
 class Lengths:

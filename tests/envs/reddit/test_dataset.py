@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from torchrl_lang.data import CharTokenizer, Turn, from_row, to_rows
 from torchrl_lang.envs.reddit import RedditComments, rewards_of
+from torchrl_lang.text import CharTokenizer, Turn, from_row, to_rows
 
 DATA = RedditComments(
     ["p0", "p1", "", "p3"],

@@ -7,10 +7,10 @@ import torch
 
 from tests.envs.helpers import say_after
 from tests.envs.reddit.conftest import generated
-from torchrl_lang.data import CharTokenizer, from_row
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.reddit import RedditComments, RedditEnv
 from torchrl_lang.envs.reddit.rewards import Noised, ProfanityReward, ScoreReward, ThreeLevels
+from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 DATA = RedditComments(["ab", "c", "", "fade"], ["a", "be", "be", "cab"], [3, -1, 0, 2])

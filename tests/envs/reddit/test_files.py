@@ -25,8 +25,8 @@ from tests.envs.reddit.csv_writer import (
     write_folder,
     wrong_score,
 )
+from torchrl_lang._files import FileError, read_csv_records
 from torchrl_lang.envs.reddit import RedditComments, read_comment_rows, read_row_indices
-from torchrl_lang.storage import FileError, read_csv_records
 
 GOOD = [("well done", 12, "my tomatoes"), ('a "b", c\nd', 3, "p, q")]
 BAD = [("so what", -4, "my tomatoes")]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import CharTokenizer, from_row
 from torchrl_lang.envs.reddit import CommentPlayer, CommentRows, RedditComments, RedditEnv
 from torchrl_lang.envs.reddit.rewards import Noised
+from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 DATA = RedditComments(["ab", "c", "ab", "fade", ""], ["a", "be", "cab", "d", "e"], [3, -1, 0, 2, 1])
@@ -64,7 +64,7 @@ def test_rows_by_a_plain_loop(include_parent):
         assert [turn.text for turn in turns] == ([parent, text] if include_parent and parent else [text])
         assert turns[-1].reward == 1 - 5 * text.count("a")
         assert float(row["token_reward"].sum()) == 1 - 5 * text.count("a")
-        last = int(row["action_mask"].nonzero().max())  # the end of the comment
+        last = int(row["agent_mask"].nonzero().max())  # the end of the comment
         assert row["token_reward"][last] == 1 - 5 * text.count("a")
 
 

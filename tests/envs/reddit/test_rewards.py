@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from tests.envs.reddit.conftest import word_tokenizer
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.reddit import RedditComments, rewards_of
 from torchrl_lang.envs.reddit.rewards import (
     ClassifierReward,
@@ -24,7 +25,6 @@ from torchrl_lang.envs.reddit.rewards import (
     ThreeLevels,
     WorstSentence,
 )
-from torchrl_lang.storage import FileError
 
 WEIGHTS, PT = "model.safetensors", {"format": "pt"}
 UNREADABLE = ["\N{REPLACEMENT CHARACTER}", "", " ", "\0", "\ud800", "<pad>", "a" * 5000, "\N{GRINNING FACE}"]

@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2Model
 
 from tests.envs.reddit.conftest import encoder, generated, word_tokenizer
+from torchrl_lang._files import FileError, write_checksums
 from torchrl_lang.envs.reddit import RedditComments
 from torchrl_lang.envs.reddit.rewards import (
     TfidfModel,
@@ -22,7 +23,6 @@ from torchrl_lang.envs.reddit.rewards import (
     train_upvote_baseline,
     train_upvote_model,
 )
-from torchrl_lang.storage import FileError, write_checksums
 
 TEXTS = ["well done, well done", "so what?", "What a pity; so what", "it's well made", "so well", "done so"]
 LABELS = [True, False, False, True, True, False]

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from tests.processes import Program
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv
 from torchrl_lang.envs.textworld.engine import Failed
-from torchrl_lang.storage import FileError
 
 from ..helpers import last_words, say
 from .conftest import COIN, alive, engines, gone

@@ -58,7 +58,7 @@ def test_every_reward_by_hand_and_the_row_shows_it(make_env):
     """'frob', 'restart' and walking into a wall do nothing; 'look' does something."""
     rewards, last = play(TransformedEnv(make_env(offers=OF_THE_TURN), Compose(*transforms())), *TOLD)
     assert rewards == EARNED
-    ends = last["action_mask"] & ~last["action_mask"].roll(-1, -1)
+    ends = last["agent_mask"] & ~last["agent_mask"].roll(-1, -1)
     assert last["token_reward"][ends].tolist() == EARNED
     assert (last["token_reward"][~ends] == 0).all()
 
@@ -159,7 +159,7 @@ def test_rollouts_resets_and_workers(games, tokenizer):
         rows = rows_from_rollout(data, unfinished="truncate")
         rewards = data["next", "reward"]
         torch.testing.assert_close(rows["token_reward"].sum(), rewards.sum())
-        turns = (rows["action_mask"] & ~rows["action_mask"].roll(-1, -1)).sum()
+        turns = (rows["agent_mask"] & ~rows["agent_mask"].roll(-1, -1)).sum()
         points = data["next", "points"].sum()
         won = data["next", "won"].sum()
         # Admissible commands alone were said, so that none was invalid.

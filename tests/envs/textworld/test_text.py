@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchrl_lang.data import tokenizer_from_config
 from torchrl_lang.envs.textworld import TEMPLATES, Template, clean_command, clean_feedback, is_meta, word_tokenizer
+from torchrl_lang.text import tokenizer_from_config
 
 from .conftest import COIN
 

@@ -8,7 +8,6 @@ import random
 import numpy as np
 
 from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap, image
-from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
     Round,
@@ -17,6 +16,7 @@ from torchrl_lang.envs.visual_dialogue import (
     VisualDialogues,
     compute_reward_caches,
 )
+from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz 0123456789,?<>")
 SHORT = [word for word in WORDS if len(word) == 3]

@@ -9,7 +9,6 @@ from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.envs.helpers import say_after
 from tests.envs.visual_dialogue.played_world import ACTION, ROW, TOKENIZER, make_env, write_world
 from tests.envs.visual_dialogue.word_overlap import WordOverlap
-from torchrl_lang.data import ChatTokenizer, RowFormat, from_row, to_rows
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.visual_dialogue import (
     STOP,
@@ -21,6 +20,7 @@ from torchrl_lang.envs.visual_dialogue import (
     played_rounds,
 )
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.text import ChatTokenizer, RowFormat, from_row, to_rows
 
 SCENES = 9
 

@@ -14,7 +14,6 @@ from tests.envs.helpers import action, say_after
 from tests.envs.visual_dialogue.played_world import TOKENIZER, make_env, write_world
 from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
 from tests.processes import spawned
-from torchrl_lang.data import from_row
 from torchrl_lang.envs.visual_dialogue import (
     DialogueRewards,
     DialogueServer,
@@ -26,6 +25,7 @@ from torchrl_lang.envs.visual_dialogue import (
 )
 from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
 from torchrl_lang.schema import check_row
+from torchrl_lang.text import from_row
 
 pytest.importorskip("uvicorn")
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.envs.visual_dialogue.real_files import CAPTION, write_dialogues, write_numbered, write_rewards
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue import (
     Round,
     SplitFiles,
@@ -12,7 +13,6 @@ from torchrl_lang.envs.visual_dialogue import (
     read_dialogues,
     read_reward_cache,
 )
-from torchrl_lang.storage import FileError
 
 SCENE = {"caption": "a dog", "image": 2, "dialog": [{"question": "is it red?", "answer": "no"}], "rewards": [0.5, 0.1]}
 

@@ -8,7 +8,6 @@ import torch
 from tests.envs.helpers import action
 from tests.envs.visual_dialogue.played_world import TOKENIZER, make_env, write_world
 from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
-from torchrl_lang.data import Episode, Turn, to_rows
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
     DialogueRewards,
@@ -18,6 +17,7 @@ from torchrl_lang.envs.visual_dialogue import (
     yes_no_rate,
 )
 from torchrl_lang.evaluation import play_games
+from torchrl_lang.text import Episode, Turn, to_rows
 
 
 def test_percentiles_by_hand():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
     DialogueTraining,
@@ -23,7 +24,6 @@ from torchrl_lang.envs.visual_dialogue.models import Answerer, DialogueBatch, Im
 from torchrl_lang.envs.visual_dialogue.models.training import answerer_loss, guesser_loss
 from torchrl_lang.envs.visual_dialogue.models.whitening import Whitening
 from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN
-from torchrl_lang.storage import FileError
 
 SIZE = 16
 DIALOGUES = [
@@ -252,7 +252,7 @@ def test_damaged_and_missing_files(saved, tmp_path, name):
 
 def rewrite(folder, change):
     """Change the configuration as someone would who also updates digests and checksums."""
-    from torchrl_lang.storage import write_checksums, write_manifest
+    from torchrl_lang._files import write_checksums, write_manifest
 
     content = json.loads((folder / "config.json").read_text())
     del content["digest"]

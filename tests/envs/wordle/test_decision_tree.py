@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
+from torchrl_lang._files import FileError, json_digest
 from torchrl_lang.envs.wordle import (
     DecisionTree,
     MixturePlayer,
@@ -17,7 +18,6 @@ from torchrl_lang.envs.wordle import (
     demo_words,
     solve,
 )
-from torchrl_lang.storage import FileError, json_digest
 
 WORDS = demo_words(40)
 

@@ -35,7 +35,7 @@ def test_a_game_of_the_paper_token_by_token():
     assert td["attention_mask"].sum() == 60
     # Where the paper's code counts an action at index i, our mask is True on the token i + 1.
     acts = [*range(6), *range(12, 28), *range(34, 40), *range(46, 52)]
-    assert (td["action_mask"][0].nonzero().flatten() - 1).tolist() == acts
+    assert (td["agent_mask"][0].nonzero().flatten() - 1).tolist() == acts
     assert (td["token_reward"][0].nonzero().flatten() - 1).tolist() == [5, 14, 21, 27, 39, 51]
     assert td["token_reward"].sum() == -6
     assert td["terminated"].item()

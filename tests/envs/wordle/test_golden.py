@@ -58,7 +58,7 @@ class Steps:
         return TensorDict(
             tokens=self.before,
             attention_mask=self.real,
-            action_mask=self.acts & self.real,
+            agent_mask=self.acts & self.real,
             token_reward=torch.where(self.real, self.earned, 0.0),
             hidden_word=torch.where(hidden < 0, members.to(torch.int64).argmax(-1), hidden),
             batch_size=[self.n],
@@ -87,7 +87,7 @@ def test_every_step_of_the_recorded_games(steps):
     out = env.step(td.set("action", action))["next"]
     assert torch.equal(out["tokens"], steps.after)
     assert torch.equal(out["attention_mask"].sum(-1), torch.from_numpy(data["after_tokens_len"].astype(np.int64)))
-    assert torch.equal(out["action_mask"], steps.acts)
+    assert torch.equal(out["agent_mask"], steps.acts)
     # The reward of a step sits on the token that ends the guess, wherever the guess begins.
     assert torch.equal(out["token_reward"], steps.earned)
     assert out["reward"].flatten().tolist() == data["reward"].tolist()

@@ -170,7 +170,7 @@ def test_start_words_are_played_while_they_fit():
     env = WordleEnv(WORDS, batch_size=[300], seed=0)
     td = env.reset()
     for _ in range(5):
-        turns = read_turns(td["tokens"], td["attention_mask"], td["action_mask"])
+        turns = read_turns(td["tokens"], td["attention_mask"], td["agent_mask"])
         starts_fit = player.start_sets.size(turns.filter(player.start_sets)) > 0
         td = player(td)
         guess = td["action"][:, :5]

@@ -34,7 +34,7 @@ def games(player, n=64, seed=0):
 def test_the_probabilities_of_all_words_sum_to_one(name, openers):
     rows = games(RandomWordPlayer(WORDS, seed=1))
     player = PLAYERS[name](openers=openers, seed=0)
-    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
+    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["agent_mask"])
     letters = WordIndex([*WORDS, "fuzzy"]).letters
     for turn in range(4):
         before = turns.until(turn)
@@ -47,7 +47,7 @@ def test_frequencies_are_the_probabilities(name):
     """The second word of games with the same first word and colours, against its probability."""
     n = 20_000
     rows = games(PLAYERS[name](openers=["tummy"], seed=3), n)
-    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
+    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["agent_mask"])
     same = (turns.colours[:, 0] == 0).all(-1) & (turns.answered > 1)  # no letter of tummy
     turns = turns.rows(same)
     player = PLAYERS[name](openers=["tummy"])
@@ -61,7 +61,7 @@ def test_frequencies_are_the_probabilities(name):
 def test_one_game_by_hand():
     """First any of seven words, then one of those that fit: log 1/7 + log 1/2 or the like."""
     rows = games(RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), 32)
-    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
+    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["agent_mask"])
     player = RandomWordPlayer(WORDS, prob_smart=1.0)
     sizes = [player.sets.size(turns.until(turn).filter(player.sets)) for turn in range(6)]
     for row in range(32):

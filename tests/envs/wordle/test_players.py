@@ -17,7 +17,7 @@ from torchrl_lang.envs.wordle import (
     demo_words,
     read_turns,
 )
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 
 WORDS = demo_words(150)
 
@@ -27,7 +27,7 @@ def games(player, batch: int = 400, turns: int = 4, seed: int = 0, rules: str = 
     env = WordleEnv(["fuzzy"], batch_size=[batch], seed=seed, rules=rules)
     td, before, guesses = env.reset(), [], []
     for _ in range(turns):
-        before.append(read_turns(td[TOKENS], td[ATTENTION_MASK], td[ACTION_MASK]))
+        before.append(read_turns(td[TOKENS], td[ATTENTION_MASK], td[AGENT_MASK]))
         td = player(td)
         guesses.append(td["action"][:, :5])
         assert (td["action"][:, 5] == 30).all()
@@ -65,7 +65,7 @@ def test_half_smart_player_is_smart_half_of_the_time():
     player = RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
     env = WordleEnv(WORDS, batch_size=[2000], seed=0)
     td = env.step(RandomWordPlayer(WORDS, seed=1)(env.reset()))["next"]
-    turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[ACTION_MASK])
+    turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[AGENT_MASK])
     share = agrees(player, turns, player(td)["action"][:, :5]).double().mean()
     chance = (player.sets.size(turns.filter(player.sets)) / len(WORDS)).mean()
     assert abs(share - (0.5 + 0.5 * chance)) < 5 * 0.5 / 2000**0.5
@@ -88,7 +88,7 @@ def test_repeat_player_draws_among_different_guesses():
     td = env.reset()
     for _ in range(2):
         td = env.step(RandomWordPlayer(WORDS, seed=int(td[ATTENTION_MASK].sum()))(td))["next"]
-    turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[ACTION_MASK])
+    turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[AGENT_MASK])
     guess = RepeatPlayer(WORDS, seed=0)(td)["action"][:, None, :5]
     share = (guess == turns.guess[:, :2]).all(-1).double().mean(0)
     assert (share.sum() - 1).abs() < 0.05

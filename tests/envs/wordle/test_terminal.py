@@ -35,7 +35,7 @@ def env_hiding(word: int, **kwargs) -> WordleEnv:
 
 
 def row(td):
-    return td["tokens"][0], td["attention_mask"][0], td["action_mask"][0]
+    return td["tokens"][0], td["attention_mask"][0], td["agent_mask"][0]
 
 
 def test_tiles():

@@ -12,9 +12,9 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.functional import seeded_generators
 from torchrl_lang.schema import DONE, REWARD, TOKENS
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["GameMaker", "Policy", "PolicyGames", "play_to_end", "seed_of_games"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.data.makers.base import GameMaker, cat_rows
 from torchrl_lang.data.replay import TrimRows
-from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["FreshGames"]
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import Fields, folder_lock, write_json
 from torchrl_lang.data.dataset_format import DISK_DTYPES, MANIFEST
 from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.makers.base import GameMaker
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import Fields, folder_lock, write_json
 
 __all__ = ["generate_in_parts"]
 

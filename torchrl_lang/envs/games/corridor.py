@@ -18,11 +18,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
+from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
 
 __all__ = ["CorridorEnv", "CorridorPlayer", "corridor_value"]
 

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from torchrl_lang.data.tokenizers import CharTokenizer
 from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.text.tokenizers import CharTokenizer
 
 __all__ = ["GuessNumber", "binary_search", "guess_number_env", "guess_number_return"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.grids.base import HiddenTaskEnv
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["BernoulliBanditEnv", "random_bandits"]
 

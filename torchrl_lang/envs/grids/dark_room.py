@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.envs.grids.room import RoomEnv, Start
-from torchrl_lang.functional.checks import one_of
 
 __all__ = ["DarkRoomEnv"]
 

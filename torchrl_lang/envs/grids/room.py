@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import count
 from torchrl_lang.envs.grids.base import HiddenTaskEnv
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import count
 
 __all__ = ["RoomEnv"]
 

@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import CharTokenizer
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.random_walks.graph import DirectedGraph, random_graph
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.functional import random_index
+from torchrl_lang.text.tokenizers import CharTokenizer
 
 __all__ = ["RandomWalksEnv", "walk_tokenizer"]
 

@@ -9,10 +9,10 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.random_walks.graph import DirectedGraph
 from torchrl_lang.functional import RandomStream, shift_right
-from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["FrequentMovePlayer", "RandomWalkPlayer", "ShortestPathPlayer"]
 
@@ -123,7 +123,7 @@ class FrequentMovePlayer(_FixedMovePlayer):
 
 def _moves(graph: DirectedGraph, rows: TensorDictBase) -> Tensor:
     """True on the nodes that the agent named, bool ``[N, T]``."""
-    return rows.get(ACTION_MASK) & (rows.get(TOKENS) < len(graph))
+    return rows.get(AGENT_MASK) & (rows.get(TOKENS) < len(graph))
 
 
 def _left_nodes(graph: DirectedGraph, tokens: Tensor) -> Tensor:

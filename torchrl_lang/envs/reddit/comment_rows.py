@@ -5,13 +5,13 @@ from __future__ import annotations
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang.data.conversion import to_rows
-from torchrl_lang.data.encoded_episode import encode_episode
+from torchrl_lang._checks import finite
 from torchrl_lang.data.makers import GameMaker
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.reddit.dataset import RedditComments
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
-from torchrl_lang.functional.checks import finite
+from torchrl_lang.text.conversion import to_rows
+from torchrl_lang.text.encoded_episode import encode_episode
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["CommentRows"]
 
@@ -38,7 +38,7 @@ class CommentRows(GameMaker):
             comment does not fit a row or cannot be encoded; the message names its file and line.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs.reddit import CommentRows, RedditComments
         >>> data = RedditComments(["a", "b"], ["ab", "b"], [1, 1])
         >>> tokenizer = CharTokenizer.from_alphabet("ab")

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang._checks import finite, one_of, within
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.reddit.files import (
     BadRow,
     CommentRow,
@@ -21,8 +22,7 @@ from torchrl_lang.envs.reddit.files import (
     read_row_indices,
 )
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
-from torchrl_lang.functional.checks import finite, one_of, within
-from torchrl_lang.storage import FileError
+from torchrl_lang.text.episodes import Episode, Turn
 
 __all__ = ["RedditComments"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._checks import finite
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.reddit.dataset import RedditComments
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
 from torchrl_lang.envs.text_game import OnBadText
-from torchrl_lang.functional.checks import finite
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["RedditEnv"]
 
@@ -40,7 +40,7 @@ class RedditEnv(PromptEnv):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs.reddit import RedditComments, RedditEnv
         >>> data = RedditComments(["abba", "b"], ["b", "a"], [1, 1])
         >>> tokenizer = CharTokenizer.from_alphabet("ab")

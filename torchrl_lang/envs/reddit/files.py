@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchrl_lang.data.json_checks import show
-from torchrl_lang.storage import CSVRecord, FileError, read_csv_records, read_json_list
+from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list
+from torchrl_lang.text.json_checks import show
 
 __all__ = ["FILES", "BadRow", "CommentRow", "ReadReport", "read_comment_rows", "read_row_indices"]
 
@@ -93,7 +93,7 @@ def read_comment_rows(folder: str | Path, *, encoding: str = "utf-8") -> Iterato
 
     The ILQL paper's code reads these columns: the comment from column 4 (counted from 0), its score, an integer, from
     column 5, and the text that it replies to from column 10. A row is malformed if its record is (see
-    :func:`~torchrl_lang.storage.read_csv_records`), its comment is empty or its score no integer.
+    :func:`~torchrl_lang._files.read_csv_records`), its comment is empty or its score no integer.
 
     Args:
         folder: has the two files.

@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang.data.encoded_episode import encode_episode
-from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.reddit.dataset import RedditComments
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
+from torchrl_lang.text.encoded_episode import encode_episode
+from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["CommentPlayer"]
 
@@ -36,7 +36,7 @@ class CommentPlayer(TensorDictModuleBase):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs.reddit import CommentPlayer, RedditComments, RedditEnv
         >>> data = RedditComments(["a", "b"], ["ab", "ba"], [1, 1])
         >>> tokenizer = CharTokenizer.from_alphabet("ab")

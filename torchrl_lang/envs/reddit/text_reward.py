@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import finite
-from torchrl_lang.storage import shorten
+from torchrl_lang._checks import finite
+from torchrl_lang._files import shorten
 
 __all__ = ["TextReward", "rewards_of"]
 

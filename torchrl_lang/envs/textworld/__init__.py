@@ -1,6 +1,5 @@
 """TextWorld games (the extra ``textworld``) as a batched language environment."""
 
-from torchrl_lang.data.word_tokenizer import word_tokenizer
 from torchrl_lang.envs.textworld.engine import EnginePool
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.game_sets import GameSets, solution, split_games
@@ -13,6 +12,7 @@ from torchrl_lang.envs.textworld.text import (
     clean_feedback,
     is_meta,
 )
+from torchrl_lang.text.word_tokenizer import word_tokenizer
 
 __all__ = [
     "TEMPLATES",

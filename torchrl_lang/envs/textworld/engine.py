@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld.game_files import REMEDY
-from torchrl_lang.storage import FileError
 
 __all__ = ["EnginePool", "EngineProcess", "Failed", "require_textworld"]
 

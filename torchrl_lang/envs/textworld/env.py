@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
-from torchrl_lang.data.chat_tokenizer import encode_action
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._checks import one_of
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.specs import flags, token_ids
@@ -21,7 +20,8 @@ from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
 from torchrl_lang.envs.textworld.game_files import game_files
 from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["TextWorldEnv"]
 

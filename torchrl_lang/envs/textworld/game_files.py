@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from torchrl_lang.storage import FileError, read_json
+from torchrl_lang._files import FileError, read_json
 
 __all__ = ["REMEDY", "check_game_file", "game_files"]
 

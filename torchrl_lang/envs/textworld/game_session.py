@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.envs.textworld.game_files import REMEDY
 from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_admissible, is_meta, refused
-from torchrl_lang.storage import FileError
 
 __all__ = ["GameSession"]
 

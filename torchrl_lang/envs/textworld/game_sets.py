@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchrl_lang.storage import read_json
+from torchrl_lang._files import read_json
 
 __all__ = ["Apart", "GameSets", "solution", "split_games"]
 

@@ -10,13 +10,13 @@ from urllib.parse import urlencode
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.json_checks import read_number
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import Fields, shorten
 from torchrl_lang.envs.http_json import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.protocol import BATCH, GREEDY, ROUTES, history_of
 from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import Fields, shorten
+from torchrl_lang.text.json_checks import read_number
 
 __all__ = ["RemoteModels"]
 

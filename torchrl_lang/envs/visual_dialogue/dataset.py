@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchrl_lang.data.episodes import Episode
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.files import (
@@ -16,7 +16,7 @@ from torchrl_lang.envs.visual_dialogue.files import (
 )
 from torchrl_lang.envs.visual_dialogue.rewards import DialogueRewards
 from torchrl_lang.envs.visual_dialogue.scenes import Scene, scene_episode, scenes_of, whole_scene
-from torchrl_lang.storage import FileError
+from torchrl_lang.text.episodes import Episode
 
 __all__ = ["VisualDialogues"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Unbounded
 
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang._checks import one_of
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.text_game import UNREADABLE, OnBadText, TextGameEnv
@@ -20,7 +20,7 @@ from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards, PercentileCutoff
 from torchrl_lang.envs.visual_dialogue.steps import Measure, answer_and_score, measured
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["PROGRESS", "VisualDialogueEnv"]
 
@@ -90,7 +90,7 @@ class VisualDialogueEnv(TextGameEnv):
 
     Examples:
         >>> import tempfile, torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs.visual_dialogue import SplitFiles, VisualDialogueEnv, VisualDialogues
         >>> from torchrl_lang.envs.visual_dialogue import generate_visual_dialogues
         >>> class Models:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import FileError, one_line, regular_file
 from torchrl_lang.envs.visual_dialogue.hdf5 import open_hdf5
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import FileError, one_line, regular_file
 
 __all__ = ["ImageFeatures"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchrl_lang.data.json_checks import check_keys, read_number, show
+from torchrl_lang._files import Fields, FileError, read_json_list, read_json_value, shorten
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
-from torchrl_lang.storage import Fields, FileError, read_json_list, read_json_value, shorten
+from torchrl_lang.text.json_checks import check_keys, read_number, show
 
 __all__ = [
     "ROUNDS",

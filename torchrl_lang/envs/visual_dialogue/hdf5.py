@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_lang.storage import FileError, one_line, regular_file
+from torchrl_lang._files import FileError, one_line, regular_file
 
 __all__ = ["open_hdf5", "write_hdf5"]
 

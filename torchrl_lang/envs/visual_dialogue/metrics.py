@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.conversion import from_row
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
 from torchrl_lang.envs.visual_dialogue.rewards import STOP
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty, is_yes_no
+from torchrl_lang.text.conversion import from_row
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["percentiles_by_round", "played_rounds", "yes_no_rate"]
 
@@ -44,7 +44,7 @@ def played_rounds(rows: TensorDictBase, tokenizer: Tokenizer) -> list[list[Round
         tokenizer: of the rows.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.envs.visual_dialogue import played_rounds
         >>> tokenizer = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz ?<>")
         >>> turns = [Turn("a dog"), Turn("is it red?", 0.25), Turn("no"), Turn("<stop>", 0.0)]

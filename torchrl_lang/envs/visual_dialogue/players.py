@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang.data.chat_tokenizer import encode_action
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.functional import RandomStream
-from torchrl_lang.schema import ACTION, ACTION_MASK, TOKENS
+from torchrl_lang.schema import ACTION, AGENT_MASK, TOKENS
+from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["QuestionPlayer"]
 
@@ -33,15 +33,15 @@ class QuestionPlayer(TensorDictModuleBase):
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.envs.visual_dialogue import QuestionPlayer
         >>> player = QuestionPlayer("abcdefghij", CharTokenizer.from_alphabet("abcdefghij"), 2, seed=0)
-        >>> td = TensorDict(tokens=torch.tensor([[10, 0, 11]]), action_mask=torch.tensor([[False, True, True]]))
+        >>> td = TensorDict(tokens=torch.tensor([[10, 0, 11]]), agent_mask=torch.tensor([[False, True, True]]))
         >>> player(td)["action"].shape
         torch.Size([1, 2])
     """
 
-    in_keys = [TOKENS, ACTION_MASK]
+    in_keys = [TOKENS, AGENT_MASK]
     out_keys = [ACTION]
 
     def __init__(
@@ -63,7 +63,7 @@ class QuestionPlayer(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``action``, int64 ``[*B, K]``."""
-        tokens, agent = tensordict.get(TOKENS), tensordict.get(ACTION_MASK)
+        tokens, agent = tensordict.get(TOKENS), tensordict.get(AGENT_MASK)
         width, end = tokens.shape[-1], self.tokenizer.control.end_of_action
         asked = [
             set() if self.repeat else _utterances(row, mask, end)

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.steps import Measure
-from torchrl_lang.functional.checks import at_least_one
 
 __all__ = [
     "BATCH",

@@ -10,6 +10,8 @@ from urllib.parse import parse_qsl
 import torch
 from torch import Tensor
 
+from torchrl_lang._files import shorten
+from torchrl_lang._files.readers import unique_keys
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.protocol import (
     BATCH,
@@ -20,8 +22,6 @@ from torchrl_lang.envs.visual_dialogue.protocol import (
     Route,
     ServerLimits,
 )
-from torchrl_lang.storage import shorten
-from torchrl_lang.storage.readers import unique_keys
 
 __all__ = ["read_batch"]
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import FileError, write_file
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
 from torchrl_lang.envs.visual_dialogue.files import SplitFiles
 from torchrl_lang.envs.visual_dialogue.steps import Measure, measured
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import FileError, write_file
 
 __all__ = ["RewardCaches", "compute_reward_caches", "unfinished_rewards", "write_reward_caches"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from torchrl_lang._checks import finite, one_of
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty, is_yes_no
-from torchrl_lang.functional.checks import finite, one_of
 
 __all__ = ["STOP", "CutoffRule", "DialogueRewards", "Mode", "PercentileCutoff"]
 

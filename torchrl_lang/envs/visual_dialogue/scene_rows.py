@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data.conversion import to_rows
 from torchrl_lang.data.makers import GameMaker
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.rewards import DialogueRewards
 from torchrl_lang.envs.visual_dialogue.scenes import scene_episode, scenes_of
 from torchrl_lang.schema import PREFIX, PREFIX_MASK
+from torchrl_lang.text.conversion import to_rows
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["SceneRows"]
 
@@ -33,7 +33,7 @@ class SceneRows(GameMaker):
 
     Examples:
         >>> import json, pathlib, tempfile
-        >>> from torchrl_lang.data import word_tokenizer
+        >>> from torchrl_lang.text import word_tokenizer
         >>> from torchrl_lang.envs.visual_dialogue import DialogueRewards, SceneRows, SplitFiles, VisualDialogues
         >>> from torchrl_lang.envs.visual_dialogue import generate_visual_dialogues
         >>> with tempfile.TemporaryDirectory() as home:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS, SceneRecord
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
+from torchrl_lang.text.episodes import Episode, Turn
 
 __all__ = ["Scene", "scene_episode", "scenes_of", "whole_scene"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, get_args
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 
 __all__ = ["PENALTIES", "Penalty", "is_yes_no"]
 

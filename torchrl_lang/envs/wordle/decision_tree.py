@@ -10,11 +10,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import Fields, FileError, read_manifest, shorten, write_manifest
 from torchrl_lang.envs.wordle.colour_text import CODE_OF_LETTERS, LETTERS_OF_CODE
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, feedback_table
 from torchrl_lang.envs.wordle.words import WordIndex, load_words
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import Fields, FileError, read_manifest, shorten, write_manifest
 
 __all__ = ["DecisionTree"]
 

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
@@ -30,7 +31,6 @@ from torchrl_lang.envs.wordle.words import (
     words_and_guesses,
 )
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import PRIVILEGED
 
 __all__ = ["WordleEnv"]
@@ -189,7 +189,7 @@ class WordleEnv(LanguageEnv):
         return reply, task
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        entries = rows.tokens, rows.attention_mask, rows.action_mask
+        entries = rows.tokens, rows.attention_mask, rows.agent_mask
         turns = read_turns(*entries)
         row, guess = unanswered_guesses(*entries)
         mute = torch.zeros_like(fresh).index_fill(0, row[self.is_valid(guess)], True)

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.envs.wordle.scripted_players import Player
 from torchrl_lang.envs.wordle.transcript import Turns
-from torchrl_lang.functional.checks import one_of
 
 __all__ = ["MixturePlayer"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.scripted_players import Player
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, load_words, word_number
-from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["MonteCarloPlayer"]
 

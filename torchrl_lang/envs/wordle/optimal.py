@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.envs.wordle.rules import SOLVED, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.scripted_players import WordPlayer
 from torchrl_lang.envs.wordle.transcript import Turns
@@ -19,7 +20,6 @@ from torchrl_lang.envs.wordle.words import (
     word_number,
     words_and_guesses,
 )
-from torchrl_lang.functional.checks import one_of
 
 __all__ = ["OptimalPlayer", "information_gain"]
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.envs.wordle.words import WORD_LENGTH
-from torchrl_lang.functional.checks import one_of
 
 __all__ = [
     "BLACK",

@@ -24,7 +24,7 @@ from torchrl_lang.envs.wordle.words import (
     wordle_tokenizer,
 )
 from torchrl_lang.functional.random_stream import RandomStream
-from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = [
     "OPENERS",
@@ -47,7 +47,7 @@ OPENERS = tuple(_OPENERS.split())
 class Player(TensorDictModuleBase):
     """A scripted policy for Wordle. Abstract: subclasses implement :meth:`choose`.
 
-    It reads ``tokens``, ``attention_mask`` and ``action_mask``, of any batch shape, and writes ``action``, int64
+    It reads ``tokens``, ``attention_mask`` and ``agent_mask``, of any batch shape, and writes ``action``, int64
     ``[*B, action_length]``: a word, its end-of-action token, padding. It can be the policy of ``env.rollout`` and of
     collectors. It has its own random generator and can be sent to other processes: a copy continues with the same
     random numbers if a seed was given, otherwise it takes a new seed from the operating system.
@@ -71,7 +71,7 @@ class Player(TensorDictModuleBase):
     def __init__(self, *, action_length: int = WORD_LENGTH + 1, seed: int | None = None) -> None:
         super().__init__()
         check_action_length(action_length)
-        self.in_keys = [TOKENS, ATTENTION_MASK, ACTION_MASK]
+        self.in_keys = [TOKENS, ATTENTION_MASK, AGENT_MASK]
         self.out_keys = [ACTION]
         self.action_length = action_length
         self._control = wordle_tokenizer().control

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.decision_tree import DecisionTree
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_table
 from torchrl_lang.envs.wordle.words import WordIndex, WordList, common_words, load_words, words_and_guesses
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import shorten
 
 __all__ = ["solve"]
 

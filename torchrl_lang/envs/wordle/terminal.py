@@ -15,7 +15,7 @@ from torchrl_lang.envs.wordle.tiles import letters_line, tile_line, use_colour
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
 from torchrl_lang.envs.wordle.user_player import ask_guess
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, wordle_tokenizer
-from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
+from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
 
 __all__ = ["play_human", "render_letters", "render_row", "use_colour", "watch"]
 
@@ -24,13 +24,13 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 _TOKENIZER = wordle_tokenizer()
 
 
-def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
+def render_row(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, *, colour: bool | None = None) -> str:
     """Format a game as lines of tiles, one line per guess.
 
     Args:
         tokens: integer ``[T]``.
         attention_mask: bool ``[T]``.
-        action_mask: bool ``[T]``.
+        agent_mask: bool ``[T]``.
         colour: coloured tiles, or plain text with ``[G]`` for green and ``(Y)`` for yellow; by default coloured if
             standard output supports it (see :func:`use_colour`).
 
@@ -38,12 +38,12 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
         >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_row
         >>> env = WordleEnv(["crane", "slate"], batch_size=[1], seed=1)
         >>> td = env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"]
-        >>> print(render_row(td["tokens"], td["attention_mask"], td["action_mask"], colour=False))
+        >>> print(render_row(td["tokens"], td["attention_mask"], td["agent_mask"], colour=False))
          C (A) P (E) R
     """
     ansi = use_colour() if colour is None else colour
     n, control = int(attention_mask.sum()), _TOKENIZER.control
-    row, agent = tokens.tolist()[:n], action_mask.tolist()[:n]
+    row, agent = tokens.tolist()[:n], agent_mask.tolist()[:n]
     lines, begin = [], 1
     for end in (place for place in range(n) if row[place] == control.end_of_action):
         guess, reply = row[begin:end], slice(end + 1, end + 1 + WORD_LENGTH)
@@ -58,7 +58,7 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
     return "\n".join(line.rstrip(" ") if not ansi else line for line in lines)
 
 
-def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
+def render_letters(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, *, colour: bool | None = None) -> str:
     """The alphabet in one line, each guessed letter in its best colour; arguments of :func:`render_row`.
 
     Without colours ``[G]`` is green, ``(Y)`` yellow, and a dot stands for a letter that the word does not have.
@@ -67,11 +67,11 @@ def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, 
         >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_letters
         >>> env = WordleEnv(["crane", "slate"], batch_size=[1], seed=1)
         >>> td = env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"]
-        >>> print(render_letters(td["tokens"], td["attention_mask"], td["action_mask"], colour=False))
+        >>> print(render_letters(td["tokens"], td["attention_mask"], td["agent_mask"], colour=False))
         (A) B  .  D (E) F  G  H  I  J  K  L  M  N  O  .  Q  .  S  T  U  V  W  X  Y  Z
     """
     ansi = use_colour() if colour is None else colour
-    turns = read_turns(tokens[None], attention_mask[None], action_mask[None])
+    turns = read_turns(tokens[None], attention_mask[None], agent_mask[None])
     return letters_line(turns, ansi)
 
 
@@ -217,7 +217,7 @@ def _action(env: WordleEnv, guess: str) -> Tensor:
 
 
 def _row(tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-    tokens, attention, agent = (tensordict[key].flatten().cpu() for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+    tokens, attention, agent = (tensordict[key].flatten().cpu() for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
     return tokens, attention, agent
 
 

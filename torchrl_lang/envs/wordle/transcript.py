@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter, wordle_tokenizer
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, entry
 
 __all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "turns_of_rows", "unanswered_guesses"]
 
@@ -64,7 +64,7 @@ class Turns(NamedTuple):
         return possible
 
 
-def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> Turns:
+def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Turns:
     """Read the guesses and colours of Wordle rows.
 
     A guess ends with ``</a>``. It is answered if it consists of five letters of the agent and is followed by five
@@ -73,7 +73,7 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
     Args:
         tokens: integer ``[N, T]``.
         attention_mask: bool ``[N, T]``.
-        action_mask: bool ``[N, T]``.
+        agent_mask: bool ``[N, T]``.
 
     Returns:
         The :class:`Turns` of the rows, with ``M = T // 11`` places for guesses.
@@ -94,7 +94,7 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
     tokens = tokens.to(torch.int64)
     n, width = tokens.shape
     device = tokens.device
-    ends, spelled, coloured = _marks(tokens, attention_mask, action_mask)
+    ends, spelled, coloured = _marks(tokens, attention_mask, agent_mask)
     answered = spelled & coloured
     places = max(1, width // (2 * WORD_LENGTH + 1))
     row, end = answered.nonzero(as_tuple=True)
@@ -112,27 +112,27 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
 
 def turns_of_rows(rows: TensorDictBase) -> Turns:
     """The :func:`read_turns` of the entries of rows ``[N, T]``."""
-    return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
+    return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, AGENT_MASK)))
 
 
-def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor]:
+def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Utterances of exactly five letters without five colours after them; arguments of :func:`read_turns`.
 
     Returns:
         Their rows, int64 ``[U]``, and their letters, int64 ``[U, 5]``.
     """
     tokens = tokens.to(torch.int64)
-    _, spelled, coloured = _marks(tokens, attention_mask, action_mask)
-    longer = _look(action_mask & (tokens != _TOKENIZER.control.end_of_action), -WORD_LENGTH - 1)
+    _, spelled, coloured = _marks(tokens, attention_mask, agent_mask)
+    longer = _look(agent_mask & (tokens != _TOKENIZER.control.end_of_action), -WORD_LENGTH - 1)
     row, end = (spelled & ~coloured & ~longer).nonzero(as_tuple=True)
     return row, tokens[row[:, None], end[:, None] + torch.arange(-WORD_LENGTH, 0, device=tokens.device)]
 
 
-def _marks(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _marks(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """True at the ends of actions, at those with five letters of the agent, and at those also followed by colours."""
     ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
-    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~action_mask
-    letter = is_letter(tokens) & action_mask
+    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~agent_mask
+    letter = is_letter(tokens) & agent_mask
     spelled, coloured = ends, ends
     for distance in range(1, WORD_LENGTH + 1):
         spelled, coloured = spelled & _look(letter, -distance), coloured & _look(square, distance)

@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.colour_text import CODE_OF_LETTERS, CODE_OF_SYMBOLS, code_of, tile_colours
 from torchrl_lang.envs.wordle.rules import Rules, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import Turns, turns_of_rows
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, load_words
-from torchrl_lang.storage import shorten
 
 __all__ = ["consistent_words", "count_consistent", "random_words"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import CharTokenizer
-from torchrl_lang.storage import read_text, shorten
+from torchrl_lang._files import read_text, shorten
+from torchrl_lang.text.tokenizers import CharTokenizer
 
 __all__ = [
     "LETTERS",

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from torchrl_lang._files import Fields, FileError, non_finite, read_tensors
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.modules.agilerl.gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM, register_agilerl
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.value_head import ValueHead
-from torchrl_lang.storage import Fields, FileError, non_finite, read_tensors
 
 __all__ = ["RENAMED", "AgileRLAgent", "agilerl_agent", "read_agilerl", "renamed"]
 
@@ -99,7 +99,7 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         ...     read_agilerl(f"{home}/checkpoint.pt")
         Traceback (most recent call last):
             ...
-        torchrl_lang.storage.errors.FileError: ...checkpoint.pt is a file; AgileRL's checkpoints are pickles, which ...
+        torchrl_lang._files.errors.FileError: ...checkpoint.pt is a file; AgileRL's checkpoints are pickles, which ...
     """
     folder = Path(folder)
     if folder.is_file():

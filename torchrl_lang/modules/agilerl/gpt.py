@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Model
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 
 __all__ = ["ACTIVATIONS", "AgileRLConfig", "AgileRLForCausalLM", "AgileRLModel", "register_agilerl"]
 

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from torchrl_lang.functional.checks import finite, positive, within
+from torchrl_lang._checks import finite, positive, within
 from torchrl_lang.modules.controllers.base import KLController
 
 __all__ = ["AdaptiveKLController", "LagrangeKLController"]

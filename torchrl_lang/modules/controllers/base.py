@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import finite
+from torchrl_lang._checks import finite
 
 __all__ = ["KLController"]
 

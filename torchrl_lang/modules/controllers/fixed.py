@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import finite
+from torchrl_lang._checks import finite
 from torchrl_lang.modules.controllers.base import KLController
 
 __all__ = ["ConstantKLController", "ScheduledKLController", "as_controller"]

@@ -9,7 +9,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, ActorParts, vocabulary_size
 from torchrl_lang.modules.decoding.guidance import ValueGuidance

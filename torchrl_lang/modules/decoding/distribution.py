@@ -77,7 +77,7 @@ class UtteranceDistribution(Distribution):
         rows = TensorDict(
             tokens=tokens,
             attention_mask=position < (length + active.sum(-1))[:, None],
-            action_mask=torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, place, active),
+            agent_mask=torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, place, active),
             batch_size=tokens.shape[:1],
         )
         if self._features is not None:

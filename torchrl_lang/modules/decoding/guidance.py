@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import finite, one_of
+from torchrl_lang._checks import finite, one_of
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes

@@ -37,7 +37,7 @@ class LikelihoodGuidance(ValueGuidance):
         ValueError: ``beta`` is not finite.
 
     Examples:
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, causal_lm, language_actor
         >>> control, size = CharTokenizer.from_alphabet("abc").control, {"layers": 1, "width": 8, "heads": 2}
         >>> pi, p = (language_actor(causal_lm(vocab_size=11, max_length=16, **size)) for _ in range(2))

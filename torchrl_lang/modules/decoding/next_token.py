@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.action_values import few_of_many
 from torchrl_lang.modules.actor import LOGITS

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.chat_tokenizer import decode_action
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.text.chat_tokenizer import decode_action
+from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["StopStrings"]
 
@@ -28,7 +28,7 @@ class StopStrings:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.modules import StopStrings
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> stop = StopStrings(["bc"], tokenizer)

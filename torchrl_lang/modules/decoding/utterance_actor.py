@@ -10,8 +10,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang._checks import one_of
 from torchrl_lang.functional import RandomStream
-from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
@@ -119,7 +119,7 @@ class UtteranceActor(TensorDictModuleBase):
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.text import CharTokenizer
         >>> from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang._checks import one_of
 from torchrl_lang.recipes.offline_methods import METHODS
 from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang._files import read_json, write_json
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
-from torchrl_lang.storage import read_json, write_json
 
 __all__ = ["CHOICE", "REPORT", "Played", "TrainedPlayer"]
 

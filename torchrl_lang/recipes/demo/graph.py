@@ -10,11 +10,11 @@ from torch import Tensor
 
 from torchrl_lang.data import RowDataset, best_rows
 from torchrl_lang.envs.random_walks import DirectedGraph, FrequentMovePlayer
+from torchrl_lang.envs.random_walks.task import RandomWalksTask
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.demo.part import PartResults
 from torchrl_lang.recipes.tasks.base import Player, Task
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksTask
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["draw_paths", "scripted_walks"]
 
@@ -51,7 +51,7 @@ def draw_paths(results: PartResults, axes: list[Any]) -> None:
 
 def _path(records: GameRecords, game: int, nodes: int) -> list[int]:
     """The nodes of a walk: its start, and those that the environment replied."""
-    tokens, agent = records.rows.get(TOKENS)[game], records.rows.get(ACTION_MASK)[game]
+    tokens, agent = records.rows.get(TOKENS)[game], records.rows.get(AGENT_MASK)[game]
     real = records.rows.get(ATTENTION_MASK)[game]
     shown: Tensor = tokens[real & ~agent]
     return [node for node in shown.tolist() if node < nodes]

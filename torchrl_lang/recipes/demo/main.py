@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torchrl_lang._files import folder_lock, write_file
+from torchrl_lang.envs.random_walks.task import RandomWalksData
+from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.evaluation import format_table
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.demo.graph import draw_paths, scripted_walks
@@ -16,9 +19,6 @@ from torchrl_lang.recipes.demo.pictures import draw_page
 from torchrl_lang.recipes.demo.wordle import draw_tiles, scripted_games
 from torchrl_lang.recipes.load_run import BETAS
 from torchrl_lang.recipes.options import Options, option
-from torchrl_lang.recipes.tasks.random_walks import RandomWalksData
-from torchrl_lang.recipes.tasks.wordle import WordleData
-from torchrl_lang.storage import folder_lock, write_file
 
 __all__ = ["Demo", "main"]
 

@@ -16,7 +16,7 @@ from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
 from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
-from torchrl_lang.schema import ACTION_MASK
+from torchrl_lang.schema import AGENT_MASK
 
 __all__ = ["IMITATIONS", "Part", "PartResults", "run_part"]
 
@@ -128,7 +128,7 @@ def _check_imitation(results: PartResults, bc: FinishedRun, dataset: RowDataset)
     rows = held_out_rows(dataset, _HELD_OUT)
     results.held_out_loss = imitation_loss(saved_actor(bc.model), rows)
     behavior: Any = part.data.behavior_policy(results.task).policy
-    results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(ACTION_MASK).sum())
+    results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(AGENT_MASK).sum())
 
 
 def _players(part: Part, runs: Mapping[str, FinishedRun], task: Task, dataset: RowDataset) -> dict[str, Player]:

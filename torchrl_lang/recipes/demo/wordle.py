@@ -11,11 +11,11 @@ from tensordict import TensorDictBase
 
 from torchrl_lang.data import RowDataset, best_rows
 from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, TreePlayer, WordIndex, solve
+from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.demo.part import PartResults
 from torchrl_lang.recipes.tasks.base import Player, Task
-from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 __all__ = ["draw_tiles", "scripted_games"]
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._files import write_file
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
 from torchrl_lang.recipes.reddit_demo.limits import RULE
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
-from torchrl_lang.storage import write_file
 
 __all__ = ["DATA", "Row", "as_dict", "checks", "format_report", "write_side_by_side"]
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
+from torchrl_lang.envs.reddit.task import CorpusOptions, RedditData, RedditTask
 from torchrl_lang.recipes.comparison import CHOICE, REPORT, ComparisonOptions
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, as_dict, format_report, write_side_by_side
 from torchrl_lang.recipes.reddit_demo.players import CommentPlayer, Scorer
-from torchrl_lang.recipes.tasks.reddit import CorpusOptions, RedditData, RedditTask
-from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, write_json
 
 __all__ = ["RedditDemo", "main"]
 

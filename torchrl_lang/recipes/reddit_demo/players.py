@@ -10,13 +10,13 @@ from typing import Any
 
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang.envs.reddit.task import RedditTask
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline_methods import METHODS, decodings
 from torchrl_lang.recipes.reddit_demo.limits import Limits
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments, read_figures
-from torchrl_lang.recipes.tasks.reddit import RedditTask
 
 __all__ = ["CommentPlayer", "Scorer"]
 

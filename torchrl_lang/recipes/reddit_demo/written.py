@@ -12,11 +12,11 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang.data import to_rows
+from torchrl_lang._files import FileError, read_json, write_json
 from torchrl_lang.envs.reddit import rewards_of
+from torchrl_lang.envs.reddit.task import RedditTask, comments_of, distinct
 from torchrl_lang.evaluation import perplexity
-from torchrl_lang.recipes.tasks.reddit import RedditTask, comments_of, distinct
-from torchrl_lang.storage import FileError, read_json, write_json
+from torchrl_lang.text import to_rows
 
 __all__ = ["Figures", "WrittenComments", "read_figures"]
 

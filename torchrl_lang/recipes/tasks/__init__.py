@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
+    from torchrl_lang._files import Fields
     from torchrl_lang.recipes.tasks.base import Task
-    from torchrl_lang.storage import Fields
 
 __all__ = ["DIALOGUES", "OWN_TASK", "TASKS", "find_task", "register", "task_class", "task_from_notes"]
 
@@ -36,7 +36,7 @@ def task_class(name: str) -> type[Task]:
         'WordleTask'
     """
     kind = TASKS[name]
-    return getattr(importlib.import_module(f"{__name__}.{name}"), kind) if isinstance(kind, str) else kind
+    return getattr(importlib.import_module(f"torchrl_lang.envs.{name}.task"), kind) if isinstance(kind, str) else kind
 
 
 def register(task: type[Task]) -> type[Task]:
@@ -92,7 +92,7 @@ def task_from_notes(notes: Fields, given: type[Task] | None = None) -> Task:
     Raises:
         FileError: there is no such task, it is another one than ``given``, or a field is missing or wrong.
     """
-    from torchrl_lang.storage import FileError, shorten
+    from torchrl_lang._files import FileError, shorten
 
     name = notes.take("task", str)
     if given is not None and name != given.name:

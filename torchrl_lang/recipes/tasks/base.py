@@ -13,12 +13,13 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_lang.data import GameMaker, Tokenizer
+from torchrl_lang._files import Fields
+from torchrl_lang.data import GameMaker
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, play_games, solved, summarize
 from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.schema import PREFIX
-from torchrl_lang.storage import Fields
+from torchrl_lang.text import Tokenizer
 
 __all__ = ["DataOptions", "PlayOptions", "Player", "Task"]
 

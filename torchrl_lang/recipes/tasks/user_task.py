@@ -9,10 +9,10 @@ from typing import Any
 
 from torchrl.envs import EnvBase
 
+from torchrl_lang._files import shorten
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, TASKS, task_class
 from torchrl_lang.recipes.tasks.base import DataOptions, PlayOptions, Task
 from torchrl_lang.recipes.tasks.env_task import SIGNATURE, describe_failure, env_task
-from torchrl_lang.storage import shorten
 
 __all__ = ["import_task"]
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.recipes.offline_methods import METHODS
-from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row
 
 __all__ = ["Check", "check"]

@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
+from torchrl_lang.envs.visual_dialogue.prepare import PrepareVisualDialogue
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueData, VisualDialogueTask
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
 from torchrl_lang.recipes import prepare_visual_dialogue
 from torchrl_lang.recipes.comparison import ComparisonOptions
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.prepare_visual_dialogue import PrepareVisualDialogue
-from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueData, VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.pictures import draw_page
@@ -28,7 +29,6 @@ from torchrl_lang.recipes.visual_dialogue_demo.report import (
     format_cross_rewards,
     write_dialogues,
 )
-from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, write_json
 
 __all__ = ["VisualDialogueDemo", "main"]
 

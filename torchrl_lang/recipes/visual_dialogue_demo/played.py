@@ -10,14 +10,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang.data import Tokenizer
+from torchrl_lang._files import FileError, read_json, write_json
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, Round
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask, rounds_of
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
 from torchrl_lang.evaluation import GameRecords, Summary
-from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask, rounds_of
-from torchrl_lang.storage import FileError, read_json, write_json
+from torchrl_lang.text import Tokenizer
 
 __all__ = ["PlayedDialogues", "rewards_under"]
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty
 from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
 from torchrl_lang.recipes.offline_methods import METHODS, decodings
-from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
 
 __all__ = ["UNGUIDED", "DialoguePlayer", "play"]

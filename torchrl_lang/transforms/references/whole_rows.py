@@ -35,7 +35,7 @@ class RowReference(Reference):
         >>> rows = TensorDict(
         ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
         ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
-        ...     action_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False, False]]),
         ...     batch_size=[1],
         ... )
         >>> RowReference(frozen_copy(language_actor(lm))).log_prob(rows, rows) < 0

@@ -12,7 +12,7 @@ from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
 from torchrl_lang.modules.row_scoring import row_log_prob
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference
@@ -100,7 +100,7 @@ class WrapperReference(Reference):
                 "pad_output=True; for rows of this library pass RowReference(frozen_copy(language_actor(model)))."
             ) from error
         order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens
-        entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), ACTION_MASK: scored.bool() & attention.bool()}
+        entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), AGENT_MASK: scored.bool() & attention.bool()}
         rows = TensorDict(
             {key: value.gather(-1, order) for key, value in entries.items()}, batch_size=tokens.shape[:-1]
         )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import plain_feedback
+from torchrl_lang._files import FileError
 from torchrl_lang.data import FreshGames, generate_in_parts
 from torchrl_lang.envs.wordle import (
     HumanGames,
@@ -21,7 +22,6 @@ from torchrl_lang.envs.wordle import (
 )
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.schema import check_row
-from torchrl_lang.storage import FileError
 
 TWEETS = read_tweets(example_tweets())
 WORDS = random_words(150, include=sorted({answer for answer, _ in TWEETS.games}), seed=0)
@@ -30,7 +30,7 @@ GUESSES = guess_words()[::3]
 
 def codes_of(rows):
     """The codes of each row's guesses, and its guesses."""
-    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
+    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["agent_mask"])
     codes = feedback_code(turns.colours)
     return [
         (tuple(codes[row, :n].tolist()), [WordIndex.text(guess) for guess in turns.guess[row, :n]])

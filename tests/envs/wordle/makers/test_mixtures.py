@@ -77,12 +77,12 @@ def test_the_colours_of_every_row_are_those_of_a_hidden_word(branched):
 
 def test_the_train_mask_excludes_the_experts_guesses_only(branched):
     rows, _, _ = branched
-    excluded = rows["action_mask"] & ~rows["train_mask"]
+    excluded = rows["agent_mask"] & ~rows["train_mask"]
     assert torch.equal(excluded.sum(-1), 6 * rows["branch_turn"])
     assert not excluded[rows["kind"] == 0].any()
     first_six = excluded.long().cumsum(-1).amax(-1)
     assert torch.equal(first_six, 6 * rows["branch_turn"])
-    assert (~rows["train_mask"] <= rows["action_mask"]).all()
+    assert (~rows["train_mask"] <= rows["agent_mask"]).all()
     with_prefix = BranchedGames(env(), train_on_prefix=True)(range(3), seed=0)
     assert "train_mask" not in with_prefix.keys()
 
@@ -163,7 +163,7 @@ def test_games_without_adversaries_and_with_a_mask():
     rows = AdversarialGames(env(), adversarial_games=0, suboptimal_games=0)(range(5), seed=0)
     assert rows["kind"].tolist() == [0] * 5
     rows = AdversarialGames(env(), train_on_prefix=False)(range(8), seed=0)
-    assert torch.equal((rows["action_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
+    assert torch.equal((rows["agent_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
     with pytest.raises(ValueError, match="at least 0"):
         AdversarialGames(env(), adversarial_games=-1)
 

@@ -6,10 +6,10 @@ import csv
 
 import pytest
 
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.wordle import PUZZLES, common_words, example_tweets, load_answers, read_tweets
 from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, SYMBOLS_OF_CODE
 from torchrl_lang.envs.wordle.makers.tweets import grid
-from torchrl_lang.storage import FileError
 
 GREEN = "🟩🟩🟩🟩🟩"
 MISS = "⬛🟨⬛⬛🟩"

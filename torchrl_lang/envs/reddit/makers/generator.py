@@ -11,10 +11,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from torchrl_lang._checks import within
+from torchrl_lang._files import refuse_content, write_file, write_folder
 from torchrl_lang.envs.reddit.files import FILES
 from torchrl_lang.envs.reddit.makers.phrases import CLOSINGS, OPENINGS, PARENTS, POLITE, RUDE, RUDE_SHARES, WORDS
-from torchrl_lang.functional.checks import within
-from torchrl_lang.storage import refuse_content, write_file, write_folder
 
 __all__ = ["GeneratedComment", "generate_reddit_comments", "generated_comments"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import FileError, one_line, shorten
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import FileError, one_line, shorten
 
 __all__ = ["CachedReward"]
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one, finite, one_of
+from torchrl_lang._files import Fields, check_loaded_weights, check_model_config, one_line
 from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches, readable_tokens
-from torchrl_lang.functional.checks import at_least_one, finite, one_of
-from torchrl_lang.storage import Fields, check_loaded_weights, check_model_config, one_line
 
 __all__ = ["ClassifierReward"]
 

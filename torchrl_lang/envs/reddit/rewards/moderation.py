@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.json_checks import read_number
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock, JSONOverHTTP
 from torchrl_lang.envs.reddit.rewards.token_bucket import TokenBucket
 from torchrl_lang.envs.secret import NOT_SHOWN, Secret, is_short
-from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang.text.json_checks import read_number
 
 __all__ = ["ModerationAPIReward"]
 

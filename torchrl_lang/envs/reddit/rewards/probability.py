@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import within
 from torchrl_lang.envs.reddit.text_reward import rewards_of
-from torchrl_lang.functional.checks import within
 
 __all__ = ["ProbabilityReward"]
 

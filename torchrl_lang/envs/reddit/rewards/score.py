@@ -7,10 +7,10 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from torchrl_lang.data.tokenizers import normalized
+from torchrl_lang._checks import finite
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.reddit.dataset import RedditComments
-from torchrl_lang.functional.checks import finite
-from torchrl_lang.storage import shorten
+from torchrl_lang.text.tokenizers import normalized
 
 __all__ = ["ScoreReward"]
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from torchrl_lang._checks import at_least_one, positive
+from torchrl_lang._files import FileError, FolderFormat, read_tensors
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
-from torchrl_lang.functional.checks import at_least_one, positive
-from torchrl_lang.storage import FileError, FolderFormat, read_tensors
 
 __all__ = ["TfidfModel", "train_tfidf_model"]
 

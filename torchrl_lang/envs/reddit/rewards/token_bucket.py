@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from torchrl_lang._checks import at_least_one, positive
 from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock
-from torchrl_lang.functional.checks import at_least_one, positive
 
 __all__ = ["TokenBucket"]
 

@@ -9,10 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches, readable_tokens
-from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import (
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import (
     Fields,
     FileError,
     FolderFormat,
@@ -21,6 +19,8 @@ from torchrl_lang.storage import (
     one_line,
     read_tensors,
 )
+from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches, readable_tokens
+from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 
 __all__ = ["UpvoteModel", "UpvoteNetwork"]
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchrl_lang._checks import at_least_one, finite, positive, within
 from torchrl_lang.envs.reddit.dataset import RedditComments
 from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches, readable_tokens
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 from torchrl_lang.envs.reddit.rewards.tfidf import TfidfModel, train_tfidf_model
 from torchrl_lang.envs.reddit.rewards.upvote_model import UpvoteModel, UpvoteNetwork
-from torchrl_lang.functional.checks import at_least_one, finite, positive, within
 
 __all__ = ["TrainedUpvotes", "UpvoteTraining", "train_upvote_baseline", "train_upvote_model"]
 

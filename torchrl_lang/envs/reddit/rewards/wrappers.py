@@ -7,8 +7,8 @@ import re
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import finite
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
-from torchrl_lang.functional.checks import finite
 
 __all__ = ["Noised", "ThreeLevels", "WorstSentence"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_lang._checks import at_least_one, within
+from torchrl_lang._files import refuse_content, write_file, write_folder
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS, SplitFiles
 from torchrl_lang.envs.visual_dialogue.hdf5 import write_hdf5
 from torchrl_lang.envs.visual_dialogue.makers.attributes import ATTRIBUTES, CAPTIONS, YES_NO, Attribute
 from torchrl_lang.envs.visual_dialogue.makers.images import image_features
-from torchrl_lang.functional.checks import at_least_one, within
-from torchrl_lang.storage import refuse_content, write_file, write_folder
 
 __all__ = ["SPLITS", "generate_visual_dialogues"]
 

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from torchrl_lang._files import Fields, FileError, FolderFormat, read_tensors
 from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
 from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
 from torchrl_lang.envs.visual_dialogue.models.words import WordIndex
-from torchrl_lang.storage import Fields, FileError, FolderFormat, read_tensors
 
 __all__ = ["SavedDialogueModels", "load_dialogue_models", "save_dialogue_models"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import have_shapes
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.models.batch import MAX_WORDS, DialogueBatch
 from torchrl_lang.envs.visual_dialogue.models.folder import SavedDialogueModels, load_dialogue_models
 from torchrl_lang.envs.visual_dialogue.models.guesser import after_last_round, rank_percentile
-from torchrl_lang.functional.checks import have_shapes
 
 __all__ = ["LocalDialogueModels"]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchrl_lang._checks import at_least_one, positive
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
@@ -17,7 +18,6 @@ from torchrl_lang.envs.visual_dialogue.models.folder import SavedDialogueModels
 from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
 from torchrl_lang.envs.visual_dialogue.models.whitening import WHITENED
 from torchrl_lang.envs.visual_dialogue.models.words import PAD, WordIndex
-from torchrl_lang.functional.checks import at_least_one, positive
 
 __all__ = ["DialogueTraining", "train_dialogue_models"]
 

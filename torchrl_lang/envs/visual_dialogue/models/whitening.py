@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang.functional.checks import have_shapes
+from torchrl_lang._checks import have_shapes
 
 __all__ = ["WHITENED", "Whitening"]
 

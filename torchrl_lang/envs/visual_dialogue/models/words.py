@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import shorten
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import shorten
 
 __all__ = ["PAD", "UNKNOWN", "WordIndex", "join_words", "split_words"]
 

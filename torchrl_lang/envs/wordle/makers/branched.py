@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.data import GameMaker, seed_of_games
 from torchrl_lang.data.makers.base import Policy
 from torchrl_lang.envs.wordle.env import WordleEnv
@@ -23,7 +24,6 @@ from torchrl_lang.envs.wordle.makers.continuing import (
 )
 from torchrl_lang.envs.wordle.scripted_players import WrongPlayer
 from torchrl_lang.functional import seeded_generators
-from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["BranchedGames"]
 
@@ -44,7 +44,7 @@ class BranchedGames(GameMaker):
     ``train_mask``   bool ``[N, T]``   False on those guesses; only if not ``train_on_prefix``
     ===============  ================  ===============================================================================
 
-    The expert's guesses stay in ``action_mask``, so a branch is a complete row of the game with all its rewards. Losses
+    The expert's guesses stay in ``agent_mask``, so a branch is a complete row of the game with all its rewards. Losses
     exclude them by ``train_mask``, because the expert's row has them already; to include them, exclude the entry:
     ``rows.exclude("train_mask")``.
 

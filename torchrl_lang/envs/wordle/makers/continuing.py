@@ -16,7 +16,7 @@ from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.scripted_players import OPENERS
 from torchrl_lang.envs.wordle.words import WordIndex, wordle_tokenizer
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     ROW_KEYS,
     TERMINATED,
@@ -92,7 +92,7 @@ def rows_before(rows: TensorDictBase, turn: Tensor) -> TensorDict:
     state = {
         TOKENS: torch.where(kept, tokens.long(), _CONTROL.pad),
         ATTENTION_MASK: kept,
-        ACTION_MASK: agent & kept,
+        AGENT_MASK: agent & kept,
         TOKEN_REWARD: reward * kept,
     }
     return TensorDict(state, batch_size=rows.batch_size, device=tokens.device)
@@ -153,7 +153,7 @@ def tagged(rows: TensorDict, kind: int, game: Tensor, turn: Tensor | int = 0) ->
 def without_prefix(rows: TensorDict) -> TensorDict:
     """The rows with a ``train_mask`` that is False on the guesses that a row continues."""
     continued = _guesses_before(_guess_ends(rows)) < rows.get(BRANCH_TURN)[:, None]
-    return rows.set(TRAIN_MASK, ~(entry(rows, ACTION_MASK) & continued))
+    return rows.set(TRAIN_MASK, ~(entry(rows, AGENT_MASK) & continued))
 
 
 def _guess_ends(rows: TensorDictBase) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchrl_lang._files import json_digest
 from torchrl_lang.data import GameMaker, seed_of_games
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.makers.human_files import read_games, write_games
@@ -22,7 +23,6 @@ from torchrl_lang.envs.wordle.makers.replayed import rows_of_turns
 from torchrl_lang.envs.wordle.makers.tweets import TweetGames
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, colours_of_codes, feedback_table
 from torchrl_lang.envs.wordle.words import TURN_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
-from torchrl_lang.storage import json_digest
 
 __all__ = ["HumanGames"]
 

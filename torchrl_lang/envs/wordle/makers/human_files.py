@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_lang._files import FileError, read_json, shorten, write_file
 from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, SYMBOLS_OF_CODE
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import Rules, feedback_table
 from torchrl_lang.envs.wordle.words import WordIndex, load_words
-from torchrl_lang.storage import FileError, read_json, shorten, write_file
 
 __all__ = ["read_games", "write_games"]
 

@@ -8,15 +8,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import GREEN, Rules, check_rules, feedback
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, turns_of_rows
 from torchrl_lang.envs.wordle.words import TURN_LENGTH, WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import (
-    ACTION_MASK,
+    AGENT_MASK,
     ATTENTION_MASK,
     TERMINATED,
     TOKEN_REWARD,
@@ -86,7 +86,7 @@ def rows_of_turns(guess: Tensor, colours: Tensor, count: Tensor, *, max_tries: i
     rows = {
         TOKENS: row,
         ATTENTION_MASK: place < (length + terminated)[:, None],
-        ACTION_MASK: agent,
+        AGENT_MASK: agent,
         TOKEN_REWARD: reward,
         TERMINATED: terminated[:, None],
         TRUNCATED: ~terminated[:, None],

@@ -11,12 +11,12 @@ from typing import Literal, TypeGuard
 
 from tqdm import tqdm
 
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import CSVFault, CSVRecord, FileError, read_csv_records, read_text, shorten
 from torchrl_lang.envs.wordle.colour_text import code_of, tile_colours
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import SOLVED
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, load_words
-from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import CSVFault, CSVRecord, FileError, read_csv_records, read_text, shorten
 
 __all__ = ["PUZZLES", "TweetGames", "example_tweets", "load_answers", "read_tweets"]
 

@@ -1,0 +1,102 @@
+"""One dataset for both tasks in both formats."""
+
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.algorithm_distillation.conftest import source
+from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory
+from torchrl_lang.algorithm_distillation.language import (
+    BlockTemplate,
+    HistoryDataset,
+    Levels,
+    StepRows,
+    StepTemplate,
+    TextHistory,
+    completion_rows,
+    pack_blocks,
+    template_tokenizer,
+)
+from torchrl_lang.text import word_tokenizer
+
+TEMPLATE = StepTemplate.spelled([Levels(range(3))] * 2, Levels(range(5), list("snSwe")), Levels([0, 1]))
+TOKENIZER = template_tokenizer(TEMPLATE)
+BLOCKS = BlockTemplate()
+LETTERS = word_tokenizer([], symbols=BLOCKS.vocabulary())
+RECORDS = [TextHistory(query=f"q{n}", response=f"r{n}", rewards=(n / 8,), epoch=n) for n in range(9)]
+
+
+@pytest.fixture
+def learning():
+    made = source("once")
+    return LearningHistory(made.history(), made.tasks)
+
+
+def test_windows_of_both_formats_are_the_same_steps(learning):
+    options = {"tasks": [2, 7], "at_episode_start": True}
+    steps = HistoryDataset(learning, "rl", 12, **options)
+    rows = HistoryDataset(learning, "language", 12, template=TEMPLATE, tokenizer=TOKENIZER, **options)
+    windows = HistoryWindows(learning, 12, **options)
+    assert len(steps) == len(rows) == len(windows)
+    every = steps[range(len(steps))]
+    assert torch.equal(every["observation"], learning.flat[windows.steps_of(torch.arange(len(windows)))]["observation"])
+    assert (every["episode_step"][:, 0] == 0).all()
+    expected = StepRows(TEMPLATE, TOKENIZER)(every)
+    assert (rows[range(len(rows))] == expected).all()
+    assert (rows[-1] == expected[-1]).all()
+
+
+def test_a_sampler_and_a_dataset_have_the_same_windows(learning):
+    windows = HistoryWindows(learning, 12)
+    sampled = torch.cat([batch["action"] for batch in windows.buffer(batch_size=16)])
+    every = HistoryDataset(learning, "rl", 12)[range(len(windows))]["action"]
+    assert sorted(sampled.tolist()) == sorted(every.tolist())
+
+
+def test_records_of_both_formats():
+    blocks = HistoryDataset(RECORDS, "language", 100, template=BLOCKS, tokenizer=LETTERS, loss_on="all")
+    assert (blocks[range(len(blocks))] == pack_blocks(RECORDS, BLOCKS, LETTERS, 100, loss_on="all").rows).all()
+    rows = HistoryDataset(RECORDS, "rl", 20, tokenizer=LETTERS)
+    assert len(rows) == 9
+    assert (rows[range(9)] == completion_rows(RECORDS, LETTERS, 20)).all()
+
+
+def test_blocks_that_were_left_out_are_there():
+    long = TextHistory(query="q" * 99, response="r", rewards=(0.0,))
+    with pytest.warns(UserWarning, match="left out"):
+        found = HistoryDataset([*RECORDS, long], "language", 100, template=BLOCKS, tokenizer=LETTERS)
+    assert found.left_out == [long]
+
+
+def test_batches_of_a_loader(learning):
+    rows = HistoryDataset(learning, "language", 12, template=TEMPLATE, tokenizer=TOKENIZER)
+    loader = DataLoader(rows, batch_size=32, collate_fn=HistoryDataset.collate)
+    together = torch.cat(list(loader))
+    assert (together == rows[range(len(rows))]).all()
+    alone = DataLoader(rows, batch_size=None, collate_fn=HistoryDataset.collate)
+    assert (next(iter(alone)) == rows[0]).all()
+    assert (HistoryDataset.collate([rows[0], rows[1]]) == rows[[0, 1]]).all()
+
+
+def test_a_dataset_can_be_sent_to_another_process(learning):
+    rows = HistoryDataset(learning, "language", 12, template=TEMPLATE, tokenizer=TOKENIZER)
+    assert (pickle.loads(pickle.dumps(rows))[3] == rows[3]).all()  # noqa: S301
+
+
+def test_wrong_options_raise(learning):
+    with pytest.raises(ValueError, match="format='text' is unknown"):
+        HistoryDataset(learning, "text", 12)
+    with pytest.raises(TypeError, match="needs StepTemplate, got BlockTemplate"):
+        HistoryDataset(learning, "language", 12, template=BLOCKS, tokenizer=TOKENIZER)
+    with pytest.raises(TypeError, match="needs BlockTemplate, got NoneType"):
+        HistoryDataset(RECORDS, "language", 12, tokenizer=LETTERS)
+    with pytest.raises(TypeError, match="needs no template, got StepTemplate"):
+        HistoryDataset(learning, "rl", 12, template=TEMPLATE)
+    with pytest.raises(TypeError, match="A tokenizer is for text"):
+        HistoryDataset(learning, "language", 12, template=TEMPLATE)
+    with pytest.raises(TypeError, match="options of windows"):
+        HistoryDataset(RECORDS, "rl", 12, tokenizer=LETTERS, skip_episodes=2)
+    with pytest.raises(IndexError, match="has 9 items, got the index 9"):
+        HistoryDataset(RECORDS, "rl", 20, tokenizer=LETTERS)[9]

@@ -1,0 +1,250 @@
+"""The policy of the language format: its rows are those of training, and its cache changes nothing."""
+
+import pytest
+import torch
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_lang.algorithm_distillation import PromptedPolicy
+from torchrl_lang.algorithm_distillation.language import (
+    Decimals,
+    LanguageHistoryPolicy,
+    Levels,
+    StepRows,
+    StepTemplate,
+    parse_steps,
+    template_tokenizer,
+)
+from torchrl_lang.algorithm_distillation.language.context_rows import ContextRows
+from torchrl_lang.algorithm_distillation.sources import NoisyExpert
+from torchrl_lang.envs.grids import DarkRoomEnv
+from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.text import word_tokenizer
+
+CELLS, MOVES, REWARDS = Levels(range(3)), Levels(range(5), ["stay", "north", "south", "west", "east"]), Levels([0, 1])
+CONTEXT = 80
+
+
+def template_of(kind):
+    return getattr(StepTemplate, kind)([CELLS, CELLS], MOVES, REWARDS)
+
+
+def actor_of(tokenizer, max_length=CONTEXT):
+    torch.manual_seed(0)
+    sizes = {"layers": 2, "width": 16, "heads": 2, "max_length": max_length}
+    return language_actor(causal_lm(vocab_size=tokenizer.vocab_size, initializer_range=0.5, **sizes))
+
+
+def policy_of(kind, context=CONTEXT, seed=3, **options):
+    template = template_of(kind)
+    tokenizer = template_tokenizer(template)
+    actor = actor_of(tokenizer, max(context, CONTEXT))
+    return LanguageHistoryPolicy(actor, template, tokenizer, context, seed=seed, **options)
+
+
+def play(policy, steps, streams=6):
+    """Act in rooms whose episodes end at different steps; what happened in each stream."""
+    env = DarkRoomEnv(
+        3, task=torch.arange(streams), batch_size=[streams], reward="once", episode_length=7, start="random", seed=1
+    )
+    policy.begin(streams)
+    state, happened = env.reset(), [[] for _ in range(streams)]
+    for _ in range(steps):
+        state["action"] = policy.act(state["observation"])
+        state, following = env.step_and_maybe_reset(state)
+        after = state["next"]
+        done, terminated = after["done"].squeeze(-1), after["terminated"].squeeze(-1)
+        policy.observe(after["reward"].squeeze(-1), done, terminated)
+        for stream, step in enumerate(happened):
+            step.append(
+                {
+                    "observation": state["observation"][stream].tolist(),
+                    "action": int(state["action"][stream]),
+                    "reward": float(after["reward"][stream]),
+                    "done": bool(done[stream]),
+                    "terminated": bool(terminated[stream]),
+                }
+            )
+        state = following
+    return happened
+
+
+def test_an_empty_prompt_changes_nothing():
+    env = DarkRoomEnv(3, task=torch.arange(6)[:, None], batch_size=[6, 1], episode_length=7)
+    nothing = NoisyExpert(env, 3).history().flatten(0, 1)[:, :0]
+    policy = policy_of("compact")
+    assert play(PromptedPolicy(policy, nothing), 10) == play(policy_of("compact"), 10)
+    assert policy.text(0)
+
+
+@pytest.mark.parametrize("kind", ["compact", "spelled", "sparse"])
+def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
+    policy = policy_of(kind)
+    happened = play(policy, 40)
+    longest = policy._words.longest_step
+    for stream, steps in enumerate(happened):
+        found = parse_steps(policy.text(stream), policy.template)
+        assert 0 < len(found) < 40, "episodes have left"
+        kept = steps[len(steps) - len(found) :]
+        assert steps[len(steps) - len(found) - 1]["done"], "it begins with an episode"
+        for key in ("observation", "action"):
+            assert found[key].tolist() == [step[key] for step in kept]
+        for key in ("reward", "done", "terminated"):
+            assert found[key].squeeze(-1).tolist() == [step[key] for step in kept]
+        # The episode that left last would not have had room when the running one was at its longest.
+        ends = [place for place in range(len(steps) - len(found) - 1) if steps[place]["done"]]
+        begin = ends[-1] + 1 if ends else 0
+        assert 1 + longest * (len(steps) - begin) > CONTEXT
+        row = StepRows(policy.template, policy.tokenizer)(found[None])["tokens"][0]
+        length = int(policy._rows.length[stream])
+        assert policy._rows.tokens[stream, :length].tolist() == row[:length].tolist()
+
+
+@pytest.mark.parametrize("kind", ["compact", "spelled", "sparse"])
+def test_a_row_has_the_steps_of_a_window_at_most(kind):
+    """Also where shorter steps, without rewards, would leave room for more."""
+    policy = policy_of(kind, context=600, steps=16)
+    happened = play(policy, 40)
+    for stream, steps in enumerate(happened):
+        found = parse_steps(policy.text(stream), policy.template)
+        assert found["action"].tolist() == [step["action"] for step in steps[-len(found) :]]
+        begins = [0, *(place + 1 for place, step in enumerate(steps[:-1]) if step["done"])]
+        # When the last step was written, the row had as many whole episodes as 16 steps hold.
+        assert len(found) == 40 - min(begin for begin in begins if 40 - begin <= 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "steps"), [("compact", None), ("sparse", None), ("sparse", 16)])
+def test_the_cache_changes_nothing_when_episodes_leave(kind, steps):
+    seen = {}
+    for cached in (True, False):
+        policy = policy_of(kind, cached=cached, steps=steps)
+        logits = seen.setdefault(cached, [])
+        sample = policy._sample
+        policy._sample = lambda values, words, sample=sample, logits=logits: (
+            logits.append(values[:, words]),
+            sample(values, words),
+        )[1]
+        seen[cached, "steps"] = play(policy, 45)
+        assert sum(step["done"] for step in seen[cached, "steps"][0]) > 5
+    torch.testing.assert_close(torch.stack(seen[True]), torch.stack(seen[False]), atol=1e-4, rtol=1e-4)
+    assert seen[True, "steps"] == seen[False, "steps"]
+
+
+def test_actions_have_the_probabilities_of_their_words():
+    policy = policy_of("compact", temperature=0.5)
+    policy.begin(4000)
+    actions = policy.act(torch.tensor([[1, 2]]).expand(4000, 2))
+    row = torch.tensor([policy.tokenizer.encode(" 1 2")])
+    tokens = torch.cat([torch.tensor([[policy.tokenizer.control.begin_state]]), row], -1)
+    words = [policy.tokenizer.encode(f" {word}")[0] for word in MOVES.words]
+    logits = policy.actor.module[0].module.model(tokens).last_hidden_state[0, -1]
+    logits = policy.actor.module[1].module(logits)[words]
+    expected = torch.softmax(logits / 0.5, -1)
+    share = torch.bincount(actions, minlength=5) / 4000
+    assert ((share - expected).abs() < 4 * (expected * (1 - expected) / 4000).sqrt() + 1e-3).all()
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        policy.begin(3)
+        assert policy.act(torch.tensor([[1, 2]] * 3)).tolist() == [int(expected.argmax())] * 3
+
+
+def test_a_stream_reads_its_own_context_alone():
+    """What happens in the other streams changes neither its row nor its probabilities."""
+    found = []
+    for other in (0, 1):
+        policy = policy_of("compact")
+        policy.begin(2)
+        logits = []
+        sample = policy._sample
+        policy._sample = lambda values, words, sample=sample, logits=logits: (
+            logits.append(values[0, words]),
+            torch.zeros(2, dtype=torch.int64) if sample else None,
+        )[1]
+        for step in range(12):
+            policy.act(torch.tensor([[step % 3, 1], [other, other]]))
+            policy.observe(torch.tensor([float(step % 2), other]), torch.tensor([step % 4 == 3, bool(other)]))
+        found.append((torch.stack(logits), policy.text(0)))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_actions_of_several_numbers():
+    template = StepTemplate.spelled(CELLS, [Levels([-1.0, 1.0], ["less", "more"]), Levels(range(2))], REWARDS)
+    tokenizer = template_tokenizer(template)
+    actor, played = actor_of(tokenizer), []
+    for cached in (True, False):
+        policy = LanguageHistoryPolicy(actor, template, tokenizer, 40, seed=0, cached=cached)
+        policy.begin(50)
+        for step in range(8):
+            played.append(policy.act((torch.arange(50) + step) % 3))
+            policy.observe(torch.zeros(50), torch.ones(50, dtype=torch.bool))
+        assert torch.equal(parse_steps(policy.text(7), template)["action"][-1], played[-1][7])
+    assert torch.equal(torch.stack(played[:8]), torch.stack(played[8:]))
+    assert played[0].shape == (50, 2)
+    assert set(played[0][:, 0].tolist()) == {-1.0, 1.0}
+    assert set(played[0][:, 1].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("truncates", "end"), [(True, "stopped"), (False, "finished")])
+def test_an_end_of_unknown_kind_is_that_of_the_option(truncates, end):
+    policy = policy_of("spelled", truncates=truncates)
+    policy.begin(1)
+    policy.act(torch.tensor([[0, 0]]))
+    policy.observe(torch.tensor([1.0]), torch.tensor([True]))
+    assert policy.text(0).endswith(f" got 1 {end}")
+
+
+def test_the_same_seed_gives_the_same_actions():
+    assert play(policy_of("compact"), 10) == play(policy_of("compact"), 10)
+    assert play(policy_of("compact"), 10) != play(policy_of("compact", seed=4), 10)
+
+
+def test_beginning_again_drops_the_context():
+    policy = policy_of("compact")
+    play(policy, 10)
+    policy.begin(2)
+    assert [policy.text(stream) for stream in range(2)] == ["", ""]
+
+
+def test_wrong_calls_raise():
+    policy = policy_of("compact")
+    with pytest.raises(RuntimeError, match=r"call begin\(streams\) first"):
+        policy.act(torch.zeros(1, 2))
+    policy.begin(1)
+    with pytest.raises(RuntimeError, match=r"call act\(\) first"):
+        policy.observe(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
+    policy.act(torch.zeros(1, 2))
+    with pytest.raises(RuntimeError, match=r"call observe\(\) first"):
+        policy.act(torch.zeros(1, 2))
+
+
+def test_an_episode_longer_than_the_context_raises():
+    policy = policy_of("compact", context=17)  # four steps
+    policy.begin(1)
+    for _ in range(4):
+        policy.act(torch.zeros(1, 2))
+        policy.observe(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
+    with pytest.raises(
+        ValueError, match="running episode of stream 0 has no room for 4 more tokens in a context of 17"
+    ):
+        policy.act(torch.zeros(1, 2))
+    rows = ContextRows(1, 3, begin=0)
+    with pytest.raises(ValueError, match="no room for 3 more tokens"):
+        rows.make_room(3)
+
+
+def test_wrong_options_raise():
+    template = template_of("compact")
+    tokenizer = template_tokenizer(template)
+    actor = actor_of(tokenizer)
+    for options, message in (
+        ({"context": 0}, "context must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"context": 81}, "context=81 exceeds the model's 80 positions"),
+        ({"temperature": -0.5}, "temperature must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LanguageHistoryPolicy(actor, template, tokenizer, **{"context": 40, **options})
+    with pytest.raises(ValueError, match="finitely many words"):
+        LanguageHistoryPolicy(actor, StepTemplate.compact(CELLS, MOVES, Decimals()), tokenizer, 40)
+    with pytest.raises(ValueError, match="A word of the action is several tokens"):
+        LanguageHistoryPolicy(actor, template, word_tokenizer([]), 40)

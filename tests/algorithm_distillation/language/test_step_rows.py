@@ -1,0 +1,142 @@
+"""Rows of windows: the masks of a row worked out by hand, the fast path equal to the text, and losses on them."""
+
+import pytest
+import torch
+
+from tests.algorithm_distillation.language.conftest import MOVES, continuous_template, discrete_template, random_steps
+from torchrl_lang.algorithm_distillation.language import (
+    Levels,
+    StepRows,
+    StepTemplate,
+    StepTokens,
+    TokenKind,
+    parse_steps,
+    template_tokenizer,
+)
+from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.schema import check_row
+from torchrl_lang.text import ChatTokenizer, word_tokenizer
+
+
+def tokenizer_of(template, spelled):
+    """With one token for each word, or one for each character but letters."""
+    return word_tokenizer(["go"]) if spelled else template_tokenizer(template)
+
+
+def test_a_row_worked_out_by_hand(generator):
+    template = StepTemplate.spelled([Levels(range(3))], Levels([0, 1], ["west", "east"]), Levels([0, 2]))
+    tokenizer = template_tokenizer(template)
+    steps = random_steps(generator, 1, 2, components=1)
+    steps["observation"], steps["action"] = torch.tensor([[[2], [1]]]), torch.tensor([[1, 0]])
+    steps["reward"] = torch.tensor([[[2.0], [0.0]]])
+    steps["done"], steps["terminated"] = torch.tensor([[[True], [False]]]), torch.tensor([[[False], [False]]])
+    row = StepRows(template, tokenizer)(steps, row_length=16)[0]
+    words = [tokenizer.symbols[id] for id in row["tokens"]]
+    expected = ["<s>", " at", " 2", " go", " east", " got", " 2", " stopped", " at", " 1", " go", " west", " got", " 0"]
+    assert words == [*expected, "<|pad|>", "<|pad|>"]
+    assert row["attention_mask"].tolist() == [True] * 14 + [False] * 2
+    assert row["agent_mask"].nonzero().flatten().tolist() == [4, 11]
+    assert row["token_reward"].nonzero().flatten().tolist() == [4]
+    assert row["token_reward"][4] == 2
+    assert row["token_kind"].tolist() == [0, 0, 1, 0, 2, 0, 3, 4, 0, 1, 0, 2, 0, 3, 0, 0]
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize("loss_on", ["actions", "all"])
+def test_the_fast_path_equals_the_text(kind, spelled, loss_on, generator):
+    template = discrete_template(kind)
+    tokenizer = tokenizer_of(template, spelled)
+    windows = random_steps(generator, 20, 15)
+    rows_of = StepRows(template, tokenizer, loss_on=loss_on)
+    rows = rows_of(windows)
+    text = rows_of.from_text(windows, rows["tokens"].shape[-1])
+    assert set(rows.keys()) == set(text.keys())
+    for key in rows.keys():
+        assert torch.equal(rows[key], text[key]), key
+    check_row(rows, vocab_size=tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
+def test_rows_are_read_as_their_steps(kind, numbers, generator):
+    is_discrete = numbers == "discrete"
+    template = discrete_template(kind) if is_discrete else continuous_template(kind, numbers)
+    tokenizer = template_tokenizer(template)
+    windows = random_steps(generator, 6, 12, continuous=not is_discrete)
+    rows = StepRows(template, tokenizer)(windows)
+    check_row(rows, vocab_size=tokenizer.vocab_size)
+    for row, steps in zip(rows, windows, strict=True):
+        text = tokenizer.decode(row["tokens"][row["attention_mask"]][1:].tolist())
+        found = parse_steps(text, template)
+        for key in ("done", "terminated", "episode", "episode_step"):
+            assert torch.equal(found[key], steps[key])
+        if numbers != "bins":
+            assert torch.equal(found["observation"], steps["observation"])
+        own = row["agent_mask"] & (row["token_kind"] == TokenKind.ACTION)
+        assert torch.equal(own, row["agent_mask"])
+        assert row["token_reward"].sum() == pytest.approx(float(steps["reward"].sum()), abs=1e-5)
+
+
+def test_the_reward_is_on_the_last_token_of_the_action(generator):
+    template = discrete_template("compact")
+    tokenizer = tokenizer_of(template, spelled=True)
+    steps = random_steps(generator, 1, 3)
+    steps["reward"] = torch.ones(1, 3, 1)
+    row = StepRows(template, tokenizer)(steps)[0]
+    mask = row["agent_mask"].tolist()
+    last = [place for place, own in enumerate(mask) if own and not mask[place + 1]]
+    assert len(last) == 3
+    assert row["token_reward"].nonzero().flatten().tolist() == last
+    words = tokenizer.decode(row["tokens"][row["agent_mask"]].tolist()).split()
+    assert words == [MOVES[action] for action in steps["action"][0].tolist()]
+
+
+@pytest.mark.slow
+def test_bc_trains_on_actions_or_on_all_tokens(generator):
+    template = discrete_template("sparse")
+    tokenizer = template_tokenizer(template)
+    windows = random_steps(generator, 8, 10)
+    actions, every = (StepRows(template, tokenizer, loss_on=on)(windows) for on in ("actions", "all"))
+    torch.manual_seed(0)
+    width = actions["tokens"].shape[-1]
+    actor = language_actor(causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=width))
+    both = BCLoss(actor, transition_weight=1)(actions)["loss_actor"]
+    torch.testing.assert_close(BCLoss(actor)(every)["loss_actor"], both)
+    logits = actor.get_dist(actions.clone()).logits.log_softmax(-1)
+    total, count = 0.0, 0  # a plain loop
+    for row in range(8):
+        for place in range(1, int(actions["attention_mask"][row].sum())):
+            if actions["agent_mask"][row, place]:
+                total -= float(logits[row, place - 1, actions["tokens"][row, place]].detach())
+                count += 1
+    assert count == 80
+    torch.testing.assert_close(
+        BCLoss(actor, actor_normalizer="action")(actions)["loss_actor"], torch.tensor(total / count)
+    )
+
+
+def test_parts_of_a_step_make_the_whole(kind, generator):
+    tokens = StepTokens(discrete_template(kind), template_tokenizer(discrete_template(kind)))
+    steps = random_steps(generator, 50)
+    whole = tokens.encode(steps)
+    parts = [tokens.encode(steps, part) for part in ("state", "action", "outcome")]
+    for name in ("ids", "kept", "kind"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts], -1))
+    assert int(whole.kept.sum(-1).max()) <= tokens.longest_step
+
+
+def test_wrong_options_raise(generator):
+    template = discrete_template("compact")
+    tokenizer = template_tokenizer(template)
+    with pytest.raises(ValueError, match="loss_on='both' is unknown"):
+        StepRows(template, tokenizer, loss_on="both")
+    with pytest.raises(ValueError, match="A row has 41 tokens, more than row_length=40"):
+        StepRows(template, tokenizer)(random_steps(generator, 2, 10), row_length=40)
+    with pytest.raises(ValueError, match="finitely many words"):
+        StepTokens(continuous_template("compact", "decimals"), tokenizer)
+    with pytest.raises(ValueError, match="A word of the action is several tokens"):
+        StepTokens(template, word_tokenizer([])).words(TokenKind.ACTION)
+    chat = ChatTokenizer.__new__(ChatTokenizer)
+    chat.__dict__["control"] = type("Control", (), {"marks_turns": False})()
+    with pytest.raises(ValueError, match="begin with a control token, which ChatTokenizer lacks"):
+        StepRows(template, chat)

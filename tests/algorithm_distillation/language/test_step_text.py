@@ -1,0 +1,213 @@
+"""Text of steps is read as the same steps: with every template, discrete and continuous, ends and numbers included."""
+
+import pytest
+import torch
+
+from tests.algorithm_distillation.language.conftest import (
+    CELLS,
+    continuous_template,
+    discrete_template,
+    random_histories,
+    random_steps,
+)
+from torchrl_lang.algorithm_distillation.language import (
+    Bins,
+    Decimals,
+    Levels,
+    StepRows,
+    StepTemplate,
+    parse_steps,
+    steps_to_text,
+    template_tokenizer,
+)
+
+
+def check_equal(found, expected):
+    assert set(found.keys()) == set(expected.keys())
+    for key in expected.keys():
+        assert found[key].dtype == expected[key].dtype, key
+        assert torch.equal(found[key], expected[key]), key
+
+
+def quantised(steps, template):
+    """The steps as the template's quantizers read them."""
+    steps = steps.clone()
+    steps["reward"] = template.reward.quantise(steps["reward"])
+    for key, numbers in (("observation", template.observation), ("action", template.action)):
+        columns = [each.quantise(steps[key][:, place]) for place, each in enumerate(numbers)]
+        steps[key] = torch.stack(columns, -1)
+    return steps
+
+
+@pytest.mark.slow
+def test_ten_thousand_discrete_histories_are_read_as_they_were(generator):
+    templates = [discrete_template(kind) for kind in ("compact", "spelled", "sparse")]
+    for number, steps in enumerate(random_histories(generator, 10_000)):
+        template = templates[number % 3]
+        check_equal(parse_steps(steps_to_text(steps, template), template), steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", ["bins", "decimals"])
+def test_ten_thousand_continuous_histories_are_read_as_they_were_quantised(numbers, generator):
+    templates = [continuous_template(kind, numbers) for kind in ("compact", "spelled", "sparse")]
+    for number, steps in enumerate(random_histories(generator, 10_000, continuous=True)):
+        template = templates[number % 3]
+        found = parse_steps(steps_to_text(steps, template), template)
+        check_equal(found, steps if numbers == "decimals" else quantised(steps, template))
+
+
+@pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
+def test_a_long_history_is_read_as_it_was(kind, numbers, generator):
+    is_discrete = numbers == "discrete"
+    template = discrete_template(kind) if is_discrete else continuous_template(kind, numbers)
+    steps = random_steps(generator, 400, continuous=not is_discrete)
+    text = steps_to_text(steps, template)
+    check_equal(parse_steps(text, template), steps if is_discrete else quantised(steps, template))
+    assert steps_to_text(parse_steps(text, template), template) == text
+    later = parse_steps(text, template, first_episode=7)
+    assert torch.equal(later["episode"], steps["episode"] + 7)
+    check_equal(later.exclude("episode"), parse_steps(text, template).exclude("episode"))
+
+
+def test_the_words_of_a_step(kind, generator):
+    steps = random_steps(generator, 3)
+    steps["observation"] = torch.tensor([[3, 4], [3, 5], [0, 0]])
+    steps["action"], steps["reward"] = torch.tensor([4, 2, 0]), torch.tensor([[0.0], [1.0], [0.0]])
+    steps["done"] = torch.tensor([[False], [True], [True]])
+    steps["terminated"] = torch.tensor([[False], [True], [False]])
+    expected = {
+        "compact": "3 4 east 0 3 5 south 1! 0 0 stay 0/",
+        "spelled": "at 3 4 go east got 0 at 3 5 go south got 1 finished at 0 0 go stay got 0 stopped",
+        "sparse": "3 4 east 3 5 south got 1 finished 0 0 stay stopped",
+    }
+    assert steps_to_text(steps, discrete_template(kind)) == expected[kind]
+
+
+def test_compact_steps_are_four_tokens(generator):
+    template, steps = discrete_template("compact"), random_steps(generator, 50)
+    text = " " + steps_to_text(steps, template)
+    tokenizer = template_tokenizer(template)
+    assert len(tokenizer.encode(text)) == 4 * 50
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
+def test_the_tokenizer_has_every_symbol_of_a_text(kind, numbers, generator):
+    template = discrete_template(kind) if numbers == "discrete" else continuous_template(kind, numbers)
+    text = " " + steps_to_text(random_steps(generator, 100, continuous=numbers != "discrete"), template)
+    tokenizer = template_tokenizer(template)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_entries_of_one_number_need_no_dimension(generator):
+    template = StepTemplate.compact(CELLS, Levels(range(5)), Levels([0, 1, 2]))
+    steps = random_steps(generator, 20)
+    steps["observation"] = steps["observation"][:, 0]
+    check_equal(parse_steps(steps_to_text(steps, template), template), steps)
+
+
+def test_no_steps_are_an_empty_text(kind):
+    template = discrete_template(kind)
+    empty = parse_steps("", template)
+    assert empty.shape == (0,)
+    assert empty["observation"].shape == (0, 2)
+    assert steps_to_text(empty, template) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("at 3 4 go east", "ends after word 5, in a step: expected 'got'"),
+        ("at 3 4 go east got", "ends after word 6, in a step: expected the reward"),
+        ("at 3 4 went east got 0", "Word 4 of the text is 'went', expected 'go'"),
+        ("at 3 4 go up got 0", "'up' is no word of a number"),
+        ("at 3 4 go east got 0 3", "Word 8 of the text is '3', expected 'at'"),
+        ("at 3 4 go east got 0 finished stopped", "Word 9 of the text is 'stopped', expected 'at'"),
+    ],
+)
+def test_a_wrong_word_is_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_steps(text, discrete_template("spelled"))
+
+
+def test_a_wrong_end_of_a_reward_is_named():
+    with pytest.raises(ValueError, match=r"'1\?' is no word of a number"):
+        parse_steps("3 4 east 1?", discrete_template("compact"))
+    with pytest.raises(ValueError, match=r"'1\?' is not a decimal"):
+        parse_steps("0 0 0 1?", continuous_template("compact", "decimals"))
+
+
+def test_missing_entries_and_other_shapes_raise(generator):
+    steps, template = random_steps(generator, 3), discrete_template("compact")
+    with pytest.raises(KeyError, match="terminated"):
+        steps_to_text(steps.exclude("terminated"), template)
+    with pytest.raises(ValueError, match=r"'observation' of a step has shape \[3\], but the template .* for \[2\]"):
+        steps_to_text(random_steps(generator, 3, components=3), template)
+
+
+NUMBER, MOVE = Levels(range(3)), Levels([0], ["go"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reward", "ends", "message"),
+    [
+        ("{action} {observation} {reward} {end}", NUMBER, ("a", "b"), "once each, in this order"),
+        ("{observation} {action} {reward}", NUMBER, ("a", "b"), "once each, in this order"),
+        ("{observation} {action} {end} {reward}", NUMBER, ("a", "b"), "once each, in this order"),
+        ("{observation} {action} {reward} {reward}{end}", NUMBER, ("a", "b"), "once each, in this order"),
+        ("{observation} {action} {rewards} {end}", NUMBER, ("a", "b"), "got '{rewards}'"),
+        ("{observation} {action} [{reward}] {end}", NUMBER, ("a", "b"), "Brackets hold words and then {reward}"),
+        ("{observation} {action} [got {reward}{end}]", NUMBER, ("a", "b"), "Brackets hold words"),
+        ("{observation} {action} [2 {reward}] {end}", NUMBER, ("a", "b"), r"\['2'\] could be read in two ways"),
+        ("{observation} {action} {reward} {end}", NUMBER, ("1", "b"), r"\['1'\] could be read in two ways"),
+        ("{observation} {action} [a {reward}] {end}", NUMBER, ("a", "b"), r"\['a'\] could be read in two ways"),
+        ("{observation} {action} {reward}{end}", Levels([1, 10]), ("0", "b"), "repeat a word"),
+        ("{observation} {action} {reward}{end}", Decimals(), ("e", "!"), "none of the characters"),
+        ("{observation} {action} {reward} {end}", NUMBER, ("a", "a"), "need different words"),
+        ("{observation} {action} {reward} {end}", NUMBER, ("", "a"), "need different words"),
+    ],
+)
+def test_templates_that_could_not_be_read_back_raise(pattern, reward, ends, message):
+    with pytest.raises(ValueError, match=message):
+        StepTemplate(pattern, NUMBER, MOVE, reward, *ends)
+
+
+@pytest.mark.parametrize("end", ["55.0", "-1e-07", "3"])
+def test_an_end_that_a_decimal_could_spell(end):
+    message = r"could be read in two ways in the pattern"
+    with pytest.raises(ValueError, match=rf"\['{end}'\] {message}"):
+        StepTemplate("{observation} {action} {reward} {end}", Decimals(), MOVE, NUMBER, end, "x")
+    with pytest.raises(ValueError, match=rf"\['{end}'\] {message}"):
+        StepTemplate(f"{{observation}} {{action}} [{end} {{reward}}] {{end}}", Decimals(), MOVE, NUMBER)
+    StepTemplate("at {observation} {action} {reward} {end}", Decimals(), MOVE, NUMBER, "55.0", "x")
+
+
+def test_integers_as_decimals_are_read_as_integers(kind, generator):
+    template = getattr(StepTemplate, kind)([Decimals(), Decimals()], Decimals(), Levels([0, 1, 2]))
+    steps = random_steps(generator, 20)
+    steps["observation"] += 2**53
+    check_equal(parse_steps(steps_to_text(steps, template), template), steps)
+
+
+@pytest.mark.parametrize("reward", [Decimals(), Levels([-0.0, 0.5])])
+def test_a_reward_of_minus_zero_keeps_its_sign(kind, reward, generator):
+    """A template that leaves zero rewards out writes it."""
+    steps = random_steps(generator, 2)
+    steps["reward"] = torch.tensor([[-0.0], [0.5]])
+    template = getattr(StepTemplate, kind)([CELLS, CELLS], Levels(range(5)), reward)
+    text = steps_to_text(steps, template)
+    assert parse_steps(text, template)["reward"].signbit().tolist() == [[True], [False]]
+    if template.is_finite:
+        tokenizer = template_tokenizer(template)
+        (row,) = StepRows(template, tokenizer)(steps[None])
+        assert tokenizer.decode(row["tokens"][row["attention_mask"]][1:].tolist()) == f" {text}"
+
+
+def test_bins_without_a_zero_leave_no_reward_out(generator):
+    """A reward of zero whose bin is read as another number is written."""
+    template = StepTemplate.sparse([CELLS, CELLS], Levels(range(5)), Bins(-1, 1, 4, prefix="r", outside="nearest"))
+    steps = random_steps(generator, 5)
+    steps["reward"] = torch.zeros(5, 1)
+    assert steps_to_text(steps, template).split().count("got") == 5
+    assert (parse_steps(steps_to_text(steps, template), template)["reward"] == 0.25).all()

@@ -1,0 +1,255 @@
+"""The loss: against plain loops, with hand-worked numbers, and what a TorchRL loss does."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
+
+from tests.algorithm_distillation import reference
+from tests.algorithm_distillation.models import CONTEXT, continuous, model, windows
+from torchrl_lang.algorithm_distillation import ADLoss, Continuous, Discrete
+
+WEIGHTS = {"reward_weight": 0.5, "observation_weight": 2.0, "log_prob_weight": 0.25}
+
+
+def plain_terms(made, rows, smoothing=0.0):
+    """The terms of each step, [B, L], and which count for the next observation; in plain loops."""
+    out = made(rows.clone())
+    shape = tuple(rows.shape)
+    action, reward, log_prob, observation = (np.zeros(shape) for _ in range(4))
+    follows = np.zeros(shape, dtype=bool)
+    for b in range(shape[0]):
+        for t in range(shape[1]):
+            step, given = out[b, t], rows[b, t]
+            parameters = step["action_parameters"].detach().double().numpy()
+            if made.action_head.is_discrete:
+                logs = reference.log_softmax(parameters)
+                action[b, t] = -(1 - smoothing) * logs[int(given["action"])] - smoothing * logs.mean()
+            else:
+                for mean, log_std, value in zip(*np.split(parameters, 2), given["action"].tolist(), strict=True):
+                    log_std = min(max(log_std, -5), 2)
+                    z = (value - mean) / math.exp(log_std)
+                    action[b, t] += 0.5 * z * z + log_std + 0.5 * math.log(2 * math.pi)
+            reward[b, t] = float(step["predicted_reward"].detach() - given["reward"]) ** 2
+            log_prob[b, t] = float(step["predicted_log_prob"].detach() - given["action_log_prob"]) ** 2
+            if t + 1 < shape[1] and not bool(given["done"]):
+                follows[b, t] = True
+                observation[b, t] = plain_observation(made, step, rows[b, t + 1]["observation"])
+    return {"action": action, "reward": reward, "log_prob": log_prob, "observation": observation}, follows
+
+
+def plain_observation(made, step, following):
+    predicted = step["predicted_observation"].detach().double().numpy()
+    if following.is_floating_point():
+        return float(((predicted - following.numpy()) ** 2).sum())
+    total, first = 0.0, 0
+    for size, target in zip(made.observation.sizes, following.tolist(), strict=True):
+        total -= reference.log_softmax(predicted[first : first + size])[target]
+        first += size
+    return total
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_term_equals_plain_loops(kind, reduction):
+    made = kind()
+    rows = windows(made)
+    terms, follows = plain_terms(made, rows)
+    found = ADLoss(made, reduction=reduction, **WEIGHTS)(rows)
+    for name, values in terms.items():
+        counted = follows if name == "observation" else np.ones_like(follows)
+        total = {"none": values, "sum": values.sum(), "mean": values.sum() / counted.sum()}[reduction]
+        weight = WEIGHTS.get(f"{name}_weight", 1)
+        np.testing.assert_allclose(found[f"loss_{name}"].detach(), weight * total, rtol=1e-3, atol=1e-3, err_msg=name)
+    assert float(found["action_nll"]) == pytest.approx(terms["action"].mean(), rel=1e-3)
+
+
+def test_label_smoothing_equals_plain_loops_and_leaves_the_metric():
+    made = model()
+    rows = windows(made)
+    found = ADLoss(made, label_smoothing=0.3)(rows).detach()
+    assert float(found["loss_action"]) == pytest.approx(plain_terms(made, rows, 0.3)[0]["action"].mean(), rel=1e-4)
+    assert float(found["action_nll"]) == pytest.approx(plain_terms(made, rows)[0]["action"].mean(), rel=1e-4)
+
+
+def test_numbers_worked_out_by_hand():
+    """Zero weights: uniform actions, and zero as every other prediction."""
+    made = model(context=5)
+    for parameter in made.parameters():
+        torch.nn.init.zeros_(parameter)
+    rows = TensorDict(
+        observation=torch.tensor([[[0, 0], [1, 2], [2, 3]]]),
+        action=torch.tensor([[0, 4, 0]]),
+        reward=torch.tensor([[[0.0], [2.0], [1.0]]]),
+        done=torch.tensor([[[False], [True], [False]]]),
+        episode_step=torch.tensor([[0, 1, 0]]),
+        action_log_prob=torch.tensor([[-1.0, -2.0, 0.0]]),
+        batch_size=[1, 3],
+    )
+    found = ADLoss(made, **WEIGHTS)(rows).detach()
+    assert float(found["loss_action"]) == pytest.approx(math.log(5))
+    assert float(found["loss_reward"]) == pytest.approx(0.5 * (0 + 4 + 1) / 3)
+    assert float(found["loss_log_prob"]) == pytest.approx(0.25 * (1 + 4 + 0) / 3)
+    # Only the first step has a next observation: the second ends its episode, the third its window.
+    assert float(found["loss_observation"]) == pytest.approx(2 * (math.log(3) + math.log(4)))
+    assert float(found["action_accuracy"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_an_observation_after_an_episode_end_does_not_count(kind):
+    made = kind()
+    rows = windows(made)
+    loss = ADLoss(made, observation_weight=1.0, reduction="none")
+    before = loss(rows)["loss_observation"]
+    ends = rows["done"].squeeze(-1).clone()
+    ends[:, -1] = True
+    assert (before[ends] == 0).all()
+    assert (before[~ends] > 0).all()
+
+
+@pytest.mark.parametrize("entry", [Discrete([4]), Continuous(1)])
+def test_an_observation_of_one_number_needs_no_dimension_of_its_own(entry):
+    made = model(entry)
+    rows = windows(made)
+    scalars = rows.clone().set("observation", rows["observation"].squeeze(-1))
+    loss = ADLoss(made, observation_weight=1.0, reduction="none")
+    assert torch.equal(loss(scalars)["loss_observation"], loss(rows)["loss_observation"])
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_a_step_does_not_wait_for_the_device(kind, monkeypatch):
+    """A fake tensor has no values, and to read one raises. TorchRL turns the checks of distributions off for all."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+    made = kind()
+    loss = ADLoss(made, **WEIGHTS)
+    loss(windows(made))  # the first call checks the entries
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        rows = windows(made).apply(fake.from_tensor)
+        out = loss(rows)
+    assert out["loss_action"].shape == ()
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_terms_are_float32_under_autocast(kind):
+    """Of the model's predictions in half precision; in bfloat16 each term would be rounded to 8 bits."""
+    made = kind()
+    rows = windows(made)
+    with torch.autocast("cpu", torch.bfloat16):
+        predicted = made(rows.clone()).detach()
+        out = ADLoss(made, reduction="none", **WEIGHTS)(rows).detach()
+    assert predicted["action_parameters"].dtype == torch.bfloat16
+    assert {value.dtype for value in out.values()} == {torch.float32}
+    nll = -made.action_head.distribution(predicted["action_parameters"].float()).log_prob(rows["action"])
+    assert torch.allclose(out["loss_action"], nll, rtol=1e-5, atol=1e-5)
+    wrong = predicted["predicted_reward"].float() - rows["reward"]
+    assert torch.allclose(out["loss_reward"], 0.5 * wrong.squeeze(-1) ** 2, rtol=1e-5)
+
+
+def test_the_gradient_of_logits_sums_to_zero_under_autocast():
+    """Of sure predictions, whose probabilities bfloat16 rounds to 1."""
+    made = model()
+    rows = windows(made)
+    rows["action"].zero_()
+    with torch.no_grad():
+        made.action_head.out.weight.zero_()
+        made.action_head.out.bias.copy_(torch.tensor([8.0, 0, 0, 0, 0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ADLoss(made)(rows)["loss_action"]
+    loss.backward()
+    gradient = made.action_head.out.bias.grad
+    assert loss.item() == pytest.approx(math.log1p(4 * math.exp(-8)), rel=1e-4)
+    assert gradient[0] < 0 < gradient[1:].min()
+    assert float(gradient.sum()) == pytest.approx(0, abs=0.01 * float(-gradient[0]))
+
+
+@pytest.mark.parametrize("shape", [(6, CONTEXT, 1), (6, 1)])
+def test_log_probabilities_of_another_shape(shape):
+    """They would be broadcast."""
+    made = model()
+    rows = TensorDict(dict(windows(made).items()), [6]).set("action_log_prob", torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"'action_log_prob' must have shape \[6, 12\], got"):
+        ADLoss(made, log_prob_weight=1.0)(rows)
+
+
+def test_rewards_and_ends_of_one_step_need_no_dimension():
+    """As the model reads them; windows of one step must not be broadcast."""
+    made = model()
+    rows = windows(made, length=1)
+    plain = rows.clone().set("reward", rows["reward"][..., 0]).set("done", rows["done"][..., 0])
+    loss = ADLoss(made, reduction="none", **WEIGHTS)
+    for key, value in loss(rows).items():
+        assert torch.equal(loss(plain)[key], value), key
+
+
+def test_a_weight_of_zero_is_not_computed():
+    made = model()
+    rows = windows(made).exclude("done", "action_log_prob")
+    out = ADLoss(made)(rows)
+    assert sorted(out.keys()) == ["action_accuracy", "action_nll", "loss_action"]
+    out["loss_action"].backward()
+    assert all(parameter.grad is None for parameter in made.outcome_head.parameters())
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_all_terms_train_all_parameters(kind):
+    made = kind()
+    out = ADLoss(made, **WEIGHTS)(windows(made))
+    sum(value for key, value in out.items() if key.startswith("loss_")).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in made.parameters())
+    assert not any(value.requires_grad for key, value in out.items() if not key.startswith("loss_"))
+
+
+@pytest.mark.parametrize("weights", [{}, WEIGHTS])
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_keys(kind, weights):
+    made = kind()
+    loss, rows = ADLoss(made, **weights), windows(made)
+    kept = rows.clone()
+    out = loss(rows)
+    assert list(out.keys()) == loss.out_keys
+    assert (rows == kept).all(), "the input was changed"
+    assert rows.keys() == kept.keys()
+    by_arguments = loss(**{key: rows[key] for key in loss.in_keys})
+    assert torch.equal(by_arguments[0], out["loss_action"])
+    loss.set_keys(action=("agent", "move"), reward="gain")
+    renamed = rows.exclude("action", "reward").set(("agent", "move"), rows["action"]).set("gain", rows["reward"])
+    assert torch.equal(loss(renamed)["loss_action"], out["loss_action"])
+    with pytest.raises(KeyError, match=r"needs \('agent', 'move'\), 'gain'.*set_keys"):
+        loss(rows)
+
+
+def test_a_mask_of_steps_that_count():
+    made = model()
+    rows = windows(made)
+    mask = torch.rand(rows.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    loss = ADLoss(made, **WEIGHTS)
+    loss.loss_mask_key = "valid"
+    found = loss(rows.clone().set("valid", mask[..., None])).detach()
+    terms, follows = plain_terms(made, rows)
+    for name, values in terms.items():
+        counted = mask.numpy() & (follows if name == "observation" else True)
+        expected = WEIGHTS.get(f"{name}_weight", 1) * values[counted].mean()
+        assert float(found[f"loss_{name}"]) == pytest.approx(expected, rel=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing": 1.5}, r"label_smoothing must lie in \[0, 1\], got 1.5"),
+        ({"reward_weight": -1.0}, "reward_weight must be a finite number of at least 0, got -1.0"),
+        ({"log_prob_weight": float("nan")}, "log_prob_weight must be a finite number"),
+        ({"reduction": "median"}, "reduction='median' is unknown"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        ADLoss(model(), **options)
+
+
+def test_continuous_actions_have_no_label_smoothing():
+    with pytest.raises(ValueError, match="Continuous actions have no label smoothing"):
+        ADLoss(continuous(), label_smoothing=0.1)

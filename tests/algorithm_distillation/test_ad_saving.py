@@ -1,0 +1,109 @@
+"""Saved models compute the same; damaged and foreign folders end in one line."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.algorithm_distillation.models import continuous, model, windows
+from torchrl_lang._files import FileError, write_checksums, write_manifest
+from torchrl_lang.algorithm_distillation import load_ad_model, save_ad_model
+
+FILES = {"ad_model.json", "model.safetensors", "checksums.json"}
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_a_loaded_model_computes_the_same(tmp_path, kind):
+    made = kind()
+    before = torch.get_rng_state()
+    loaded = load_ad_model(save_ad_model(tmp_path / "model", made, trained_on={"tasks": [1, 2]}))
+    assert torch.equal(before, torch.get_rng_state())
+    assert set(os.listdir(tmp_path / "model")) == FILES
+    rows = windows(made)
+    for key in made.out_keys:
+        assert torch.equal(made(rows.clone())[key], loaded(rows.clone())[key])
+    assert not loaded.training
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    assert json.loads((tmp_path / "model" / "ad_model.json").read_text())["trained_on"] == {"tasks": [1, 2]}
+
+
+def test_a_saved_model_is_replaced_and_other_folders_are_not(tmp_path):
+    save_ad_model(tmp_path / "model", model())
+    save_ad_model(tmp_path / "model", model(seed=1))
+    assert torch.equal(load_ad_model(tmp_path / "model").action_head.out.bias, model(seed=1).action_head.out.bias)
+    (tmp_path / "model" / "notes.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match=r"notes.txt"):
+        save_ad_model(tmp_path / "model", model())
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    made = model()
+    with torch.no_grad():
+        made.action_head.out.bias[0] = torch.nan
+    with pytest.raises(ValueError, match=r"not finite, such as action_head.out.bias"):
+        save_ad_model(tmp_path / "model", made)
+    assert not (tmp_path / "model").exists()
+
+
+def test_there_is_no_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no model in"):
+        load_ad_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("damage", ["cut", "flip", "missing"])
+def test_damage_is_found(tmp_path, name, damage):
+    path = save_ad_model(tmp_path / "model", model()) / name
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises((FileError, FileNotFoundError)):
+        load_ad_model(tmp_path / "model")
+
+
+def rewritten(folder, change):
+    """A folder with a changed description and right checksums, as another program might write it."""
+    content = json.loads((folder / "ad_model.json").read_text())
+    content.pop("digest")
+    change(content)
+    write_manifest(folder / "ad_model.json", content)
+    write_checksums(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(version=2), "reads versions up to 1"),
+        (lambda c: c["model"].update(width=0), 'has 0 as "model.width", expected at least 1'),
+        (lambda c: c["model"].update(width=15), "width must be a multiple of heads"),
+        (lambda c: c["model"].update(width=10**6), "does not hold the model's tensors"),
+        (lambda c: c["model"].update(layers=3), r"trunk.blocks.2"),
+        (lambda c: c["model"].update(layers=10**12), "more than it has tensors"),
+        (lambda c: c["model"].update(action={"sizes": [1, "a"]}), "An entry is described by"),
+        (lambda c: c["model"].update(action={"size": True}), "An entry is described by"),
+        (lambda c: c["model"].update(action={"sizes": [10**30]}), "describes no model"),
+        (lambda c: c["model"].pop("observation"), 'has no field "model.observation"'),
+    ],
+)
+def test_wrong_descriptions(tmp_path, change, message):
+    folder = save_ad_model(tmp_path / "model", model())
+    rewritten(folder, change)
+    with pytest.raises(FileError, match=message):
+        load_ad_model(folder)
+
+
+@pytest.mark.parametrize("value", [torch.full((5,), torch.inf), torch.zeros(5, dtype=torch.int64)])
+def test_wrong_weights(tmp_path, value):
+    folder = save_ad_model(tmp_path / "model", model())
+    weights = load_file(folder / "model.safetensors") | {"action_head.out.bias": value}
+    save_file(weights, folder / "model.safetensors")
+    write_checksums(folder)
+    with pytest.raises(FileError, match=r"not finite floating-point numbers: action_head.out.bias"):
+        load_ad_model(folder)

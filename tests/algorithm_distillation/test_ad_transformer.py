@@ -1,0 +1,179 @@
+"""The model: against plain NumPy loops, causal, and reading what it should."""
+
+import numpy as np
+import pytest
+import torch
+from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
+
+from tests.algorithm_distillation import reference
+from tests.algorithm_distillation.models import CONTEXT, EPISODE, continuous, model, windows
+from torchrl_lang.algorithm_distillation import ADTransformer, Continuous, Discrete, entry_of_spec
+from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkRoomEnv
+
+KINDS = {"discrete": model, "continuous": continuous}
+
+
+@pytest.fixture(params=KINDS)
+def made(request):
+    return KINDS[request.param]()
+
+
+def test_hidden_states_and_predictions_equal_plain_loops():
+    made = model()
+    rows = made(windows(made))
+    w = reference.weights_of(made)
+    for row in rows.unbind(0):
+        columns = [row[key].squeeze(-1).numpy() for key in ("observation", "action", "reward", "episode_step")]
+        embedded = reference.embed(w, [3, 4, 6, EPISODE, CONTEXT], *columns)
+        hidden = reference.hidden_states(w, 2, 2, embedded)
+        logits = reference.linear(w, "action_head.out", hidden)
+        np.testing.assert_allclose(row["action_parameters"].detach(), logits, atol=2e-4)
+        mixed = reference.linear(w, "outcome_head.hidden", hidden) + w["outcome_head.action.weight"][row["action"]]
+        mixed = np.maximum(mixed, 0)
+        reward, log_prob = reference.linear(w, "outcome_head.reward_and_log_prob", mixed).T
+        np.testing.assert_allclose(row["predicted_reward"][..., 0].detach(), reward, atol=2e-4)
+        np.testing.assert_allclose(row["predicted_log_prob"].detach(), log_prob, atol=2e-4)
+        observation = reference.linear(w, "outcome_head.observation", mixed)
+        np.testing.assert_allclose(row["predicted_observation"].detach(), observation, atol=2e-4)
+
+
+# What the prediction of a key at step 4 may depend on: entries of the same step, and of the one before.
+SAME_STEP = {
+    "action_parameters": {"observation", "episode_step"},
+    "predicted_reward": {"observation", "episode_step", "action"},
+}
+
+
+@pytest.mark.parametrize("key", SAME_STEP)
+@pytest.mark.parametrize("entry", ["observation", "action", "reward", "episode_step"])
+def test_each_step_reads_earlier_steps_and_the_start_of_its_own(made, key, entry):
+    base, t = windows(made), 4
+    changed = base.clone()
+    value = changed[entry][:, t]
+    changed[entry][:, t] = value + 1 if value.is_floating_point() else 1 - value.clamp_max(1)
+    before, after = made(base)[key], made(changed)[key]
+    moved = (before != after).flatten(2).any(-1).any(0)
+    assert not moved[:t].any(), "reads the future"
+    assert bool(moved[t]) == (entry in SAME_STEP[key])
+    assert moved[t + 1 :].all(), "does not read the past"
+
+
+def test_the_first_step_has_no_previous_action_or_reward(made):
+    """A shift by roll would show it those of the last step."""
+    base = windows(made)
+    changed = base.clone()
+    changed["reward"][:, -1] += 1
+    changed["action"][:, -1] = 0
+    assert torch.equal(made(base)["action_parameters"][:, 0], made(changed)["action_parameters"][:, 0])
+
+
+def test_no_reward_differs_from_a_reward_of_zero():
+    """Also for a model without positions."""
+    made = model()
+    with torch.no_grad():
+        made.trunk.embedding.table.weight[-CONTEXT:] = 0
+    rows = windows(made, length=2)
+    rows["reward"][:] = 0
+    rows["episode_step"][:] = 0
+    rows["observation"][:, 1] = rows["observation"][:, 0]
+    embedded = made.trunk.embedding
+    with torch.no_grad():
+        embedded.table.weight[7:13] = 0  # previous actions
+    hidden = made.hidden_states(rows)
+    assert (hidden[:, 0] - hidden[:, 1]).abs().max() > 1e-3
+
+
+def test_shapes_for_any_batch_shape(made):
+    rows = windows(made, rows=6)
+    flat, deep, single = made(rows.clone()), made(rows.clone().view(2, 3, CONTEXT)), made(rows[0].clone())
+    for key in made.out_keys:
+        assert torch.allclose(flat[key], deep[key].flatten(0, 1), atol=1e-5)
+        assert torch.allclose(flat[key][0], single[key], atol=1e-5)
+    assert made.get_dist(rows).batch_shape == rows.shape
+
+
+def test_action_entries_with_a_last_dimension_of_one():
+    made = model()
+    rows = windows(made)
+    wide = rows.clone().set("action", rows["action"][..., None])
+    for key in made.out_keys:
+        assert torch.equal(made(rows)[key], made(wide)[key])
+
+
+def test_the_distribution_of_continuous_actions():
+    made = continuous()
+    rows = windows(made)
+    loc, log_std = made(rows)["action_parameters"].chunk(2, -1)
+    std = log_std.clamp(-5, 2).exp()
+    expected = -0.5 * ((rows["action"] - loc) / std) ** 2 - std.log() - 0.5 * np.log(2 * np.pi)
+    assert torch.allclose(made.get_dist(rows).log_prob(rows["action"]), expected.sum(-1), atol=1e-4, rtol=1e-4)
+
+
+def test_the_model_of_an_environment():
+    room = ADTransformer.for_env(DarkRoomEnv(7, episode_length=10), context=30, width=8)
+    assert (room.observation, room.action, room.episode_length) == (Discrete([7, 7]), Discrete([5]), 10)
+    bandit = ADTransformer.for_env(BernoulliBanditEnv(torch.rand(2, 3)), context=100, width=8)
+    assert (bandit.observation, bandit.action) == (Discrete([1]), Discrete([3]))
+    assert ADTransformer(**{**room.config(), "observation": room.observation, "action": room.action}).width == 8
+
+
+def test_entries_of_specs():
+    assert entry_of_spec(Categorical(4)) == Discrete([4])
+    assert entry_of_spec(Bounded(-1, 1, shape=(3,))) == Continuous(3)
+    assert entry_of_spec(Binary(3)) == Discrete([2, 2, 2])
+    for spec in (OneHot(3), Unbounded(shape=(2, 2)), Unbounded(shape=())):
+        with pytest.raises(ValueError, match="Categorical spec of shape"):
+            entry_of_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 4}, "context must cover an episode of 5 steps at least, got 4"),
+        ({"width": 15}, "width must be a multiple of heads, got width=15 and heads=2"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"action": Discrete([2, 2])}, "A discrete action has one component"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        model(**options)
+
+
+@pytest.mark.parametrize("sizes", [[], [3, 0]])
+def test_wrong_entries(sizes):
+    with pytest.raises(ValueError, match="sizes"):
+        Discrete(sizes)
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        Continuous(0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("observation", 4), ("action", 5), ("episode_step", EPISODE), ("action", -1)]
+)
+def test_numbers_out_of_range(key, value):
+    """The tables lie beside each other: the next one would be read."""
+    rows = windows(model())
+    rows[key][1, 2] = value
+    made = model()
+    with pytest.raises(ValueError, match=f"'{key}' must be at least 0 and below"):
+        made.hidden_states(rows)
+    made.hidden_states(windows(made))
+    with pytest.raises(RuntimeError, match=f"'{key}' must be at least 0 and below"):
+        made.hidden_states(rows)
+    made.hidden_states(windows(made))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_wrong_windows(is_first):
+    made = model()
+    if not is_first:
+        made(windows(made))
+    with pytest.raises(ValueError, match=r"at most context=12 steps, got 13"):
+        made(windows(made, length=13))
+    with pytest.raises(KeyError, match=r"needs 'reward'.*HistoryWindows"):
+        made(windows(made).exclude("reward"))
+    with pytest.raises(ValueError, match="'observation' must be 2 integers"):
+        made(windows(made).set("observation", torch.zeros(6, CONTEXT, 3, dtype=torch.int64)))
+    with pytest.raises(ValueError, match="'observation' must be a float of 3 numbers"):
+        continuous()(windows(made))

@@ -1,0 +1,319 @@
+"""Acting with a context: cached as uncached, positions of training, no input but the context, prompts."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from tests.algorithm_distillation.models import CONTEXT, EPISODE, continuous, model, windows
+from torchrl_lang.algorithm_distillation import Continuous, Discrete, HistoryActor, evaluate_in_context
+from torchrl_lang.envs.grids import DarkKeyDoorEnv, DarkRoomEnv
+
+KINDS = {"discrete": model, "continuous": continuous}
+STREAMS = 6
+
+
+@pytest.fixture(params=KINDS)
+def made(request):
+    return KINDS[request.param]()
+
+
+def observation_of(made, random):
+    if isinstance(made.observation, Continuous):
+        return torch.randn(STREAMS, made.observation.size, generator=random)
+    return torch.stack([torch.randint(n, (STREAMS,), generator=random) for n in made.observation.sizes], -1)
+
+
+def play(made, actors, steps=60, seed=0):
+    """Actors side by side in streams whose episodes end at different steps; yields the parameters of their actions.
+
+    All of them observe the rewards of the first one's actions.
+    """
+    random = torch.Generator().manual_seed(seed)
+    parameters = []
+    made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
+    clock = torch.zeros(STREAMS, dtype=torch.int64)
+    for _ in range(steps):
+        parameters.clear()
+        seen = observation_of(made, random)
+        actions = [actor.act(seen) for actor in actors]
+        yield parameters, actions
+        reward = torch.randn(STREAMS, generator=random)
+        done = (torch.rand(STREAMS, generator=random) < 0.25) | (clock == EPISODE - 1)
+        clock = torch.where(done, 0, clock + 1)
+        for actor in actors:
+            actor.observe(reward, done)
+
+
+@pytest.mark.parametrize("context", [EPISODE, 8, CONTEXT])
+def test_cached_equals_uncached(made, context):
+    actors = [HistoryActor(made, context=context, cache=cache, seed=0) for cache in (True, False)]
+    for actor in actors:
+        actor.begin(STREAMS)
+    lengths = set()
+    for parameters, actions in play(made, actors):
+        torch.testing.assert_close(*parameters, atol=1e-5, rtol=1e-5)
+        assert torch.equal(*actions) if made.action_head.is_discrete else torch.allclose(*actions, atol=1e-4)
+        lengths.add(tuple(actors[0]._steps.length.tolist()))
+    assert any(len(set(found)) > 3 for found in lengths), "the streams are in lockstep"
+
+
+def test_uncached_equals_a_window_of_the_last_episodes(made):
+    """The window is kept in a plain list: of one stream, without what the actor uses."""
+    actor = HistoryActor(made, cache=True, seed=1)
+    actor.begin(STREAMS)
+    rows, columns = windows(made, rows=STREAMS, length=30), ("observation", "episode_step")
+    kept = [[] for _ in range(STREAMS)]
+    parameters = []
+    made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
+    actor._episode_step = rows["episode_step"][:, 0].clone()
+    for t in range(30):
+        parameters.clear()
+        action = actor.act(rows["observation"][:, t])
+        (found,) = parameters
+        for n, steps in enumerate(kept):
+            if len(steps) == CONTEXT:
+                del steps[0]
+                while steps and steps[0]["episode_step"] != 0:
+                    del steps[0]
+            now = rows[n, t].select(*columns).set("action", torch.zeros_like(action[n])).set("reward", torch.zeros(1))
+            with torch.no_grad():
+                expected = made(torch.stack([*steps, now], 0))["action_parameters"][-1]
+            torch.testing.assert_close(found[n], expected, atol=1e-5, rtol=1e-5)
+            steps.append(now.set("action", action[n]).set("reward", rows["reward"][n, t]))
+        actor.observe(rows["reward"][:, t, 0], rows["done"][:, t, 0])
+
+
+def test_positions_are_those_of_training():
+    made, seen = model(), []
+    made.trunk.embedding.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].position))
+    for cache in (True, False):
+        actor = HistoryActor(made, context=8, cache=cache)
+        actor.begin(STREAMS)
+        for _ in play(made, [actor]):
+            pass
+        assert max(int(position.max()) for position in seen) == 7
+        seen.clear()
+
+
+def test_each_stream_reads_its_own_context_only(made):
+    whole, alone = HistoryActor(made, temperature=0), HistoryActor(made, temperature=0)
+    rows = windows(made, rows=STREAMS, length=40)
+    for actor, part in ((whole, slice(None)), (alone, slice(2, 3))):
+        actor.begin(STREAMS if actor is whole else 1)
+        actor._episode_step = rows["episode_step"][part, 0].clone()
+    for t in range(40):
+        both = [actor.act(rows["observation"][part, t]) for actor, part in ((whole, slice(None)), (alone, slice(2, 3)))]
+        torch.testing.assert_close(both[0][2:3], both[1], atol=1e-4, rtol=1e-4)
+        for actor, part in ((whole, slice(None)), (alone, slice(2, 3))):
+            actor.observe(rows["reward"][part, t, 0], rows["done"][part, t, 0])
+
+
+def actions_in(env, actor, steps):
+    """The actions in an environment whose rewards are hidden from the actor."""
+    env.set_seed(0)
+    actor.begin(env.batch_size[0])
+    observed, found = env.reset(), []
+    for _ in range(steps):
+        found.append(actor.act(observed["observation"]))
+        following = env.step(observed.clone().set("action", found[-1]))["next"]
+        actor.observe(torch.zeros(env.batch_size), following["done"].squeeze(-1))
+        observed = env.maybe_reset(following)
+    return torch.stack(found)
+
+
+def test_hidden_tasks_do_not_reach_the_actor():
+    """With equal observations and rewards, exchanged tasks change no action."""
+    made = model(Discrete([3, 3]))
+    tasks = torch.arange(9)
+    found = [
+        actions_in(DarkRoomEnv(3, task=t, batch_size=[9], episode_length=EPISODE), HistoryActor(made, seed=3), 40)
+        for t in (tasks, tasks.flip(0))
+    ]
+    assert torch.equal(*found)
+
+
+def test_prompting_equals_having_acted(made):
+    """After whole episodes, a prompt leaves the actor as if it had acted so."""
+    acted, prompted = HistoryActor(made, temperature=0), HistoryActor(made, temperature=0, cache=False)
+    cached = HistoryActor(made, temperature=0)
+    rows = windows(made, rows=STREAMS, length=8)
+    rows["episode_step"][:] = torch.arange(8) % 4
+    rows["done"][:] = (torch.arange(8) % 4 == 3)[:, None]
+    for actor in (acted, prompted, cached):
+        actor.begin(STREAMS)
+    prompted.prompt(rows)
+    cached.prompt(rows)
+    for t in range(8):
+        acted.act(rows["observation"][:, t])
+        acted._action = rows["action"][:, t]
+        acted.observe(rows["reward"][:, t, 0], rows["done"][:, t, 0])
+    for parameters, _ in play(made, [acted, prompted, cached], 30):
+        torch.testing.assert_close(parameters[0], parameters[1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(parameters[0], parameters[2], atol=1e-5, rtol=1e-5)
+
+
+def test_after_a_part_of_an_episode_comes_a_new_one(made):
+    actor = HistoryActor(made)
+    actor.begin(STREAMS)
+    actor.prompt(windows(made, rows=STREAMS, length=3))
+    actor.act(observation_of(made, torch.Generator()))
+    assert (actor._steps.last().episode_step == 0).all()
+    assert (actor._steps.last().position == 3).all()
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_an_empty_prompt_changes_nothing(made, cache):
+    actors = [HistoryActor(made, cache=cache, seed=0) for _ in range(2)]
+    for actor in actors:
+        actor.begin(STREAMS)
+    actors[0].prompt(windows(made, rows=STREAMS, length=3)[:, :0])
+    for _, actions in play(made, actors, 10):
+        assert torch.equal(*actions)
+
+
+def test_samples_have_the_probabilities_of_the_model():
+    made = model()
+    actor = HistoryActor(made, temperature=2.0, seed=0)
+    streams = 20_000
+    actor.begin(streams)
+    parameters = []
+    made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
+    action = actor.act(torch.ones(streams, 2, dtype=torch.int64))
+    expected = (parameters[0][0] / 2).softmax(-1)
+    assert torch.allclose(action.bincount(minlength=5) / streams, expected, atol=0.02)
+
+
+def test_continuous_samples_have_the_mean_and_deviation_of_the_model():
+    made = continuous()
+    actor = HistoryActor(made, temperature=0.5, seed=0)
+    actor.begin(20_000)
+    parameters = []
+    made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
+    action = actor.act(torch.ones(20_000, 3))
+    loc, scale = made.action_head.loc_and_scale(parameters[0][0])
+    assert torch.allclose(action.mean(0), loc, atol=float(scale.max()) * 0.03)
+    assert torch.allclose(action.std(0), 0.5 * scale, rtol=0.03)
+
+
+def test_deterministic_exploration_takes_the_most_likely_action(made):
+    """As of LanguageHistoryPolicy, so that one evaluation loop is greedy with both."""
+    greedy, sampled = HistoryActor(made, temperature=0), HistoryActor(made, temperature=20.0, seed=0)
+    rows = windows(made)
+    found = []
+    for actor in (greedy, sampled):
+        actor.begin(len(rows))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            found.append(actor.act(rows["observation"][:, 0]))
+    assert torch.equal(*found)
+
+
+def test_temperature_zero_takes_the_most_likely_action(made):
+    actor = HistoryActor(made, temperature=0)
+    actor.begin(STREAMS)
+    for parameters, actions in play(made, [actor], 5):
+        most_likely = parameters[0].argmax(-1) if made.action_head.is_discrete else parameters[0][:, :2]
+        assert torch.equal(actions[0], most_likely)
+
+
+def test_a_seed_determines_the_actions_and_evaluation_its_own(made):
+    def actions(seed):
+        actor = HistoryActor(made, seed=seed)
+        actor.begin(STREAMS)
+        return torch.stack([found[0] for _, found in play(made, [actor], 20)])
+
+    assert torch.equal(actions(1), actions(1))
+    assert not torch.equal(actions(1), actions(2))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_evaluation_is_reproducible(seed):
+    env = DarkKeyDoorEnv(2, task=torch.arange(16), batch_size=[16], episode_length=EPISODE)
+    made = model(Discrete([2, 2]))
+    returns = [
+        evaluate_in_context(env, HistoryActor(made, seed=number, cache=cache), 8, seed=seed)
+        for number, cache in ((1, True), (2, False))
+    ]
+    assert torch.equal(*returns)
+
+
+class OtherDevice(TorchDispatchMode):
+    """The meta device in place of a GPU: an operation on two devices raises; values are 0, and a search finds none."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found, aten = kwargs or {}, torch.ops.aten
+        given = [value for value in tree_leaves((args, found)) if isinstance(value, torch.Tensor)]
+        if not any(value.is_meta for value in given):
+            return function(*args, **found)
+        if function is aten._to_copy.default and str(found.get("device")) == "cpu":
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        same = all(value.is_meta for value in given if value.ndim)
+        assert same or function is aten.copy_.default, f"{function} on two devices"
+        if function is aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0
+        if function is aten.nonzero.default:
+            return args[0].new_empty((0, args[0].ndim), dtype=torch.int64)
+        return function(*args, **found)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_environment_may_be_on_another_device(made, cache, temperature):
+    rows = windows(made, rows=STREAMS, length=3)
+    actor = HistoryActor(made.to("meta"), temperature=temperature, cache=cache, seed=0)
+    with OtherDevice():
+        actor.begin(STREAMS)
+        actor.prompt(rows)
+        for step in rows.unbind(1)[:2]:
+            action = actor.act(step["observation"])
+            assert (action.shape, action.device.type) == (step["action"].shape, "cpu")
+            actor.observe(step["reward"][:, 0], step["done"][:, 0])
+    assert actor._steps._reward.is_meta
+    assert actor._episode_step.is_meta
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 4}, r"context must lie in \[5, 12\], got 4"),
+        ({"context": 13}, r"context must lie in \[5, 12\], got 13"),
+        ({"temperature": -1.0}, "temperature must be a finite number of at least 0"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        HistoryActor(model(), **options)
+
+
+def test_calls_in_another_order():
+    actor, seen = HistoryActor(model()), torch.zeros(2, 2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="call begin"):
+        actor.act(seen)
+    actor.begin(2)
+    with pytest.raises(RuntimeError, match="call act"):
+        actor.observe(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
+    actor.act(seen)
+    with pytest.raises(ValueError, match=r"done must have shape \[2\], got \[2, 1\]"):
+        actor.observe(torch.zeros(2), torch.zeros(2, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match="Rewards must be finite, got nan"):
+        actor.observe(torch.tensor([0.0, torch.nan]), torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="call observe"):
+        actor.act(seen)
+    with pytest.raises(RuntimeError, match="must follow begin"):
+        actor.prompt(windows(model(), rows=2, length=3))
+    actor.begin(2)
+    with pytest.raises(ValueError, match=r"has shape \[2, L\] with L at most 12, got \[3, 3\]"):
+        actor.prompt(windows(model(), rows=3, length=3))
+    with pytest.raises(ValueError, match=r"'observation' must be at least 0 and below \[3, 4\], got 3 to 3"):
+        actor.act(seen + 3)
+
+
+def test_an_episode_that_is_longer_than_those_of_the_model():
+    actor, seen = HistoryActor(model()), torch.zeros(2, 2, dtype=torch.int64)
+    actor.begin(2)
+    for _ in range(EPISODE):
+        actor.act(seen)
+        actor.observe(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="'episode_step' must be at least 0 and below 5, got 5 to 5"):
+        actor.act(seen)

@@ -1,0 +1,166 @@
+"""The report of in-context evaluations: numbers worked out by hand, and bands that cover the mean."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from torchrl_lang.algorithm_distillation import TaskResult, bootstrap_band, in_context_report, paired_test
+
+# Two seeds, two tasks, two streams, four episodes.
+RETURNS = torch.tensor(
+    [
+        [[[0.0, 1, 2, 4], [0, 0, 0, 0]], [[1, 1, 1, 1], [0, 1, 3, 3]]],
+        [[[0.0, 1, 4, 4], [0, 1, 2, 2]], [[1, 1, 3, 3], [0, 1, 1, 3]]],
+    ]
+)
+OPTIMAL = torch.tensor([4.0, 3.0])
+
+
+def test_numbers_worked_out_by_hand():
+    report = in_context_report("AD", RETURNS, OPTIMAL, tasks=[7, 11], last=2)
+    assert report.mean == (0.25, 0.875, 2.0, 2.5)
+    assert report.optimal == 3.5
+    assert report.gain == pytest.approx(2.25 / 0.25)
+    assert report.never_found == 1 / 8
+    late = [(3 + 0 + 1 + 3) / 4 / 3.5, (4 + 2 + 3 + 2) / 4 / 3.5]
+    assert report.share_of_optimal.values == pytest.approx(late)
+    first, second = report.tasks
+    assert (first.task, first.first, first.last, first.optimal, first.never_found) == (7, 0, 2.25, 4, 0.25)
+    assert (second.task, second.first, second.last, second.optimal, second.never_found) == (11, 0.5, 2.25, 3, 0)
+    assert report.worst_task == first
+    assert report.worst_task.share == 2.25 / 4
+    # Late minus early: 2.25 - 0.375 and 2.25 - 0.75; of four sign vectors one reaches their sum.
+    test = report.late_beats_early
+    assert (test.pairs, test.difference, test.wins, test.p_value) == (2, 1.6875, 1.0, 0.25)
+
+
+def test_regret_worked_out_by_hand():
+    report = in_context_report("AD", RETURNS, OPTIMAL, last=2)
+    # 3.5 a episode less 0.25, 0.875, 2 and 2.5.
+    assert report.regret == (3.25, 5.875, 7.375, 8.375)
+    # The first seed earns 7 and 0 on a task of 4 an episode, 4 and 7 on one of 3; the second 9, 5, 8 and 5.
+    assert report.total_regret.values == ((9 + 16 + 8 + 5) / 4, (7 + 11 + 4 + 7) / 4)
+    band = bootstrap_band(torch.tensor([[[12.5], [6.5]], [[9.0], [5.5]]]))
+    assert (report.regret_low[-1], report.regret_high[-1]) == tuple(bound.item() for bound in band)
+
+
+def test_negative_returns_have_no_share_of_the_optimum():
+    returns, optimal = RETURNS - 6, torch.tensor([-1.0, -2.0])
+    report = in_context_report("AD", returns, optimal, tasks=[7, 11], last=2)
+    assert report.mean == (-5.75, -5.125, -4.0, -3.5)
+    assert report.share_of_optimal is None
+    assert [task.share for task in report.tasks] == [None, None]
+    assert report.worst_task.task == 7  # 2.75 below its optimum, the other one 1.75
+    assert report.regret == (4.25, 7.875, 10.375, 12.375)
+    assert report.late_beats_early.difference == 1.6875
+    assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["share_of_optimal"] is None
+
+
+@pytest.mark.parametrize(("last", "optimal", "share"), [(1, 2, 0.5), (0, 0, 1), (-1, 0, None), (-3, -2, None)])
+def test_the_share_of_a_task(last, optimal, share):
+    assert TaskResult(task=0, first=0, last=last, optimal=optimal, never_found=0).share == share
+
+
+def test_it_is_json():
+    report = in_context_report("AD", RETURNS, OPTIMAL, last=2)
+    content = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert content["worst_task"]["task"] == 0
+    assert content["late_beats_early"]["pairs"] == 2
+    assert content["share_of_optimal"]["values"] == list(report.share_of_optimal.values)
+
+
+def test_a_first_episode_without_return_has_no_gain():
+    report = in_context_report("AD", RETURNS[:1, :1, :1], OPTIMAL[:1], last=2)
+    assert report.gain is None
+    json.dumps(report.as_dict(), allow_nan=False)
+
+
+def test_bands_hold_the_mean_and_equal_a_plain_bootstrap():
+    values = torch.rand(3, 8, 5, generator=torch.Generator().manual_seed(0))
+    low, high = bootstrap_band(values, resamples=5000)
+    random = np.random.default_rng(0)
+    drawn = []
+    for _ in range(1500):
+        seeds, tasks = random.integers(3, size=3), random.integers(8, size=8)
+        drawn.append(np.mean([[values[s, t].numpy() for t in tasks] for s in seeds], (0, 1)))
+    np.testing.assert_allclose(low, np.quantile(drawn, 0.025, 0), atol=0.03)
+    np.testing.assert_allclose(high, np.quantile(drawn, 0.975, 0), atol=0.03)
+    mean = values.mean((0, 1))
+    assert ((low < mean) & (mean < high)).all()
+
+
+def test_equal_values_have_a_band_of_no_width():
+    low, high = bootstrap_band(torch.full((2, 3, 1), 1.5))
+    assert (low.item(), high.item()) == pytest.approx((1.5, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"returns": RETURNS[0]}, r"returns must have shape \[seeds, tasks, streams, episodes\]"),
+        ({"optimal": OPTIMAL[:1]}, r"optimal must have shape \[2\], got \[1\]"),
+        ({"tasks": [1]}, r"tasks must have shape \[2\], got \[1\]"),
+        ({"last": 3}, "need 6 episodes, got 4"),
+        ({"last": 0}, "last must be at least 1"),
+        ({"returns": RETURNS / 0}, "returns must be finite, got nan"),
+        ({"optimal": OPTIMAL / 0}, "optimal must be finite, got inf"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    arguments = {"name": "AD", "returns": RETURNS, "optimal": OPTIMAL, "last": 2, **change}
+    with pytest.raises(ValueError, match=message):
+        in_context_report(**arguments)
+
+
+# -- the paired test ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_all_sign_vectors(n):
+    random = np.random.default_rng(n)
+    larger, smaller = random.integers(-3, 4, n) / 10, random.integers(-3, 4, n) / 10  # with ties
+    difference = larger - smaller
+    signs = itertools.product([1, -1], repeat=n)
+    count = sum(float(np.dot(vector, difference)) >= difference.sum() - 1e-9 for vector in signs)
+    found = paired_test(torch.from_numpy(larger), torch.from_numpy(smaller))
+    assert found.p_value == count / 2**n
+    assert found.difference == pytest.approx(difference.mean())
+    assert found.wins == (difference > 0).mean()
+
+
+def test_random_sign_vectors_approach_all_of_them():
+    random = torch.Generator().manual_seed(0)
+    larger, smaller = torch.rand(14, generator=random) + 0.1, torch.rand(14, generator=random)
+    exact = paired_test(larger, smaller).p_value
+    zeros = torch.zeros(2)  # pairs without a difference change no sum
+    drawn = paired_test(torch.cat([larger, zeros]), torch.cat([smaller, zeros]), draws=40_000).p_value
+    assert 0.01 < exact < 0.99
+    assert drawn == pytest.approx(exact, abs=0.01)
+
+
+def test_p_values_are_uniform_without_a_difference():
+    random = torch.Generator().manual_seed(0)
+    found = [
+        paired_test(torch.randn(10, generator=random), torch.randn(10, generator=random)).p_value for _ in range(400)
+    ]
+    assert np.mean(np.array(found) < 0.1) == pytest.approx(0.1, abs=0.04)
+
+
+def test_a_large_difference_of_many_pairs_is_never_impossible():
+    assert paired_test(torch.ones(60), torch.zeros(60), draws=999).p_value == 1 / 1000
+
+
+@pytest.mark.parametrize(
+    ("larger", "smaller", "message"),
+    [
+        (torch.zeros(2), torch.zeros(3), r"two vectors of one length, got \[2\] and \[3\]"),
+        (torch.zeros(0), torch.zeros(0), "two vectors"),
+        (torch.tensor([torch.nan]), torch.zeros(1), "finite"),
+    ],
+)
+def test_wrong_pairs(larger, smaller, message):
+    with pytest.raises(ValueError, match=message):
+        paired_test(larger, smaller)

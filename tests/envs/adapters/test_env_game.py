@@ -1,0 +1,122 @@
+"""A row of a language environment as a text game, and text games as TRL's environments."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from torchrl_lang.envs import EnvGame, TextGameEnv, WordleEnv, check_language_env, trl_environment
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.text import CharTokenizer
+
+from .conftest import WORDS, Parrot
+
+LETTERS = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz<>/ .")
+
+
+def wordle_game(**options):
+    return EnvGame(WordleEnv(WORDS, batch_size=[1]), invalid_reply="no", invalid_reward=-2.0, **options)
+
+
+def game_env(batch_size=(2,)):
+    return TextGameEnv(wordle_game, LETTERS, row_length=160, action_length=7, batch_size=batch_size, seed=0)
+
+
+def test_the_rules_of_language_environments():
+    check_language_env(game_env(), lambda n: game_env([n]), utterances=[*WORDS, "zzzzz", "speedy", "a."])
+
+
+def test_the_game_is_the_environments():
+    game, env = wordle_game(), WordleEnv(WORDS, batch_size=[1])
+    state = torch.get_rng_state()
+    for seed in range(4):
+        env._set_seed(seed)
+        td = env.reset()
+        assert game.reset(seed) == ""
+        for word in ("crane", "speed", "geese"):
+            action = torch.tensor([[*env.tokenizer.encode(word), env.tokenizer.control.end_of_action]])
+            td = env.step(td.set("action", action))["next"]
+            reply, *turn, _ = game.step(word)
+            assert turn == [td["reward"].item(), td["terminated"].item(), td["truncated"].item()]
+            tokens = env.tokenizer.decode(td["tokens"][0][td["attention_mask"][0]])
+            assert tokens.removesuffix("</eod>").removesuffix("</s>").endswith(f"{word}</a>{reply}")
+            if td["done"].any():
+                break
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_utterances_that_are_no_actions():
+    game = wordle_game(observe=str.upper)
+    with pytest.raises(RuntimeError, match="call reset"):
+        game.step("crane")
+    game.reset(0)
+    for text in ("cranes", "CRANE", "cr ne"):  # too long, or with letters that the tokenizer has not
+        assert game.step(text) == ("no", -2.0, False, False, {})
+    assert game.step("crane")[0].startswith(("<G>", "<Y>", "<B>"))
+
+
+def test_batches_and_games_are_refused():
+    with pytest.raises(ValueError, match=r"batch_size=\[2\]: use \[1\]"):
+        EnvGame(CorridorEnv(batch_size=[2]))
+    with pytest.raises(TypeError, match="got Parrot: a text game needs no EnvGame"):
+        EnvGame(Parrot())
+
+
+class Count:
+    """Two turns; the reply is the text's length, the reward a half of it."""
+
+    def reset(self, seed):
+        self.left = 2
+        return "" if seed == 1 else f"game {seed}"
+
+    def step(self, text):
+        self.left -= 1
+        return str(len(text)) if self.left else "", len(text) / 2, self.left == 0
+
+
+def test_the_contract_of_trl():
+    """As GRPOTrainer finds tools: public functions of the class other than reset and get_reward."""
+    from transformers.utils import get_json_schema
+
+    make = trl_environment(Count, method="write", doc="Write a word.", argument_doc="the word")
+    env = make()
+    public = [name for name, _ in inspect.getmembers(make, inspect.isfunction) if not name.startswith("_")]
+    assert sorted(public) == ["get_reward", "reset", "write"]
+    schema = get_json_schema(env.write)["function"]
+    assert (schema["name"], schema["description"]) == ("write", "Write a word.")
+    assert schema["parameters"]["properties"] == {"text": {"type": "string", "description": "the word"}}
+    assert env.reset(prompt=[], seed=3) == "game 3"
+    assert env.write(text="abc") == "3"
+    assert (env.get_reward(), env.reward) == (1.5, 1.5)
+    assert env.write("a") == "The game is over."
+    assert env.get_reward() == 2.0
+    assert env.write("abc") == "The game is over."
+    assert env.get_reward() == 2.0
+    assert env.reset(seed=1) is None
+    assert env.get_reward() == 0.0
+    assert make() is not env
+
+
+def test_limits_seeds_and_names():
+    env = trl_environment(Count, max_turns=1, finished="end", seed_key="game")()
+    env.reset(game=3)
+    assert env.play("abc") == "3\nend"
+    for row in ({"seed": 3}, {"game": None}, {"game": "3"}):
+        with pytest.raises(ValueError, match=r"no seed in 'game'.*add a column of integers"):
+            env.reset(**row)
+    for name in ("reset", "_play", "get_reward", "take turn"):
+        with pytest.raises(ValueError, match="method is the name of a public method"):
+            trl_environment(Count, method=name)
+
+
+def test_a_game_that_breaks_its_contract_is_an_error():
+    class Broken(Count):
+        def step(self, text):
+            return text, float("nan"), False
+
+    env = trl_environment(Broken)()
+    env.reset(seed=5)
+    with pytest.raises(ValueError, match=r"seed 5, turn 1\) returned the reward nan"):
+        env.play("a")

@@ -1,0 +1,192 @@
+"""TextArena's games as text games."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from torchrl_lang.envs import TextArenaGame, TextGameEnv, check_language_env
+from torchrl_lang.text import CharTokenizer, from_row
+
+from .helpers import say_after
+
+pytest.importorskip("textarena")
+
+LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")
+
+
+def hint(text):
+    """The last line of a text, which is all that the guessing game has to show."""
+    return text.rsplit("\n", 1)[-1].removeprefix("[GAME] ")
+
+
+def guess_env(batch_size=(2,), **options):
+    def make():
+        return TextArenaGame("GuessTheNumber-v0", observe=hint, **options)
+
+    return TextGameEnv(make, LETTERS, row_length=400, action_length=8, batch_size=batch_size, seed=0)
+
+
+def random_square(text):
+    return f"[{random.choice([square for square in range(9) if f' {square} ' in text[-250:]])}]"
+
+
+def noughts_env(batch_size=(2,)):
+    def make():
+        return TextArenaGame("TicTacToe-v0", opponent=random_square, seat=1)
+
+    return TextGameEnv(make, LETTERS, row_length=3000, action_length=8, batch_size=batch_size, seed=0)
+
+
+@pytest.mark.parametrize(("make", "words"), [(guess_env, ["10", "[3]", "foo"]), (noughts_env, ["4", "[0]", "x"])])
+def test_the_rules_of_language_environments(make, words):
+    check_language_env(make(), lambda n: make([n]), utterances=words)
+
+
+def test_bisection_finds_the_number():
+    env = guess_env([1])
+    for seed in range(5):
+        td, low, high, turns = env.reset(game_seed=torch.tensor([seed])), 1, 20, 0
+        while not td["done"].any():
+            guess, turns = (low + high) // 2, turns + 1
+            td = say_after(env, td, str(guess))
+            reply = from_row(td[0], LETTERS).turns[-1].text
+            low, high = (guess + 1, high) if "higher" in reply else (low, guess - 1)
+        assert turns <= 5  # 20 numbers
+        assert td["terminated"].all()
+        assert td["reward"].item() == 1.0
+        assert reply.startswith("Congratulations")
+    assert td["token_reward"].sum() == 1.0  # nothing before the end
+
+
+def test_replies_are_only_what_is_new():
+    game = TextArenaGame("GuessTheNumber-v0")
+    opening = game.reset(3)
+    assert opening.startswith("\n[GAME] You are Player 0. You are playing Guess The Number.")
+    assert game.step("10") == ("\n[GAME] The target number is lower.", 0.0, False)
+    assert game.step("I try [9]")[0].endswith("\n[GAME] The target number is lower.")
+    assert game.reset(3) == opening  # the log of the last game is gone
+
+
+def test_the_first_invalid_action_is_tolerated_and_the_second_ends_the_game():
+    game = TextArenaGame("GuessTheNumber-v0")
+    game.reset(3)
+    reply, reward, over = game.step("foo")
+    assert reply.startswith("\n[GAME] You attempted an invalid move. Reason: Invalid move format.")
+    assert (reward, over) == (0.0, False)
+    reply, _, over = game.step("bar")
+    assert over
+    assert reply.startswith("\n[GAME] Invalid Move: Invalid move format.")
+
+    strict, patient = (TextArenaGame("GuessTheNumber-v0", error_allowance=errors) for errors in (0, 3))
+    strict.reset(3)
+    assert strict.step("foo")[2]
+    patient.reset(3)
+    assert [patient.step("foo")[2] for _ in range(4)] == [False, False, False, True]
+
+
+def test_a_text_instead_of_a_reward_costs_the_penalty_and_is_shown():
+    game = TextArenaGame("Countdown-v0", error_allowance=0, invalid_reward=-0.25)
+    game.reset(0)
+    reply, reward, over = game.step("[what]")
+    assert reply.endswith("\n[GAME] Invalid action format. Use `[i j op]` where i,j are indices and op is +,-,*,/")
+    assert (reward, over) == (-0.25, True)
+
+
+def test_opponents_play_within_a_turn():
+    seen = []
+
+    def third_row(text):
+        seen.append(text)
+        return next(square for square in ("[6]", "[7]", "[8]") if f"'{square}'" in text[-60:])
+
+    game = TextArenaGame("TicTacToe-v0", opponent=third_row)
+    game.reset(0)
+    reply, reward, over = game.step("[0]")
+    assert "Player 0 placed their symbol (O) in cell 0." in reply
+    assert "[Player 1] [6]" in reply
+    assert "[Player 0] [0]" not in reply
+    assert "You are Player 0 in Tic Tac Toe" not in reply
+    assert (reward, over) == (0.0, False)
+    game.step("[1]")
+    reply, reward, over = game.step("[2]")
+    assert (reward, over) == (1, True)
+    assert "Player 0 has won!" in reply
+    assert len(seen) == 2
+    assert seen[1].startswith(seen[0])  # an opponent reads all that its seat has observed
+    game.reset(0)
+    assert [game.step(square)[1:] for square in ("[0]", "[4]", "[1]")] == [(0.0, False)] * 2 + [(-1, True)]
+
+
+def test_the_opponent_may_begin_and_even_end_the_game():
+    game = TextArenaGame("TicTacToe-v0", opponent=lambda text: "[4]", seat=1)
+    assert "[Player 0] [4]" in game.reset(0)
+    lost = TextArenaGame("TicTacToe-v0", opponent=lambda text: "?", seat=1)
+    lost.reset(0)
+    assert lost.step("[4]")[1:] == (1, True)
+
+
+def test_several_opponents():
+    played = []
+    name = "ThreePlayerTicTacToe-v0"
+
+    def plays(seat):
+        return lambda text: played.append(seat) or f"[{len(played)}]"
+
+    game = TextArenaGame(name, opponent=[plays(0), plays(2)], seat=1)
+    game.reset(0)  # the constructor begins a game, too
+    assert played == [0, 0]
+    reply, _, over = game.step("[20]")
+    assert played == [0, 0, 2, 0]
+    assert not over
+    assert "Player 2" in reply
+    one_for_all = TextArenaGame(name, opponent=plays("any"), players=3)
+    one_for_all.reset(0)
+    one_for_all.step("[20]")
+    assert played[4:] == ["any", "any"]
+    with pytest.raises(ValueError, match="got 4 players, seat 1 and 2 opponents"):
+        TextArenaGame(name, opponent=[str, str], seat=1, players=4)
+    with pytest.raises(ValueError, match="seat below the number of players"):
+        TextArenaGame(name, opponent=[str, str], seat=3)
+
+
+def play(game, seed, actions):
+    return [game.reset(seed), *(game.step(action)[0] for action in actions)]
+
+
+def test_games_have_random_streams_of_their_own():
+    """2048 draws tiles from the global streams as long as it is played."""
+    moves = ["[up]", "[left]", "[down]", "[right]"] * 3
+    one, other = TextArenaGame("2048-v0"), TextArenaGame("2048-v0")
+    expected = play(one, 5, moves)
+    assert play(one, 6, moves) != expected
+    python, numpy = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    replies = [one.reset(5)]
+    other.reset(9)
+    for move in moves:  # turn by turn beside another game, in other states of the global streams
+        replies.append(one.step(move)[0])
+        other.step(move)
+    assert replies == expected
+    assert random.getstate() == python
+    assert np.random.get_state()[1].tolist() == numpy  # noqa: NPY002
+    assert play(TextArenaGame("2048-v0", opponent=()), 5, moves) == expected
+
+
+def test_games_that_cannot_be_made_are_named_with_the_remedy(monkeypatch):
+    import nltk
+
+    downloads = []
+    monkeypatch.setattr(nltk, "download", lambda *names, **options: downloads.append(names))
+    monkeypatch.setattr(nltk.data, "path", [])
+    with pytest.raises(RuntimeError, match=r"cannot begin Hangman-v0 .*word lists of NLTK .*nltk.downloader words"):
+        TextArenaGame("Hangman-v0")
+    assert not downloads
+    with pytest.raises(RuntimeError, match=r"cannot begin Gues-v0 .*not found in registry"):
+        TextArenaGame("Gues-v0")
+    with pytest.raises(RuntimeError, match=r"cannot begin TicTacToe-v0 .*number of players has to be 2"):
+        TextArenaGame("TicTacToe-v0")
+    with pytest.raises(TypeError, match="without '-raw'"):
+        TextArenaGame("TicTacToe-v0-raw", opponent=random_square)

@@ -1,0 +1,526 @@
+"""Reddit comments as a task of the recipes: splits, rows and metrics by plain loops over the files, commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pickle
+import re
+import shutil
+import sqlite3
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Vocabulary
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from tests.envs.reddit.csv_writer import write_folder
+from tests.recipes.notes import from_own_notes
+from torchrl_lang.__main__ import main
+from torchrl_lang._files import FileError
+from torchrl_lang.data import load_dataset
+from torchrl_lang.envs.reddit import CommentRows, RedditComments, generate_reddit_comments
+from torchrl_lang.envs.reddit.folder import SPLITS, CommentFolder
+from torchrl_lang.envs.reddit.reward_options import RedditReward
+from torchrl_lang.envs.reddit.rewards import UpvoteModel, UpvoteNetwork
+from torchrl_lang.envs.reddit.task import RedditData, RedditTask, comments_of
+from torchrl_lang.evaluation import GameRecords
+from torchrl_lang.recipes import datasets
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.text import CharTokenizer, from_row
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of 900 generated comments; only rewards are written into it."""
+    folder = tmp_path_factory.mktemp("reddit") / "comments"
+    generate_reddit_comments(folder, 900)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(home):
+    """By the scores of the data: it needs no package."""
+    return RedditTask.of(CommentFolder(str(home)), RedditReward("score"), scale=1.0)
+
+
+@pytest.fixture(scope="module")
+def profane(home):
+    pytest.importorskip("profanity_check", reason="needs the extra reddit")
+    return RedditTask.of(CommentFolder(str(home)), RedditReward())
+
+
+def generate(out, *more):
+    return main(["generate", "reddit", "--out", str(out), *map(str, more)])
+
+
+def rows_of(home):
+    """Parent, comment and score of each row of the files."""
+    found = []
+    for name in ("comments_positive.csv", "comments_negative.csv"):
+        with (home / name).open(newline="") as file:
+            found += [(row[10], row[4], int(row[5])) for row in list(csv.reader(file))[1:]]
+    return found
+
+
+def described(dataset):
+    """Parent, comment and reward of each row, sorted."""
+    episodes = [from_row(row, dataset.tokenizer) for row in dataset[:]]
+    assert all(each.terminated and not each.truncated for each in episodes)
+    return sorted((*[turn.text for turn in each.turns], each.turns[-1].reward) for each in episodes)
+
+
+# -- texts as people write them ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unicode_home(tmp_path_factory):
+    """Accents of two characters, curly quotes, line breaks of other systems, and an emoji in one comment only."""
+    comments = [
+        (f"don\u2019t cafe\u0301 {n}\r\nso \r{chr(0x1F300 + n)}", n % 3 - 1, f"\u201cwhy\u201d {n % 5}\r\n?")
+        for n in range(60)
+    ]
+    return write_folder(tmp_path_factory.mktemp("unicode"), comments[:30], comments[30:])
+
+
+def test_rows_of_any_text(unicode_home, tmp_path):
+    assert generate(tmp_path / "data", "--folder", unicode_home, "--reward", "score") == 0
+    dataset, task = open_dataset(tmp_path / "data")
+    expected = [
+        (f"\u201cwhy\u201d {n % 5}\n?", f"don\u2019t caf\xe9 {n}\nso \n{chr(0x1F300 + n)}", 1.0 if n % 3 == 2 else -1.0)
+        for n in range(60)
+    ]
+    rows = described(dataset)
+    assert set(rows) < set(expected)
+    assert len(rows) == len(task.data("train")) == len(set(rows))
+    unseen = {text[-1] for text in task.data("val").comments}
+    assert unseen.isdisjoint(task.tokenizer().symbols)
+    _, records = task.evaluate(task.player("data", seed=0).policy, games=8, seed=0)
+    played = {text for _, text in comments_of(records, task.tokenizer())}
+    without_last = {text[:-1] for _, text, _ in expected}
+    assert all(text in without_last or text[:-1] in without_last for text in played)
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in played)
+
+
+def test_a_text_that_a_tokenizer_lacks_is_named(unicode_home, tmp_path, capsys):
+    words = Vocabulary(WordLevel({"why": 0, "so": 1}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
+    assert generate(tmp_path / "data", "--folder", unicode_home, "--tokenizer", tmp_path / "words") == 2
+    error = capsys.readouterr().err
+    assert re.search(r"comments_(positive|negative)\.csv line \d+ has a comment that cannot be encoded", error), error
+    assert "give a tokenizer that can, as `--tokenizer NAME`" in error
+    data = RedditComments.read(unicode_home)
+    with pytest.raises(ValueError, match=r"comments_positive.csv line 2 cannot be encoded: '\u2019' at position 3 of"):
+        CommentRows(
+            data, lambda texts: [0.0] * len(texts), CharTokenizer.from_alphabet("?d\u201cnowhy\r\n\u201d 0"), 99
+        )(range(3), 0)
+
+
+# -- splits and lengths -----------------------------------------------------------------------------------------------
+
+
+def test_no_comment_is_in_two_splits(home, task):
+    parts = {split: task.data(split) for split in SPLITS}
+    texts = {split: set(part.comments) for split, part in parts.items()}
+    for one in SPLITS:
+        assert all(not texts[one] & texts[other] for other in SPLITS if other != one)
+    together = [row for part in parts.values() for row in zip(part.parents, part.comments, part.scores, strict=True)]
+    assert sorted(together) == sorted(rows_of(home))
+    assert 0.7 < len(parts["train"]) / 900 < 0.9
+    other = CommentFolder(str(home), seed=1)
+    assert set(other.split("test").comments) != texts["test"]
+    with pytest.raises(ValueError, match="split='dev' is unknown"):
+        task.data("dev")
+
+
+def test_splits_by_index_files(home, tmp_path):
+    found = RedditData(folder=home, out=tmp_path / "data", reward="score", index_files=True).task()
+    for split, name in (("train", "train"), ("val", "eval"), ("test", "test")):
+        expected = [rows_of(home)[row] for row in json.loads((home / f"{name}_idxs.json").read_text())]
+        part = found.data(split)
+        assert list(zip(part.parents, part.comments, part.scores, strict=True)) == expected
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--index-files") == 0
+    assert open_dataset(tmp_path / "data")[1] == found
+
+
+def test_a_row_in_two_index_files(home, tmp_path):
+    folder = shutil.copytree(home, tmp_path / "copy")
+    row = json.loads((folder / "test_idxs.json").read_text())[0]
+    (folder / "train_idxs.json").write_text(json.dumps([row]))
+    with pytest.raises(FileError, match=f"train_idxs.json has the row {row}, which test_idxs.json has, too"):
+        CommentFolder(str(folder), index_files=True).split("train")
+
+
+def test_every_comment_fits(home, task):
+    encode = task.tokenizer().encode
+    rows = rows_of(home)
+    comment, parent = (max(len(encode(row[column])) for row in rows) for column in (1, 0))
+    assert task.action_length == comment + 1
+    assert task.row_length == 1 + parent + 1 + comment + 1 + 1
+    without = RedditTask.of(CommentFolder(str(home)), RedditReward("score"), include_parent=False)
+    assert without.row_length == 2 + comment + 2
+    assert task.tokenizer() is task.tokenizer()
+
+
+def test_a_split_without_comments(tmp_path):
+    generate_reddit_comments(tmp_path / "few", 3)
+    with pytest.raises(ValueError, match=r"None of the 3 comments of .* is in the split"):
+        CommentFolder(str(tmp_path / "few")).split("train")
+
+
+# -- datasets ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_by_a_plain_loop(home, task, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--scale", 2, "--shift", 0.5) == 0
+    dataset = load_dataset(tmp_path / "data", verify=True)
+    train = set(task.data("train").comments)
+    total = {}
+    for _, text, score in rows_of(home):
+        total[text] = total.get(text, 0) + score
+    expected = [(p, c, 2.5 if total[c] > 0 else -1.5) for p, c, _ in rows_of(home) if c in train]
+    assert described(dataset) == sorted(expected)
+    rewards = [each[2] for each in described(dataset)]
+    assert {2.5, -1.5} == set(rewards)
+    order = [float(row["token_reward"].sum()) > 0 for row in dataset[:]]
+    assert 0 < sum(order[: len(order) // 4]) < len(order) // 4  # not in the order of the files
+
+
+def test_the_most_upvotes(home, task, tmp_path):
+    options = ("--folder", home, "--reward", "score", "--upvote-quantile", 0.9, "--no-include-parent")
+    assert generate(tmp_path / "data", *options) == 0
+    scores = sorted(task.data("train").scores)
+    cutoff = scores[-(-9 * (len(scores) - 1) // 10)]
+    data = task.data("train")
+    kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= cutoff]
+    assert [text for text, _ in described(load_dataset(tmp_path / "data"))] == sorted(kept)
+    assert 0.09 * len(scores) < len(kept) < 0.2 * len(scores)
+
+
+def test_a_number_of_upvotes(home, task, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--min-upvotes", 3) == 0
+    data = task.data("train")
+    kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= 3]
+    assert sorted(text for _, text, _ in described(load_dataset(tmp_path / "data"))) == sorted(kept)
+    assert 0 < len(kept) < len(data)
+    with pytest.raises(ValueError, match=r"either --min-upvotes or --upvote-quantile, got 3 and 0\.5"):
+        datasets.generate_once(RedditData(folder=home, out=tmp_path / "other", upvote_quantile=0.5, min_upvotes=3.0))
+
+
+@pytest.mark.parametrize("least", [0.0, -5.0])
+def test_a_cutoff_is_of_the_reward_in_use(profane, home, tmp_path, least):
+    """Level 0 alone, or levels 0 and 1, however many upvotes the comments have."""
+    assert generate(tmp_path / "data", "--folder", home, "--cutoff", least) == 0
+    data = profane.data("train")
+    level = profane.clean_reward()(list(data.comments)).tolist()
+    kept = [(text, -5 * value) for text, value in zip(data.comments, level, strict=True) if -5 * value >= least]
+    dataset = load_dataset(tmp_path / "data")
+    assert sorted((text, reward) for _, text, reward in described(dataset)) == sorted(kept)
+    assert 0 < len(kept) < len(data)
+    assert dataset.manifest["notes"]["cutoff"] == least
+
+
+def test_a_cutoff_that_no_comment_reaches(home, tmp_path, capsys):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--cutoff", 1.5) != 0
+    assert "comments has a reward of at least cutoff=1.5; the best is 1" in capsys.readouterr().err
+
+
+def test_a_dataset_knows_its_task(home, task, tmp_path):
+    options = RedditData(folder=home, out=tmp_path / "data", reward="score")
+    datasets.generate_once(options)
+    dataset, found = open_dataset(tmp_path / "data")
+    assert found == RedditTask.of(CommentFolder(str(home.resolve())), RedditReward("score"), scale=1.0)
+    assert dataset.rows["tokens"].shape == (len(task.data("train")), task.row_length)
+    with pytest.raises(ValueError, match="holds a dataset of other options"):
+        datasets.generate_once(RedditData(folder=home, out=tmp_path / "data", reward="score", upvote_quantile=0.5))
+
+
+def test_comments_are_generated_beside_the_dataset(tmp_path):
+    words = ("--pairs", 150, "--corpus-seed", 3, "--reward", "score")
+    assert generate(tmp_path / "data", *words) == 0
+    folder = tmp_path / "data-comments-150-1-0.1-0.7-3"
+    assert len(RedditComments.read(folder)) == 150
+    before = folder.stat().st_mtime_ns
+    assert generate(tmp_path / "other", *words, "--folder", folder) == 0
+    assert generate(tmp_path / "data", *words, "--overwrite") == 0
+    assert folder.stat().st_mtime_ns == before
+    assert described(load_dataset(tmp_path / "data")) == described(load_dataset(tmp_path / "other"))
+
+
+def test_other_rudeness_is_another_corpus(tmp_path):
+    rude = ("--sentences", 3, "--rude-when-calm", 1, "--rude-when-provoked", 1)
+    for words in ((), rude):
+        assert generate(tmp_path / "data", "--pairs", 100, "--reward", "score", "--overwrite", *words) == 0
+    mild, hostile = (RedditComments.read(tmp_path / f"data-comments-100-{name}-0") for name in ("1-0.1-0.7", "3-1-1"))
+    assert {len(sentences(text)) for text in mild.comments} == {1, 2}  # half of them have a closing
+    assert {len(sentences(text)) for text in hostile.comments} == {3, 4}
+    assert {text for _, text, _ in described(load_dataset(tmp_path / "data"))} <= set(hostile.comments)
+
+
+@pytest.mark.slow
+def test_an_interrupted_call_continues(home, tmp_path, monkeypatch):
+    from torchrl_lang.envs.reddit.comment_rows import CommentRows
+
+    words = ("--folder", home, "--reward", "score", "--batch", 100)
+    assert generate(tmp_path / "whole", *words) == 0
+    made, real = [], CommentRows.__call__
+
+    def call(self, numbers, seed):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(numbers)
+        return real(self, numbers, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommentRows, "__call__", call)
+        assert generate(tmp_path / "cut", *words) == 130
+    made.clear()
+    rest = []
+    monkeypatch.setattr(
+        CommentRows, "__call__", lambda self, numbers, seed: rest.append(numbers) or real(self, numbers, seed)
+    )
+    assert generate(tmp_path / "cut", *words) == 0
+    assert rest[0].start == 200
+    whole, cut = (load_dataset(tmp_path / name, verify=True)[:] for name in ("whole", "cut"))
+    assert (whole == cut).all()
+
+
+def test_games_of_a_player(home, task, tmp_path):
+    words = ("--folder", home, "--reward", "score", "--player", "data", "--games", 20, "--batch", 8)
+    assert generate(tmp_path / "data", *words) == 0
+    pairs = {(parent, text) for parent, text, _ in rows_of(home)}
+    found = described(load_dataset(tmp_path / "data"))
+    assert len(found) == 20
+    assert {(parent, text) for parent, text, _ in found} <= pairs
+
+
+# -- profanity --------------------------------------------------------------------------------------------------------
+
+
+def levels(texts):
+    from profanity_check import predict_prob
+
+    worst = [max(predict_prob(sentences(text))) for text in texts]
+    return [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in worst]
+
+
+def sentences(text):
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def test_profanity_by_a_plain_loop(home, profane, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home) == 0
+    data = profane.data("train")
+    expected = [
+        (parent, text, -5.0 * level)
+        for parent, text, level in zip(data.parents, data.comments, levels(data.comments), strict=True)
+    ]
+    assert described(load_dataset(tmp_path / "data")) == sorted(expected)
+    assert {0.0, -10.0} <= {reward for *_, reward in expected}
+    with sqlite3.connect(home / "rewards.sqlite") as file:
+        rows = file.execute("SELECT model, text FROM rewards").fetchall()
+    assert {bytes(text).decode() for _, text in rows} >= {each for text in data.comments for each in sentences(text)}
+    assert all(model.startswith("profanity profanity ") for model, _ in rows)
+
+
+def test_noise_of_the_rows_and_of_the_environment(home, profane, tmp_path):
+    generate_reddit_comments(tmp_path / "more", 1500)
+    assert generate(tmp_path / "data", "--folder", tmp_path / "more", "--reward", "profanity_noised") == 0
+    dataset, noised = open_dataset(tmp_path / "data")
+    found = described(dataset)
+    clean = levels([text for _, text, _ in found])
+    assert {reward for *_, reward in found} == {0.0, -10.0}
+    assert [reward for (*_, reward), level in zip(found, clean, strict=True) if level != 1] == [
+        -5.0 * level for level in clean if level != 1
+    ]
+    assert clean.count(1) > 30
+    first, again = (noised.evaluate(noised.player("random", 0).policy, games=60, seed=3) for _ in range(2))
+    assert torch.equal(first[1].returns, again[1].returns)
+    assert noised.won(first[1]).tolist() == [
+        level == 0 for level in levels(text for _, text in comments_of(first[1], noised.tokenizer()))
+    ]
+
+
+def test_metrics_worked_out_by_hand(profane):
+    from torchrl_lang.text import Episode, Turn, to_rows
+
+    texts = ["thank you so much", "what a load of crap", "you are an idiot you are", ""]
+    episodes = [Episode([Turn("any tips for kites at night?"), Turn(text, -1.0)], True) for text in texts]
+    tokenizer = profane.tokenizer()
+    rows = to_rows(episodes, tokenizer, profane.row_length)
+    records = GameRecords.from_rows(rows, tokenizer.control)
+    assert comments_of(records, tokenizer) == [("any tips for kites at night?", text) for text in texts]
+    summary = profane.summary(records, "by hand")
+    assert profane.won(records).tolist() == [True, False, False, True]
+    assert summary.win_rate == 0.5
+    assert summary.metrics == pytest.approx(
+        {
+            "profanity": 0.5,
+            "distinct_1": 12 / 15,  # "you" three times, "are" twice
+            "distinct_2": 11 / 12,  # "you are" twice
+            "words": 15 / 4,
+        }
+    )
+
+
+def test_the_package_is_missing(home, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "profanity_check", None)
+    CommentFolder.reward.cache_clear()
+    assert generate(tmp_path / "data", "--folder", home) == 2
+    assert "pip install 'torchrl-lang[reddit]'" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+# -- other rewards ----------------------------------------------------------------------------------------------------
+
+
+def test_upvotes_of_any_text(home):
+    task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
+    polite = "hey, thanks, this helps me with kites in winter. have a nice day"
+    rude = "hey, what the hell is this crap about kites. get lost"
+    assert task.clean_reward()([polite, rude]).tolist() == [1.0, 0.0]
+    assert task.is_harmful([polite, rude]).tolist() == [False, True]
+    assert task.clean_reward() is task.clean_reward()
+
+
+def test_scores_of_validation_and_test_comments_are_known(home):
+    task = RedditTask.of(CommentFolder(str(home)), RedditReward("score"), scale=1.0)
+    for split in task.splits:
+        data = task.data(split)
+        assert task.clean_reward()(list(data.comments)).tolist() == [1.0 if s > 0 else -1.0 for s in data.scores], split
+    assert task.clean_reward()(["no comment of the data"]).tolist() == [0.0]
+
+
+def tiny_upvote_model(bias):
+    """One that gives every text the probability ``sigmoid(bias)``."""
+    words = Vocabulary(WordLevel({"?": 0, "-": 1, "well": 2, "done": 3}, unk_token="?"))
+    words.pre_tokenizer = WhitespaceSplit()
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    network = UpvoteNetwork(BertModel(BertConfig(vocab_size=4, **sizes)))
+    with torch.no_grad():
+        network.head[-1].weight.zero_()
+        network.head[-1].bias.fill_(bias)
+    return UpvoteModel(network, PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", pad_token="-"))
+
+
+def test_a_model_that_was_trained_again_has_its_own_stored_rewards(home, tmp_path):
+    """Under the same name; the file of values stays where it is."""
+    found = []
+    for bias in (-9.0, 9.0):
+        model = tiny_upvote_model(bias)
+        shutil.rmtree(tmp_path / "up", ignore_errors=True)
+        model.save(tmp_path / "up")
+        task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes", str(tmp_path / "up")), scale=1.0)
+        CommentFolder.reward.cache_clear()
+        found += task.clean_reward()(["well done"]).tolist()
+    assert found == [0.0, 1.0]
+
+
+def test_endpoints_store_each_reply(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-tests")
+    comments = RedditComments(["a"], ["b"], [1])
+    levels = RedditReward("moderation", "m", url="http://localhost:1/v1").clean(tmp_path, comments, comments)
+    assert levels.reward.batch_size == levels.reward.reward.batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "harmful"),
+    [
+        ("profanity", [0.0, 1.0, 2.0], [False, True, True]),
+        ("moderation", [0.0, 1.0, 2.0], [False, True, True]),
+        ("sentiment", [-0.5, 0.0, 0.5], [True, False, False]),
+        ("score", [-1.0, 0.0, 1.0], [True, False, False]),
+        ("classifier", [-1.0, 0.0, 1.0], [True, False, False]),
+        ("upvotes", [0.49, 0.5, 1.0], [True, False, False]),
+    ],
+)
+def test_what_is_harmful(name, values, harmful):
+    given = {"classifier": ("model", (("toxic", -1.0),)), "moderation": ("model", (), "http://localhost:1/v1")}
+    reward = RedditReward(name, *given.get(name, ()))
+    assert reward.harmful(torch.tensor(values)).tolist() == harmful
+    assert reward.paper_scale == (-5.0 if name in ("profanity", "moderation") else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "kindness"}, "reward='kindness' is unknown"),
+        ({"name": "classifier"}, "'classifier' needs a model and labels, got none"),
+        ({"name": "moderation", "model": "m"}, "'moderation' needs a model and a url, got a model"),
+        ({"name": "profanity", "model": "m"}, "'profanity' needs none of model, labels and url, got a model"),
+        ({"name": "upvotes", "url": "http://x"}, "'upvotes' needs none of model, labels and url, got a url"),
+    ],
+)
+def test_options_of_another_reward(options, message):
+    with pytest.raises(ValueError, match=message):
+        RedditReward(**options)
+
+
+# -- the task ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_travels(task):
+    labels = (("neutral", 0.0), ("toxic", -1.0))
+    other = RedditTask("folder", 30, 10, "classifier", "model", labels, scale=2.0, include_parent=False, seed=3)
+    for each in (task, other):
+        assert from_own_notes(each) == each
+        assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": "kindness"}, "holds no task (reward='kindness' is unknown"),
+        ({"row_length": 0}, 'has 0 as "row_length", expected at least 1'),
+        ({"labels": {"toxic": "bad"}}, 'as "labels.toxic", expected float'),
+        ({"on_bad_rows": "ignore"}, "holds no task (on_bad_rows='ignore' is unknown"),
+        ({"model": 3}, 'has 3 as "model", expected str'),
+    ],
+)
+def test_damaged_notes(task, change, message):
+    with pytest.raises(FileError) as raised:
+        from_own_notes(task, **change)
+    assert message in str(raised.value)
+
+
+def test_players_reply_to_the_same_parents(home, task):
+    pairs = {(parent, text) for parent, text, _ in rows_of(home)}
+    train = set(task.data("train").comments)
+    found = {}
+    for name in task.baselines:
+        _, records = task.evaluate(task.player(name, 0).policy, games=30, seed=4, batch=7, split="test")
+        found[name] = comments_of(records, task.tokenizer())
+    assert [parent for parent, _ in found["random"]] == [parent for parent, _ in found["data"]]
+    assert {parent for parent, _ in found["data"]} <= set(task.data("test").parents)
+    assert set(found["data"]) <= pairs
+    assert {text for _, text in found["random"]} <= train
+    with pytest.raises(ValueError, match="player='nobody' is unknown"):
+        task.player("nobody")
+
+
+def test_watching_and_playing(home, monkeypatch, capsys):
+    words = ["play", "reddit", "--folder", str(home), "--reward", "score", "--seed", "0"]
+    assert main([*words, "--watch", "data", "--games", "2"]) == 0
+    assert len(capsys.readouterr().out.strip().split("\n\n")) == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO("well done\nq\n"))
+    assert main(words) == 0
+    assert "> well done" in capsys.readouterr().out
+    assert main(["play", "reddit"]) == 2
+    assert "Give --folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_training_and_evaluating(home, tmp_path, capsys):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "upvotes") == 0
+    sizes = ["--steps", "2", "--eval-every", "2", "--layers", "1", "--width", "16", "--eval-games", "8"]
+    assert main(["train", "ilql", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *sizes]) == 0
+    assert main(["evaluate", "--run", str(tmp_path / "run"), "--games", "8", "--beta", "1"]) == 0
+    figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert figures["split"] == "test"
+    for player in figures["players"]:
+        assert set(player["metrics"]) == {"harmful", "distinct_1", "distinct_2", "words"}
+        assert player["win_rate"] == pytest.approx(1 - player["metrics"]["harmful"])

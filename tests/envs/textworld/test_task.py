@@ -1,0 +1,241 @@
+"""TextWorld as a task of the recipes: games apart, one tokenizer, won games known by their records, end to end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+
+import pytest
+import torch
+from torchrl.envs import Compose, TransformedEnv
+
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+from tests.engines import reused
+from tests.recipes.notes import from_own_notes
+from torchrl_lang.__main__ import main
+from torchrl_lang._files import Fields
+from torchrl_lang.data import load_dataset
+from torchrl_lang.envs.textworld import (
+    TEMPLATES,
+    ExpertPlayer,
+    RandomAdmissiblePlayer,
+    game_texts,
+    solution,
+    split_games,
+    word_tokenizer,
+)
+from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.recipes import bc, datasets, evaluate, ilql, textworld_demo
+from torchrl_lang.recipes.datasets import open_dataset, task_from_notes
+from torchrl_lang.recipes.evaluate import Evaluate
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, WinReward
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(pytestconfig):
+    """Games are built once and kept in pytest's cache; the engine's processes serve one test after another."""
+    with pytest.MonkeyPatch.context() as patch, reused():
+        patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("games")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def coins():
+    """Five games of two rooms: four exits, so at most four solutions."""
+    fields = {"games": 5, "valid": 1, "test": 2, "action_length": 10}  # so few games do not know every word
+    return TextWorldTask.of("coin_collector", options={"level": 2}, **fields)
+
+
+@pytest.fixture(scope="module")
+def meals():
+    return TextWorldTask.of("simple", games=3, valid=1, test=1)
+
+
+def test_games_of_one_solution_are_in_one_set(coins):
+    sets = coins.sets()
+    solutions = [{solution(game) for game in games} for games in (sets.train, sets.valid, sets.test)]
+    assert sum(map(len, solutions)) == len(set.union(*solutions)) >= 3
+    assert len(sets.train) + len(sets.valid) + len(sets.test) == len({*sets.train, *sets.valid, *sets.test}) == 5
+    assert len(sets.train) >= 1
+    assert len(sets.valid) >= 1
+    assert len(sets.test) >= 2
+    games = [*sets.train, *sets.valid, *sets.test]
+    random.Random(0).shuffle(games)
+    assert split_games(games, valid=1, test=2) == sets
+    freely = split_games(games, valid=1, test=2, apart="games")
+    assert (len(freely.train), len(freely.valid), len(freely.test)) == (2, 1, 2)  # no two of them are the same
+    otherwise = split_games(games, valid=1, test=2, seed=1)
+    assert otherwise != sets
+    assert sorted([*otherwise.train, *otherwise.valid, *otherwise.test]) == sorted(games)
+    with pytest.raises(ValueError, match="leave none to learn from"):
+        split_games(games, valid=3, test=3)
+
+
+def test_the_task_travels(coins):
+    task = TextWorldTask.of("custom", options={"quest_length": 2}, max_turns=7, seed=3)
+    assert from_own_notes(task) == task != coins
+    assert pickle.loads(pickle.dumps(coins)) == coins  # noqa: S301
+    assert hash(pickle.loads(pickle.dumps(coins))) == hash(coins)  # noqa: S301
+
+
+def test_words_come_from_training_games_alone(meals):
+    tokenizer, sets = meals.tokenizer(), meals.sets()
+    template = TEMPLATES[meals.template]
+    assert tokenizer.config() == word_tokenizer(game_texts(sets.train, template)).config()
+    assert tokenizer.config() != word_tokenizer(game_texts([*sets.train, *sets.test], template)).config()
+    unheard = "a xylophone, ~ and 5!"
+    assert tokenizer.decode(tokenizer.encode(unheard)) == unheard
+
+
+class Glutton(ExpertPlayer):
+    """Eats what it is told to cook."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def forward(self, tensordict):
+        super().forward(tensordict)
+        for row, commands in enumerate(tensordict["admissible_action"]):
+            for command in commands[tensordict["admissible_mask"][row]]:
+                if self.tokenizer.decode(command.tolist()).startswith("eat "):
+                    tensordict["action"][row] = command
+        return tensordict
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [[], [LivingCost(1.0), WinReward(0.5, -2.0), AdmissibleBonus(0.9)], [ScoreReward(-1.0), WinReward(0.0, 3.0)]],
+    ids=["points", "more", "losing pays"],
+)
+def test_a_won_game_is_known_by_its_records(meals, transforms):
+    """Won, lost (the dinner is eaten) and cut off, side by side, whatever a turn earns."""
+    task, offers = meals, ("expert", "admissible", "was_admissible")
+    env = TransformedEnv(task.env(4, offers=offers, order="cycle"), Compose(*transforms))
+
+    class Table(torch.nn.Module):
+        """The expert, the glutton, and two who never do anything."""
+
+        def __init__(self):
+            super().__init__()
+            self.players = [ExpertPlayer(), Glutton(task.tokenizer())]
+
+        def forward(self, tensordict):
+            expert, eats = (player(tensordict.clone())["action"] for player in self.players)
+            wait = torch.full_like(expert, env.tokenizer.control.pad)
+            wait[:, 0] = env.tokenizer.control.end_of_action
+            return tensordict.set("action", torch.stack([expert[0], eats[1], wait[2], wait[3]]))
+
+    try:
+        td, ends = env.reset(), {}
+        policy = Table()
+        for _ in range(task.max_turns):
+            td = env.step(policy(td))["next"]
+            for row in td["done"].squeeze(-1).nonzero().flatten().tolist():
+                ends.setdefault(row, {key: bool(td[key][row]) for key in ("won", "lost", "terminated", "truncated")})
+            td = env.maybe_reset(td)
+        records = play_games(env, policy, games=4, seed=0, keep=["won"])
+    finally:
+        env.close()
+    assert ends[0] == {"won": True, "lost": False, "terminated": True, "truncated": False}
+    assert ends[1] == {"won": False, "lost": True, "terminated": True, "truncated": False}
+    assert ends[2] == {"won": False, "lost": False, "terminated": False, "truncated": True}
+    assert records.terminated.tolist() == [True, True, False, False]
+    assert task.won(records).tolist() == [True, False, False, False]
+    assert task.summary(records, "all").win_rate == 0.25
+
+
+def test_one_game_built_twice_is_in_one_set(coins, tmp_path):
+    games = [coins.sets().train[0], coins.sets().test[0]]
+    copies = [tmp_path / game.name for game in games]
+    for game, copy in zip(games, copies, strict=True):
+        content = json.loads(game.with_suffix(".json").read_text())
+        content["metadata"]["uuid"] = "another"
+        copy.with_suffix(".json").write_text(json.dumps(content))
+    sets = split_games([*games, *copies], valid=0, test=1, apart="games")
+    assert [game.name for game in sets.test] == [sets.test[0].name] * 2
+    assert [game.name for game in sets.train] == [sets.train[0].name] * 2
+
+
+def test_records_that_hide_who_won_are_refused(coins):
+    env = coins.env(1, offers="expert")
+    try:
+        records = play_games(env, ExpertPlayer(), games=1)
+    finally:
+        env.close()
+    with pytest.raises(KeyError, match=r"do not contain 'won': .*keep=\['won'\]"):
+        coins.won(records)
+
+
+def test_tasks_that_cannot_be():
+    with pytest.raises(ValueError, match=r"apart='words' is unknown: .*'solutions', 'games'"):
+        TextWorldTask(apart="words")
+    with pytest.raises(ValueError, match=r"template='verse' is unknown: .*'exits'"):
+        TextWorldTask(template="verse")
+
+
+def test_judging_plays_the_held_out_games_in_turn(coins):
+    held = len(coins.sets().test)
+    expert = {"offers": "expert", "split": "test", "seed": 0}
+    summary, records = coins.evaluate(ExpertPlayer(), games=2 * held, name="expert", **expert)
+    assert (summary.name, summary.games, summary.win_rate, summary.mean_turns) == ("expert", 2 * held, 1.0, 2.0)
+    assert torch.equal(records.rows["tokens"][:held], records.rows["tokens"][held:])
+    _, narrow = coins.evaluate(ExpertPlayer(), games=2 * held, batch=1, **expert)
+    assert torch.equal(records.rows["tokens"], narrow.rows["tokens"])
+    chance, _ = coins.evaluate(RandomAdmissiblePlayer(seed=0), games=32, offers="admissible", seed=0)
+    assert chance.win_rate > 0
+    assert chance.mean_turns > 2.0
+
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "batch_size": 8, "eval_games": 4, "log_every": 2, "device": "cpu"}
+SHORT = {"steps": 4, "eval_every": 4}
+
+
+def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
+    options = {"kind": "coin_collector", "level": 2, "games": 5, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
+    data = datasets.main(TextWorldData(out=tmp_path / "data", episodes=24, **options))
+    dataset = load_dataset(data)
+    task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
+    assert len(dataset) == 24
+    assert dataset.tokenizer.config() == task.tokenizer().config()
+    bc.main(bc.BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))
+    ilql.main(ilql.ILQL(data=data, out=tmp_path / "ilql", **SMALL, **SHORT))
+    capsys.readouterr()
+    evaluate.main(Evaluate(run=tmp_path / "ilql", also=(tmp_path / "bc",), beta=(2.0,)))
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "ilql" / "evaluation.json").read_text())
+    names = [player["name"] for player in figures["players"]]
+    assert names == ["random", "expert", "ilql beta 2 greedy", "bc sample", "bc greedy"]
+    assert all(name in out for name in names)
+    held = figures["games"]
+    assert held == len(task.sets().test)
+    assert [player["games"] for player in figures["players"]] == [5 * held, held, held, 5 * held, held]
+    assert figures["players"][1]["win_rate"] == 1.0
+    assert "game 0: return" in (tmp_path / "ilql" / "transcripts.txt").read_text()
+    monkeypatch.setattr(TextWorldTask, "tokenizer", lambda task: word_tokenizer(["go east, take coin."]))
+    for opened in (lambda: open_dataset(data), lambda: load_run(tmp_path / "bc")):  # every word would be another
+        with pytest.raises(ValueError, match="another tokenizer than the current one of the task 'textworld'"):
+            opened()
+
+
+def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
+    """Data, imitation, PPO and a table; the second call finds everything there."""
+    small = {"games": 5, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
+    often = {"eval_every": 2, "eval_games": 2, "batch_size": 4}
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": small})
+    monkeypatch.setattr(textworld_demo, "_BC", {"coin_collector": {"steps": 4, "layers": 1, **often}})
+    practice = {"iterations": 2, "games": 4, "turns": 4, "value_warmup": 1, **often}
+    monkeypatch.setattr(textworld_demo, "_PPO", {"coin_collector": practice})
+    call = ["textworld", "--kinds", "coin_collector", "--out", str(tmp_path / "run")]
+    assert main(call) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("random", "expert", "bc greedy", "ppo greedy", "[coin_collector 4/4]"))
+    assert main(call) == 0
+    assert "using the dataset in" in capsys.readouterr().out
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**small, "test": 1}})
+    assert main(call) == 2
+    assert "holds a dataset of other options" in capsys.readouterr().err

@@ -1,0 +1,333 @@
+"""Visual dialogue as a task of the recipes: rows by plain loops over the files, players, metrics, from end to end."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.recipes.notes import from_own_notes
+from torchrl_lang.__main__ import main
+from torchrl_lang._files import FileError
+from torchrl_lang.data import load_dataset
+from torchrl_lang.envs.visual_dialogue import DialogueServer, PercentileCutoff, QuestionPlayer, Round
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueData, VisualDialogueTask
+from torchrl_lang.evaluation import GameRecords
+from torchrl_lang.recipes import datasets
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.text import from_row
+
+YES_NO = {
+    "none": lambda answer: False,
+    "soft": lambda answer: {"yes", "no"} & set(answer.replace(",", " ").split()),
+    "hard": lambda answer: answer in ("yes", "no"),
+    "conservative": lambda answer: any(part in answer for part in ("not", "n't", "yes", "no", "think so")),
+}
+"""The definitions, as far as the generated answers need them."""
+
+
+@pytest.fixture(scope="module")
+def task(prepared_dialogues):
+    return VisualDialogueTask(str(prepared_dialogues))
+
+
+def generate(home, out, *more):
+    return main(["generate", "visual_dialogue", "--folder", str(home), "--out", str(out), *map(str, more)])
+
+
+def files_of(home, split="train", cache="rank_reward_cache1"):
+    dialogues = json.loads((home / "data" / f"visdial_0.5_{split}.json").read_text())
+    return dialogues, json.loads((home / f"{split}_{cache}.json").read_text())
+
+
+def turns_of(item, rounds, stop=False):
+    """The texts of a row."""
+    texts = [item["caption"]]
+    for each in item["dialog"][:rounds]:
+        texts += [f"{each['question']}?", each["answer"]]
+    return texts + ["<stop>"] * stop
+
+
+def described(dataset):
+    """The texts and the agent's rewards of each row."""
+    episodes = [from_row(row, dataset.tokenizer) for row in dataset[:]]
+    assert all(episode.terminated and not episode.truncated for episode in episodes)
+    return [
+        ([turn.text for turn in each.turns], [turn.reward for turn in each.turns if turn.by_agent]) for each in episodes
+    ]
+
+
+# -- datasets of the files ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("penalty", YES_NO)
+def test_rows_that_end_at_the_cutoff(prepared_dialogues, tmp_path, penalty):
+    assert generate(prepared_dialogues, tmp_path / "data", "--penalty", penalty, "--penalty-value", -3) == 0
+    expected = []
+    for item, (initial, *changes) in zip(*files_of(prepared_dialogues), strict=True):
+        over = [end for end in range(1, 11) if PercentileCutoff()(initial, changes[:end])]
+        end = over[0] if over else 10
+        replies = [each["answer"] for each in item["dialog"][:end]]
+        rewards = [-1.0 - 3.0 * bool(YES_NO[penalty](reply)) for reply in replies]
+        rewards[-1] += 1
+        expected.append((turns_of(item, end), rewards))
+    dataset = load_dataset(tmp_path / "data", verify=True)
+    assert described(dataset) == expected
+    penalized = sum(reward <= -3 for _, rewards in expected for reward in rewards)
+    assert (penalized > 0) == (penalty != "none")
+    features = torch.from_numpy(np.load(prepared_dialogues / "data" / "images_train.npy"))
+    unit = features / features.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(dataset.rows["prefix"][:], unit[:, None])
+    assert dataset.rows["prefix"].dtype == torch.float32
+    assert dataset.rows["prefix_mask"].shape == (48, 1)
+    assert bool(dataset.rows["prefix_mask"][:].all())
+
+
+@pytest.mark.parametrize(("measure", "cache"), [("rank", "rank_reward_cache1"), ("distance", "reward_cache2")])
+def test_rows_of_ten_rounds(prepared_dialogues, tmp_path, measure, cache):
+    more = ("--mode", "10_stop", "--measure", measure, "--scale", 2, "--shift", 0.25)
+    assert generate(prepared_dialogues, tmp_path / "data", *more) == 0
+    found = described(load_dataset(tmp_path / "data", verify=True))
+    for (texts, rewards), item, (_, *changes) in zip(found, *files_of(prepared_dialogues, cache=cache), strict=True):
+        assert texts == turns_of(item, 10)
+        assert rewards == pytest.approx([2 * change + 0.25 for change in changes])
+
+
+@pytest.mark.slow
+def test_rows_of_an_agent_that_stops(prepared_dialogues, tmp_path):
+    assert generate(prepared_dialogues, tmp_path / "data", "--mode", "agent_stops", "--no-image", "--batch", 7) == 0
+    dataset = load_dataset(tmp_path / "data", verify=True)
+    found = iter(described(dataset))
+    for item, (_, *changes) in zip(*files_of(prepared_dialogues), strict=True):
+        for rounds in range(11):
+            texts, rewards = next(found)
+            assert texts == turns_of(item, rounds, stop=rounds < 10)
+            assert rewards == pytest.approx(changes[:rounds] + [0.0] * (rounds < 10))
+    assert len(dataset) == 48 * 11
+    assert "prefix" not in dataset.rows.keys()
+
+
+def test_a_dataset_knows_its_task(prepared_dialogues, tmp_path):
+    options = VisualDialogueData(folder=prepared_dialogues, out=tmp_path / "data", penalty="hard", penalty_value=-1.5)
+    datasets.generate_once(options)
+    dataset, task = open_dataset(tmp_path / "data")
+    assert task == VisualDialogueTask(str(prepared_dialogues), penalty="hard", penalty_value=-1.5)
+    assert dataset.rows["tokens"].shape == (48, task.prepared.tokens().row_length)
+    with pytest.raises(ValueError, match="holds a dataset of other options"):
+        datasets.generate_once(VisualDialogueData(folder=prepared_dialogues, out=tmp_path / "data"))
+
+
+# -- the player of the data -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_games_of_the_player_are_those_of_the_environment(prepared_dialogues, tmp_path):
+    assert generate(prepared_dialogues, tmp_path / "data", "--player", "data", "--games", 10, "--batch", 4) == 0
+    dataset = load_dataset(tmp_path / "data", verify=True)
+    task = VisualDialogueTask(str(prepared_dialogues))
+    data, models = task.data("train"), task.models()
+    images = {tuple(row.tolist()): number for number, row in enumerate(data.features.all())}
+    known = {each.question for dialogue in data.dialogues for each in dialogue.rounds}
+    for row, (texts, rewards) in zip(dataset[:], described(dataset), strict=True):
+        number = images[tuple(row["prefix"][0].tolist())]
+        dialogue, values = data.dialogues[number]._replace(rounds=()), []
+        assert texts[0] == dialogue.caption
+        for place, (question, answer) in enumerate(zip(texts[1::2], texts[2::2], strict=True)):
+            feature = row["prefix"]
+            values.append(float(models.percentiles([dialogue], feature)))
+            assert models.answers([dialogue], [question], feature) == [answer]
+            done = dialogue.rounds
+            dialogue = dialogue._replace(rounds=(*done, Round(question, answer)))
+            now = float(models.percentiles([dialogue], feature))
+            ended = place == 9 or (now - values[0]) / (1 - values[0]) >= 0.5
+            assert ended == (place == len(rewards) - 1)
+            assert rewards[place] == (0.0 if ended else -1.0)
+        questions = texts[1::2]
+        assert len(set(questions)) == len(questions)
+        assert set(questions) <= known
+
+
+def test_the_data_player_does_not_repeat_itself(task):
+    questions = ["a", *"bcdefghij" * 30]
+    tokenizer = task.tokenizer()
+    control = tokenizer.control
+    asked = [*"bcdefghij"]
+    row = [control.begin_state, control.end_of_state]
+    agent = [False, False]
+    for number, text in enumerate(asked):
+        closed = number % 2 == 0  # the environment ends every second question
+        row += [*tokenizer.encode(text), control.end_of_action, control.end_of_state]
+        agent += [True, closed, False]
+    td = TensorDict(
+        tokens=torch.tensor([row, row]),
+        agent_mask=torch.tensor([agent, [False] * len(agent)]),
+        batch_size=[2],
+    )
+    player = QuestionPlayer(questions, tokenizer, 2, seed=0)
+    for _ in range(5):
+        assert player(td)["action"][0].tolist() == [*tokenizer.encode("a"), control.end_of_action]
+    free = QuestionPlayer(questions, tokenizer, 4, repeat=True, seed=0)
+    drawn = [tokenizer.decode(free(td)["action"][0].tolist()) for _ in range(300)]
+    assert all(text.endswith("</a><|pad|><|pad|>") for text in drawn)
+    assert len({text[0] for text in drawn}) >= 9
+    assert sum(text[0] == "a" for text in drawn) < 10  # one of 271 questions
+    again = QuestionPlayer(questions, tokenizer, 4, repeat=True, seed=0)
+    assert [tokenizer.decode(again(td)["action"][0].tolist()) for _ in range(300)] == drawn
+
+
+def test_a_dialogue_that_has_ended_needs_no_new_question(task):
+    """Policies are called for such rows, too."""
+    tokenizer = task.tokenizer()
+    control = tokenizer.control
+    row = [token for letter in "abcdefghij" for token in (*tokenizer.encode(letter), control.end_of_action)]
+    td = TensorDict(tokens=torch.tensor([row]), agent_mask=torch.ones(1, len(row), dtype=torch.bool))
+    assert QuestionPlayer("abcdefghij", tokenizer, 2, seed=0)(td)["action"].shape == (1, 2)
+
+
+def test_questions_that_no_player_can_ask(task):
+    with pytest.raises(ValueError, match="at least 10 different questions, got 2"):
+        QuestionPlayer(["a", "b"] * 20, task.tokenizer(), 4)
+    td = TensorDict(tokens=torch.zeros(1, 3, dtype=torch.int64), agent_mask=torch.zeros(1, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"has \d+ tokens with its end, but action_length=2"):
+        QuestionPlayer([f"is it {letter}?" for letter in "abcdefghij"], task.tokenizer(), 2)(td)
+    with pytest.raises(ValueError, match="player='nobody' is unknown"):
+        task.player("nobody")
+
+
+# -- the task -------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_travels(task):
+    other = VisualDialogueTask(task.folder, "10_stop", scale=2.0, measure="distance", image=False, server="http://x:1")
+    for each in (task, other):
+        assert from_own_notes(each) == each
+        assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mode": "forever"}, "holds no task (mode='forever' is unknown"),
+        ({"measure": "distance"}, "holds no task (Mode 'env_stops' needs measure='rank'"),
+        ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard' and cutoff=None are options of mode"),
+        ({"measure": "length"}, "holds no task (measure='length' is unknown"),
+        ({"image": 1}, 'has 1 as "image", expected bool'),
+        ({"server": 3}, 'has 3 as "server", expected str'),
+    ],
+)
+def test_damaged_notes(task, change, message):
+    with pytest.raises(FileError) as raised:
+        from_own_notes(task, **change)
+    assert message in str(raised.value)
+
+
+def test_a_folder_that_was_not_prepared(tmp_path, capsys):
+    assert generate(tmp_path, tmp_path / "data") == 2
+    assert "There is no finished visual dialogue in" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="cannot be made without a dataset of it"):
+        VisualDialogueTask.without_notes()
+
+
+def test_environments_share_data_and_models(task):
+    first, second = task.env(1), task.env(2, split="train")
+    assert first.data is second.data
+    assert first.models is second.models
+    assert first.tokenizer is second.tokenizer
+    assert task.env(1, split="val").data is not first.data
+    with pytest.raises(ValueError, match="split='dev' is unknown"):
+        task.env(1, split="dev")
+
+
+@pytest.mark.slow
+def test_an_evaluation_plays_every_dialogue_once(task):
+    assert [task.number_of_games(split) for split in (None, "val", "train")] == [13, 10, 48]
+    for split, many in (("test", 13), (None, 10)):
+        more = {} if split is None else {"split": split}
+        _, records = task.evaluate(task.player("data", 0).policy, games=many, seed=0, batch=4, **more)
+        captions = [from_row(row, task.tokenizer()).turns[0].text for row in records.rows]
+        assert captions == [each.caption for each in task.data(split or "val").dialogues]
+
+
+def made_records(task, dialogues, progress, terminated):
+    """Records of games from their texts."""
+    from torchrl_lang.text import Episode, Turn, to_rows
+
+    episodes = [
+        Episode([Turn(text, -1.0 if place % 2 else None) for place, text in enumerate(texts)], ended, not ended)
+        for texts, ended in zip(dialogues, terminated, strict=True)
+    ]
+    rows = to_rows(episodes, task.tokenizer(), task.prepared.tokens().row_length)
+    records = GameRecords.from_rows(rows, task.tokenizer().control)
+    padded = torch.tensor([each + [0.0] * (11 - len(each)) for each in progress])
+    records.kept["progress"] = padded
+    return records
+
+
+def test_metrics_worked_out_by_hand(task):
+    dialogues = [
+        ["a dog", "is it true that the animal is white?", "no", "where is it?", "at the beach"],
+        ["a dog", *["do you think that it is old?", "i think so"] * 10],
+        ["a dog", "is it old?", "yes, i would"],
+    ]
+    progress = [[0.5, 0.125, 0.25], [0.5, *[0.03125] * 10], [0.75, 0.125]]
+    records = made_records(task, dialogues, progress, [True, True, False])
+    assert task.won(records).tolist() == [True, False, False]  # the second had ten rounds, the third was cut off
+    metrics = task.summary(records, "by hand").metrics
+    assert metrics == pytest.approx(
+        {
+            "rounds": 13 / 3,
+            "percentile": (0.875 + 0.8125 + 0.875) / 3,
+            "yes_no_soft": (0.5 + 0 + 1) / 3,
+            "yes_no_hard": 0.5 / 3,
+            "yes_no_conservative": (0.5 + 1 + 1) / 3,
+        }
+    )
+
+
+@pytest.mark.parametrize(("measure", "won"), [("rank", [True, False, False]), ("distance", [False, True, False])])
+def test_won_without_a_cutoff(task, measure, won):
+    other = VisualDialogueTask(task.folder, "10_stop", measure=measure)
+    progress = [[0.5, 0.25, -0.125], [0.5, -0.25, 0.125], [0.5, 0.25, -0.25]]
+    records = made_records(other, [["a dog", "old?", "no", "new?", "yes"]] * 3, progress, [True] * 3)
+    assert other.won(records).tolist() == won
+    assert {"rank": "percentile", "distance": "distance"}[measure] in other.summary(records, "x").metrics
+
+
+@pytest.mark.slow
+def test_games_with_a_server_are_those_with_models_in_process(task):
+    pytest.importorskip("uvicorn")
+    with DialogueServer(task.models()) as server:
+        remote = VisualDialogueTask(task.folder, server=server.url)
+        games = [each.evaluate(each.player("data", 0).policy, games=10, seed=0)[1] for each in (task, remote)]
+    assert torch.equal(games[0].rows["tokens"], games[1].rows["tokens"])
+    assert torch.equal(games[0].returns, games[1].returns)
+    torch.testing.assert_close(games[0].kept["progress"], games[1].kept["progress"], rtol=0, atol=1e-6)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def test_watching_and_playing(prepared_dialogues, monkeypatch, capsys):
+    folder = ["--folder", str(prepared_dialogues), "--seed", "0"]
+    assert main(["play", "visual_dialogue", *folder, "--watch", "data", "--games", "2"]) == 0
+    games = capsys.readouterr().out.strip().split("\n\n")
+    assert len(games) == 2
+    assert all("?" in game for game in games)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("what animal is it?\nq\n"))
+    assert main(["play", "visual_dialogue", *folder]) == 0
+    assert "> what animal is it?  (-1)" in capsys.readouterr().out
+    assert main(["play", "visual_dialogue", *folder, "--watch", "nobody"]) == 2
+    assert "player='nobody' is unknown" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_run(prepared_dialogues, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torchrl_lang.envs.http_json._SystemClock.sleep", lambda *wait: None)
+    more = ("--player", "data", "--games", 4, "--server", "http://127.0.0.1:1")
+    assert generate(prepared_dialogues, tmp_path / "data", *more) == 2
+    assert "http://127.0.0.1:1/health answered none of 13 requests" in capsys.readouterr().err

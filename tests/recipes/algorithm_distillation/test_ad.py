@@ -1,0 +1,209 @@
+"""`train ad`: what a run writes, how it continues, and on which tasks its checkpoint is chosen."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.recipes.interrupt import interrupted_at
+from torchrl_lang.__main__ import main
+from torchrl_lang.algorithm_distillation import (
+    HistoryActor,
+    LearningHistory,
+    evaluate_in_context,
+    load_ad_model,
+    record_history,
+)
+from torchrl_lang.evaluation import read_columns
+from torchrl_lang.recipes.algorithm_distillation.ad import AD
+from torchrl_lang.training import Checkpointer
+
+ad = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.ad")
+TASKS = {"size": 3, "episode-length": 6}
+SIZES = {"streams": 4, "context-episodes": 2, "width": 8, "heads": 2, "layers": 1, "batch-size": 8, "fresh-every": 3}
+TIMES = {"steps": 8, "eval-every": 2, "log-every": 1, "episodes": 4, "eval-streams": 3}
+
+
+def train(out, *more):
+    sizes = [str(word) for name, value in (TASKS | SIZES | TIMES).items() for word in (f"--{name}", value)]
+    return main(["train", "ad", "--out", str(out), *sizes, *map(str, more)])
+
+
+def weights_of(run):
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def family():
+    return AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}).family()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run; tests must not write into it."""
+    out = tmp_path_factory.mktemp("ad") / "run"
+    assert train(out) == 0
+    return out
+
+
+def test_a_run_writes_its_options_log_and_model(run):
+    config = json.loads((run / "config.json").read_text())
+    assert (config["steps"], config["size"], config["source"]) == (8, 3, None)
+    assert config["family"] == family().describe()
+    log = read_columns(run / "log.csv")
+    assert log["step"] == list(range(1, 9))
+    assert all(value > 0 for value in log["loss_action"])
+    assert [value == value for value in log["return"]] == [False, True] * 4
+    trained_on = json.loads((run / "model" / "ad_model.json").read_text())["trained_on"]
+    assert (trained_on["family"], trained_on["source"]) == (config["family"], "posterior")
+    model = load_ad_model(run / "model")
+    assert (model.context, model.episode_length, model.width, model.heads) == (12, 6, 8, 2)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_an_interrupted_run_ends_with_the_same_numbers(run, number, tmp_path):
+    """Stopped in its second or third save: it continues after step 2, or after step 4, amid a block of histories."""
+    out = tmp_path / "run"
+    with interrupted_at(Checkpointer, "save", number):
+        assert train(out) == 130
+    assert not (out / "model").exists()
+    assert train(out) == 0
+    assert_same(weights_of(out), weights_of(run))
+    columns = [read_columns(folder / "log.csv") for folder in (run, out)]
+    for name in ("loss_action", "action_nll"):
+        assert columns[0][name] == columns[1][name]
+    assert [value for value in columns[0]["return"] if value == value] == [
+        value for value in columns[1]["return"] if value == value
+    ]
+
+
+def test_the_log_has_the_returns_of_the_saved_model_on_validation_tasks(run):
+    logged = [value for value in read_columns(run / "log.csv")["return"] if value == value]
+    env = family().env(family().split.validation, 3)
+    returns = evaluate_in_context(env, HistoryActor(load_ad_model(run / "model")), 4, seed=0)
+    assert float(returns[..., -3:].mean()) == pytest.approx(max(logged), abs=1e-5)
+
+
+def test_the_checkpoint_is_the_best_on_validation_tasks(tmp_path, monkeypatch):
+    scripted, weights, evaluated = iter([1.0, 3.0, 2.0, 0.5]), [], []
+
+    def evaluate(env, policy, episodes, *, seed):
+        evaluated.append(env.fixed_task[:, 0].tolist())
+        weights.append({name: value.clone() for name, value in policy.model.state_dict().items()})
+        assert not policy.model.training
+        return torch.full((*env.batch_size, episodes), next(scripted))
+
+    monkeypatch.setattr(ad, "evaluate_in_context", evaluate)
+    assert train(tmp_path / "run") == 0
+    assert evaluated == [family().split.validation.tolist()] * 4
+    assert_same(weights_of(tmp_path / "run"), weights[1])
+    assert any(not torch.equal(weights[1][name], weights[3][name]) for name in weights[1])
+
+
+def test_the_returned_figure_is_the_best(run, monkeypatch, tmp_path):
+    options = {name.replace("-", "_"): value for name, value in (TASKS | SIZES | TIMES).items()}
+    logged = [value for value in read_columns(run / "log.csv")["return"] if value == value]
+    assert ad.main(AD(out=tmp_path / "run", **options)) == pytest.approx(max(logged), abs=1e-5)
+
+
+def test_no_held_out_task_is_in_a_history_or_evaluated(monkeypatch, tmp_path):
+    trained_on, evaluated = set(), set()
+
+    def kept(steps, tasks, **more):
+        trained_on.update(task["task"] for task in tasks)
+        return LearningHistory(steps, tasks, **more)
+
+    def evaluate(env, *arguments, **more):
+        evaluated.update(env.fixed_task.flatten().tolist())
+        return evaluate_in_context(env, *arguments, **more)
+
+    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.histories.LearningHistory", kept)
+    monkeypatch.setattr(ad, "evaluate_in_context", evaluate)
+    assert train(tmp_path / "run") == 0
+    split = family().split
+    assert trained_on == set(split.train.tolist())
+    assert evaluated == set(split.validation.tolist())
+    assert not (trained_on | evaluated) & set(split.test.tolist())
+
+
+def test_options_reach_the_loss(monkeypatch, tmp_path):
+    seen = []
+
+    def stop(model, **options):
+        seen.append((model, options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.formats.ADLoss", stop)
+    more = ["--label-smoothing", "0.1", "--reward-weight", "0.2", "--observation-weight", "0.3", "--layers", "2"]
+    assert train(tmp_path / "run", *more) == 130
+    ((model, options),) = seen
+    assert options == {"label_smoothing": 0.1, "reward_weight": 0.2, "observation_weight": 0.3}
+    assert len(model.trunk.blocks) == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--env", "bandit", "--tasks", "20", "--arms", "3"],
+        ["--env", "dark_key_door", "--tasks", "20", "--history-episodes", "12", "--skip-episodes", "3"],
+        ["--source", "q_learning", "--history-episodes", "12", "--skip-episodes", "3"],
+        ["--source", "expert", "--reward-weight", "1", "--observation-weight", "1", "--label-smoothing", "0.1"],
+    ],
+)
+def test_every_family_and_source_trains(more, tmp_path):
+    assert train(tmp_path / "run", *more, "--steps", "2") == 0
+    log = read_columns(tmp_path / "run" / "log.csv")
+    assert ("loss_reward" in log) == ("--reward-weight" in more)
+    assert load_ad_model(tmp_path / "run" / "model").context == 12
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--size", "2"], "3 tasks leave none for validation and test"),
+        (["--heads", "3"], "width must be a multiple of heads, got width=8 and heads=3"),
+        (["--env", "bandit", "--source", "posterior"], "rewards are not random, got BernoulliBanditEnv"),
+        (["--episodes", "2"], "episodes must be at least 3, got 2"),
+        (["--label-smoothing", "1"], "label_smoothing must be at least 0 and below 1, got 1.0"),
+        (["--history", "nothing"], "There is no learning history in nothing"),
+    ],
+)
+def test_bad_options_end_in_a_line(more, message, tmp_path, capsys):
+    capsys.readouterr()
+    assert train(tmp_path / "run", *more) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("torchrl_lang: ")
+    assert message in error
+
+
+def recorded(folder, seed):
+    options = AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}, source="noise")
+    env = family().env(family().split.train, 4)
+    record_history(folder, options.source_on(env, seed=seed))
+    return folder
+
+
+def test_a_run_continues_with_its_recorded_history_alone(tmp_path, capsys):
+    one, other, out = recorded(tmp_path / "one", 1), recorded(tmp_path / "other", 2), tmp_path / "run"
+    with interrupted_at(Checkpointer, "save", 2):
+        assert train(out, "--source", "noise", "--history", one) == 130
+    for more in (["--history", other], []):
+        assert train(out, "--source", "noise", *more) == 2
+        assert "other options: history_digest." in capsys.readouterr().err.splitlines()[-1]
+    assert train(out, "--source", "noise", "--history", one.rename(tmp_path / "moved")) == 0
+    trained_on = json.loads((out / "model" / "ad_model.json").read_text())["trained_on"]
+    assert (trained_on["source"]["algorithm"], trained_on["source"]["seed"]) == ("NoisyExpert", 1)
+
+
+def test_a_finished_run_refuses_other_options(run, capsys):
+    for more in (["--steps", "9"], ["--split-seed", "1"], ["--source", "noise"], ["--seed", "1"]):
+        assert train(run, *more) == 2
+        assert "other options" in capsys.readouterr().err.splitlines()[-1]

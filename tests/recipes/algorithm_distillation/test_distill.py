@@ -1,0 +1,381 @@
+"""`distill` from end to end: what it trains, what it plays on unseen tasks, and what it reports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.recipes.demos import Trainings
+from torchrl_lang.__main__ import main
+from torchrl_lang.algorithm_distillation import (
+    HistoryActor,
+    LearningHistory,
+    RandomPolicy,
+    episode_returns,
+    evaluate_in_context,
+    in_context_report,
+    load_ad_model,
+    record_history,
+)
+from torchrl_lang.algorithm_distillation.sources import LinearDecay, NoisyExpert, QLearning
+from torchrl_lang.recipes.algorithm_distillation import Distill
+from torchrl_lang.recipes.algorithm_distillation.formats import FormatOptions
+from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions
+from torchrl_lang.recipes.algorithm_distillation.players import TestPlay, reports
+from torchrl_lang.recipes.algorithm_distillation.report import format_report
+
+recipe = importlib.import_module(
+    "torchrl_lang.recipes.algorithm_distillation.main"
+)  # the package has the function of that name
+players = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.players")
+SIZES = {
+    "size": 3,
+    "episode-length": 6,
+    "episodes": 6,
+    "seeds": 2,
+    "steps": 4,
+    "streams": 4,
+    "test-streams": 3,
+    "context-episodes": 2,
+    "width": 8,
+    "heads": 2,
+    "layers": 1,
+    "test": 0.3,
+}
+RUNS = {"ad-0", "ad-1", "ed-0", "ed-1"}
+POLICIES = ["AD", "AD, prompted", "ED", "source", "random", "optimal"]
+FAMILY = {"size": 3, "episode_length": 6, "test": 0.3}
+
+
+def distill(out, *more):
+    sizes = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
+    return main(["distill", "--quick", "--out", str(out), *sizes, *map(str, more)])
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """What was trained; it was trained in this process."""
+    found = Trainings()
+    found.take_over(monkeypatch, recipe)
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A demo from end to end; tests must not write into it."""
+    out = tmp_path_factory.mktemp("distill") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        Trainings().take_over(patch, recipe)
+        assert distill(out) == 0
+    return out
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+def split():
+    return HistoryOptions(**FAMILY).family().split
+
+
+def table_of(text):
+    """The rows of the first table by policy."""
+    lines = text.split("\n\n")[1].splitlines()
+    return {line[:14].strip(): line[14:] for line in lines if line[:14].strip() in POLICIES}
+
+
+# -- from end to end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_files_are_there(finished):
+    assert {path.name for path in finished.iterdir() if path.is_dir()} == RUNS
+    assert {"report.txt", "results.json", "curves.png", "options.json"} <= {path.name for path in finished.iterdir()}
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+    results, report = json.loads((finished / "results.json").read_text()), (finished / "report.txt").read_text()
+    assert list(table_of(report)) == POLICIES
+    assert [name for name in results if name not in ("options", "minutes_of_this_call")] == POLICIES
+    assert report.startswith("2 tasks that no history holds, 6 episodes without a change of weights")
+    assert (results["options"]["quick"], results["options"]["steps"]) == (True, 4)
+    for name in POLICIES:
+        assert len(results[name]["mean"]) == 6
+        assert [task["task"] for task in results[name]["tasks"]] == split().test.tolist()
+    assert results["optimal"]["share_of_optimal"]["mean"] == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_each_method_trains_on_its_source(finished):
+    for name in RUNS:
+        config = json.loads((finished / name / "config.json").read_text())
+        assert config["source"] == ("expert" if name.startswith("ed") else None)
+        assert (config["seed"], config["steps"], config["size"]) == (int(name[-1]), 4, 3)
+        about = json.loads((finished / name / "model" / "ad_model.json").read_text())["trained_on"]
+        assert about["source"] == ("expert" if name.startswith("ed") else "posterior")
+        assert about["family"]["test"] == split().test.tolist()
+
+
+@pytest.mark.slow
+def test_figures_by_plain_loops(finished):
+    results, table = json.loads((finished / "results.json").read_text()), (finished / "report.txt").read_text()
+    env = HistoryOptions(**FAMILY).family().env(split().test, 3)
+    optimal = env.optimal_return()[:, 0].tolist()
+    for title, file in (
+        ("AD", "ad-{}/test.json"),
+        ("AD, prompted", "ad-{}/test_prompted.json"),
+        ("ED", "ed-{}/test.json"),
+    ):
+        returns = [json.loads((finished / file.format(seed)).read_text())["returns"] for seed in range(2)]
+        streams = [(task, stream) for one in returns for task, row in enumerate(one) for stream in row]
+        late = [sum(stream[-3:]) / 3 for _, stream in streams]
+        share = sum(late) / len(late) / (sum(optimal) / len(optimal))
+        found = results[title]
+        assert found["share_of_optimal"]["mean"] == pytest.approx(share)
+        assert found["mean"][0] == pytest.approx(sum(stream[0] for _, stream in streams) / len(streams))
+        assert found["never_found"] == pytest.approx(sum(not any(stream) for _, stream in streams) / len(streams))
+        by_task = [
+            sum(value for value, (task, _) in zip(late, streams, strict=True) if task == number) / 6 / optimal[number]
+            for number in range(2)
+        ]
+        assert found["worst_task"]["last"] / found["worst_task"]["optimal"] == pytest.approx(min(by_task))
+        cells = table_of(table)[title]
+        assert f"{100 * share:.1f} ± " in cells
+        assert f" {sum(late) / len(late):.2f} " in cells
+
+
+@pytest.mark.slow
+def test_the_returns_are_those_of_the_saved_model(finished):
+    env = HistoryOptions(**FAMILY).family().env(split().test, 3)
+    actor = HistoryActor(load_ad_model(finished / "ad-1" / "model"))
+    again = evaluate_in_context(env, actor, 6, seed=2_000_001)
+    assert json.loads((finished / "ad-1" / "test.json").read_text())["returns"] == again.tolist()
+
+
+@pytest.mark.slow
+def test_a_second_call_trains_nothing_and_prints_the_same(copied, here, capsys):
+    report, files = (copied / "report.txt").read_text(), sorted(copied.glob("*/test*.json"))
+    times = [path.stat().st_mtime_ns for path in files]
+    assert len(files) == 6
+    capsys.readouterr()
+    assert distill(copied) == 0
+    assert here.done == []
+    assert (copied / "report.txt").read_text() == report
+    assert report in capsys.readouterr().out
+    assert [path.stat().st_mtime_ns for path in files] == times
+
+
+@pytest.mark.slow
+def test_an_interrupted_demo_continues_with_the_same_figures(finished, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    for stop_after, done in ((1, ["ad-0"]), (9, ["ad-1", "ed-0", "ed-1"])):
+        trainings = Trainings(stop_after=stop_after)
+        trainings.take_over(monkeypatch, recipe)
+        assert distill(out) == (130 if stop_after == 1 else 0)
+        assert trainings.done == done
+    assert "the same command continues" in capsys.readouterr().err
+    assert (out / "report.txt").read_text() == (finished / "report.txt").read_text()
+
+
+@pytest.mark.slow
+def test_more_seeds_train_alone(copied, here):
+    assert distill(copied, "--seeds", 3, "--methods", "ad") == 0
+    assert here.done == ["ad-2"]
+    results = json.loads((copied / "results.json").read_text())
+    assert "ED" not in results
+    assert len(results["AD"]["share_of_optimal"]["values"]) == 3
+
+
+@pytest.mark.slow
+def test_one_method(tmp_path, here):
+    assert distill(tmp_path / "out", "--methods", "ed", "--seeds", 1) == 0
+    assert here.done == ["ed-0"]
+    report = (tmp_path / "out" / "report.txt").read_text()
+    assert list(table_of(report)) == ["ED", "source", "random", "optimal"]
+    assert "by task" not in report
+
+
+@pytest.mark.slow
+def test_other_options_are_refused(finished, here, capsys):
+    for more in (
+        ["--steps", "5"],
+        ["--size", "4"],
+        ["--source", "noise"],
+        ["--episodes", "7"],
+        ["--temperature", ".5"],
+    ):
+        assert distill(finished, *more) == 2
+        assert "other options" in capsys.readouterr().err.splitlines()[-1]
+    assert here.done == []
+
+
+@pytest.mark.slow
+def test_another_recorded_history_is_refused(tmp_path, here, capsys):
+    options, more = HistoryOptions(**FAMILY), ("--seeds", 1, "--methods", "ad")
+    for seed in range(2):
+        record_history(
+            tmp_path / f"{seed}", options.source_on(options.family().env(options.family().split.train, 4), seed=seed)
+        )
+    assert distill(tmp_path / "out", *more, "--history", tmp_path / "0") == 0
+    for given in (["--history", tmp_path / "1"], []):
+        assert distill(tmp_path / "out", *more, *given) == 2
+        assert "other options: history_digest." in capsys.readouterr().err.splitlines()[-1]
+    assert here.done == ["ad-0"]
+
+
+@pytest.mark.slow
+def test_held_out_goals_are_in_no_history_and_chose_no_checkpoint(tmp_path, here, monkeypatch):
+    recorded, chosen_on = set(), set()
+
+    def kept(steps, tasks, **more):
+        recorded.update(task["task"] for task in tasks)
+        return LearningHistory(steps, tasks, **more)
+
+    def evaluate(env, *arguments, **more):
+        chosen_on.update(env.fixed_task.flatten().tolist())
+        return evaluate_in_context(env, *arguments, **more)
+
+    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.histories.LearningHistory", kept)
+    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.ad.evaluate_in_context", evaluate)
+    assert distill(tmp_path / "out", "--seeds", 1) == 0
+    assert (recorded, chosen_on) == (set(split().train.tolist()), set(split().validation.tolist()))
+    assert not (recorded | chosen_on) & set(split().test.tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [["--env", "bandit", "--tasks", "20", "--arms", "3"], ["--env", "dark_key_door", "--history-episodes", "12",
+      "--skip-episodes", "3"]],
+    ids=["bandit", "dark_key_door"],
+)  # fmt: skip
+def test_other_families(family, tmp_path, here):
+    assert distill(tmp_path / "out", *family, "--seeds", 1) == 0
+    assert list(table_of((tmp_path / "out" / "report.txt").read_text())) == POLICIES
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+def test_quick_values_and_what_was_given():
+    quick = Distill.from_given({"quick": True, "steps": 7})
+    assert (quick.size, quick.episodes, quick.seeds, quick.steps) == (7, 30, 3, 7)
+    plain = Distill.from_given({})
+    assert (plain.size, plain.episodes, plain.seeds, plain.steps) == (9, 40, 5, 2000)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--methods", "rl2"], "argument --methods: invalid choice: 'rl2'"),
+        (["--episodes", "5"], "episodes must be at least 6, got 5"),
+        (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--test", "1"], "test must be above 0 and below 1, got 1.0"),
+    ],
+)
+def test_bad_options(more, message, tmp_path, capsys):
+    assert distill(tmp_path / "out", *more) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# -- players --------------------------------------------------------------------------------------------------------
+
+
+def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
+    play = TestPlay(FormatOptions(size=5), episodes=6, streams=3)
+    steps, test = play._demonstration(0), HistoryOptions(size=5).family().split.test.tolist()
+    assert steps.shape == (len(test) * 3, 10)
+    for number, row in enumerate(steps.unbind(0)):
+        goal = divmod(test[number // 3], 5)
+        away = [abs(r - goal[0]) + abs(c - goal[1]) for r, c in row["observation"].tolist()]
+        assert away == [max(away[0] - t, 0) for t in range(10)]
+
+
+def test_each_model_plays_other_episodes_than_its_demonstration_and_the_other_models(tmp_path, monkeypatch):
+    seeds, made = [], SimpleNamespace(load=lambda folder: SimpleNamespace(policy=lambda temperature: None))
+
+    class Expert(NoisyExpert):
+        def __init__(self, *arguments, seed, **options):
+            super().__init__(*arguments, seed=seed, **options)
+            seeds.append(seed)
+
+    def evaluate(env, policy, episodes, *, seed):
+        seeds.append(seed)
+        return torch.rand(*env.batch_size, episodes)
+
+    monkeypatch.setattr(players, "FORMATS", {"rl": made})
+    monkeypatch.setattr(players, "NoisyExpert", Expert)
+    monkeypatch.setattr(players, "evaluate_in_context", evaluate)
+    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=2)
+    for seed in range(3):
+        run = tmp_path / f"ad-{seed}"
+        run.mkdir()
+        play.of_model(run, seed)
+        play.of_model(run, seed, prompted=True)
+    plain, demonstrations, prompted = seeds[0::3], seeds[1::3], seeds[2::3]
+    assert plain == prompted
+    assert len({*plain, *demonstrations}) == 6
+
+
+@pytest.mark.parametrize("source", ["posterior", "noise", "q_learning", "expert"])
+@pytest.mark.parametrize(("history", "every"), [(8, 4), (24, 4), (48, 4), (6, 1), (5, 1)])
+def test_the_source_plays_the_episodes_that_histories_keep(source, history, every):
+    """Of a history that is shorter or longer than the report: the first episodes are those of the history."""
+    options = FormatOptions(size=3, source=source, history_episodes=history, skip_episodes=every)
+    play = TestPlay(options, episodes=6, streams=2)
+    returns = play.of_source()
+    reward = options.source_on(play.env(), seed=2_000_000).history()["reward"].squeeze(-1)
+    expected = reward.unflatten(-1, (history, 20)).sum(-1)[..., ::every][..., :6]
+    assert returns.shape[-1] == 6
+    assert torch.equal(returns[..., : expected.shape[-1]], expected)
+
+
+def test_the_source_of_a_recorded_history_has_its_settings(tmp_path):
+    """Its length, its noise and its other numbers, not those of new histories."""
+    family = {"size": 3, "source": "q_learning", "skip_episodes": 1}
+    env = TestPlay(FormatOptions(**family), 6, 2).env()
+    settings = {"learning_rate": 0.1, "gamma": 0.5, "decay": LinearDecay(0.9, 0.2, (0.25, 0.5))}
+    recorded = record_history(tmp_path / "history", QLearning(env, 200, seed=2_000_000, **settings))
+    test = env.fixed_task[:, 0].tolist()
+    assert recorded.task_numbers.tolist() == test
+    returns = TestPlay(FormatOptions(**family, history=tmp_path / "history"), 12, 2).of_source()
+    assert torch.equal(returns[..., :10], episode_returns(recorded.steps, 10))
+
+
+def test_reports_of_policies_without_a_model():
+    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=40)
+    found = reports(play, {})
+    assert list(found) == ["source", "random", "optimal"]
+    assert found["random"].share_of_optimal.mean < 0.5 < 0.95 < found["source"].share_of_optimal.mean
+    assert found["source"].late_beats_early.difference > 0
+    text = format_report(found)
+    assert len({len(line) for line in text.split("\n\n")[1].splitlines()}) == 1  # columns are aligned
+    assert "100.0 %" in table_of(text)["optimal"]
+
+
+def test_regret_of_a_bandit_beside_its_source_and_random_pulls():
+    options = FormatOptions(env="bandit", tasks=40, arms=5)
+    play = TestPlay(options, episodes=6, streams=20)
+    found = reports(play, {})
+    best = play.env().optimal_return()[:, 0].double()
+    for name, returns in (("source", play.of_source()), ("random", play.returns(RandomPolicy(5), play.env()))):
+        expected = 6 * best.mean() - returns.double().sum(-1).mean()
+        assert found[name].regret[-1] == pytest.approx(float(expected))
+        assert found[name].total_regret.values == (pytest.approx(float(expected)),)
+        assert f" {float(expected):.1f} " in table_of(format_report(found))[name]
+    assert found["source"].regret[-1] < 0.8 * found["random"].regret[-1]
+    assert abs(found["optimal"].regret[-1]) < 1  # its pulls are random too
+
+
+def test_a_table_of_negative_returns():
+    returns = -torch.rand(2, 3, 4, 6)
+    text = format_report({"AD, prompted": in_context_report("AD", returns, torch.full((3,), -0.1))})
+    cells = table_of(text)["AD, prompted"].split()
+    assert cells[2] == "-", "the share of the optimum"
+    assert cells[3:5] == [f"{float(-0.6 - returns.sum(-1).mean()):.1f}", "±"]
+    assert cells[6] == "-", "that of the worst task"

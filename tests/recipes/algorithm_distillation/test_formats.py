@@ -1,0 +1,228 @@
+"""Both formats of histories are trained, saved and played by the same commands."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+import torch
+
+from tests.recipes.demos import Trainings
+from torchrl_lang.__main__ import main
+from torchrl_lang._files import FileError
+from torchrl_lang.algorithm_distillation import PromptedPolicy, evaluate_in_context
+from torchrl_lang.algorithm_distillation.language import parse_steps
+from torchrl_lang.modules import load_language_model
+from torchrl_lang.recipes.algorithm_distillation.ad import AD
+from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, FormatOptions, LanguageFormat
+from torchrl_lang.recipes.algorithm_distillation.histories import history_windows
+from torchrl_lang.recipes.algorithm_distillation.main import Distill
+from torchrl_lang.recipes.algorithm_distillation.wording import Wording
+from torchrl_lang.training import Checkpointer
+
+TINY = {"width": 8, "heads": 2, "layers": 1, "context_episodes": 2, "streams": 2}
+FAMILIES = [
+    {"env": "dark_room", "size": 4, "episode_length": 6},
+    {"env": "dark_key_door", "size": 3, "episode_length": 9, "tasks": 12, "history_episodes": 30, "skip_episodes": 5},
+    {"env": "bandit", "arms": 3, "episode_length": 4, "tasks": 12},
+]
+LONGEST = {"compact": 4, "spelled": 8, "sparse": 6}
+"""Tokens of the longest step in a room: ``r1 c1 up 1/``, ``at r1 c1 go up got 1 stopped``, and so on."""
+
+
+def language(template="compact", **family):
+    return FormatOptions(format="language", template=template, **{**FAMILIES[0], **family}, **TINY)
+
+
+def new(options):
+    torch.manual_seed(0)
+    return FORMATS[options.format].new(options, options.family())
+
+
+def windows_of(options, batch_size=8):
+    length = options.context_episodes * options.family().episode_length
+    return history_windows(options, length=length, batch_size=batch_size, seed=0).sample()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family["env"])
+@pytest.mark.parametrize("template", LONGEST)
+def test_rows_are_the_steps_without_loss(template, family):
+    options = language(template, **family)
+    format, windows = new(options), windows_of(options)
+    rows = format.batch(windows)
+    assert rows["tokens"].shape[1] <= format.model.config.max_position_embeddings
+    for row, steps in zip(rows, windows, strict=True):
+        text = format.rows.tokenizer.decode(row["tokens"][row["attention_mask"]][1:].tolist())
+        found = parse_steps(text, format.rows.template)
+        for key in ("observation", "action", "reward", "done", "terminated"):
+            assert found[key].flatten().tolist() == steps[key].flatten().tolist()
+        actions = row["tokens"][row["agent_mask"]].tolist()
+        assert format.rows.tokenizer.decode(actions).split() == [format.wording.action[a] for a in steps["action"]]
+
+
+def test_words_of_rooms_and_bandits():
+    room, bandit = new(language(size=3)), new(language(**FAMILIES[2]))
+    assert room.wording.observation == (("r0", "r1", "r2"), ("c0", "c1", "c2"))
+    assert room.wording.action == ("stay", "up", "down", "left", "right")
+    assert (bandit.wording.observation, bandit.wording.action) == ((("s0_0",),), ("arm0", "arm1", "arm2"))
+
+
+def test_lengths_of_rows():
+    # 12 steps of two episodes; of a compact step the end is part of the reward's word.
+    assert Wording("compact", (("a",), ("b",)), ("c",)).tokens(12, 2) == 1 + 12 * 4
+    assert Wording("spelled", (("a",), ("b",)), ("c",)).tokens(12, 2) == 1 + 12 * 7 + 2
+    assert Wording("sparse", (("a",), ("b",)), ("c",)).tokens(12, 2) == 1 + 12 * 5 + 2
+
+
+@pytest.mark.parametrize("template", LONGEST)
+def test_a_context_holds_the_episodes_of_a_window(template):
+    options = language(template)
+    format = new(options)
+    policy, env = format.policy(1.0), options.family().env(options.family().split.test, 2)
+    evaluate_in_context(env, policy, episodes=4)
+    found = [parse_steps(policy.text(stream), policy.template) for stream in range(env.batch_size.numel())]
+    episodes = {int(steps["done"].sum()) for steps in found}
+    assert episodes == {2}
+    assert all(len(steps) % 6 == 0 for steps in found)
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family["env"])
+def test_the_text_of_a_policy_names_both_ends(family):
+    options = language(**family)
+    policy, tasks = new(options).policy(1.0), options.family().split.train
+    env = options.family().env(tasks, 8)
+    evaluate_in_context(env, policy, episodes=2)
+    found = [parse_steps(policy.text(stream), policy.template) for stream in range(env.batch_size.numel())]
+    ends = torch.cat([steps["terminated"][steps["done"]] for steps in found])
+    assert bool((~ends).any())
+    assert bool(ends.any()) == (family["env"] == "dark_key_door")
+
+
+@pytest.mark.parametrize("format", ["rl", "language"])
+def test_a_saved_model_plays_the_same(format, tmp_path):
+    options = FormatOptions(format=format, **FAMILIES[0], **TINY)
+    saved, family = new(options), options.family()
+    saved.save(tmp_path / "model", {"steps": 3})
+    loaded = FORMATS[format].load(tmp_path / "model")
+    env = family.env(family.split.test, 4)
+    played = [evaluate_in_context(env, each.policy(1.0), episodes=4) for each in (saved, loaded)]
+    assert torch.equal(*played)
+    env = family.env(family.split.test, 1)
+    most_likely = [evaluate_in_context(env, loaded.policy(0.0), episodes=3, seed=seed) for seed in (0, 1)]
+    assert torch.equal(*most_likely), "nothing is sampled at temperature 0"
+
+
+def test_a_saved_language_model_is_one_of_the_library(tmp_path):
+    saved = new(language())
+    saved.save(tmp_path / "model", {})
+    loaded = load_language_model(tmp_path / "model")
+    assert loaded.tokenizer == saved.rows.tokenizer.config()
+    tokens = torch.arange(4)[None]
+    assert torch.equal(loaded.lm(tokens).logits, saved.model.eval()(tokens).logits)
+
+
+def test_a_folder_with_another_model_is_refused(tmp_path):
+    format = new(language())
+    format.model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(FileError, match="was not saved by this library"):
+        LanguageFormat.load(tmp_path / "plain")
+    format.wording = Wording("compact", (("a",), ("b",)), ("c",))
+    format.save(tmp_path / "other", {})
+    with pytest.raises(FileError, match=r"describes \d+ words"):
+        LanguageFormat.load(tmp_path / "other")
+    format.wording = Wording("nonsense", (("a",), ("b",)), ("c",))
+    format.save(tmp_path / "nonsense", {})
+    with pytest.raises(FileError, match=r'describes no template as "history\.wording"'):
+        LanguageFormat.load(tmp_path / "nonsense")
+
+
+def test_a_prompt_is_an_episode_that_was_truncated():
+    options = language()
+    policy, windows = new(options).policy(1.0), windows_of(options, batch_size=3)[:, :3]
+    policy.begin(3)
+    policy.prompt(windows)
+    for stream, steps in enumerate(windows):
+        found = parse_steps(policy.text(stream), policy.template)
+        assert found["observation"].tolist() == steps["observation"].tolist()
+        assert found["done"].flatten().tolist() == [False, False, True]
+        assert not found["terminated"].any()
+    with pytest.raises(RuntimeError, match="must follow begin"):
+        policy.prompt(windows)
+    policy.begin(2)
+    with pytest.raises(ValueError, match=r"A prompt of 2 streams has shape \[2, L\], got \[3, 3\]"):
+        policy.prompt(windows)
+
+
+def test_a_prompt_leaves_with_the_oldest_episodes():
+    options = language()
+    family = options.family()
+    env, demonstration = family.env(family.split.test, 2), windows_of(options, batch_size=4)[:, :3]
+    policy = PromptedPolicy(new(options).policy(1.0), demonstration[: env.batch_size.numel()])
+    evaluate_in_context(env, policy, episodes=3)
+    for stream in range(env.batch_size.numel()):
+        assert parse_steps(policy.actor.text(stream), policy.actor.template)["done"].sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"template": "compact"}, "template=compact is for text: give --format language, or no template."),
+        ({"format": "language", "reward_weight": 1.0}, "reward_weight are for the RL format's loss: leave them out."),
+        ({"format": "text"}, "format must be one of rl, language, got 'text'."),
+        ({"format": "language", "template": "long"}, "template must be one of compact, spelled, sparse, got 'long'."),
+    ],
+)
+def test_options_that_do_not_go_together(options, message, tmp_path):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        AD(out=tmp_path, **options)
+    assert str(raised.value) == message
+
+
+def test_defaults_of_the_language_format(tmp_path):
+    given = {"out": tmp_path, "format": "language"}
+    assert AD.from_given(given).optimizer == "muon"
+    assert AD.from_given({**given, "optimizer": "adamw"}).optimizer == "adamw"
+    assert AD.from_given({"out": tmp_path}).optimizer == "adamw"
+    steps = [Distill.from_given({"quick": True, **more}).steps for more in ({}, {"format": "language"}, {"steps": 7})]
+    assert steps == [400, 1000, 7]
+
+
+SIZES = {"size": 4, "episode_length": 6, **TINY}
+WORDS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.slow
+def test_the_distill_command_in_the_language_format(tmp_path, monkeypatch):
+    trainings = Trainings()
+    monkeypatch.setattr(
+        importlib.import_module("torchrl_lang.recipes.algorithm_distillation.main"), "run_in_parallel", trainings
+    )
+    given = ["--steps", "1", "--episodes", "6", "--seeds", "1", "--test-streams", "2", "--out", str(tmp_path / "out")]
+    assert main(["distill", "--format", "language", "--template", "sparse", *WORDS, *given]) == 0
+    assert trainings.done == ["ad-0", "ed-0"]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {"AD", "AD, prompted", "ED", "source", "random", "optimal"} <= results.keys()
+    manifest = json.loads((tmp_path / "out" / "ad-0" / "model" / "torchrl_lang.json").read_text())
+    assert manifest["history"]["wording"]["template"] == "sparse"
+    assert manifest["history"]["context"] == 1 + 12 * 5 + 2
+
+
+@pytest.mark.slow
+def test_a_run_in_the_language_format_resumes_with_the_same_numbers(tmp_path, monkeypatch):
+    words = ["train", "ad", "--format", "language", *WORDS, "--steps", "6", "--eval-every", "3", "--episodes", "3"]
+    words += ["--eval-streams", "1", "--batch-size", "4"]
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    real = Checkpointer.save
+
+    def save_and_stop(self, step, *args, **options):
+        real(self, step, *args, **options)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "save", save_and_stop)
+        assert main([*words, "--out", str(tmp_path / "cut")]) == 130
+    assert main([*words, "--out", str(tmp_path / "cut")]) == 0
+    whole, cut = (load_language_model(tmp_path / name / "model").lm.state_dict() for name in ("whole", "cut"))
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)

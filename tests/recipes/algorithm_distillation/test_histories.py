@@ -1,0 +1,300 @@
+"""Histories to train on: windows that resume exactly, and that no task of validation or test is in."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from torchrl_lang.algorithm_distillation import LearningHistory, record_history
+from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
+from torchrl_lang.recipes.algorithm_distillation.histories import (
+    FreshWindows,
+    HistoryOptions,
+    history_windows,
+    recording_of,
+)
+from torchrl_lang.schema import EPISODE_STEP, OBSERVATION, REWARD
+
+LENGTH, EVERY, BATCH = 12, 5, 7
+SMALL = {"size": 3, "episode_length": 6, "streams": 3, "fresh_every": EVERY}
+FAMILIES = {
+    "posterior": {},
+    "noise": {"source": "noise"},
+    "q_learning": {"source": "q_learning", "history_episodes": 12, "skip_episodes": 3},
+    "expert": {"source": "expert"},
+    "key_door": {"env": "dark_key_door", "tasks": 20, "history_episodes": 12, "skip_episodes": 3},
+    "ucb": {"env": "bandit", "tasks": 20, "arms": 4},
+}
+
+
+def windows_of(seed=0, **options):
+    return history_windows(HistoryOptions(**{**SMALL, **options}), length=LENGTH, batch_size=BATCH, seed=seed)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The histories that are drawn from now on."""
+    found = []
+
+    def kept(*arguments, **options):
+        found.append(LearningHistory(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.histories.LearningHistory", kept)
+    return found
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one.keys())
+
+
+# -- windows that are replaced --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [0, 1, EVERY - 1, EVERY, EVERY + 1, 2 * EVERY, 2 * EVERY + 3])
+def test_windows_resume_exactly(done):
+    """In the middle of a block, and at its border."""
+    whole = windows_of(seed=3)
+    batches = [whole.sample() for _ in range(3 * EVERY + 1)]
+    begun = windows_of(seed=3)
+    for _ in range(done):
+        begun.sample()
+    resumed = windows_of(seed=3)
+    resumed.sample()  # a state replaces what was before
+    resumed.load_state_dict(begun.state_dict())
+    for expected in batches[done:]:
+        assert_same(resumed.sample(), expected)
+
+
+def test_each_block_has_a_history_of_its_own():
+    options, numbers = HistoryOptions(**SMALL), []
+    source = options.source_on(options.family().env(options.family().split.train, 3), seed=0)
+
+    def draw(number):
+        numbers.append(number)
+        return LearningHistory(source.history(), source.tasks)
+
+    windows = FreshWindows(draw, LENGTH, BATCH, every=EVERY)
+    for _ in range(2 * EVERY + 1):
+        windows.sample()
+    assert numbers == [0, 1, 2]
+
+
+def test_each_block_reads_other_windows():
+    options = HistoryOptions(**SMALL)
+    source = options.source_on(options.family().env(options.family().split.train, 40), seed=0)
+    history = LearningHistory(source.history(), source.tasks)
+    windows = FreshWindows(lambda number: history, LENGTH, BATCH, every=EVERY)
+    first, second = (
+        {start for _ in range(EVERY) for start in windows.sample()["index"][:, 0].tolist()} for _ in range(2)
+    )
+    assert len(first) == len(second) == EVERY * BATCH
+    assert len(first & second) < EVERY * BATCH / 2
+
+
+def test_new_histories_differ(drawn):
+    windows = windows_of()
+    for _ in range(3 * EVERY):
+        windows.sample()
+    assert len(drawn) == 3
+    for one, other in pairwise(drawn):
+        assert not torch.equal(one.steps["action"], other.steps["action"])
+    windows_of(seed=1).sample()
+    assert all(not torch.equal(one.steps["action"], drawn[3].steps["action"]) for one in drawn[:3])
+
+
+def test_a_window_begins_with_an_episode_and_has_every_kth():
+    windows = windows_of(**FAMILIES["q_learning"])
+    for _ in range(EVERY + 1):
+        batch = windows.sample()
+        assert batch.shape == (BATCH, LENGTH)
+        assert (batch[EPISODE_STEP][:, 0] == 0).all()
+        assert (batch["episode"].diff(dim=-1).unique() == torch.tensor([0, 3])).all()
+
+
+# -- held-out tasks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_windows_have_the_training_tasks_and_no_others(name, drawn):
+    options = HistoryOptions(**{**SMALL, **FAMILIES[name]})
+    windows = history_windows(options, length=LENGTH, batch_size=BATCH, seed=0)
+    batches = [windows.sample() for _ in range(EVERY + 2)]
+    split = options.family().split
+    assert len(drawn) == 2
+    for history in drawn:
+        assert history.task_numbers.tolist() == split.train.tolist()
+    for batch, history in zip(batches, [drawn[0]] * EVERY + [drawn[1]] * 2, strict=True):
+        steps = history.flat[batch["index"]]
+        assert all(torch.equal(batch[key], steps[key]) for key in (OBSERVATION, "action", REWARD))
+
+
+@pytest.mark.parametrize("source", ["posterior", "noise", "q_learning", "expert"])
+def test_no_window_shows_a_reward_at_a_held_out_goal(source):
+    """The content alone: a step after a reward, in the same episode, is at the goal."""
+    options = {"size": 4, "episode_length": 9, "source": source, "streams": 20, "history_episodes": 10}
+    windows, split = windows_of(**options, skip_episodes=1), HistoryOptions(**{**SMALL, **options}).family().split
+    found = set()
+    for _ in range(4 * EVERY):
+        batch = windows.sample()
+        rewarded = (batch[REWARD][:, :-1, 0] == 1) & (batch[EPISODE_STEP][:, 1:] > 0)
+        found |= set((batch[OBSERVATION][:, 1:][rewarded] @ torch.tensor([4, 1])).tolist())
+    assert found
+    assert found <= set(split.train.tolist())
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "steps", "skipped"),
+    [
+        ({}, PosteriorSampling, 12 * 6, 1),
+        ({"source": "noise"}, NoisyExpert, 12 * 6, 1),
+        ({"source": "q_learning"}, QLearning, 600 * 6, 40),
+        ({"env": "dark_key_door", "tasks": 20}, QLearning, 600 * 6, 40),
+        ({"env": "bandit", "tasks": 20}, UCB, 20 * 6, 1),
+        ({"history_episodes": 4, "skip_episodes": 2}, PosteriorSampling, 4 * 6, 2),
+    ],
+)
+def test_the_source_of_each_family(options, kind, steps, skipped):
+    made = HistoryOptions(**{**SMALL, **options})
+    family = made.family()
+    env = family.env(family.split.train, 2)
+    source = made.source_on(env, seed=7)
+    assert (type(source), source.steps, source.seed, made.skipped()) == (kind, steps, 7, skipped)
+    assert made.source_on(env, seed=7, episodes=3).steps == max(steps, 3 * 6)
+    assert made.source_on(env, seed=7, episodes=700).steps == 700 * 6
+
+
+def test_an_expert_has_no_noise_and_the_noisy_one_has():
+    optimal = {}
+    for name in ("expert", "noise"):
+        options = HistoryOptions(**SMALL, source=name)
+        env = options.family().env(options.family().split.train, 2)
+        reward = options.source_on(env, seed=0).history()[REWARD].sum((-2, -1))
+        optimal[name] = bool((reward == 12 * env.optimal_return()).all())
+    assert optimal == {"expert": True, "noise": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": "bandit", "source": "posterior"}, "rewards are not random, got BernoulliBanditEnv"),
+        ({"source": "ucb"}, "UCB needs a task with one state"),
+        ({"history_episodes": 1}, "No stream has a window of length=12 with skip_episodes=1: the streams have 6 steps"),
+        ({"source": "a3c"}, "source must be one of posterior, noise, q_learning, ucb, expert, got 'a3c'"),
+        ({"skip_episodes": 0}, "skip_episodes must be at least 1, got 0"),
+        ({"streams": 0}, "streams must be at least 1, got 0"),
+        ({"fresh_every": 0}, "fresh_every must be at least 1, got 0"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        windows_of(**options).sample()
+
+
+# -- recorded histories ---------------------------------------------------------------------------------------------
+
+
+def recorded(folder, which="all", **options):
+    """A folder with a history of the training tasks, the held-out ones, or all of them."""
+    made = HistoryOptions(**{**SMALL, **options})
+    split = made.family().split
+    held_out = torch.cat([split.validation, split.test])
+    numbers = {"train": split.train, "held_out": held_out, "all": torch.cat([held_out, split.train])}[which]
+    return record_history(folder, made.source_on(made.family().env(numbers, 2), seed=5))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_recorded_history_is_used_without_its_held_out_tasks(name, tmp_path, drawn):
+    options = FAMILIES[name]
+    history = recorded(tmp_path / "history", **options)
+    windows = windows_of(**options, history=tmp_path / "history")
+    split = HistoryOptions(**{**SMALL, **options}).family().split
+    kept = [history.task_numbers.tolist().index(task) for task in split.train.tolist()]
+    steps = history.steps[kept].reshape(-1)
+    for _ in range(2 * EVERY):
+        batch = windows.sample()
+        expected = steps[batch["index"]]
+        assert all(torch.equal(batch[key], expected[key]) for key in (OBSERVATION, "action", REWARD, "episode"))
+    assert [found.task_numbers.tolist() for found in drawn] == [split.train.tolist()]
+
+
+def test_recorded_windows_resume_exactly(tmp_path):
+    recorded(tmp_path / "history")
+    whole, begun, resumed = (windows_of(history=tmp_path / "history") for _ in range(3))
+    batches = [whole.sample() for _ in range(30)]
+    for _ in range(13):
+        begun.sample()
+    resumed.load_state_dict(begun.state_dict())
+    for expected in batches[13:]:
+        assert_same(resumed.sample(), expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({"size": 4}, {}, "recorded with .*'size': 4.*, but these options give .*'size': 3"),
+        ({"episode_length": 7}, {}, "recorded with .*'episode_length': 7"),
+        ({"start": "random", "source": "noise"}, {}, "recorded with .*'start': 'random'"),
+        (FAMILIES["key_door"], {}, "recorded with .*DarkKeyDoorEnv.*, but these options give .*DarkRoomEnv"),
+        (FAMILIES["ucb"], {**FAMILIES["ucb"], "split_seed": 1}, "recorded with .*'probabilities'.*, but these options"),
+        ({"which": "held_out"}, {}, r"has none of the tasks to train on, \[0"),
+    ],
+)
+def test_histories_of_other_tasks_are_refused(before, now, message, tmp_path):
+    recorded(tmp_path / "history", **before)
+    with pytest.raises(ValueError, match=message):
+        windows_of(**now, history=tmp_path / "history")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (FAMILIES["q_learning"], {}, "algorithm QLearning, but source=posterior is PosteriorSampling: .*q_learning."),
+        ({}, FAMILIES["q_learning"], "algorithm PosteriorSampling, but source=q_learning is QLearning: .* posterior."),
+        (FAMILIES["noise"], {}, r"algorithm NoisyExpert with noise, .*: give --source noise\."),
+        (
+            FAMILIES["noise"],
+            FAMILIES["expert"],
+            r"with noise, but source=expert is NoisyExpert without noise: .* noise\.",
+        ),
+        (
+            FAMILIES["expert"],
+            FAMILIES["noise"],
+            r"without noise, but source=noise is NoisyExpert with noise: .* expert\.",
+        ),
+    ],
+)
+def test_histories_of_another_source_are_refused(before, now, message, tmp_path):
+    recorded(tmp_path / "history", **before)
+    with pytest.raises(ValueError, match=message):
+        windows_of(**now, history=tmp_path / "history")
+
+
+def test_histories_of_an_algorithm_that_is_no_option_are_refused(tmp_path):
+    options = HistoryOptions(**SMALL)
+
+    class MyLearner(NoisyExpert):
+        pass
+
+    record_history(tmp_path / "history", MyLearner(options.family().env(options.family().split.train, 2), 72))
+    with pytest.raises(ValueError, match=r"algorithm MyLearner, .*: give a history of one of posterior, noise"):
+        windows_of(history=tmp_path / "history")
+
+
+def test_a_recording_is_recognised_by_its_steps(tmp_path):
+    assert recording_of(HistoryOptions(**SMALL)) is None
+    for name, more in (("one", {}), ("same", {}), ("longer", {"history_episodes": 13})):
+        recorded(tmp_path / name, **more)
+    found = {name: recording_of(HistoryOptions(**SMALL, history=tmp_path / name)) for name in ("one", "same", "longer")}
+    assert found["one"] == found["same"]
+    assert found["one"].digest != found["longer"].digest
+    assert found["one"].source["algorithm"] == "PosteriorSampling"
+
+
+def test_a_folder_without_a_history(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        windows_of(history=tmp_path)

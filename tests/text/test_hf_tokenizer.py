@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from torchrl_lang.text import (
+    CharTokenizer,
+    Episode,
+    HFTokenizer,
+    Tokenizer,
+    Turn,
+    fingerprint,
+    from_row,
+    to_row,
+    tokenizer_from_config,
+)
+
+
+def byte_level(**special: str) -> PreTrainedTokenizerFast:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(dict.fromkeys(special.values())),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["is it red? is it blue? yes it is. no it is not. </a> </s>"] * 4, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", backend.token_to_id("<|end|>"))]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return byte_level(eos_token="<|end|>", pad_token="<|fill|>")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(source):
+    return HFTokenizer(source)
+
+
+NAMES = [*CharTokenizer.DEFAULT_CONTROL.values(), "<|end|>", "<|fill|>"]
+
+
+def test_control_tokens_stand_behind_the_vocabulary(source, tokenizer):
+    assert isinstance(tokenizer, Tokenizer)
+    assert tokenizer.vocab_size == len(source) + 5  # the padding token is there already
+    assert tokenizer.control.pad == source.pad_token_id
+    assert sorted(tokenizer.control.ids())[1:] == list(range(len(source), len(source) + 5))
+    assert "</a>" not in source.get_vocab(), "the tokenizer that came in was changed"
+
+
+def test_a_pad_that_ends_texts_too_is_not_reused():
+    shared = byte_level(eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer = HFTokenizer(shared)
+    assert tokenizer.control.pad >= len(shared)
+
+
+def test_nothing_is_put_around_a_text(source, tokenizer):
+    assert source.encode("is it")[0] == source.eos_token_id
+    assert source.eos_token_id not in tokenizer.encode("is it")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_in_a_text_are_text(tokenizer, name):
+    special = {*tokenizer.control.ids(), tokenizer.backend.token_to_id("<|end|>")}
+    text = f"is it {name}{name} red"
+    ids = tokenizer.encode(text)
+    assert not special & set(ids)
+    assert tokenizer.decode(ids) == text
+
+
+@settings(deadline=None, max_examples=60)
+@given(parts=st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=6)), max_size=5))
+def test_decoding_gives_any_text_again(tokenizer, parts):
+    text = "".join(parts).encode("utf-8", "ignore").decode()
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & set(tokenizer.control.ids())
+
+
+def test_half_a_character_is_no_text(tokenizer):
+    with pytest.raises(ValueError, match="not valid Unicode text"):
+        tokenizer.encode("a\ud800")
+
+
+def test_control_tokens_are_decoded_by_name(tokenizer):
+    assert tokenizer.decode([*tokenizer.encode("is"), tokenizer.control.end_of_action]) == "is</a>"
+
+
+def test_the_configuration_rebuilds_it(tokenizer):
+    again = tokenizer_from_config(json.loads(json.dumps(tokenizer.config())))
+    assert isinstance(again, HFTokenizer)
+    assert again.control == tokenizer.control
+    assert again.vocab_size == tokenizer.vocab_size
+    assert fingerprint(again) == fingerprint(tokenizer)
+    text = "is it </a> blue?"
+    assert again.encode(text) == tokenizer.encode(text)
+
+
+def test_it_loads_from_a_local_path(source, tokenizer, tmp_path):
+    source.save_pretrained(tmp_path)
+    again = HFTokenizer(tmp_path)
+    assert fingerprint(again) == fingerprint(tokenizer)
+
+
+def word_level(**special: str) -> PreTrainedTokenizerFast:
+    vocabulary = {"is": 0, "it": 1, "red": 2, "</a>": 3, "<unk>": 4}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def test_a_control_token_that_is_an_ordinary_word_is_refused():
+    with pytest.raises(ValueError, match="'</a>' encodes to the control token </a>"):
+        HFTokenizer(word_level())
+
+
+def test_a_control_token_can_have_another_name():
+    tokenizer = HFTokenizer(word_level(), control={"end_of_action": "<|end_of_action|>"})
+    assert tokenizer.encode("is </a>") == [0, 3]
+    assert tokenizer.control.end_of_action >= 5
+    with pytest.raises(ValueError, match="has the control tokens"):
+        HFTokenizer(word_level(), control={"end_of_acton": "</a>"})
+
+
+def test_only_fast_tokenizers():
+    with pytest.raises(TypeError, match="not a fast tokenizer"):
+        HFTokenizer(CharTokenizer.from_alphabet("abc"))
+
+
+def test_rows_keep_unusual_spellings(tokenizer):
+    """A model may write a word in pieces that the tokenizer would not choose."""
+    assert len(tokenizer.encode("is")) == 1
+    pieces = tuple(tokenizer.encode(letter)[0] for letter in "is")
+    episode = Episode([Turn("é?"), Turn("is", 1.0, tokens=pieces), Turn("is")], terminated=True)
+    row = to_row(episode, tokenizer, 20)
+    assert from_row(row, tokenizer) == episode
+    half = tokenizer.encode("é")[:1]  # half a character
+    cut = Episode([Turn(tokenizer.decode(half), 0.0, tokens=tuple(half))], terminated=False)
+    assert from_row(to_row(cut, tokenizer, 20), tokenizer) == cut

@@ -1,0 +1,282 @@
+"""Conversations of messages to episodes and rows, and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import random
+
+import pytest
+
+from tests.data.chat_templates import EXACT, TOOL_CHATML, Family, tokenizer_of
+from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records, parse_dialogue
+from torchrl_lang.text import (
+    CharTokenizer,
+    ChatTokenizer,
+    Episode,
+    RowFormat,
+    Turn,
+    from_messages,
+    from_row,
+    to_messages,
+    to_row,
+)
+
+PIECES = [
+    *"abc Z9 .!?\n",
+    "\n\n",
+    "  ",
+    "the cat",
+    " red",
+    "Ü",
+    "日本",
+    "😀",
+    "e\u0301",
+    "العربية",
+    "{",
+    '"}',
+    "user\n",
+]
+MARKERS = [
+    "<|im_end|>", "<|im_end|>\n<|im_start|>user\n", "<|im_start|>assistant\n", "</s>", "<|eot_id|>", "<think>",
+    "<tool_call>\n", "\n</tool_call>", "</tool_response>", '{"name": "look", "arguments": {}}', '{"name": 1}',
+]  # fmt: skip
+CHATML = Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>", EXACT["chatml"].plain, pad="<|endoftext|>")
+
+
+@pytest.fixture(scope="module")
+def chatml():
+    source = tokenizer_of(CHATML)
+    return ChatTokenizer(source, RowFormat.from_chat_template(source))
+
+
+def conversation(draw):
+    """A random conversation with a system prompt, calls of tools and their answers, and rewards."""
+
+    def text():
+        return "".join(draw.choices([*PIECES, *PIECES, *MARKERS], k=draw.randint(0, 6)))
+
+    def call():
+        arguments = draw.choice([{}, {"place": text()}, {"n": [1, -2.5, None, True], "deep": {"a": text()}}, text()])
+        return {"type": "function", "function": {"name": draw.choice(["look", "go_to"]), "arguments": arguments}}
+
+    found = [{"role": "system", "content": text()}] if draw.random() < 0.3 else []
+    found.append({"role": "user", "content": text()})
+    for _ in range(draw.randint(1, 4)):
+        action = {"role": "assistant", "content": text()}
+        answers = [{"role": "user", "content": text()}]
+        if draw.random() < 0.4:
+            action["tool_calls"] = [call() for _ in range(draw.randint(1, 2))]
+            answers = [{"role": "tool", "content": text()} for _ in action["tool_calls"]]
+        if draw.random() < 0.3:
+            action["reward"] = float(draw.randint(1, 5))
+        found += [action, *answers]
+    return found if draw.random() < 0.5 else found[:-1]
+
+
+def test_conversations_survive_rows_and_back(chatml):
+    """Unchanged up to what the template itself does not distinguish: both must give the same text.
+
+    ``CONVERSATIONS=10000`` tries more of them.
+    """
+    count = int(os.environ.get("CONVERSATIONS", "800"))
+    draw, changed, tools = random.Random(0), 0, 0
+    source = tokenizer_of(CHATML)
+    for _ in range(count):
+        messages = conversation(draw)
+        before = copy.deepcopy(messages)
+        episode = from_messages(messages, chatml, terminated=False)
+        row = to_row(episode, chatml, 4000)
+        again = to_messages(from_row(row, chatml), chatml)
+        assert messages == before
+        if messages[-1] == {"role": "user", "content": ""}:  # a row that goes on has it in any case
+            messages = messages[:-1]
+        tools += any("tool_calls" in message for message in messages)
+        if again != messages:
+            changed += 1
+            write = [source.apply_chat_template(m, tokenize=False) for m in (messages, again)]
+            assert write[0] == write[1], (messages, again)
+            assert [m.get("reward") for m in again if m["role"] == "assistant"] == [
+                m.get("reward") for m in messages if m["role"] == "assistant"
+            ]
+    assert tools > 0.4 * count
+    assert changed < 0.03 * count
+
+
+def test_a_call_of_a_tool_in_full(chatml):
+    messages = [
+        {"role": "user", "content": "where?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}],
+        },
+        {"role": "tool", "content": "closed", "name": "look", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is closed.", "reward": 1.0},
+    ]
+    episode = from_messages(messages, chatml)
+    call = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "door"}}\n</tool_call>'
+    assert episode == Episode(
+        [Turn("where?"), Turn(call, 0.0), Turn("closed", role="tool"), Turn("It is closed.", 1.0)], terminated=True
+    )
+    assert to_messages(episode, chatml) == [
+        *messages[:2],
+        {"role": "tool", "content": "closed"},
+        messages[3],
+    ]
+    row = to_row(episode, chatml, 400)
+    assert row["token_reward"].sum() == 1
+    agent = chatml.decode(row["tokens"][row["agent_mask"]])
+    assert agent == f"{call}<|im_end|>It is closed.<|im_end|>"
+
+
+def test_contents_in_parts_and_empty_calls(chatml):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [
+        {"type": "function", "function": {"name": "f", "arguments": {}}}]}]  # fmt: skip
+    episode = from_messages(messages, chatml)
+    assert [turn.text for turn in episode.turns] == ["ab", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
+    assert to_messages(episode, chatml)[1]["content"] == ""
+
+
+def test_text_like_a_call_of_a_template_that_refuses_calls():
+    refusal = "{% if messages[-1].tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
+    source = tokenizer_of(dataclasses.replace(CHATML, template=refusal + EXACT["chatml"].template))
+    chat = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    text = 'so: {"name": "look", "arguments": {}}'
+    episode = Episode([Turn("where?"), Turn(text, 1.0)], terminated=True)
+    assert to_messages(episode, chat)[1] == {"role": "assistant", "content": text, "reward": 1.0}
+
+
+USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "robot", "content": ""}, r"message 2: 'role' must be one of .*'tool'.* got \"robot\""),
+        ({"role": "user"}, "message 2: 'content' must be a text or a list of text parts, got null"),
+        ({"role": "user", "content": [{"type": "image"}]}, "message 2: a part of 'content' must be"),
+        ({"role": "user", "content": "", "reward": 1}, "only messages of the assistant may have a reward"),
+        ({**AGENT, "reward": "1"}, "message 2: 'reward' must be a finite number, got \"1\""),
+        ({**AGENT, "weight": 1}, r"message 2: unknown keys \['weight'\]"),
+        ({**AGENT, "tool_calls": [{"function": {"name": "f"}}]}, "use a ChatTokenizer"),
+        ("hi", "message 2 must be a JSON object"),
+    ],
+)
+def test_a_bad_message_is_an_error(message, reason):
+    with pytest.raises(ValueError, match=reason):
+        from_messages([USER, message])
+
+
+def test_what_a_template_writes_but_rows_do_not_keep_is_an_error():
+    template = CHATML.template.replace("{{ m.role }}\n", "{{ m.name or m.role }}\n")
+    source = tokenizer_of(Family(template, CHATML.special, CHATML.end, pad=CHATML.pad))
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    with pytest.raises(ValueError, match=r"writes \['name'\] of the messages, which rows do not keep"):
+        from_messages([{**USER, "name": "Ann"}, AGENT], tokenizer)
+
+
+def test_the_forms_of_a_dialogue(chatml):
+    expected = Episode([Turn("a"), Turn("b", 2.0)], terminated=True)
+    chats = {"prompt": [USER], "completion": [AGENT]}
+    for record in (
+        {"messages": [USER, AGENT], "reward": 2},
+        {"messages": [USER, {**AGENT, "reward": 2}]},
+        {"prompt": "a", "completion": "b", "reward": 2},
+        {**chats, "reward": [2], "messages": None},  # a gap of a table
+        {"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}], "reward": 2},
+    ):
+        assert DialogueReader()(record) == [expected]
+        assert parse_dialogue(json.dumps(record)) == expected
+    assert DialogueReader(reward="score", ignore=["id"])({**chats, "score": 2.0, "id": 7}) == [expected]
+    assert DialogueReader(reward=lambda messages: len(messages))(chats) == [expected]
+    assert DialogueReader(reward=lambda messages: [2.0])({"messages": [USER, AGENT]}) == [expected]
+    assert DialogueReader()({**chats, "truncated": True})[0].terminated is False
+
+
+def test_preferences_are_two_episodes():
+    pair = {"prompt": [USER], "chosen": [AGENT], "rejected": [{**AGENT, "content": "c"}]}
+    chosen, rejected = DialogueReader(preference_rewards=(1.0, -1.0))(pair)
+    assert (chosen.turns[1].text, chosen.total_reward) == ("b", 1.0)
+    assert (rejected.turns[1].text, rejected.total_reward) == ("c", -1.0)
+    whole = {"chosen": [USER, AGENT], "rejected": [USER, AGENT]}  # the prompt is in both
+    assert [len(episode.turns) for episode in DialogueReader()(whole)] == [2, 2]
+    with pytest.raises(ValueError, match="a chosen and a rejected dialogue"):
+        parse_dialogue(json.dumps(pair))
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "reason"),
+    [
+        ({"prompt": "a"}, {}, "must have one of the entries"),
+        ({"messages": []}, {}, "'messages' must be a list of at least one message, got "),
+        ({"prompt": 3, "completion": "b"}, {}, "'prompt' must be a list of at least one message or a text, got 3"),
+        ({"messages": [USER, AGENT], "reward": [1, 2]}, {}, "2 rewards for 1 turns of the agent"),
+        ({"messages": [USER, AGENT]}, {"reward": "score"}, "no entry 'score' for its reward"),
+        ({"messages": [USER, AGENT], "id": 1}, {}, r"unknown keys \['id'\]"),
+        ({"turns": [{"role": "agent", "text": "a"}]}, {"reward": len}, "a reward function needs messages"),
+        ({"chosen": [USER, AGENT]}, {}, "'rejected' must be a list"),
+        ({"chosen": [USER, AGENT], "rejected": [USER, AGENT], "reward": 1}, {}, r"unknown keys \['reward'\]"),
+        ({"messages": [USER, AGENT], "reward": True}, {}, "'reward' must be a finite number, got true"),
+        ({"turns": [{"role": "agent", "text": "a"}], "reward": None}, {}, "'reward' must be a finite number, got null"),
+        ({"turns": [{"role": "agent", "text": "a"}], "reward": [1]}, {}, "'reward' must be a finite number, got .1."),
+    ],
+)
+def test_a_bad_record_is_an_error(record, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        DialogueReader(**options)(record)
+
+
+def test_a_data_set_of_chats_from_a_file_and_from_records(tmp_path, chatml):
+    draw = random.Random(3)
+    records = [{"messages": conversation(draw), "id": index} for index in range(20)]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    reader = DialogueReader(ignore=["id"])
+    one = dataset_from_jsonl(path, tmp_path / "one", chatml, 1000, reader=reader)
+    two = dataset_from_records(iter(records), tmp_path / "two", chatml, 1000, reader=reader, source="chats")
+    assert (one[:] == two[:]).all()
+    assert two.manifest["source"] == "chats"
+    assert one.episode(3) == from_row(to_row(from_messages(records[3]["messages"], chatml), chatml, 1000), chatml)
+
+
+def test_bad_records_are_counted_and_named(tmp_path):
+    letters = CharTokenizer.from_alphabet("ab")
+    records = [{"messages": [USER, AGENT]}, 3, {"messages": [USER, {**AGENT, "content": "x"}]}]
+    with pytest.raises(ValueError, match=r"The iterable holds 2 bad records \(record 2: .*; record 3: .*\): fix them"):
+        dataset_from_records(records, tmp_path / "data", letters, 20)
+    with pytest.warns(UserWarning, match="2 bad records of the records skipped") as caught:
+        dataset = dataset_from_records(records, tmp_path / "data", letters, 20, on_error="skip")
+    assert caught[0].filename == __file__
+    assert (len(dataset), [bad["line"] for bad in dataset.manifest["notes"]["skipped"]]) == (1, [2, 3])
+    with pytest.raises(ValueError, match="holds no dialogue: give at least one record"):
+        dataset_from_records([], tmp_path / "none", letters, 20)
+    with pytest.warns(UserWarning, match="the first is record 1"):
+        dataset_from_records(records[:1], tmp_path / "cut", letters, 4, on_overflow="truncate")
+
+
+def test_hugging_face_data_sets_in_memory_and_streamed(tmp_path, chatml):
+    datasets = pytest.importorskip("datasets", reason="the extra 'datasets' is not installed")
+    records = [
+        {"messages": [USER, {**AGENT, "reward": 2.0}], "score": 1.0},  # gaps of a table are None
+        {"messages": [{"role": "system", "content": "s"}, USER, AGENT, USER, AGENT], "score": 3.0},
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    kept = tmp_path / "cache"
+    found = {
+        "list": records,
+        "memory": datasets.Dataset.from_list(records),
+        "file": datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(kept)),
+        "stream": datasets.load_dataset("json", data_files=str(path), split="train", streaming=True),
+    }
+    reader = DialogueReader(reward="score")
+    made = {
+        name: dataset_from_records(each, tmp_path / name, chatml, 200, reader=reader)[:] for name, each in found.items()
+    }
+    assert made["list"]["token_reward"].sum(-1).tolist() == [3.0, 3.0]
+    for name, rows in made.items():
+        assert (rows == made["list"]).all(), name

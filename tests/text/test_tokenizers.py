@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrl_lang.text import (
+    CharTokenizer,
+    Episode,
+    Tokenizer,
+    Turn,
+    fingerprint,
+    from_row,
+    to_row,
+    tokenizer_from_config,
+    word_tokenizer,
+)
+from torchrl_lang.text.tokenizers import UNKNOWN
+
+WORDS = CharTokenizer.from_alphabet(["a", "b", "ab", "ba", " ", "<", "/", ">", "s"])
+
+
+@given(st.text("ab </>s"))
+def test_decoding_gives_the_text_again_and_never_a_control_token(text):
+    ids = WORDS.encode(text)
+    assert WORDS.decode(ids) == text
+    assert not set(ids) & set(WORDS.control.ids())
+
+
+def test_names_of_control_tokens_in_a_text_are_text():
+    ids = WORDS.encode("a</a>")
+    assert ids == [WORDS.symbols.index(symbol) for symbol in ("a", "<", "/", "a", ">")]
+
+
+def test_the_ids_of_wordle(wordle_symbols):
+    control = wordle_symbols.control
+    assert wordle_symbols.vocab_size == 35
+    assert wordle_symbols.encode("az<g><b><y>") == [0, 25, 26, 27, 28]
+    assert control.ids() == (29, 30, 31, 32, 33, 34)
+
+
+@pytest.mark.parametrize("text", ["crane7", "Crane", "cra ne"])
+def test_a_foreign_character_is_named(wordle_symbols, text):
+    with pytest.raises(ValueError, match="is not in this tokenizer's alphabet"):
+        wordle_symbols.encode(text)
+
+
+@pytest.mark.parametrize("build", [CharTokenizer.from_texts, word_tokenizer])
+def test_an_alphabet_of_texts_reads_every_text(build):
+    """Curly quotes, accents of both forms, emoji and line breaks of all systems."""
+    tokenizer = build(["don\N{RIGHT SINGLE QUOTATION MARK}t cafe\N{COMBINING ACUTE ACCENT}\r\n", "\U0001f600\rso"])
+    text = "so don\N{RIGHT SINGLE QUOTATION MARK}t caf\xe9\n\U0001f600\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text.replace("\xe9", "e\u0301").replace("\n", "\r\n")) == tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode("so\u0416\ud800<s>"))[:4] == f"so{UNKNOWN}{UNKNOWN}"
+    assert not {"\r", "\u0301", "\ud800"} & set(tokenizer.symbols)
+    assert tokenizer.control.forbidden == (tokenizer.symbols.index(UNKNOWN),)
+    assert tokenizer.unknown in tokenizer.control.forbidden_in_action()
+    again = tokenizer_from_config(json.loads(json.dumps(tokenizer.config())))
+    assert again.encode("s\u0416") == tokenizer.encode("s\u0416")
+    assert again.control == tokenizer.control
+
+
+def test_the_agent_does_not_write_the_unknown_symbol():
+    tokenizer = CharTokenizer.from_texts(["cafe\u0301"])
+    with pytest.raises(
+        ValueError, match="'\u0416' at position 4 of 'caf\xe9\u0416' is not in this tokenizer's alphabet"
+    ):
+        tokenizer.encode_action("cafe\u0301\u0416")
+    read = Episode([Turn("c\u0416"), Turn("fa", 1.0)], terminated=True)
+    row = to_row(read, tokenizer, 10)
+    assert [turn.text for turn in from_row(row, tokenizer).turns] == [f"c{UNKNOWN}", "fa"]
+    with pytest.raises(ValueError, match="is not in this tokenizer's alphabet"):
+        to_row(Episode([Turn("c"), Turn("\u0416", 1.0)], terminated=True), tokenizer, 10)
+    played = Episode([Turn(UNKNOWN, 1.0, tokens=(tokenizer.unknown,))], terminated=True)  # what any policy may do
+    assert from_row(to_row(played, tokenizer, 10), tokenizer) == played
+
+
+def test_the_alphabet_of_plain_words_has_no_unknown_symbol():
+    """So models and runs of the versions before keep their vocabularies."""
+    plain = word_tokenizer(["it is red\n"])
+    assert plain.symbols == (
+        "\n",
+        *map(chr, range(32, 127)),
+        " is",
+        " red",
+        "it",
+        *CharTokenizer.DEFAULT_CONTROL.values(),
+    )
+    assert plain.unknown is None
+    assert list(plain.config()) == ["kind", "symbols", "control"]
+    assert word_tokenizer(["it"], unknown=True).encode("it\xe9") == [96, 97]
+
+
+def test_the_configuration_survives_json(wordle_symbols):
+    again = tokenizer_from_config(json.loads(json.dumps(wordle_symbols.config())))
+    assert isinstance(again, Tokenizer)
+    assert again.encode("slate<b>") == wordle_symbols.encode("slate<b>")
+    assert again.control == wordle_symbols.control
+    assert fingerprint(again) == fingerprint(wordle_symbols) != fingerprint(WORDS)
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="kind of tokenizer 'morse'"):
+        tokenizer_from_config({"kind": "morse"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"symbols": None}, 'has None as "symbols", expected list'),
+        ({"symbols": ["a", 5]}, 'has 5 as "symbols.1", expected str'),
+        ({"symbols": "abc"}, "has 'abc' as \"symbols\", expected list"),
+        ({"control": []}, 'has \\[\\] as "control", expected dict'),
+        ({"control": {"pad": "<|pad|>"}}, "has the control tokens .*, got \\['pad'\\]"),
+        ({"symbols": ["a", "b"]}, "are not among the symbols"),
+        ({"unknown": True}, "unknown symbol '�' is not among the symbols"),
+        ({"unknown": 1}, 'has 1 as "unknown", expected bool'),
+        ({"kind": "huggingface"}, 'has no field "tokenizer"'),
+        ({"kind": "huggingface", "tokenizer": {}}, "not a tokenizer of the tokenizers library"),
+        ({"kind": ["char"]}, "kind of tokenizer \\['char'\\]"),
+    ],
+)
+def test_a_damaged_configuration_is_an_error_in_one_line(changes, found):
+    config = {**WORDS.config(), **changes}
+    with pytest.raises(ValueError, match=found) as caught:
+        tokenizer_from_config(config)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,224 @@
+"""Act with an algorithm-distillation model, which reads its own interactions and improves."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_lang._checks import at_least_one, finite, have_shapes, within
+from torchrl_lang.algorithm_distillation.ad_blocks import KeyValues
+from torchrl_lang.algorithm_distillation.ad_transformer import ADTransformer
+from torchrl_lang.algorithm_distillation.context_policy import PromptablePolicy
+from torchrl_lang.algorithm_distillation.rolling_context import RollingContext
+from torchrl_lang.functional import RandomStream
+from torchrl_lang.modules.eval_mode import is_stochastic
+from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
+
+__all__ = ["HistoryActor", "PromptedPolicy"]
+
+
+class HistoryActor(nn.Module):
+    """A :class:`~torchrl_lang.algorithm_distillation.ContextPolicy` whose weights do not change: only its context does.
+
+    The context of a stream holds its last steps, across episodes. Where it is full, the oldest episode is evicted and
+    the rest is read again, with positions from 0, as in the windows of training. The model reads nothing but the
+    context: observations, its own actions and the rewards, which may be on another device.
+
+    With TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` actions are the most likely ones.
+
+    Args:
+        model: the model.
+        context: steps of the context, at least an episode; default those of the model.
+        temperature: of the sampled actions: logits are divided by it, standard deviations multiplied. At 0 the most
+            likely action is taken; in a room the model then repeats an unsuccessful episode.
+        cache: keep keys and values of the context; without it the whole context is read at each step.
+        seed: seed of the actions.
+
+    Raises:
+        ValueError: ``context`` is shorter than an episode or longer than that of the model, or ``temperature`` is
+            negative.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation import ADTransformer, HistoryActor, evaluate_in_context
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(3, task=torch.arange(9), batch_size=[9], episode_length=5)
+        >>> actor = HistoryActor(ADTransformer.for_env(env, context=15, width=8, heads=2), seed=0)
+        >>> evaluate_in_context(env, actor, episodes=4).shape
+        torch.Size([9, 4])
+    """
+
+    def __init__(
+        self,
+        model: ADTransformer,
+        *,
+        context: int | None = None,
+        temperature: float = 1.0,
+        cache: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.cache, self.temperature = model, cache, temperature
+        self.context = model.context if context is None else context
+        within("context", self.context, model.episode_length, model.context)
+        finite("temperature", temperature)
+        self.random = RandomStream(seed)
+        self._steps: RollingContext | None = None
+        self._past: list[KeyValues] = []
+        self._episode_step: Tensor
+        self._action: Tensor | None = None
+
+    def begin(self, streams: int) -> None:
+        """Drop all contexts, and begin ``streams`` empty ones."""
+        at_least_one("streams", streams)
+        model, device = self.model, self.model.trunk.norm.weight.device
+        self._steps = RollingContext(streams, self.context, model.observation, model.action, device=device)
+        self._past = model.trunk.empty_past(streams, self.context) if self.cache else []
+        self._episode_step, self._action = torch.zeros(streams, dtype=torch.int64, device=device), None
+
+    @torch.no_grad()
+    def prompt(self, steps: TensorDictBase) -> None:
+        """Begin each context with steps of a demonstration, ``[N, L]``; its next step is the first of an episode.
+
+        Args:
+            steps: ``observation``, ``action``, ``reward`` and ``episode_step`` of steps that may be none, a part of an
+                episode or several, such as rows of a window.
+
+        Raises:
+            RuntimeError: the streams have acted already.
+            ValueError: there are other streams, or more steps than the context has room for.
+        """
+        context = self._begun()
+        streams = len(context.length)
+        if self._action is not None or bool(context.length.any()):
+            raise RuntimeError("prompt() must follow begin(): these streams have steps already.")
+        if steps.ndim != 2 or steps.shape[0] != streams or steps.shape[1] > self.context:
+            raise ValueError(
+                f"A prompt of {streams} streams has shape [{streams}, L] with L at most {self.context}, got "
+                f"{list(steps.shape)}."
+            )
+        if not steps.shape[1]:
+            return
+        steps = steps.to(context.length.device)
+        observation, action = (entry(steps, key).reshape(*steps.shape, -1) for key in (OBSERVATION, ACTION))
+        episode_step = entry(steps, EPISODE_STEP)
+        self.model.check_entries(observation, action, episode_step)
+        reward = entry(steps, REWARD).reshape(steps.shape)
+        context.fill(observation, self.model.actions(steps), reward, episode_step)
+        self._read_again(torch.arange(streams, device=episode_step.device))
+
+    @torch.no_grad()
+    def act(self, observation: Tensor) -> Tensor:
+        """The next action of each stream, int64 ``[N]`` or float ``[N, A]``, on the device of the observations.
+
+        Raises:
+            RuntimeError: there is no :meth:`begin`, or the last action has no outcome.
+            ValueError: an observation is out of range, or an episode is longer than those of the model.
+        """
+        context = self._begun()
+        if self._action is not None:
+            raise RuntimeError("The last action has no outcome: call observe() before the next act().")
+        seen = observation.reshape(len(context.length), -1).to(context.length.device)
+        self.model.check_entries(seen, None, self._episode_step)
+        evicted = context.evict()
+        context.open(seen, self._episode_step)
+        self._action = self._choose(self.model.action_head(self._hidden(context, evicted)))
+        return self._action.to(observation.device)
+
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
+        """The outcome of the last action: rewards, float ``[N]``, and whether episodes ended, bool ``[N]``.
+
+        The model reads where episodes begin, not why they ended, so ``terminated`` is not used.
+
+        Raises:
+            RuntimeError: there is no action without an outcome.
+            ValueError: an entry has another shape, or a reward is not finite.
+        """
+        if self._action is None:
+            raise RuntimeError("There is no action to observe the outcome of: call act() first.")
+        streams = (len(self._action),)
+        have_shapes(("reward", reward, streams), ("done", done, streams))
+        if not (is_finite := reward.isfinite()).all():
+            raise ValueError(
+                f"Rewards must be finite, got {reward[~is_finite][0]}: the model would read it in all later steps."
+            )
+        device = self._action.device
+        self._begun().close(self._action, reward.to(device))
+        self._episode_step = torch.where(done.to(device), 0, self._episode_step + 1)
+        self._action = None
+
+    def _begun(self) -> RollingContext:
+        if self._steps is None:
+            raise RuntimeError("The actor has no streams: call begin() first.")
+        return self._steps
+
+    def _hidden(self, context: RollingContext, evicted: Tensor) -> Tensor:
+        """Hidden states of the added steps, ``[N, W]``."""
+        if self.cache:
+            self._read_again(evicted)
+            return self.model.trunk.step(context.last(), self._past)
+        hidden, _ = self.model.trunk(context.window(int(context.length.max()) + 1))
+        return hidden[torch.arange(len(hidden), device=hidden.device), context.length]
+
+    def _read_again(self, streams: Tensor) -> None:
+        """Compute the keys and values of streams, int64 ``[R]``, right-padded, in one pass."""
+        context = self._begun()
+        width = int(context.length[streams].max()) if len(streams) else 0
+        if not self.cache or not width:
+            return
+        _, past = self.model.trunk(context.window(width, streams))
+        for kept, new in zip(self._past, past, strict=True):
+            kept.keys[streams, :, :width], kept.values[streams, :, :width] = new.keys, new.values
+
+    def _choose(self, parameters: Tensor) -> Tensor:
+        """Sample actions at the temperature, or take the most likely ones."""
+        head = self.model.action_head
+        generator = self.random.generator
+        if not (self.temperature and is_stochastic()):
+            return parameters.argmax(-1) if head.is_discrete else head.loc_and_scale(parameters)[0]
+        if head.is_discrete:
+            # The maximum of logits and Gumbel noise is a sample of their softmax.
+            noise = -(-self.random.uniform(tuple(parameters.shape)).log()).log()
+            return (parameters / self.temperature + noise.to(parameters.device)).argmax(-1)
+        loc, scale = head.loc_and_scale(parameters)
+        noise = torch.randn(loc.shape, generator=generator, device=generator.device).to(loc.device)
+        return loc + self.temperature * scale * noise
+
+
+class PromptedPolicy(nn.Module):
+    """A policy that begins each stream with the steps of a demonstration.
+
+    Args:
+        actor: the policy, such as a :class:`HistoryActor`.
+        steps: ``[N, L]``, see :meth:`HistoryActor.prompt`; every :meth:`begin` has ``N`` streams.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation import ADTransformer, HistoryActor
+        >>> from torchrl_lang.algorithm_distillation import PromptedPolicy, evaluate_in_context
+        >>> from torchrl_lang.algorithm_distillation.sources import NoisyExpert
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 2], episode_length=6)
+        >>> actor = HistoryActor(ADTransformer.for_env(env, context=18, width=8, heads=2), seed=0)
+        >>> policy = PromptedPolicy(actor, NoisyExpert(env, steps=3).history().flatten(0, 1))
+        >>> evaluate_in_context(env, policy, episodes=4).shape
+        torch.Size([9, 2, 4])
+    """
+
+    def __init__(self, actor: PromptablePolicy, steps: TensorDictBase) -> None:
+        super().__init__()
+        self.actor, self._steps = actor, steps
+
+    def begin(self, streams: int) -> None:
+        """Begin each context with its steps."""
+        self.actor.begin(streams)
+        self.actor.prompt(self._steps)
+
+    def act(self, observation: Tensor) -> Tensor:
+        """See :meth:`ContextPolicy.act`."""
+        return self.actor.act(observation)
+
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
+        """See :meth:`ContextPolicy.observe`."""
+        self.actor.observe(reward, done, terminated)

@@ -1,0 +1,219 @@
+"""Record learning histories part by part; a killed recording is resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import tensordict
+import torch
+from tensordict import TensorDictBase
+
+import torchrl_lang
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import folder_lock, write_manifest
+from torchrl_lang._files.folders import allocate_file, flush
+from torchrl_lang.algorithm_distillation.history import LearningHistory, load_history, map_history, verify_parts
+from torchrl_lang.algorithm_distillation.history_format import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    Part,
+    check_steps,
+    check_tasks,
+    history_files,
+    part_digests,
+    read_history_manifest,
+    step_entries,
+)
+from torchrl_lang.algorithm_distillation.sources import HistorySource
+from torchrl_lang.data.dataset_format import ROWS, DiskEntry, dtype_name, entry_file, map_rows
+
+__all__ = ["HistoryWriter", "record_history"]
+
+
+class HistoryWriter:
+    """Context manager that appends parts of a learning history to a folder.
+
+    The first part creates the files, which hold the planned steps of all streams. A part is flushed to disk before the
+    manifest lists it, so that a killed process leaves the parts before, and the next writer continues after them.
+
+    Args:
+        folder: the folder.
+        tasks: a description of each task as JSON, with its number as ``"task"``.
+        streams: number of streams of each task.
+        steps: planned number of steps of each stream.
+        source: a description of the learners as JSON.
+        resume: continue a history in ``folder``, which must have been begun with the same arguments.
+
+    Raises:
+        FileExistsError: ``folder`` holds a history and ``resume`` is False, or something else, or another process is
+            writing it.
+        FileError: the history to resume is damaged.
+        ValueError: the history to resume was begun with other arguments.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from torchrl_lang.algorithm_distillation import HistoryWriter
+        >>> from torchrl_lang.algorithm_distillation.sources import QLearning
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> source = QLearning(DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 2]), 60)
+        >>> with tempfile.TemporaryDirectory() as home, HistoryWriter(home, source.tasks, 2, 60) as writer:
+        ...     for block in source.blocks(20):
+        ...         writer.extend(block)
+        ...     writer.recorded
+        60
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        tasks: Sequence[Mapping[str, Any]],
+        streams: int,
+        steps: int,
+        *,
+        source: Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> None:
+        check_tasks(tasks)
+        at_least_one("streams", streams)
+        at_least_one("steps", steps)
+        self.folder, self.resume = Path(folder), resume
+        self._shape = torch.Size([len(tasks), streams, steps])
+        about = {"tasks": list(tasks), "streams": streams, "steps": steps, "source": source or {}}
+        self._about = json.loads(json.dumps(about))  # as the manifest returns it: tuples become lists
+        self._parts: list[Part] = []
+        self._entries: dict[str, DiskEntry] | None = None
+        self._steps: TensorDictBase
+        self._locked = False
+
+    @property
+    def recorded(self) -> int:
+        """Number of steps of each stream that were recorded."""
+        return self._parts[-1].end if self._parts else 0
+
+    def __enter__(self) -> HistoryWriter:
+        with ExitStack() as stack:
+            stack.enter_context(folder_lock(self.folder))
+            if (self.folder / MANIFEST).is_file():
+                self._continue()
+            elif any(path.name != ROWS and not path.name.startswith(".") for path in self.folder.iterdir()):
+                raise FileExistsError(f"{self.folder} holds something other than a learning history.")
+            self._open, self._locked = stack.pop_all(), True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._locked = False
+        self._open.close()
+
+    def _continue(self) -> None:
+        """Continue after the parts in the folder."""
+        if not self.resume:
+            raise FileExistsError(f"{self.folder} holds a learning history: give another folder, or resume=True.")
+        manifest = read_history_manifest(self.folder)
+        _, streams, steps = manifest.shape
+        found = {"tasks": manifest.tasks, "streams": streams, "steps": steps, "source": manifest.source}
+        for name, value in self._about.items():
+            if found[name] != value:
+                raise ValueError(
+                    f"The history in {self.folder} was begun with other {name}: give the same, or another folder."
+                )
+        self._steps = map_history(self.folder, manifest).view(self._shape)
+        self._entries, self._parts = manifest.entries, manifest.parts
+        verify_parts(self.folder, self._steps, self._parts)
+
+    def extend(self, steps: TensorDictBase) -> None:
+        """Append steps ``[tasks, streams, L]`` as a part.
+
+        Raises:
+            KeyError, ValueError: the steps lack an entry, have others than those before, do not continue them, or are
+                more than planned. Nothing is written then.
+            RuntimeError: the writer is used outside of its ``with`` block.
+            OSError: writing failed, for instance because the disk is full.
+        """
+        if not self._locked:
+            raise RuntimeError(
+                "A HistoryWriter writes only while it has its folder's lock: use it in a with statement."
+            )
+        first = self.recorded
+        if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not steps.shape[2]:
+            raise ValueError(f"A part has batch size [{self._shape[0]}, {self._shape[1]}, L], got {list(steps.shape)}.")
+        if first + steps.shape[2] > self._shape[2]:
+            raise ValueError(f"{first} of {self._shape[2]} planned steps were recorded, got {steps.shape[2]} more.")
+        entries = step_entries(steps)
+        if self._entries is not None and entries != self._entries:
+            raise ValueError(f"The steps have the entries {entries}, but those before had {self._entries}.")
+        check_steps(steps, self._steps[..., first - 1 : first] if first else None, first)
+        if self._entries is None:
+            self._begin(entries)
+        block = self._steps[..., first : first + steps.shape[2]]
+        block.update_(steps)
+        for key in entries:
+            flush(self.folder / entry_file(key))
+        parts = [*self._parts, Part(first, steps.shape[2], part_digests(block))]
+        self._write_manifest(entries, parts)
+        self._parts = parts
+
+    def read(self, first: int, end: int) -> TensorDictBase:
+        """Recorded steps, ``[tasks, streams, end - first]``."""
+        return self._steps[..., first:end]
+
+    def _begin(self, entries: dict[str, DiskEntry]) -> None:
+        """Create the files, of zeros, with their space on the disk."""
+        (self.folder / ROWS).mkdir(exist_ok=True)
+        rows = math.prod(self._shape)
+        for key, (dtype, shape) in entries.items():
+            allocate_file(self.folder / entry_file(key), rows * dtype.itemsize * math.prod(shape))
+        flush(self.folder / ROWS)
+        files = history_files(self.folder, entries, rows)
+        self._steps, self._entries = map_rows(files, rows, entries).view(self._shape), entries
+
+    def _write_manifest(self, entries: Mapping[str, DiskEntry], listed: Sequence[Part]) -> None:
+        described = {key: {"dtype": dtype_name(dtype), "shape": list(shape)} for key, (dtype, shape) in entries.items()}
+        parts = [{"first": part.first, "steps": part.steps, "sha256": part.digests} for part in listed]
+        versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            **self._about,
+            "entries": described,
+            "parts": parts,
+            "created_by": {**versions, "torch": str(torch.__version__)},
+        }
+        write_manifest(self.folder / MANIFEST, manifest)
+
+
+def record_history(
+    folder: str | os.PathLike[str], source: HistorySource, *, part: int = 1000, resume: bool = True
+) -> LearningHistory:
+    """Record the history of a source algorithm, or the rest of one whose recording was killed, and open it.
+
+    To resume, the source runs from its beginning, and its steps are compared with those that were recorded.
+
+    Args:
+        folder: the folder.
+        source: the source algorithm.
+        part: steps of each stream in a part.
+        resume: continue a history in ``folder``.
+
+    Raises:
+        ValueError: the folder holds a history of another source.
+
+    Other errors are those of :class:`HistoryWriter`. See :func:`load_history` for an example.
+    """
+    about = source.describe()
+    with HistoryWriter(folder, source.tasks, source.streams, source.steps, source=about, resume=resume) as writer:
+        end = 0
+        for block in source.blocks(part):
+            first, end = end, end + block.shape[-1]
+            done = min(max(writer.recorded - first, 0), block.shape[-1])
+            if done and (writer.read(first, first + done) != block[..., :done]).any():
+                raise ValueError(f"The history in {folder} is that of another source: give another folder.")
+            if done < block.shape[-1]:
+                writer.extend(block[..., done:])
+    return load_history(folder, verify=False)  # extend() checked each part

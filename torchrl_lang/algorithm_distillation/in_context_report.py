@@ -1,0 +1,204 @@
+"""What in-context evaluations show: curves with confidence bands, regret, the worst task, a test of improvement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_lang._checks import at_least_one, have_shapes
+from torchrl_lang.algorithm_distillation.paired_test import PairedTest, paired_test
+from torchrl_lang.evaluation import SeedSummary, over_seeds
+
+__all__ = ["InContextReport", "TaskResult", "bootstrap_band", "in_context_report"]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task, over seeds and streams.
+
+    Examples:
+        >>> from torchrl_lang.algorithm_distillation import TaskResult
+        >>> TaskResult(task=7, first=0.5, last=3.0, optimal=4.0, never_found=0.25).share
+        0.75
+    """
+
+    task: int
+    first: float
+    """Mean return of the first episode."""
+    last: float
+    """Mean return of the last episodes."""
+    optimal: float
+    never_found: float
+    """Share of the streams that never earned anything."""
+
+    @property
+    def share(self) -> float | None:
+        """Share of the optimum in the last episodes; 1 where nothing can be earned, None of a negative optimum."""
+        if self.optimal > 0:
+            return self.last / self.optimal
+        return 1.0 if self.optimal == self.last == 0 else None
+
+
+@dataclass(frozen=True)
+class InContextReport:
+    """Returns by episode of one policy, over tasks, streams and training seeds; see :func:`in_context_report`.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation import in_context_report
+        >>> returns = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 2, 5, 4)  # of 1 seed, 2 tasks and 5 streams
+        >>> report = in_context_report("AD", returns, torch.tensor([4.0, 5.0]), last=1)
+        >>> report.mean, report.gain, report.worst_task.share
+        ((1.0, 2.0, 3.0, 4.0), 4.0, 0.8)
+        >>> report.regret  # the mean optimum is 4.5
+        (3.5, 6.0, 7.5, 8.0)
+    """
+
+    name: str
+    mean: tuple[float, ...]
+    """Mean return of each episode."""
+    low: tuple[float, ...]
+    """Lower end of its 95 % band, by the bootstrap over tasks and seeds."""
+    high: tuple[float, ...]
+    optimal: float
+    """Mean optimal return of the tasks."""
+    regret: tuple[float, ...]
+    """What the optimum earns more, summed over the episodes up to each; mean over streams, tasks and seeds."""
+    regret_low: tuple[float, ...]
+    """Lower end of its 95 % band."""
+    regret_high: tuple[float, ...]
+    total_regret: SeedSummary
+    """Regret of all episodes, by seed."""
+    last: int
+    """Number of the last episodes that the following figures are means of."""
+    share_of_optimal: SeedSummary | None
+    """Mean return of the last episodes over the mean optimal return, by seed; None where that is not positive."""
+    never_found: float
+    """Share of the streams that never earned anything, in any episode."""
+    late_beats_early: PairedTest
+    """The last against as many first episodes, paired by task."""
+    tasks: tuple[TaskResult, ...]
+
+    @property
+    def gain(self) -> float | None:
+        """Mean return of the last episodes over that of the first one; None where that is not positive."""
+        late = sum(self.mean[-self.last :]) / self.last
+        return late / self.mean[0] if self.mean[0] > 0 else None
+
+    @property
+    def worst_task(self) -> TaskResult:
+        """The task with the smallest share of its optimal return; if one has none, that furthest below its optimum."""
+        shares = [result.share for result in self.tasks if result.share is not None]
+        if len(shares) == len(self.tasks):
+            return self.tasks[shares.index(min(shares))]
+        return max(self.tasks, key=lambda result: result.optimal - result.last)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {**asdict(self), "gain": self.gain, "worst_task": asdict(self.worst_task)}
+
+
+def in_context_report(
+    name: str,
+    returns: Tensor,
+    optimal: Tensor,
+    *,
+    tasks: Sequence[int] | Tensor | None = None,
+    last: int = 3,
+    seed: int = 0,
+) -> InContextReport:
+    """Summarize the returns of :func:`~torchrl_lang.algorithm_distillation.evaluate_in_context`.
+
+    Args:
+        name: of the policy, in tables.
+        returns: float ``[seeds, tasks, streams, K]``: several training seeds on the same tasks.
+        optimal: float ``[tasks]``: the optimal returns. Shares of them are reported if their mean is positive.
+        tasks: numbers of the tasks; default 0, 1, ...
+        last: number of the last episodes to summarize; ``K`` is at least twice as many.
+        seed: seed of the bootstrap.
+
+    Raises:
+        ValueError: shapes do not go together, returns are not finite, or there are too few episodes.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation import RandomPolicy, evaluate_in_context, in_context_report
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 50])
+        >>> returns = evaluate_in_context(env, RandomPolicy(5), episodes=6)
+        >>> report = in_context_report("random", returns[None], env.optimal_return()[:, 0])
+        >>> report.late_beats_early.p_value > 0.01, report.share_of_optimal.mean < 0.3
+        (True, True)
+    """
+    if returns.ndim != 4 or not returns.numel():
+        raise ValueError(f"returns must have shape [seeds, tasks, streams, episodes], got {list(returns.shape)}.")
+    at_least_one("last", last)
+    n_tasks, episodes = returns.shape[1], returns.shape[3]
+    if episodes < 2 * last:
+        raise ValueError(f"Late and early episodes of last={last} need {2 * last} episodes, got {episodes}.")
+    numbers = torch.arange(n_tasks) if tasks is None else torch.as_tensor(tasks)
+    have_shapes(("optimal", optimal, (n_tasks,)), ("tasks", numbers, (n_tasks,)))
+    for kind, values in (("returns", returns), ("optimal", optimal)):
+        if not (is_finite := values.isfinite()).all():
+            raise ValueError(f"{kind} must be finite, got {values[~is_finite][0]}.")
+    returns, optimal = returns.double().cpu(), optimal.double().cpu()
+    late, early = returns[..., -last:].mean(-1), returns[..., :last].mean(-1)  # [seeds, tasks, streams]
+    never = (returns == 0).all(-1).double()
+    by_task = (numbers, returns[..., 0].mean((0, 2)), late.mean((0, 2)), optimal, never.mean((0, 2)))
+    low, high = bootstrap_band(returns.mean(2), seed=seed)
+    regret = (optimal[:, None] - returns.mean(2)).cumsum(-1)  # [seeds, tasks, K]
+    regret_low, regret_high = bootstrap_band(regret, seed=seed)
+    shares = (late.mean((1, 2)) / optimal.mean()).tolist() if optimal.mean() > 0 else None
+    return InContextReport(
+        name=name,
+        mean=tuple(returns.mean((0, 1, 2)).tolist()),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+        optimal=float(optimal.mean()),
+        regret=tuple(regret.mean((0, 1)).tolist()),
+        regret_low=tuple(regret_low.tolist()),
+        regret_high=tuple(regret_high.tolist()),
+        total_regret=over_seeds(name, regret[..., -1].mean(1).tolist()),
+        last=last,
+        share_of_optimal=None if shares is None else over_seeds(name, shares),
+        never_found=float(never.mean()),
+        late_beats_early=paired_test(late.mean((0, 2)), early.mean((0, 2)), seed=seed),
+        tasks=tuple(TaskResult(*row) for row in zip(*(column.tolist() for column in by_task), strict=True)),
+    )
+
+
+def bootstrap_band(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The 95 % band of the mean over seeds and tasks, by the bootstrap.
+
+    Seeds and tasks are drawn with replacement, each on its own: a seed that is drawn twice counts twice on every task
+    (Owen 2007, "The pigeonhole bootstrap"). With one seed the band shows the tasks' spread only.
+
+    Args:
+        values: float ``[seeds, tasks, K]``.
+        resamples: number of draws.
+        seed: seed of the draws.
+
+    Returns:
+        The 2.5 % and the 97.5 % quantile, each ``[K]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation import bootstrap_band
+        >>> low, high = bootstrap_band(torch.tensor([[[0.0], [1.0]]]))
+        >>> low, high
+        (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    at_least_one("resamples", resamples)
+    generator = torch.Generator().manual_seed(seed)
+    weights = []
+    for n in values.shape[:2]:
+        drawn = torch.randint(n, (resamples, n), generator=generator)
+        ones = torch.ones(drawn.shape, dtype=torch.float64)
+        weights.append(torch.zeros_like(ones).scatter_add_(1, drawn, ones) / n)
+    means = torch.einsum("rs,rt,stk->rk", *weights, values.double().cpu())
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), 0)
+    return low, high

@@ -1,0 +1,224 @@
+"""How well a language model predicts the rewards, and all tokens, of rows of histories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+
+from torchrl_lang._checks import at_least_one
+from torchrl_lang.algorithm_distillation.language.block_template import BlockTemplate
+from torchrl_lang.algorithm_distillation.language.reward_words import RewardWords
+from torchrl_lang.algorithm_distillation.language.step_rows import TOKEN_KIND
+from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate, TokenKind
+from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
+from torchrl_lang.text import Tokenizer
+
+__all__ = ["next_token_metrics", "rank_correlation", "reward_accuracy"]
+
+
+def reward_accuracy(
+    actor: ProbabilisticTensorDictSequential,
+    rows: TensorDictBase,
+    template: StepTemplate | BlockTemplate,
+    tokenizer: Tokenizer,
+    *,
+    values: Sequence[float] | None = None,
+    chunk: int = 64,
+) -> dict[str, float]:
+    """Predict each reward of rows ``[N]`` from all tokens before it, and compare it with the reward that was earned.
+
+    The probability of each reward is that of its tokens under the model if it may write nothing but rewards, see
+    :class:`~torchrl_lang.algorithm_distillation.language.reward_words.RewardWords`; words of a reward and an end count
+    for the
+    reward. ``exact`` is the share of rewards that are the most likely one, ``within_one`` the share that are it or its
+    neighbour in the order of their values. ``rank_correlation`` (Spearman) and ``squared_error`` are those of the
+    expected reward. Beside them is what a constant prediction reaches on these rows: ``constant_exact`` (the most
+    frequent reward), ``constant_within_one`` (the best one) and ``constant_squared_error`` (the mean, which has no rank
+    correlation).
+
+    Args:
+        actor: a language-model actor. Where a reward of a block may be several tokens, its context has room for a few
+            tokens more than a row's.
+        rows: rows of :class:`StepRows` or :func:`pack_blocks`.
+        template: the template of the rows; it writes every reward. A reward is one token in a template of steps, and
+            may be several in a template of blocks.
+        tokenizer: the tokenizer of the rows.
+        values: the rewards to choose among, where a template of blocks writes :class:`Decimals`.
+        chunk: rows that the model reads at a time.
+
+    Raises:
+        KeyError: the rows have no ``token_kind``.
+        ValueError: the template has decimals and there are no ``values``, a reward of the rows is not among them, the
+            template leaves rewards out, a step's reward is several tokens, or no row has a reward.
+
+    Examples:
+        >>> from torchrl_lang.text import word_tokenizer
+        >>> from torchrl_lang.algorithm_distillation.language import BlockTemplate, Levels, TextHistory, pack_blocks
+        >>> from torchrl_lang.algorithm_distillation.language import reward_accuracy
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> template = BlockTemplate(Levels([0, 1]))
+        >>> tokenizer = word_tokenizer([], symbols=template.vocabulary())
+        >>> records = [TextHistory(query="q", response="r", rewards=(earned,)) for earned in (1, 1, 1, 0)]
+        >>> rows = pack_blocks(records, template, tokenizer, 200).rows
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=208)
+        >>> found = reward_accuracy(language_actor(lm), rows, template, tokenizer)
+        >>> found["constant_exact"], 0 <= found["exact"] <= 1
+        (0.75, True)
+    """
+    at_least_one("chunk", chunk)
+    words, kinds = RewardWords(template, tokenizer, values), entry(rows, TOKEN_KIND)
+    truth, likely, expected = list[Tensor](), list[Tensor](), list[Tensor]()
+    for first in range(0, len(rows), chunk):
+        part = rows[first : first + chunk].select(TOKENS, ATTENTION_MASK)
+        kind = kinds[first : first + chunk].cpu()
+        places, found = words.spans(part[TOKENS].cpu(), kind, part[ATTENTION_MASK].cpu())
+        if not found:
+            continue
+        probability = words.probabilities(len(places), partial(_logits_after, actor, part, places, chunk))
+        truth.append(words.read(found))
+        likely.append(probability.argmax(-1))
+        expected.append(probability @ words.values)
+    if not truth:
+        raise ValueError("The rows have no reward: make them with StepRows or pack_blocks.")
+    return _compared(torch.cat(truth), torch.cat(likely), torch.cat(expected), words.values)
+
+
+def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict[str, float]:
+    """The figures of :func:`reward_accuracy`.
+
+    Args:
+        truth: int64 ``[M]``, the number of each reward.
+        best: int64 ``[M]``, the number of the most likely one.
+        mean: float32 ``[M]``, the expected reward.
+        values: float32 ``[R]``, the rewards.
+    """
+    counts = torch.bincount(truth, minlength=len(values)).float() / len(truth)
+    near = counts + torch.cat([counts[1:], counts[:1] * 0]) + torch.cat([counts[:1] * 0, counts[:-1]])
+    earned = values[truth]
+    return {
+        "exact": _share(best == truth),
+        "within_one": _share((best - truth).abs() <= 1),
+        "rank_correlation": rank_correlation(mean, earned),
+        "squared_error": float((mean - earned).square().mean()),
+        "constant_exact": float(counts.max()),
+        "constant_within_one": float(near.max()),
+        "constant_squared_error": float((earned - earned.mean()).square().mean()),
+    }
+
+
+def next_token_metrics(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, *, chunk: int = 64
+) -> dict[str, float]:
+    """Cross-entropy in nats (``loss``) and accuracy of the next token, over all tokens of rows ``[N]`` and by kind.
+
+    Keys are ``loss`` and ``accuracy``, and for each kind that the rows have ``loss/action``, ``accuracy/action`` and so
+    on; see :class:`TokenKind`. The first token of a row is not predicted.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation.language import Levels, StepRows, StepTemplate, next_token_metrics
+        >>> from torchrl_lang.algorithm_distillation.language import reward_accuracy, template_tokenizer
+        >>> from torchrl_lang.algorithm_distillation.sources import NoisyExpert
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> steps = NoisyExpert(DarkRoomEnv(3, task=0, batch_size=[1, 4], episode_length=5), 10).history()
+        >>> template = StepTemplate.compact([Levels(range(3))] * 2, Levels(range(5), list("sNSWE")), Levels([0, 1]))
+        >>> tokenizer = template_tokenizer(template)
+        >>> rows = StepRows(template, tokenizer)(steps[0])
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=41)
+        >>> metrics = next_token_metrics(language_actor(lm), rows)
+        >>> sorted(metrics)[:3], bool(metrics["loss"] > 0)
+        (['accuracy', 'accuracy/action', 'accuracy/observation'], True)
+        >>> accuracy = reward_accuracy(language_actor(lm), rows, template, tokenizer)
+        >>> bool(accuracy["constant_exact"] >= 0.5)
+        True
+    """
+    losses, hits, kinds = list[Tensor](), list[Tensor](), list[Tensor]()
+    for logits, target, kind in _predictions(actor, rows, chunk):
+        losses.append(torch.nn.functional.cross_entropy(upcast_half(logits), target, reduction="none"))
+        hits.append(logits.argmax(-1) == target)
+        kinds.append(kind)
+    loss, hit, kind = torch.cat(losses), torch.cat(hits), torch.cat(kinds)
+    found = {"loss": float(loss.mean()), "accuracy": _share(hit)}
+    for each in TokenKind:
+        if (kind == each).any():
+            name = each.name.lower()
+            found |= {f"loss/{name}": float(loss[kind == each].mean()), f"accuracy/{name}": _share(hit[kind == each])}
+    return found
+
+
+def rank_correlation(first: Tensor, second: Tensor) -> float:
+    """Spearman's rank correlation of numbers ``[N]``; equal numbers share their mean rank. 0 if one is constant.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation.language import rank_correlation
+        >>> rank_correlation(torch.tensor([0.1, 0.2, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
+        1.0
+    """
+    ranks = torch.stack([_ranks(first), _ranks(second)])
+    ranks = ranks - ranks.mean(-1, keepdim=True)
+    scale = ranks.square().sum(-1).prod().sqrt()
+    return float(ranks.prod(0).sum() / scale) if scale > 0 else 0.0
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, place, count = values.unique(return_inverse=True, return_counts=True)
+    return (count.cumsum(0) - (count - 1) / 2).to(torch.float64)[place]
+
+
+def _logits_after(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, places: Tensor, chunk: int, tokens: tuple[int, ...]
+) -> Tensor:
+    """Logits ``[M, V]`` after the tokens of rows before each of the ``places`` ``[M, 2]``, and then ``tokens``."""
+    row, place = places.to(rows[TOKENS].device).unbind(-1)
+    if not tokens:  # one pass serves all places of a row
+        return _logits(actor, rows)[row, place - 1]
+    found = list[Tensor]()
+    for rows_of, first in zip(row.split(chunk), place.split(chunk), strict=True):
+        part = _cut(rows[rows_of], first, tokens)
+        number = torch.arange(len(first), device=first.device)
+        found.append(_logits(actor, part)[number, first + len(tokens) - 1])
+    return torch.cat(found)
+
+
+def _cut(rows: TensorDictBase, place: Tensor, tokens: tuple[int, ...]) -> TensorDict:
+    """Rows ``[M]`` up to a place of each, ``[M]``, and then ``tokens``."""
+    longest = int(place.max()) + len(tokens)
+    ids = torch.nn.functional.pad(rows[TOKENS].long(), (0, len(tokens)))[:, :longest]
+    at = place[:, None] + torch.arange(len(tokens), device=place.device)
+    ids = ids.scatter(-1, at, torch.tensor(tokens, device=ids.device).expand(at.shape))
+    real = torch.arange(longest, device=ids.device) < (place + len(tokens))[:, None]
+    return TensorDict({TOKENS: ids, ATTENTION_MASK: real}, batch_size=[len(ids)])
+
+
+def _logits(actor: ProbabilisticTensorDictSequential, rows: TensorDictBase) -> Tensor:
+    """Logits ``[N, T, V]`` of the next token in rows ``[N, T]``."""
+    with torch.no_grad(), eval_mode(actor):
+        return actor.get_dist(rows.select(TOKENS, ATTENTION_MASK)).logits
+
+
+def _predictions(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, chunk: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For all tokens but the first of each chunk of rows: logits ``[M, V]``, the token and its kind, ``[M]``."""
+    at_least_one("chunk", chunk)
+    kind = entry(rows, TOKEN_KIND)
+    for first in range(0, len(rows), chunk):
+        part = rows[first : first + chunk]
+        has_next = shift_left(part[ATTENTION_MASK])
+        logits = _logits(actor, part)
+        target = shift_left(part[TOKENS]).long()
+        yield logits[has_next], target[has_next], shift_left(kind[first : first + chunk])[has_next]
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.float().mean())

@@ -1,0 +1,246 @@
+"""Record what a language model asked, answered and earned while it was trained: a learning history of texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from torchrl_lang._files import folder_lock, refuse_content, remove_leftovers, shorten, write_file, write_json
+from torchrl_lang.algorithm_distillation.run_format import (
+    CONFIG,
+    MANIFEST,
+    Epoch,
+    RunManifest,
+    RunRecord,
+    epoch_file,
+    lines_of,
+    read_epoch,
+    read_run_manifest,
+    shortest_decimal,
+    write_run_manifest,
+)
+from torchrl_lang.schema import AGENT_MASK, ROW_KEYS, TOKEN_LOG_PROB, TRAIN_MASK
+from torchrl_lang.text import Tokenizer, from_row
+
+__all__ = ["RunRecorder", "read_run", "run_records"]
+
+
+class RunRecorder:
+    """Context manager that appends the episodes of each epoch of a training run to the folder ``home/run-NAME``.
+
+    The folder holds ``config.json``, one ``epoch-000001.jsonl`` per epoch with a :class:`RunRecord` per line, and a
+    manifest with their checksums. Each file is written in one step, and a killed run leaves whole epochs. A run that is
+    resumed calls :meth:`rewind` with the epoch of its checkpoint, so that no epoch is recorded twice.
+
+    Args:
+        home: folder of the histories of several runs.
+        name: name of the run.
+        tokenizer: the tokenizer of the rows.
+        config: a description of the run as JSON; values of other types, such as paths, are recorded as text.
+        free: entries of ``config`` that may differ when the run is resumed.
+        out: folder of the run, which may be moved; a run in another folder cannot begin again from epoch 1.
+
+    Raises:
+        FileExistsError: the folder holds something other than a recorded run, or another process records there.
+        FileError: the history to resume is damaged.
+        ValueError: the folder holds a history of a run with another configuration.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.algorithm_distillation import RunRecorder, read_run
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn("ab"), Turn("c", reward=1.0)], terminated=True)], tokenizer, 10)
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     with RunRecorder(home, "ppo", tokenizer, config={"seed": 0}) as recorder:
+        ...         recorder.record(1, rows)
+        ...     record = read_run(f"{home}/run-ppo")[0]
+        >>> record.query, record.response, record.response_tokens, record.reward, record.run, record.epoch
+        ('ab', 'c', (2, 4), 1.0, 'ppo', 1)
+    """
+
+    def __init__(
+        self,
+        home: str | os.PathLike[str],
+        name: str,
+        tokenizer: Tokenizer,
+        *,
+        config: Mapping[str, Any],
+        free: Sequence[str] = (),
+        out: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not name or Path(name).name != name:
+            raise ValueError(f"The name of a run is one part of a path, got {name!r}.")
+        self.folder, self.tokenizer = Path(home) / f"run-{name}", tokenizer
+        self._name, self._config = name, json.loads(json.dumps(config, default=str))
+        self._free, self._epochs = frozenset(free), list[Epoch]()
+        self._out = "" if out is None else str(Path(out).resolve())
+        self._recorded_out = self._out
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that were recorded."""
+        return len(self._epochs)
+
+    def __enter__(self) -> RunRecorder:
+        with ExitStack() as stack:
+            stack.enter_context(folder_lock(self.folder, "records"))
+            remove_leftovers(self.folder)
+            if (self.folder / MANIFEST).is_file():
+                self._continue()
+            else:
+                (self.folder / CONFIG).unlink(missing_ok=True)  # of a recorder that was killed before its manifest
+                refuse_content(self.folder)
+                write_json(self.folder / CONFIG, self._config)
+                self._write_manifest()
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()
+
+    def _continue(self) -> None:
+        before, self._epochs, self._recorded_out = read_run_manifest(self.folder)
+        keys = sorted((before.keys() | self._config.keys()) - self._free)
+        changed = [key for key in keys if before.get(key) != self._config.get(key)]
+        if changed:
+            raise ValueError(
+                f"{self.folder} holds the history of a run with other {shorten(changed)}: give another folder, or "
+                f"delete it."
+            )
+        self._config = before
+
+    def _write_manifest(self) -> None:
+        write_run_manifest(self.folder, RunManifest(self._config, self._epochs, self._out))
+        self._recorded_out = self._out
+
+    def rewind(self, epoch: int) -> None:
+        """Delete all epochs after ``epoch``, which a resumed run plays again; 0 deletes all.
+
+        Raises:
+            ValueError: epochs up to ``epoch`` are missing, or all those of a run in another folder would be deleted.
+        """
+        if epoch > self.epochs:
+            raise ValueError(
+                f"The run continues after epoch {epoch}, but {self.folder} has its history up to epoch {self.epochs} "
+                f"only: put the folder back as it was, or train in another folder."
+            )
+        if not epoch and self._epochs and self._recorded_out != self._out:
+            raise ValueError(
+                f"{self.folder} has epochs 1 to {self.epochs} of the run in {self._recorded_out or 'another folder'}, "
+                f"which a new run would delete: give --out another name, or --record-history another folder."
+            )
+        self._epochs = self._epochs[:epoch]
+        self._write_manifest()
+        kept = {epoch_file(number) for number in range(1, epoch + 1)}
+        for path in self.folder.glob("epoch-*.jsonl"):
+            if path.name not in kept:
+                path.unlink()
+
+    def record(self, epoch: int, rows: TensorDictBase) -> None:
+        """Append the episodes of an epoch.
+
+        Args:
+            epoch: number of the epoch, one more than the one before; the first is 1.
+            rows: rows ``[N]``, one per episode, with the rewards of the environment; and, if they are known,
+                ``token_log_prob`` ``[N, T]`` and the ``train_mask`` ``[N, T]`` of turns that another player took.
+
+        Raises:
+            ValueError: ``epoch`` does not continue those before. Nothing is written then.
+        """
+        if epoch != self.epochs + 1:
+            raise ValueError(
+                f"Epoch {self.epochs + 1} of {self.folder} is the next to record, got {epoch}: call rewind() first."
+            )
+        records = list(run_records(rows, self.tokenizer, epoch=epoch, run=self._name))
+        content = lines_of(records).encode()
+        write_file(self.folder / epoch_file(epoch), content)
+        self._epochs.append(Epoch(len(records), hashlib.sha256(content).hexdigest()))
+        self._write_manifest()
+
+
+def read_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
+    """The records of a run that :class:`RunRecorder` wrote, by epoch, episode and turn.
+
+    Args:
+        folder: the folder ``run-NAME``.
+
+    Raises:
+        FileNotFoundError: there is no recorded run.
+        FileError: a file is missing, damaged, or was changed.
+
+    See :class:`RunRecorder` for an example.
+    """
+    folder = Path(folder)
+    numbered = enumerate(read_run_manifest(folder).epochs, start=1)
+    return [record for number, epoch in numbered for record in read_epoch(folder, number, epoch)]
+
+
+def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: str) -> Iterator[RunRecord]:
+    """The records of rows ``[N]``, by episode and turn; see :meth:`RunRecorder.record`.
+
+    The query and response tokens of an episode's turns, one after the other, are its row up to its last response; what
+    the environment wrote after it is not recorded.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.algorithm_distillation import run_records
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> turns = [Turn("a"), Turn("b", reward=0), Turn("ca"), Turn("c", reward=2)]
+        >>> rows = to_rows([Episode(turns, terminated=True)], tokenizer, 12)
+        >>> records = run_records(rows, tokenizer, epoch=1, run="ppo")
+        >>> [(each.turn, each.query, each.response, each.reward) for each in records]
+        [(0, 'a', 'b', 0.0), (1, 'ca', 'c', 2.0)]
+    """
+    rows = rows.cpu()
+    log_probs, trained = rows.get(TOKEN_LOG_PROB, None), rows.get(TRAIN_MASK, None)
+    trained = rows.get(AGENT_MASK) if trained is None else trained
+    for number, row in enumerate(rows.unbind(0)):
+        tokens, _, agent, rewards = (row.get(key).tolist() for key in ROW_KEYS)
+        known = None if log_probs is None else log_probs[number].float().tolist()
+        texts, before = _texts(row, tokenizer), 0
+        spans = _responses(tokens, agent, tokenizer.control.end_of_action)
+        for turn, ((first, end), (query, response)) in enumerate(zip(spans, texts, strict=True)):
+            yield RunRecord(
+                query=query,
+                response=response,
+                query_tokens=tuple(tokens[before:first]),
+                response_tokens=tuple(tokens[first:end]),
+                reward=shortest_decimal(sum(rewards[first:end])),
+                log_probs=() if known is None or not trained[number, first] else tuple(known[first:end]),
+                episode=number,
+                turn=turn,
+                epoch=epoch,
+                run=run,
+            )
+            before = end
+
+
+def _responses(tokens: list[int], agent: list[bool], end_of_action: int) -> list[tuple[int, int]]:
+    """First position and end of each response: neighbours that the agent wrote, up to an end of its turn."""
+    spans = list[tuple[int, int]]()
+    for place, written in enumerate(agent):
+        if written and spans and spans[-1][1] == place and tokens[place - 1] != end_of_action:
+            spans[-1] = spans[-1][0], place + 1
+        elif written:
+            spans.append((place, place + 1))
+    return spans
+
+
+def _texts(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Query and response of each turn in which the agent wrote a token."""
+    found, queries = list[tuple[str, str]](), list[str]()
+    for turn in from_row(row, tokenizer).turns:
+        if not turn.by_agent:
+            queries.append(turn.text)
+        elif turn.text or turn.closed or turn.tokens:
+            found.append(("\n".join(queries), turn.text))
+            queries = []
+    return found

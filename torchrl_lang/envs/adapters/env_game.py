@@ -1,0 +1,88 @@
+"""One row of a language environment as a plain-Python text game."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from torchrl_lang.envs.language_env import LanguageEnv
+from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.conversion import from_row
+
+__all__ = ["EnvGame"]
+
+
+class EnvGame:
+    """A :class:`~torchrl_lang.envs.LanguageEnv` as a :class:`~torchrl_lang.envs.TextGame`: strings in, strings out.
+
+    Use it where games are expected: beside tools (:class:`~torchrl_lang.envs.ToolGame`), in TRL
+    (:func:`~torchrl_lang.envs.adapters.trl`), or to play by hand.
+
+    Args:
+        env: the environment, with one row.
+        observe: converts the opening and the replies, for example to spell colours out.
+        invalid_reply, invalid_reward: result of an utterance that the environment's tokenizer cannot encode or that is
+            longer than an action; the environment does not step.
+
+    Raises:
+        TypeError: ``env`` is no language environment.
+        ValueError: it has another number of rows than one.
+
+    Examples:
+        >>> from torchrl_lang.envs import EnvGame, WordleEnv
+        >>> game = EnvGame(WordleEnv(["crane", "slate"], batch_size=[1]))
+        >>> game.reset(seed=0)
+        ''
+        >>> game.step("crane")
+        ('<g><g><g><g><g>', 0.0, True, False, {})
+    """
+
+    def __init__(
+        self,
+        env: LanguageEnv,
+        *,
+        observe: Callable[[str], str] | None = None,
+        invalid_reply: str = "That is not a valid action.",
+        invalid_reward: float = 0.0,
+    ) -> None:
+        if not isinstance(env, LanguageEnv):
+            raise TypeError(f"EnvGame plays a LanguageEnv, got {type(env).__name__}: a text game needs no EnvGame.")
+        if env.batch_size.numel() != 1:
+            raise ValueError(
+                f"EnvGame plays one game, got an environment of batch_size={list(env.batch_size)}: use [1]."
+            )
+        self.env, self.observe = env, observe
+        self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
+        self._td: TensorDictBase | None = None
+
+    def reset(self, seed: int) -> str:
+        """Begin the first episode of an environment with this seed."""
+        self.env._set_seed(seed)  # set_seed would change PyTorch's global stream, too
+        self._td = self.env.reset()
+        return self._text(self._td)
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take an utterance as the action."""
+        if self._td is None:
+            raise RuntimeError("No game has begun: call reset(seed) first.")
+        control = self.env.tokenizer.control
+        try:
+            ids = [*encode_action(self.env.tokenizer, text), control.end_of_action]
+        except (ValueError, LookupError):
+            ids = []
+        if not 0 < len(ids) <= self.env.action_length:
+            return self.invalid_reply, self.invalid_reward, False, False, {}
+        padded = ids + [control.pad] * (self.env.action_length - len(ids))
+        action = torch.tensor(padded, device=self.env.device).reshape(*self.env.batch_size, -1)
+        self._td = self.env.step(self._td.set("action", action))["next"]
+        reward, terminated, truncated = (self._td[key].item() for key in ("reward", "terminated", "truncated"))
+        return self._text(self._td), reward, terminated, truncated, {}
+
+    def _text(self, td: TensorDictBase) -> str:
+        """The environment's text at the end of the row."""
+        turns = from_row(td.reshape(-1)[0], self.env.tokenizer).turns
+        text = turns[-1].text if turns and turns[-1].reward is None else ""
+        return text if self.observe is None else self.observe(text)

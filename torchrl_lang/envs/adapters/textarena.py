@@ -1,0 +1,162 @@
+"""TextArena's games as games of ``TextGameEnv`` (extra ``textarena``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from os.path import commonprefix
+from typing import Any
+
+from torchrl_lang._files import one_line, shorten
+from torchrl_lang.envs.private_random import PrivateRandom
+
+__all__ = ["TextArenaGame"]
+
+MOST_TURNS = 1000
+"""Turns of opponents in a row after which a game is taken to be stuck."""
+
+WORD_LISTS = (
+    "it needs word lists of NLTK that are not installed. Run 'python -m nltk.downloader words "
+    "averaged_perceptron_tagger_eng', or set NLTK_DATA to a folder that has them"
+)
+
+
+class TextArenaGame:
+    r"""A TextArena game as a :class:`~torchrl_lang.envs.TextGame`; the agent has one seat, functions have the others.
+
+    The opening is the agent's first observation. A reply is the part of its observation that is new since its last
+    turn, without the echo of its own action; the last one ends with the reason of the end. The only reward is the
+    agent's reward at the end of the game. Some games have a text there after an invalid action: the reply shows it, and
+    the reward is ``invalid_reward``.
+
+    Every game is made again with its seed and has random streams of its own, which the opponents share: random
+    opponents may use :mod:`random`. Nothing is downloaded.
+
+    Args:
+        name: id of the game, for example ``"GuessTheNumber-v0"``, but none that ends in ``-raw``.
+        opponent: plays the other seats: one function for all of them, or one per seat in the order of the seats. A
+            function maps all that its seat has observed in this game to an action, as TextArena's agents do.
+        players: number of players, the agent included; by default 1 plus the number of functions in ``opponent``.
+        seat: the agent's seat, from 0.
+        error_allowance: invalid actions in a row that are tolerated before the game ends; by default the game's number.
+        invalid_reward: reward of a game that ends with a text instead of a number.
+        observe: converts the opening and the replies, for example to shorten them.
+        options: further arguments of ``textarena.make``.
+
+    Raises:
+        ImportError: TextArena is not installed.
+        ValueError: seat, number of players and opponents do not fit.
+        RuntimeError: TextArena cannot make or begin the game, for example because word lists are missing; on a turn,
+            the game ends without a reward or is stuck.
+
+    Examples:
+        >>> from torchrl_lang.envs import TextArenaGame
+        >>> game = TextArenaGame("GuessTheNumber-v0")
+        >>> game.reset(seed=3)[-18:]
+        '\nEnter your guess.'
+        >>> game.step("10")
+        ('\n[GAME] The target number is lower.', 0.0, False)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        opponent: Callable[[str], str] | Sequence[Callable[[str], str]] = (),
+        players: int | None = None,
+        seat: int = 0,
+        error_allowance: int | None = None,
+        invalid_reward: float = -1.0,
+        observe: Callable[[str], str] | None = None,
+        **options: Any,
+    ) -> None:
+        functions = [opponent] if callable(opponent) else list(opponent)
+        self.players = 1 + len(functions) if players is None else players
+        others = [s for s in range(self.players) if s != seat]
+        functions = functions * len(others) if callable(opponent) else functions
+        if not 0 <= seat < self.players or len(functions) != len(others):
+            raise ValueError(
+                f"{name} got {self.players} players, seat {seat} and {len(functions)} opponents: pass a seat below the "
+                f"number of players, and one function per other seat or a single one for all."
+            )
+        self.name, self.seat, self.options = name, seat, options
+        self.error_allowance, self.invalid_reward, self.observe = error_allowance, invalid_reward, observe
+        self._opponents = dict(zip(others, functions, strict=True))
+        self._random = PrivateRandom()
+        self.reset(0)  # a game that cannot be made here should not fail in the first rollout
+
+    def reset(self, seed: int) -> str:
+        """Begin a game with this seed; the opponents play until it is the agent's turn."""
+        self._random.seed(seed)
+        with self._playing() as make:
+            try:
+                self.env = make(self.name, **self.options)
+                self.env.reset(num_players=self.players, seed=seed)
+            except Exception as error:
+                known = WORD_LISTS if isinstance(error, LookupError) and "nltk" in str(error) else one_line(error)
+                raise RuntimeError(f"TextArena cannot begin {self.name} ({type(error).__name__}): {known}.") from error
+            if self.error_allowance is not None:
+                self.env.state.error_allowance = self.error_allowance
+            self._seen, self._over = "", False
+            text = self._play_others()
+        return text if self.observe is None else self.observe(text)
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Play the agent's action, then the opponents' until it is the agent's turn again or the game is over."""
+        reward = 0.0
+        with self._playing():
+            if not self._over:  # an opponent may have ended the game before the agent's first turn
+                self._over = self.env.step(text)[0]
+            reply = self._play_others()
+            role = self.env.state.role_mapping.get(self.seat)
+            for echo in (f"\n[{role}] {text}", f"\n[{role}] [{text}]"):
+                reply = reply[len(echo) :] if f"{reply}\n".startswith(f"{echo}\n") else reply
+            if self._over:
+                reason, reward = self._result()
+                reply += f"\n[GAME] {reason}" if reason and reason not in reply else ""
+        return reply if self.observe is None else self.observe(reply), reward, self._over
+
+    @contextmanager
+    def _playing(self) -> Iterator[Callable[..., Any]]:
+        """Yields ``textarena.make``. Inside, games have this game's random streams, and NLTK downloads nothing."""
+        try:
+            import nltk
+            import textarena
+        except ImportError as error:
+            raise ImportError("TextArena's games need it: pip install 'torchrl-lang[textarena]'.") from error
+        with self._random.active():
+            download = nltk.download
+            nltk.download = lambda *args, **kwargs: False
+            try:
+                yield textarena.make
+            finally:
+                nltk.download = download
+
+    def _play_others(self) -> str:
+        """Play until it is the agent's turn or the game is over; returns what the agent has not read yet."""
+        for _ in range(MOST_TURNS):
+            if self._over:
+                self.env.state.current_player_id = self.seat
+            seat, text = self.env.get_observation()
+            if seat == self.seat:
+                break
+            if seat not in self._opponents:
+                raise RuntimeError(f"{self.name} has a turn of seat {seat}: it takes more than {self.players} players.")
+            self._over = self.env.step(self._opponents[seat](text))[0]
+        else:
+            raise RuntimeError(f"{self.name} is stuck: it took {MOST_TURNS} turns of other seats than {self.seat}.")
+        if not isinstance(text, str):
+            raise TypeError(f"{self.name} observed {shorten(text)}, expected a text: use the id without '-raw'.")
+        same = len(commonprefix([self._seen, text]))  # noqa: RUF071 (of texts)
+        if same < len(self._seen):  # the observation is not a log, so take its paragraphs from the first change on
+            same = text.rfind("\n\n", 0, same) + 1
+        self._seen = text
+        return text[same:]
+
+    def _result(self) -> tuple[str, float]:
+        """The reason of the end, if there is one, and the agent's reward."""
+        rewards, info = self.env.close()
+        reward, reason = (rewards or {}).get(self.seat), (info or {}).get(self.seat, {}).get("reason")
+        if reward is None:
+            raise RuntimeError(f"{self.name} ended with the rewards {rewards}, expected one for seat {self.seat}.")
+        return (reward, self.invalid_reward) if isinstance(reward, str) else (reason or "", reward)

@@ -1,0 +1,99 @@
+"""Text games as environments of TRL's ``GRPOTrainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchrl_lang._files import shorten
+from torchrl_lang.envs.game_turn import GamePlace, TextGame, read_opening, read_turn
+
+__all__ = ["trl_environment"]
+
+
+def trl_environment(
+    make_game: Callable[[], TextGame],
+    *,
+    method: str = "play",
+    doc: str = "Take a turn in the game.",
+    argument_doc: str = "what to write",
+    seed_key: str = "seed",
+    finished: str = "The game is over.",
+    max_turns: int | None = None,
+) -> type:
+    """A class for ``GRPOTrainer(environment_factory=...)``; each of its objects plays one game at a time.
+
+    TRL calls ``reset`` with the columns of a prompt's row and appends the opening to the prompt. The model calls the
+    method ``method(text)`` as a tool, once per turn. ``get_reward()`` and the attribute ``reward`` are the sum of the
+    rewards since the last reset. All completions of a prompt play the game of the row's seed.
+
+    TRL turns errors of a game into results of the tool, which the model reads; ``check_language_env`` finds them first.
+
+    Args:
+        make_game: makes a game; for an environment such as Wordle ``lambda: EnvGame(WordleEnv(batch_size=[1]))``.
+        method: name of the method, which the model reads as the tool's name.
+        doc: what the method does, for the model.
+        argument_doc: what its argument ``text`` is, for the model.
+        seed_key: the column of the dataset that has the seed of the game, an integer.
+        finished: result of calls after the end of the game.
+        max_turns: calls after which a game ends.
+
+    Raises:
+        ValueError: ``method`` is no name for a public method. On ``reset``, there is no seed.
+
+    Examples:
+        >>> from torchrl_lang.envs import QuestionGame, trl_environment
+        >>> Sums = trl_environment(lambda: QuestionGame([("2 + 2 =", "4")]), method="answer", doc="Answer.")
+        >>> env = Sums()
+        >>> env.reset(prompt=[{"role": "user", "content": "Add. "}], seed=0)
+        '2 + 2 ='
+        >>> env.answer(text="4"), env.get_reward()
+        ('The game is over.', 1.0)
+    """
+    if not method.isidentifier() or method.startswith("_") or method in ("reset", "get_reward", "reward"):
+        raise ValueError(f"method is the name of a public method other than reset and get_reward, got {method!r}.")
+
+    class TextGameEnvironment(_GameEnvironment):
+        def __init__(self) -> None:
+            super().__init__(make_game(), seed_key, finished, max_turns)
+
+        def _tool(self, text: str) -> str:
+            return self._play(text)
+
+    tool = TextGameEnvironment._tool
+    tool.__name__, tool.__qualname__ = method, f"TextGameEnvironment.{method}"
+    tool.__doc__ = f"{doc}\n\nArgs:\n    text: {argument_doc}\n"
+    setattr(TextGameEnvironment, method, tool)
+    return TextGameEnvironment
+
+
+class _GameEnvironment:
+    """TRL offers every public method except these two as a tool, so nothing else here is public."""
+
+    def __init__(self, game: TextGame, seed_key: str, finished: str, max_turns: int | None) -> None:
+        self._game, self._seed_key, self._finished, self._max_turns = game, seed_key, finished, max_turns
+        self._place, self._over, self.reward = GamePlace(0, 0, 0), True, 0.0
+
+    def reset(self, **row: Any) -> str | None:
+        """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
+        seed = row.get(self._seed_key)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(
+                f"The row of the prompt has no seed in {self._seed_key!r}, got {shorten(seed)} among {list(row)}: add "
+                f"a column of integers, so that all completions of a prompt play the same game."
+            )
+        self._place, self._over, self.reward = GamePlace(0, seed, 0), False, 0.0
+        return read_opening(self._game.reset(seed), self._place) or None
+
+    def get_reward(self) -> float:
+        """The sum of the rewards since the last reset."""
+        return self.reward
+
+    def _play(self, text: str) -> str:
+        if self._over:
+            return self._finished
+        self._place = self._place._replace(turn=self._place.turn + 1)
+        turn = read_turn(self._game.step(text), self._place)
+        self.reward += turn.reward
+        self._over = turn.terminated or turn.truncated or self._place.turn == self._max_turns
+        return "\n".join(filter(None, (turn.text, self._finished if self._over else "")))

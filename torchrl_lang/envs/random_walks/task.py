@@ -1,0 +1,159 @@
+"""Shortest paths from random walks as a task of the recipes (Chen et al. 2021, arXiv 2106.01345)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import Fields
+from torchrl_lang.envs.random_walks import (
+    DirectedGraph,
+    RandomWalkPlayer,
+    RandomWalksEnv,
+    ShortestPathPlayer,
+    random_graph,
+    walk_optimality,
+    walk_tokenizer,
+)
+from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
+from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.schema import TOKENS
+from torchrl_lang.text import Tokenizer
+
+__all__ = ["RandomWalksData", "RandomWalksPlay", "RandomWalksTask"]
+
+_MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomWalksGames(Options):
+    """Options that define the graph."""
+
+    nodes: int = option(20, "nodes of the graph", at_least=2, at_most=1000)
+    out_degree: int = option(2, "edges out of each node", at_least=1)
+    graph_seed: int = option(4, "seed of the graph", at_least=0)
+    max_turns: int = option(12, "moves before a walk is truncated", at_least=1)
+    edge_probability: float = option(
+        0.0, "probability of each possible edge; 0: --out-degree edges out of each node", at_least=0, at_most=1
+    )
+
+    def task(self) -> RandomWalksTask:
+        """The task."""
+        return RandomWalksTask(self.nodes, self.out_degree, self.graph_seed, self.max_turns, self.edge_probability)
+
+
+@with_defaults(games=2000)
+class RandomWalksData(RandomWalksGames, DataOptions):
+    """Generate a dataset of uniform random walks on a directed graph."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomWalksPlay(RandomWalksGames, PlayOptions):
+    """Look for the shortest path to the goal yourself, or watch a policy."""
+
+
+@dataclass(frozen=True)
+class RandomWalksTask(Task):
+    """Find the shortest path to the goal of a random directed graph; the metric is optimality.
+
+    With an ``edge_probability`` above 0 each possible edge exists with it, and ``out_degree`` is not used.
+
+    Raises:
+        ValueError: there is no such graph, or its farthest node is not less than ``max_turns`` moves away.
+    """
+
+    name: ClassVar[str] = "random_walks"
+    data_options = RandomWalksData
+    play_options = RandomWalksPlay
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bc": {**_MODEL, "steps": 200},
+        "ilql": {
+            **_MODEL,
+            "steps": 600,
+            "beta": 2.0,
+            "expectile": 0.9,
+            "value_weight": 1.0,
+            "qvalue_weight": 1.0,
+            # All rewards are negative, so moves without data look good unless the CQL term is strong.
+            "cql_weight": 0.2,
+            "tau": 0.05,
+            "reward_scale": 0.2,  # of psi-learning: a move is worth more than the choice among exits
+        },
+        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
+    }
+    baselines = ("random", "shortest")
+    turns_name = "moves"
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "optimality": "1: a shortest path, 0: the goal was not reached; mean over walks"
+    }
+    action_length = 2  # a node and the end of the action
+
+    nodes: int = 20
+    out_degree: int = 2
+    graph_seed: int = 4
+    max_turns: int = 12
+    edge_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        farthest = int(self.graph.distance.max())
+        if farthest >= self.max_turns:
+            raise ValueError(
+                f"max_turns must be above {farthest}, the distance of the farthest node: {self.max_turns}."
+            )
+
+    @cached_property
+    def graph(self) -> DirectedGraph:
+        """The graph."""
+        if self.edge_probability:
+            return random_graph(self.nodes, edge_probability=self.edge_probability, seed=self.graph_seed)
+        return random_graph(self.nodes, out_degree=self.out_degree, seed=self.graph_seed)
+
+    @classmethod
+    def from_notes(cls, notes: Fields) -> RandomWalksTask:
+        """See :meth:`Task.from_notes`."""
+        least = {"nodes": 2, "out_degree": 1, "graph_seed": 0, "max_turns": 1}
+        numbers = {name: notes.at_least(name, value) for name, value in least.items()}
+        return cls(**numbers, edge_probability=notes.take("edge_probability", float, 0.0))
+
+    def tokenizer(self) -> Tokenizer:
+        """One symbol for each node."""
+        return walk_tokenizer(self.nodes)
+
+    def env(self, batch_size: int, **options: Any) -> RandomWalksEnv:
+        """See :meth:`Task.env`."""
+        return RandomWalksEnv(self.graph, max_turns=self.max_turns, batch_size=[batch_size], **options)
+
+    def player(self, name: str, seed: int | None = None) -> Player:
+        """``"random"``: a uniform edge; ``"shortest"``: an edge of a shortest path."""
+        one_of("player", name, self.baselines)
+        if name == "random":
+            return Player(RandomWalkPlayer(self.graph, self.tokenizer(), seed=seed))
+        return Player(ShortestPathPlayer(self.graph, self.tokenizer()), is_random=False)
+
+    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
+        """The moves along the exits of each node in which the walks of ``rows`` begin."""
+        states = []
+        for begin in rows.get(TOKENS)[:, :3].long().unique(dim=0):  # a node between two control tokens
+            exits = self.graph.edges[int(begin[1])].nonzero()
+            states.append(KnownValues(begin, exits, -1.0 - self.graph.distance[exits[:, 0]]))
+        return states
+
+    def won(self, records: GameRecords) -> Tensor:
+        """Walks that reached the goal, bool ``[N]``."""
+        return records.terminated
+
+    def optimality(self, records: GameRecords) -> Tensor:
+        """Optimality of each walk, float32 ``[N]`` in ``[0, 1]``."""
+        rows = records.rows.copy().set("terminated", records.terminated[:, None])
+        return walk_optimality(rows, self.graph, self.max_turns)
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Metrics of walks, with their optimality."""
+        return summarize(records, name=name, won=self.won, metrics={"optimality": self.optimality})

@@ -1,0 +1,79 @@
+"""Serve the models of visual dialogue over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torchrl_lang.envs.visual_dialogue import (
+    Dialogue,
+    DialogueServer,
+    ServerLimits,
+)
+from torchrl_lang.envs.visual_dialogue.folder import local_models
+from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
+from torchrl_lang.envs.visual_dialogue.protocol import RequestError
+from torchrl_lang.modules.saved_readers import PREFIX_HEAD
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.text.chat_tokenizer import encode_action
+
+__all__ = ["ServeVisualDialogue", "main", "run_questioner"]
+
+_NUMBER = 32
+"""Bytes of a number in a request, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeVisualDialogue(Options):
+    """Serve an answerer and an image guesser, and possibly a questioner, over HTTP."""
+
+    models: Path = required("folder of the trained models")
+    features: Path = required("file of the image features: HDF5, or .npy")
+    split: Literal["train", "val", "test"] = option("val", "split whose images a true image is ranked among")
+    questioner: Path | None = option(None, "folder of a finished run that asks questions; none: no such route")
+    host: str = option("127.0.0.1", "address to listen on; the default is reachable from this machine alone")
+    port: int = option(5000, "port to listen on; 0: a free one", at_least=0, at_most=65535)
+    items: int = option(64, "dialogues that a batch may have", at_least=1)
+    queue: int = option(256, "requests that may wait for the models", at_least=1)
+
+
+def main(options: ServeVisualDialogue) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    models = local_models(options.models, options.features, options.split)
+    body = max(ServerLimits().body, _NUMBER * options.items * models.feature_size)
+    server = DialogueServer(
+        models,
+        None if options.questioner is None else run_questioner(options.questioner),
+        name=options.models.resolve().name,
+        host=options.host,
+        port=options.port,
+        limits=ServerLimits(items=options.items, body=body, queue=options.queue),
+    )
+    server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
+
+
+def run_questioner(folder: Path) -> Questioner:
+    """Asks as a finished run does, by greedy decoding."""
+    run = load_run(folder)
+    if PREFIX_HEAD in run.model.heads:
+        raise ValueError(
+            f"The run in {folder} reads image features, which requests for questions do not have: give one that was "
+            "trained on data of `generate visual_dialogue --no-image`."
+        )
+
+    def ask(dialogues: Sequence[Dialogue]) -> list[str]:
+        texts = [each.texts for each in dialogues]
+        try:
+            for caption, *rest in texts:
+                for text in (caption, *rest[1::2]):
+                    run.tokenizer.encode(text)
+                for question in rest[::2]:
+                    encode_action(run.tokenizer, question)
+        except ValueError as error:
+            raise RequestError(422, None, "the questioner cannot read a character of this dialogue") from error
+        return run.replies(texts)
+
+    return ask

@@ -1,0 +1,267 @@
+"""Visual dialogue as a task of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import Fields
+from torchrl_lang.data import GameMaker, PolicyGames
+from torchrl_lang.envs.visual_dialogue import (
+    DialogueModels,
+    DialogueRewards,
+    Measure,
+    QuestionPlayer,
+    RemoteModels,
+    Round,
+    SceneRows,
+    VisualDialogueEnv,
+    VisualDialogues,
+    percentiles_by_round,
+    played_rounds,
+    yes_no_rate,
+)
+from torchrl_lang.envs.visual_dialogue.env import PROGRESS
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.envs.visual_dialogue.folder import PreparedFolder
+from torchrl_lang.envs.visual_dialogue.rewards import Mode
+from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
+from torchrl_lang.evaluation import GameRecords, Summary, summarize
+from torchrl_lang.recipes.options import Options, option, required, with_defaults
+from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.schema import TERMINATED
+from torchrl_lang.text import Tokenizer
+
+__all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
+
+_DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
+"""Of yes-or-no answers, whose shares an evaluation shows."""
+
+_MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualDialogueGames(Options):
+    """Options that define the dialogues."""
+
+    folder: Path = required("folder that `prepare visual_dialogue` filled")
+    mode: Mode = option("env_stops", "who ends a dialogue: a percentile that is reached, `<stop>`, or ten rounds")
+    penalty: Penalty = option("none", "which replies are yes-or-no answers, whose questions are penalized")
+    penalty_value: float = option(-2.0, "added to the reward of such a question", at_least=-1e6, at_most=1e6)
+    scale: float = option(
+        1.0, "factor of the rewards; not of those of the files with `--mode env_stops`", at_least=-1e6, at_most=1e6
+    )
+    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", at_least=-1e6, at_most=1e6)
+    measure: Measure = option("rank", "what a round changes: the percentile of the image, or the guess's distance")
+    image: bool = option(True, "the agent sees the image")
+    server: str | None = option(None, "address of a server of the models; none: the folder's models, in this process")
+
+    def task(self) -> VisualDialogueTask:
+        """The task."""
+        names = ("mode", "penalty", "penalty_value", "scale", "shift", "measure", "image", "server")
+        return VisualDialogueTask(str(self.folder.resolve()), **{name: getattr(self, name) for name in names})
+
+
+@with_defaults(batch=256)
+class VisualDialogueData(VisualDialogueGames, DataOptions):
+    """Generate a dataset: the training dialogues with the chosen rewards, or games of a player."""
+
+    player: Literal["none", "data", "random"] = option(
+        "none", "none: all dialogues of the files, instead of --games; otherwise a player that plays with the models"
+    )
+
+    def maker(self, task: Task) -> GameMaker:
+        """The files' dialogues, or games of the player; the same command continues an interrupted one."""
+        assert isinstance(task, VisualDialogueTask)
+        if self.player == "none":
+            tokens, data = task.prepared.tokens(), task.data("train")
+            return SceneRows(data, tokens.tokenizer, tokens.row_length, rewards=task.rewards, image=task.image)
+        return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
+
+    def number_of_episodes(self) -> int:
+        """Number of dialogues."""
+        return len(self.task().data("train")) if self.player == "none" else self.games
+
+    def notes(self) -> dict[str, Any]:
+        """What the games depend on beside the task."""
+        return {} if self.player == "none" else {"player": self.player, **super().notes()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualDialoguePlay(VisualDialogueGames, PlayOptions):
+    """Ask about an image that you do not see, or watch a policy."""
+
+
+@dataclass(frozen=True)
+class VisualDialogueTask(Task):
+    """Questions about an image, whose answers bring a guesser nearer to it (ILQL, arXiv 2206.11871, section 6.3).
+
+    A dialogue is won in mode "env_stops" if the percentile was reached before the tenth round, in the other modes if
+    its questions increased the percentile, or decreased the distance.
+
+    Dialogues, features and models are read once in a process and shared by its environments. The tokenizer, and with it
+    ``row_length`` and ``action_length``, are those of the folder: every dialogue of the files fits.
+
+    Args:
+        folder: that ``prepare visual_dialogue`` filled.
+        mode, penalty, penalty_value, scale, shift: of :class:`~torchrl_lang.envs.visual_dialogue.DialogueRewards`.
+        measure, image: of :class:`~torchrl_lang.envs.visual_dialogue.VisualDialogueEnv`.
+        server: address of a server of the models, to be used instead of those of the folder.
+
+    Raises:
+        ValueError: an option is unknown or does not fit the others.
+        FileNotFoundError: later, when it is read, the folder has not been prepared.
+    """
+
+    name: ClassVar[str] = "visual_dialogue"
+    data_options = VisualDialogueData
+    play_options = VisualDialoguePlay
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bc": _MODEL,
+        # All rewards are negative, so questions without data, such as repeated ones, look good unless the CQL term is
+        # strong. Whether a question is the last one is chance for the most part: returns over turns make Q less noisy.
+        "ilql": {**_MODEL, "cql_weight": 0.1, "qvalue_lmbda": 0.5},
+        # They learn from one token to the one before, across dozens of tokens: a slow target Q takes too many steps.
+        **{name: {"tau": 0.2} for name in ("cql", "bcq", "psi")},
+        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0)},
+    }
+    baselines = ("random", "data")
+    turns_name = "questions"
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "rounds": "mean number of answered questions",
+        "percentile": "mean percentile of the true image after the last round",
+        "distance": "mean distance to the true image's features after the last round",
+        **{f"yes_no_{kind}": f"share of yes-or-no answers by the {kind} definition" for kind in _DEFINITIONS},
+    }
+    splits = ("test", "val", "train")
+    kept_entries = (PROGRESS,)
+
+    folder: str
+    mode: Mode = "env_stops"
+    penalty: Penalty = "none"
+    penalty_value: float = -2.0
+    scale: float = 1.0
+    shift: float = 0.0
+    measure: Measure = "rank"
+    image: bool = True
+    server: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("measure", self.measure, get_args(Measure))
+        if self.mode == "env_stops" and self.measure == "distance":
+            raise ValueError("Mode 'env_stops' needs measure='rank': its end is a percentile.")
+        _ = self.rewards
+
+    @classmethod
+    def from_notes(cls, notes: Fields) -> VisualDialogueTask:
+        """See :meth:`Task.from_notes`."""
+        kinds: dict[str, type] = {"folder": str, "mode": str, "penalty": str, "measure": str, "image": bool}
+        kinds |= dict.fromkeys(("penalty_value", "scale", "shift"), float)
+        fields: dict[str, Any] = {name: notes.take(name, kind) for name, kind in kinds.items()}
+        return cls(**fields, server=notes.take("server", str, "") or None)
+
+    @property
+    def rewards(self) -> DialogueRewards:
+        """Ends and rewards of dialogues."""
+        names = ("mode", "penalty", "penalty_value", "scale", "shift")
+        return DialogueRewards(**{name: getattr(self, name) for name in names})
+
+    @property
+    def prepared(self) -> PreparedFolder:
+        """The folder."""
+        return PreparedFolder(self.folder)
+
+    @property
+    def action_length(self) -> int:
+        """See :meth:`Task.action_length`."""
+        return self.prepared.tokens().action_length
+
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer."""
+        return self.prepared.tokens().tokenizer
+
+    def data(self, split: str) -> VisualDialogues:
+        """The dialogues of a split."""
+        one_of("split", split, self.splits)
+        return self.prepared.data(split, self.measure)
+
+    def models(self) -> DialogueModels:
+        """The models that answer and guess."""
+        return self.prepared.models() if self.server is None else _remote(self.server)
+
+    def env(self, batch_size: int, *, split: str = "train", **options: Any) -> VisualDialogueEnv:
+        """The environment on the dialogues of a split."""
+        tokens = self.prepared.tokens()
+        fixed = {"rewards": self.rewards, "measure": self.measure, "image": self.image}
+        lengths = {"row_length": tokens.row_length, "action_length": tokens.action_length}
+        more: dict[str, Any] = {**fixed, **lengths, **options}
+        return VisualDialogueEnv(self.data(split), self.models(), tokens.tokenizer, batch_size=[batch_size], **more)
+
+    def features(self) -> tuple[int, int] | None:
+        """See :meth:`Task.features`; it reads the validation split, which evaluations play."""
+        return (1, self.data("val").features.feature_size) if self.image else None
+
+    def player(self, name: str, seed: int | None = None) -> Player:
+        """``"data"``: a random question of the training dialogues that it has not asked; ``"random"``: any of them."""
+        one_of("player", name, self.baselines)
+        questions = [each.question for dialogue in self.data("train").dialogues for each in dialogue.rounds]
+        tokens = self.prepared.tokens()
+        repeat = name == "random"
+        return Player(QuestionPlayer(questions, tokens.tokenizer, tokens.action_length, repeat=repeat, seed=seed))
+
+    def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
+        """Play the dialogues of a split, by default ``"val"``, in order; see :meth:`Task.evaluate`."""
+        return super().evaluate(policy, **{"split": "val", "order": "cycle", **options})
+
+    def won(self, records: GameRecords) -> Tensor:
+        """Dialogues that count as won, bool ``[N]``."""
+        if self.mode == "env_stops":
+            return records.terminated & (records.turns < ROUNDS)
+        gain = _progress(records)[:, 1:].sum(-1)
+        return gain > 0 if self.measure == "rank" else gain < 0
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Metrics of dialogues: rounds, the final percentile or distance, shares of yes-or-no answers by definition."""
+        return self.summary_of(records, rounds_of(records, self.tokenizer()), name)
+
+    def summary_of(self, records: GameRecords, rounds: Sequence[Sequence[Round]], name: str) -> Summary:
+        """:meth:`summary` of dialogues whose rounds are known; the rows of ``records`` are not read."""
+        final = {"rank": "percentile", "distance": "distance"}[self.measure]
+        metrics: dict[str, Any] = {
+            "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
+            final: lambda records: percentiles_by_round(_progress(records))[:, -1],
+        }
+        for kind in _DEFINITIONS:
+            metrics[f"yes_no_{kind}"] = partial(_yes_no, rounds, kind)
+        return summarize(records, name=name, won=self.won, metrics=metrics)
+
+    def number_of_games(self, split: str | None) -> int:
+        """Number of dialogues of a split."""
+        return len(self.data(split or self.splits[0]))
+
+
+def rounds_of(records: GameRecords, tokenizer: Tokenizer) -> list[list[Round]]:
+    """Questions and replies of each played dialogue."""
+    return played_rounds(records.rows.copy().set(TERMINATED, records.terminated[:, None]), tokenizer)
+
+
+@lru_cache(maxsize=4)
+def _remote(url: str) -> RemoteModels:
+    """One client for all environments, which reuses its connections."""
+    return RemoteModels(url)
+
+
+def _progress(records: GameRecords) -> Tensor:
+    """The values by round, float32 ``[N, 11]``."""
+    return records.kept.get(PROGRESS)
+
+
+def _yes_no(rounds: Sequence[Sequence[Round]], kind: Penalty, records: GameRecords) -> Tensor:
+    return yes_no_rate(rounds, kind)

@@ -1,0 +1,227 @@
+"""Wordle as a task of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import Fields
+from torchrl_lang.data import GameMaker
+from torchrl_lang.envs.wordle import (
+    AdversarialGames,
+    BranchedGames,
+    CandidateSets,
+    ExactValues,
+    HumanGames,
+    MixturePlayer,
+    OptimalPlayer,
+    RandomWordPlayer,
+    RepeatPlayer,
+    Rules,
+    WordIndex,
+    WordleEnv,
+    WrongPlayer,
+    common_words,
+    demo_words,
+    guess_words,
+    load_words,
+    play_human,
+    read_turns,
+    read_tweets,
+    watch,
+    wordle_tokenizer,
+)
+from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize, unanswered
+from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.text import Tokenizer
+
+__all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
+
+MEDIOCRE = (0.5, 0.3, 0.2)
+"""Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
+
+HABIT = (0.25, "tummy", ("learn", "canoe", "drove", "windy", "price"))
+"""The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
+
+_FIRST_TURN = 13
+"""Tokens of a first turn: five letters and five colours, and the control tokens before, between and after them."""
+
+DataKind = Literal["games", "branched", "adversarial", "human"]
+
+PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordleGames(Options):
+    """Options that define the games."""
+
+    words: str = option("100", "how many of the shipped words, `all` of them, or a file with one word a line")
+    rules: Rules = option("official", "`ilql` does not count repeated letters")
+
+    def task(self) -> WordleTask:
+        """The task."""
+        return WordleTask.of(self.words, self.rules)
+
+
+@with_defaults(games=60_000, batch=2048)
+class WordleData(WordleGames, DataOptions):
+    """Generate a dataset of Wordle games by scripted players."""
+
+    player: PlayerName = option("mediocre", "the behaviour policy: a mixture of scripted players, or one of them")
+    make: DataKind = option("games", "games of the player, or those of a maker, which take its place")
+    tweets: Path | None = option(None, "with `--make human`: a CSV file of tweeted games")
+
+    def behavior_policy(self, task: Task) -> Player:
+        """The scripted player."""
+        return task.player(self.player, self.seed)
+
+    def maker(self, task: Task) -> GameMaker | None:
+        """The maker of the games, if they are not those of one player."""
+        if (self.make == "human") != (self.tweets is not None):
+            raise ValueError("--make human needs --tweets with the CSV file of tweeted games, and others take none.")
+        if self.make == "games":
+            return None
+        if self.player != "mediocre":
+            raise ValueError(f"--make {self.make} has players of its own: omit --player {self.player}.")
+        assert isinstance(task, WordleTask)
+        if self.tweets is not None:
+            tweets = read_tweets(self.tweets)
+            print(tweets.report())
+            human = HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
+            print(
+                f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list and are never drawn"
+            )
+            return human
+        kind = BranchedGames if self.make == "branched" else AdversarialGames
+        return kind(task.env(min(self.batch, self.games)))
+
+    def notes(self) -> dict[str, Any]:
+        """What the games depend on beside the task."""
+        if self.make != "games":
+            return super().notes()
+        mixture = list(MEDIOCRE) if self.player in ("mediocre", "habit") else None
+        habit = {"habit": list(HABIT)} if self.player == "habit" else {}
+        return {"player": self.player, "mixture": mixture, **habit, **super().notes()}
+
+
+@with_defaults(words="all")
+class WordlePlay(WordleGames, PlayOptions):
+    """Play Wordle in the terminal with coloured tiles, or watch a policy."""
+
+
+@dataclass(frozen=True)
+class WordleTask(Task):
+    """Wordle with a list of words that may be hidden."""
+
+    name: ClassVar[str] = "wordle"
+    data_options = WordleData
+    play_options = WordlePlay
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q
+        # less noisy; the players of the data are good enough for that.
+        "bc": {"batch_size": 32, "layers": 2},
+        "ilql": {"batch_size": 32, "layers": 2, "qvalue_lmbda": 0.5},
+        "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
+    }
+    spelling = TILES
+    turns_name = "guesses"
+    action_length = 6  # five letters and the end of the action
+
+    words: tuple[str, ...]
+    rules: Rules = "official"
+
+    @classmethod
+    def of(cls, words: str, rules: Rules = "official") -> WordleTask:
+        """``words``: how many of the shipped ones, ``"all"`` of them, or the path of a file."""
+        if words == "all":
+            return cls(tuple(common_words()), rules)
+        return cls(tuple(demo_words(int(words)) if words.isdecimal() else load_words(words)), rules)
+
+    @classmethod
+    def from_notes(cls, notes: Fields) -> WordleTask:
+        """See :meth:`Task.from_notes`."""
+        words, rules = notes.list_of("words", str), notes.take("rules", str)
+        one_of("rules", rules, get_args(Rules))
+        return cls(tuple(load_words(words)), cast(Rules, rules))
+
+    def tokenizer(self) -> Tokenizer:
+        """One tokenizer for all Wordle games."""
+        return wordle_tokenizer()
+
+    def env(self, batch_size: int, **options: Any) -> WordleEnv:
+        """See :meth:`Task.env`."""
+        return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
+
+    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
+        """Second guesses that agree with the colours of the first, where there are 5 to 40 such words."""
+        letters = WordIndex(list(self.words)).letters
+        exact, sets = ExactValues(list(self.words), self.rules), CandidateSets(letters, self.rules)
+        tokens = rows.get(TOKENS).long()
+        turns = read_turns(tokens, rows.get(ATTENTION_MASK), rows.get(AGENT_MASK))
+        fitting = turns.until(1).filter(sets)
+        size, valid = sets.size(fitting), turns.tries == turns.answered
+        chosen = valid & (turns.answered >= 1) & (size >= 5) & (size <= 40)
+        words_left = dict(zip(map(tuple, tokens[chosen, :_FIRST_TURN].tolist()), fitting[chosen], strict=True))
+        states = []
+        for first_turn, words in words_left.items():
+            members = sets.members(words).nonzero().squeeze(-1)
+            values = torch.tensor(exact.guesses(tuple(members.tolist())))
+            states.append(KnownValues(torch.tensor(first_turn), letters[members], values))
+        return states
+
+    def player(self, name: str, seed: int | None = None) -> Player:
+        """A scripted player.
+
+        careful: a word that agrees with all colours. careless: half of its guesses are any word. wrong: a word that the
+        colours rule out. optimal: the largest expected reduction of the words that are left (myopic). mediocre: a
+        careful, a careless or a wrong player, drawn for each game. habit: the same with a poor favourite first word,
+        see :data:`HABIT`.
+        """
+        words, rules = list(self.words), self.rules
+        make: dict[str, Callable[[int | None], TensorDictModuleBase]] = {
+            "careful": lambda seed: RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
+            "careless": lambda seed: RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed),
+            "random": lambda seed: RandomWordPlayer(words, rules=rules, seed=seed),
+            "wrong": lambda seed: WrongPlayer(words, rules=rules, seed=seed),
+            "repeat": lambda seed: RepeatPlayer(words, rules=rules, seed=seed),
+            "optimal": lambda seed: OptimalPlayer(words, rules=rules, seed=seed),
+            "mediocre": lambda seed: self._mixture({None: 1.0}, seed),
+            "habit": lambda seed: self._mixture({(HABIT[1],): HABIT[0], HABIT[2]: 1 - HABIT[0]}, seed),
+        }
+        one_of("player", name, get_args(PlayerName))
+        return Player(make[name](seed))
+
+    def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> MixturePlayer:
+        """A careful, a careless or a wrong player in each game, with openers of some probability."""
+        seeds = repeat(None) if seed is None else count(seed)
+        players, probabilities = [], []
+        for first, chance in openers.items():
+            options: Any = {"rules": self.rules, "openers": first}
+            players.append(RandomWordPlayer(self.words, prob_smart=1.0, seed=next(seeds), **options))
+            players.append(RandomWordPlayer(self.words, prob_smart=0.5, seed=next(seeds), **options))
+            players.append(WrongPlayer(self.words, seed=next(seeds), **options))
+            probabilities += [chance * share for share in MEDIOCRE]
+        return MixturePlayer(players, probabilities, per="game", seed=next(seeds))
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Metrics of games, with the rate of invalid guesses."""
+        control = wordle_tokenizer().control
+        return summarize(records, name=name, invalid=lambda games: unanswered(games.rows, control))
+
+    def play(self, seed: int) -> None:
+        """Let a person play one game."""
+        play_human(self.env(1, seed=seed))
+
+    def watch(self, player: Player, *, games: int, seed: int) -> None:
+        """Print games of a player, guess by guess."""
+        watch(self.env(1, seed=seed), player.policy, games=games)

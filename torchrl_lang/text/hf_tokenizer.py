@@ -1,0 +1,183 @@
+"""Hugging Face tokenizers with the protocol of :mod:`torchrl_lang.text.tokenizers`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from torchrl_lang._files import one_line, shorten
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.text.tokenizers import CharTokenizer, check_control, read_config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["HFTokenizer"]
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer with six control tokens appended to its vocabulary.
+
+    The given tokenizer is copied and not modified. A control token that exists already keeps its id; the tokenizer's
+    padding token is used for ``pad`` if it has no other use. Text is always encoded as plain text: names of special
+    tokens in it are split into ordinary pieces, and no special tokens are added around it.
+
+    Byte-level tokenizers decode an encoded text to the same text; tokenizers that lower the case or lack words do not.
+
+    Args:
+        source: a fast tokenizer, or the name or local path of one.
+        control: other names for control tokens, by field of :class:`~torchrl_lang.schema.ControlTokens`.
+        trust_remote_code: if ``source`` is a name or path, run code that comes with the tokenizer, with all rights of
+            this process. Read that code first.
+
+    Raises:
+        OSError: there is no tokenizer of this name or path, or it needs its own code.
+        TypeError: the tokenizer is not a fast one (of the ``tokenizers`` library).
+        ValueError: plain text could encode to a control token, whose name must change; or a field is unknown.
+
+    Examples:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from torchrl_lang.text import HFTokenizer
+        >>> words = Tokenizer(models.WordLevel({"is": 0, "it": 1, "red": 2, "?": 3, "<unk>": 4}, unk_token="<unk>"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=words))
+        >>> tokenizer.encode("is it red")
+        [0, 1, 2]
+        >>> tokenizer.vocab_size, tokenizer.control.end_of_action
+        (11, 6)
+        >>> tokenizer.control.end_of_action in tokenizer.encode("it </a> red")
+        False
+    """
+
+    vocab_size: int
+    """Number of token ids, control tokens included: the size of a model's embedding."""
+    control: ControlTokens
+    """Ids of the control tokens."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+        *,
+        control: Mapping[str, str] | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        tokenizer = load_hf_tokenizer(source, trust_remote_code)
+        serialized = backend_text(tokenizer)
+        names = {**CharTokenizer.DEFAULT_CONTROL, **_own_pad(tokenizer), **(control or {})}
+        self._build(serialized, names)
+
+    def _build(self, serialized: str, names: Mapping[str, str]) -> None:
+        from tokenizers import AddedToken
+
+        check_control(names)
+        self.backend = read_backend(serialized)
+        """The underlying ``tokenizers.Tokenizer``, control tokens included."""
+        self.backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names.values()])
+        self.backend.encode_special_tokens = True  # encode names of special tokens as plain text
+        self._control_names = dict(names)
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        # Ids may have gaps; an embedding needs a row for the largest one.
+        self.vocab_size = 1 + max(vocabulary.values())
+        ids: dict[str, Any] = {field: vocabulary[name] for field, name in names.items()}
+        self.control = ControlTokens(**ids, vocab_size=self.vocab_size)
+        self._control_ids = frozenset(self.control.ids())
+        for name in names.values():
+            with suppress(_NotEncodable):
+                self.encode(name)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> HFTokenizer:
+        """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
+        fields, control = read_config(config)
+        tokenizer = cls.__new__(cls)
+        tokenizer._build(json.dumps(fields.take("tokenizer", dict)), control)
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain text; raises ``ValueError`` if they would include a control token or there are none."""
+        ids = encode_plain(self.backend, text)
+        if not self._control_ids.isdisjoint(ids):
+            found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
+            raise ValueError(
+                f"The plain text {shorten(text)} encodes to the control token {' '.join(found)}, which is a word of "
+                f"this tokenizer's own vocabulary: rename the control token with control={{field: name}}."
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; control tokens are written by name."""
+        return self.backend.decode([int(index) for index in ids], skip_special_tokens=False)
+
+    def config(self) -> dict[str, Any]:
+        """The whole tokenizer as JSON."""
+        return {
+            "kind": "huggingface",
+            "tokenizer": json.loads(self.backend.to_str()),
+            "control": dict(self._control_names),
+        }
+
+
+class _NotEncodable(ValueError):
+    """A text that a tokenizer cannot encode."""
+
+
+def encode_plain(backend: Backend, text: str) -> list[int]:
+    """Ids of a text by a ``tokenizers.Tokenizer``, with nothing added; raises ``ValueError`` if there are none."""
+    try:
+        return backend.encode(text, add_special_tokens=False).ids
+    except TypeError:  # the library's error for lone surrogates, which JSON strings may contain
+        raise _NotEncodable(f"{shorten(text)} is not valid Unicode text.") from None
+    except Exception as error:  # the library raises plain Exception if it has no token for unknown text
+        raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
+
+
+def load_hf_tokenizer(
+    source: str | os.PathLike[str] | PreTrainedTokenizerBase, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
+    """The tokenizer itself, or the one of this name or path."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    from transformers import AutoTokenizer  # a local import, because it takes one or two seconds
+
+    try:
+        return AutoTokenizer.from_pretrained(os.fspath(source), trust_remote_code=trust_remote_code)
+    except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
+        raise OSError(f"There is no readable tokenizer in {os.fspath(source)!r} ({one_line(error)}).") from error
+
+
+def backend_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A fast tokenizer's backend as JSON."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "to_str"):
+        raise TypeError(
+            f"{type(tokenizer).__name__} is not a fast tokenizer: give one with a 'backend_tokenizer', which "
+            f"AutoTokenizer loads if there is a tokenizer.json."
+        )
+    return backend.to_str()
+
+
+def read_backend(serialized: str) -> Backend:
+    """The backend that :func:`backend_text` wrote, without truncation and padding; raises ``ValueError`` if damaged."""
+    from tokenizers import Tokenizer
+
+    try:
+        backend = Tokenizer.from_str(serialized)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"This is not a tokenizer of the tokenizers library ({one_line(error)}).") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _own_pad(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The tokenizer's padding token, unless it also ends texts or may occur in plain text."""
+    pad = getattr(tokenizer, "pad_token", None)
+    others = {getattr(tokenizer, f"{role}_token", None) for role in ("eos", "bos", "unk", "sep", "cls", "mask")}
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
+    return {"pad": pad} if pad is not None and pad not in others and pad in special else {}

@@ -1,0 +1,229 @@
+"""The tokenizer protocol, and a tokenizer for alphabets of a few symbols."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torchrl_lang._files import Fields, json_digest, shorten
+from torchrl_lang.schema import ControlTokens
+
+__all__ = [
+    "UNKNOWN",
+    "CharTokenizer",
+    "Tokenizer",
+    "characters",
+    "check_control",
+    "config_fingerprint",
+    "encodes_to",
+    "fingerprint",
+    "normalized",
+    "read_config",
+]
+
+T = TypeVar("T")
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""The symbol for all characters that are not in an alphabet."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The protocol of tokenizers for environments and datasets.
+
+    ``encode`` takes plain text and never encodes a control token's name as that token. ``decode`` of ``encode`` returns
+    the text.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, control tokens included."""
+
+    @property
+    def control(self) -> ControlTokens:
+        """Ids of the control tokens, with ``vocab_size``; policies generate ids below it."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encode plain text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids; control tokens are written by name."""
+
+    def config(self) -> dict[str, Any]:
+        """The configuration as JSON, from which the tokenizer can be built again."""
+
+
+class CharTokenizer:
+    """Tokenizer over a fixed alphabet of symbols, each one or more characters long.
+
+    Text is encoded from left to right, with the longest matching symbol.
+
+    With ``unknown`` text is normalized first (Unicode's NFC; line breaks CR LF and CR become LF), and the unknown
+    symbol, U+FFFD, stands for every character that is not a symbol. The agent cannot write it: policies never generate
+    it, and :meth:`encode_action` refuses such a character.
+
+    Args:
+        symbols: all symbols in the order of their ids, control tokens included.
+        control: names of the six control tokens by field of :class:`~torchrl_lang.schema.ControlTokens`; each must be
+            among ``symbols``.
+        unknown: U+FFFD is among ``symbols`` and stands for all other characters.
+
+    Raises:
+        ValueError: symbols repeat, or a control token or the unknown symbol is missing; on :meth:`encode` without
+            ``unknown``, a character is not a symbol.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> tokenizer.encode("cab")
+        [2, 0, 1]
+        >>> tokenizer.decode([2, 0, 1, tokenizer.control.end_of_action])
+        'cab</a>'
+        >>> tokenizer.encode("a dog")
+        Traceback (most recent call last):
+            ...
+        ValueError: ' ' at position 1 of 'a dog' is not in this tokenizer's alphabet 'abc'.
+        >>> tokenizer = CharTokenizer.from_texts(["abc"])
+        >>> tokenizer.decode(tokenizer.encode("a cab"))
+        'a�cab'
+    """
+
+    vocab_size: int
+    """Number of token ids, control tokens included."""
+    control: ControlTokens
+    """Ids of the control tokens; ``forbidden`` has the unknown symbol."""
+    DEFAULT_CONTROL = {
+        "pad": "<|pad|>",
+        "end_of_action": "</a>",
+        "end_of_state": "</s>",
+        "begin_state": "<s>",
+        "begin_action": "<a>",
+        "end_of_dialogue": "</eod>",
+    }
+
+    def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None, *, unknown: bool = False) -> None:
+        self.symbols = tuple(symbols)
+        self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
+        if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
+            raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
+        check_control(self._control_names)
+        missing = [name for name in self._control_names.values() if name not in self.symbols]
+        if missing:
+            raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
+        if unknown and (UNKNOWN not in self.symbols or UNKNOWN in self._control_names.values()):
+            raise ValueError(f"The unknown symbol {UNKNOWN!r} is not among the symbols, or a control token: add it.")
+        self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.unknown: int | None = self._id[UNKNOWN] if unknown else None
+        """Id of the unknown symbol, if there is one."""
+        ids: dict[str, Any] = {field: self._id[name] for field, name in self._control_names.items()}
+        self.vocab_size = len(self.symbols)
+        forbidden = () if self.unknown is None else (self.unknown,)
+        self.control = ControlTokens(**ids, vocab_size=self.vocab_size, forbidden=forbidden)
+        special = {*self.control.ids(), *forbidden}
+        plain = [symbol for symbol in self.symbols if self._id[symbol] not in special]
+        self._alphabet = "".join(plain)
+        self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")
+
+    @classmethod
+    def from_alphabet(cls, alphabet: Sequence[str], *, unknown: bool = False) -> CharTokenizer:
+        """A tokenizer over ``alphabet`` with the default control tokens appended, after the unknown symbol if any."""
+        return cls([*alphabet, *([UNKNOWN] if unknown else []), *cls.DEFAULT_CONTROL.values()], unknown=unknown)
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> CharTokenizer:
+        """A tokenizer over the characters of some texts, with the unknown symbol for all others."""
+        return cls.from_alphabet(sorted(set[str]().union(*map(characters, texts))), unknown=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode plain text, with the longest matching symbol."""
+        text = text if self.unknown is None else normalized(text)
+        ids, position = [], 0
+        while position < len(text):
+            match = self._pattern.match(text, position)
+            if match is not None:
+                ids.append(self._id[match.group()])
+                position = match.end()
+            elif self.unknown is not None:
+                ids.append(self.unknown)
+                position += 1
+            else:
+                raise self._no_symbol(text, position)
+        return ids
+
+    def encode_action(self, text: str) -> list[int]:
+        """Encode an utterance of the agent; raises ``ValueError`` if a character is not a symbol."""
+        ids = self.encode(text)
+        if self.unknown is not None and self.unknown in ids:
+            raise self._no_symbol(normalized(text), len(self.decode(ids[: ids.index(self.unknown)])))
+        return ids
+
+    def _no_symbol(self, text: str, position: int) -> ValueError:
+        return ValueError(
+            f"{text[position]!r} at position {position} of {shorten(text)} is not in this tokenizer's alphabet "
+            f"{shorten(self._alphabet)}."
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids; control tokens are written by name."""
+        return "".join(self.symbols[int(index)] for index in ids)
+
+    def config(self) -> dict[str, Any]:
+        """The symbols and control tokens as JSON."""
+        unknown = {} if self.unknown is None else {"unknown": True}
+        return {"kind": "char", "symbols": list(self.symbols), "control": dict(self._control_names), **unknown}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
+        """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
+        fields, control = read_config(config)
+        return cls(fields.list_of("symbols", str), control, unknown=fields.take("unknown", bool, False))
+
+
+def normalized(text: str) -> str:
+    r"""Text in Unicode's NFC, with the line breaks CR LF and CR as LF.
+
+    Examples:
+        >>> from torchrl_lang.text.tokenizers import normalized
+        >>> normalized("caf\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}\r\n") == "caf\xe9\n"
+        True
+    """
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def characters(text: str) -> set[str]:
+    """The characters of a normalized text, without the unknown symbol and halves of surrogate pairs."""
+    return {c for c in set(normalized(text)) if c != UNKNOWN and not "\ud800" <= c <= "\udfff"}
+
+
+def encodes_to(encode: Callable[[T], list[int]], content: T, ids: Sequence[int]) -> bool:
+    """Whether a text encodes to these ids; False if it cannot be encoded, such as one with a control token's name."""
+    try:
+        return encode(content) == list(ids)
+    except ValueError:
+        return False
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """A short hash of a tokenizer's configuration; equal for tokenizers that encode alike."""
+    return config_fingerprint(tokenizer.config())
+
+
+def config_fingerprint(config: Mapping[str, Any]) -> str:
+    """The :func:`fingerprint` of the tokenizer with this configuration."""
+    return json_digest(config)[:16]
+
+
+def check_control(names: Mapping[str, str]) -> None:
+    """Raise ValueError unless exactly the six control tokens have names."""
+    fields = CharTokenizer.DEFAULT_CONTROL
+    if names.keys() != fields.keys():
+        raise ValueError(f"A tokenizer has the control tokens {[*fields]}, got {[*names]}.")
+
+
+def read_config(config: Mapping[str, Any]) -> tuple[Fields, dict[str, str]]:
+    """A tokenizer's configuration as typed fields, and the names of its control tokens."""
+    fields = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+    control = fields.object("control")
+    return fields, {name: control.take(name, str) for name in control.content}

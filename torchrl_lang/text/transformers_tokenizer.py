@@ -1,0 +1,163 @@
+"""Convert tokenizers to transformers, so that a saved model's tokenizer can be loaded without this library."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.hf_tokenizer import HFTokenizer
+from torchrl_lang.text.tokenizer_config import KINDS, tokenizer_from_config
+from torchrl_lang.text.tokenizers import UNKNOWN, CharTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["transformers_tokenizer", "write_tokenizer"]
+
+
+def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Convert a tokenizer to one of transformers that gives the same ids and texts.
+
+    In ``transformers``:
+
+    - ``tokenizer(text)["input_ids"]`` equals our ``encode(text)``: nothing is added around the text, and names of
+      control tokens in it are plain text (``split_special_tokens``).
+    - ``tokenizer(text, split_special_tokens=False)`` encodes such names as control tokens, so it inverts ``decode`` of
+      a whole row. Do not pass untrusted text to it.
+    - Text with characters that a :class:`CharTokenizer` lacks is an error there, too, or has its unknown symbol.
+    - ``pad_token`` is our ``pad``; ``eos_token`` is our ``end_of_action``, which ends an utterance. A chat template of
+      the original tokenizer is removed, because rows do not use it.
+    - A :class:`ChatTokenizer` keeps its chat template and its other tokens' roles. The names of its special tokens are
+      always encoded as these tokens, because ``apply_chat_template`` relies on that.
+
+    Raises:
+        TypeError: the tokenizer is of a custom class.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, transformers_tokenizer
+        >>> tokenizer = transformers_tokenizer(CharTokenizer.from_alphabet(["a", "b", "ab", "<", "/", ">"]))
+        >>> tokenizer("abba</a>")["input_ids"]
+        [2, 1, 0, 3, 4, 0, 5]
+        >>> tokenizer("abba</a>", split_special_tokens=False)["input_ids"]
+        [2, 1, 0, 7]
+    """
+    from transformers import PreTrainedTokenizerFast  # a local import, because it takes one or two seconds
+
+    if not isinstance(tokenizer, CharTokenizer | ChatTokenizer | HFTokenizer):
+        raise TypeError(
+            f"{type(tokenizer).__name__} cannot be converted to transformers: only CharTokenizer, ChatTokenizer and "
+            f"HFTokenizer can."
+        )
+    backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
+    control = tokenizer.control
+    roles = {"pad_token": backend.id_to_token(control.pad), "eos_token": backend.id_to_token(control.end_of_action)}
+    if isinstance(tokenizer, CharTokenizer) and tokenizer.unknown is not None:
+        roles["unk_token"] = UNKNOWN
+    options: dict[str, Any] = {"split_special_tokens": True}
+    if isinstance(tokenizer, ChatTokenizer):
+        roles |= tokenizer.roles
+        options = {"split_special_tokens": False, "chat_template": tokenizer.row_format.template}
+    special = sorted({*control.ids(), *control.forbidden})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        additional_special_tokens=[backend.id_to_token(index) for index in special],
+        clean_up_tokenization_spaces=False,
+        **roles,
+        **options,
+    )
+
+
+def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
+    """Write a tokenizer into a model's folder so that ``AutoTokenizer`` can load it.
+
+    ``generate`` of a model loaded from this folder writes one utterance: ``generation_config.json`` gets its end token
+    and the control tokens that it may not contain.
+
+    Args:
+        config: ``tokenizer.config()``. A custom kind is not written, with a warning.
+        folder: holds the model's ``config.json``.
+    """
+    folder = Path(folder)
+    if config.get("kind") not in KINDS:
+        warnings.warn(
+            f"A tokenizer of kind {config.get('kind')!r} cannot be converted to transformers: AutoTokenizer cannot "
+            "load it from the folder.",
+            stacklevel=3,
+        )
+        return
+    tokenizer = tokenizer_from_config(config)
+    written = transformers_tokenizer(tokenizer)
+    written.save_pretrained(folder)
+    if not _is_read_alike(written, folder):
+        # For some model types AutoTokenizer ignores the tokenizer class in the folder unless the folder names code of
+        # its own. There is no such code, and it is not needed.
+        path = folder / "tokenizer_config.json"
+        content = json.loads(path.read_text(encoding="utf-8")) | {"auto_map": {"AutoTokenizer": [None, None]}}
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if not _is_read_alike(written, folder):
+            warnings.warn(
+                "AutoTokenizer cannot load this tokenizer for a model of this type: load it from the folder with "
+                "transformers.PreTrainedTokenizerFast.",
+                stacklevel=3,
+            )
+    path = folder / "generation_config.json"
+    if path.exists():
+        control = tokenizer.control
+        utterance = {
+            "eos_token_id": control.end_of_action,
+            "pad_token_id": control.pad,
+            "suppress_tokens": list(control.forbidden_in_action()),
+        }
+        content = json.loads(path.read_text(encoding="utf-8")) | utterance
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_read_alike(tokenizer: PreTrainedTokenizerFast, folder: Path) -> bool:
+    """Whether ``AutoTokenizer`` loads an equal tokenizer from ``folder``."""
+    from transformers import AutoTokenizer
+
+    try:
+        read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception:  # AutoTokenizer chose another class, which cannot read the files
+        return False
+    backend = getattr(read, "backend_tokenizer", None)
+    return backend is not None and backend.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+def _char_backend(tokenizer: CharTokenizer) -> Backend:
+    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    control = [tokenizer.symbols[index] for index in tokenizer.control.ids()]
+    plain = sorted((symbol for symbol in tokenizer.symbols if symbol not in control), key=len, reverse=True)
+    vocabulary = {symbol: index for index, symbol in enumerate(tokenizer.symbols)}
+    has_unknown = tokenizer.unknown is not None
+    backend = Backend(models.WordLevel(vocabulary, unk_token=UNKNOWN) if has_unknown else models.WordLevel(vocabulary))
+    # A regular expression takes the first alternative that matches, so the longest symbol comes first. A character that
+    # is not a symbol becomes a separate piece, which is not in the vocabulary: the unknown symbol, or an error.
+    pattern = "|".join([*map(re.escape, plain), r"[\s\S]"])
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    # A control token of one character would match itself: in plain text, replace it by an unknown one.
+    single = [name for name in control if len(name) == 1 and not any(name in symbol for symbol in plain)]
+    steps: list[Any] = []
+    if has_unknown:  # as ``normalized`` does
+        steps = [normalizers.Replace("\r\n", "\n"), normalizers.Replace("\r", "\n"), normalizers.NFC()]
+    steps += [normalizers.Replace(name, UNKNOWN if has_unknown else "\ufffe\ufffe") for name in single]
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
+    return backend
+
+
+def _plain_backend(tokenizer: ChatTokenizer | HFTokenizer) -> Backend:
+    """The tokenizer's backend without the tokens that it adds around a text."""
+    from tokenizers import Tokenizer as Backend
+
+    return Backend.from_str(json.dumps(json.loads(tokenizer.backend.to_str()) | {"post_processor": None}))
