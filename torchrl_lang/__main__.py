@@ -84,7 +84,10 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         "compute the rewards of a dataset",
         {"visual_dialogue": _recipe("envs.visual_dialogue.reward_recipe", "VisualDialogueRewards")},
     ),
-    "serve": ("serve models over HTTP", {"visual_dialogue": _recipe("envs.visual_dialogue.serve", "ServeVisualDialogue")}),
+    "serve": (
+        "serve models over HTTP",
+        {"visual_dialogue": _recipe("envs.visual_dialogue.serve", "ServeVisualDialogue")},
+    ),
     "solve": ("find the best possible play", {"wordle": _recipe("envs.wordle.solve", "SolveWordle")}),
 }
 """Commands that take the name of a task or of an algorithm."""
@@ -98,7 +101,10 @@ WHOLE: dict[str, tuple[str, Load]] = {
         _recipe("visual_dialogue_demo", "VisualDialogueDemo"),
     ),
     "reddit": ("the same on Reddit comments in a quarter of an hour", _recipe("reddit_demo", "RedditDemo")),
-    "distill": ("algorithm distillation: models that improve in their context", _recipe("algorithm_distillation", "Distill")),
+    "distill": (
+        "algorithm distillation: models that improve in their context",
+        _recipe("algorithm_distillation", "Distill"),
+    ),
 }
 """Commands that take options alone."""
 RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")

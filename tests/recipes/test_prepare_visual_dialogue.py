@@ -15,8 +15,8 @@ from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.envs.visual_dialogue import prepare
 from torchrl_lang.envs.visual_dialogue.folder import PreparedFolder, measured_tokens
-from torchrl_lang.recipes import prepare_visual_dialogue as prepare
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.text import word_tokenizer
 

@@ -10,8 +10,8 @@ from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import folder_lock
 from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.envs.visual_dialogue import serve as serve_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.reward_recipe import VisualDialogueRewards
-from torchrl_lang.recipes import serve_visual_dialogue
 
 DIALOGUES = 12
 

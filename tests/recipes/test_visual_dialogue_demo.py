@@ -14,8 +14,8 @@ from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import Round
+from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
-from torchrl_lang.recipes import prepare_visual_dialogue
 from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.offline_methods import METHODS
 from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo

@@ -19,7 +19,7 @@ from torchrl_lang.envs.visual_dialogue import RemoteModels, answer_and_score, co
 pytestmark = pytest.mark.slow
 COMMAND = """
 import sys, time
-from torchrl_lang.recipes import serve_visual_dialogue
+from torchrl_lang.envs.visual_dialogue import serve as serve_visual_dialogue
 from tests.envs.visual_dialogue.word_overlap import WordOverlap
 from torchrl_lang.__main__ import _run
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
+from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.prepare import PrepareVisualDialogue
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueData, VisualDialogueTask
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
-from torchrl_lang.recipes import prepare_visual_dialogue
 from torchrl_lang.recipes.comparison import ComparisonOptions
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
