@@ -15,11 +15,11 @@ from torchrl_lang.functional import (
     find_decisions,
     group_advantages,
     returns_to_go,
-    row_length,
     standardized,
     turn_end_mask,
     two_clock_advantages,
 )
+from torchrl_lang.functional.decisions import row_length
 
 #          <s> x  </s> a  b  </a> y  </s> c  </a> z  </s> pad
 AGENT = torch.tensor([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]).bool()
@@ -181,13 +181,6 @@ def test_padding_order_and_what_stands_elsewhere_change_nothing():
     assert not expected.value_target[~decision].any()
     deep = estimate(*(x.reshape(5, 8, *x.shape[1:]) for x in (real, agent, reward, value, last_value)), **CLOCKS)
     assert deep.advantage.shape == (5, 8, 24)
-
-
-def test_the_documented_defaults():
-    *rows, _ = ragged()
-    clocks = {"gamma": 1.0, "lmbda": 0.95, "turn_gamma": 0.99, "turn_lmbda": 0.95, "bootstrap": "first"}
-    expected = torch.stack([plain(*row, **clocks) for row in zip(*rows, strict=True)])
-    torch.testing.assert_close(estimate(*rows).advantage, expected)
 
 
 def test_options_are_checked_and_dtypes_kept():

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import bootstrap_mask, decision_mask, find_decisions, row_length, shift_left
+from torchrl_lang.functional import decision_mask, find_decisions, shift_left
+from torchrl_lang.functional.decisions import row_length
 
 # Rows as strings: "e" the environment's token, "a" the agent's, "." padding.
 TABLE = [  # row, decisions, bootstrap state
@@ -40,8 +41,10 @@ def test_table():
     rows, decisions, bootstraps = zip(*TABLE, strict=True)
     real, agent = masks(rows)
     assert [mask.nonzero().flatten().tolist() for mask in decision_mask(agent)] == list(decisions)
-    expected = [[] if p is None else [p] for p in bootstraps]
-    assert [mask.nonzero().flatten().tolist() for mask in bootstrap_mask(real, agent)] == expected
+    found = find_decisions(real, agent)
+    after = found.state[found.last] + 1
+    assert found.row[after].tolist() == [row for row, p in enumerate(bootstraps) if p is not None]
+    assert found.position[after].tolist() == [p for p in bootstraps if p is not None]
     assert row_length(real).tolist() == [len(row.rstrip(".")) for row in rows]
 
 
@@ -75,22 +78,7 @@ def check_against_scan(rows):
     assert len(found.row) == len(at) + len({row for row, *_ in at})  # one bootstrap state a row that decides
 
 
-def test_no_decision_at_all():
-    found = find_decisions(*masks(["ee", ".."]))
-    assert [len(entry) for entry in found] == [0, 0, 0, 0]
-
-
 def test_shift_left_keeps_shape_and_dtype():
     values = torch.arange(12.0).reshape(2, 2, 3)
     assert shift_left(values).tolist() == [[[1, 2, 0], [4, 5, 0]], [[7, 8, 0], [10, 11, 0]]]
     assert shift_left(torch.ones(1, 1, dtype=torch.bool)).tolist() == [[False]]
-
-
-def test_any_batch_dimensions():
-    """The last dimension is the row's, however many stand before it."""
-    rows, *_ = zip(*TABLE, strict=True)
-    flat, shape = masks(rows), (5, 2)
-    real, agent = (mask.unflatten(0, shape) for mask in flat)
-    assert torch.equal(row_length(real), row_length(flat[0]).view(shape))
-    assert torch.equal(decision_mask(agent), decision_mask(flat[1]).unflatten(0, shape))
-    assert torch.equal(bootstrap_mask(real, agent), bootstrap_mask(*flat).unflatten(0, shape))

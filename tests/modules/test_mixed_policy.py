@@ -17,7 +17,8 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.functional import decision_mask, shift_left, trained_states
+from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.modules import (
     MixedPolicy,
     QValueHead,

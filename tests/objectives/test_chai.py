@@ -20,7 +20,7 @@ from tests.objectives.test_utterance_ilql import appended, corridor, corridor_ac
 from tests.objectives.utterances import moved, number_of_utterances, utterances_of
 from torchrl_lang.data import row_buffer
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.functional import sampled_cql_term
+from torchrl_lang.functional.value_terms import sampled_cql_term
 from torchrl_lang.modules import (
     CandidateSampler,
     CHAIActor,

@@ -9,7 +9,8 @@ from tensordict import TensorDict
 from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_dt, make_rows
 from tests.objectives.oracle_dt import dt_loss
 from torchrl_lang.data import row_buffer
-from torchrl_lang.functional import return_conditions, utterance_states
+from torchrl_lang.functional import return_conditions
+from torchrl_lang.functional.decisions import utterance_states
 from torchrl_lang.modules import (
     ReturnConditionedActor,
     ReturnEmbedding,

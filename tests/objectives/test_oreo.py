@@ -16,7 +16,7 @@ from tests.modules.toys import without_blocks
 from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_oreo, make_rows, total
 from tests.objectives.oracle_likelihoods import oreo_losses
 from tests.objectives.test_qsft import logits_of, numpy_rows, uneven
-from torchrl_lang.functional import action_log_ratio, soft_returns
+from torchrl_lang.functional.returns import action_log_ratio, soft_returns
 from torchrl_lang.modules import UtteranceActor, ValueHead, row_log_prob, value_module
 from torchrl_lang.objectives import OREOLoss
 from torchrl_lang.schema import ControlTokens

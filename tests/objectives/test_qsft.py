@@ -14,7 +14,7 @@ from transformers import GPT2Model
 
 from tests.objectives.conftest import VOCAB, make_actor, make_qsft, make_rows
 from tests.objectives.oracle_likelihoods import qsft_losses
-from torchrl_lang.functional import likelihood_ratio_value, weighted_cross_entropy
+from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss, QSFTLoss, qsft
 from torchrl_lang.objectives.targets import lent

@@ -15,7 +15,7 @@ from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
-from torchrl_lang.functional import row_length
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import ATTENTION_MASK, PREFIX_MASK, TOKEN_REWARD, TOKENS, check_row, entry
 
 __all__ = ["TrimRows", "row_buffer"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of
 from torchrl_lang.data.step_values import check_steps, reward_entries, step_rewards, token_values
-from torchrl_lang.functional import row_length, shift_left
+from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import (
     AGENT_MASK,
     ATTENTION_MASK,

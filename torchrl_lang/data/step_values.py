@@ -8,7 +8,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.functional import row_length
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import (
     ACTION,
     AGENT_MASK,

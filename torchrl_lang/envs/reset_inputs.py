@@ -12,7 +12,8 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_lang.envs.row_state import Rows
-from torchrl_lang.functional import shift_left, utterance_ends
+from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer

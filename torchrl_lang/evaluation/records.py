@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.functional import utterance_ends
+from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry, missing_entry
 
 __all__ = ["GameRecords"]

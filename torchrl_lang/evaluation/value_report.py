@@ -13,7 +13,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
-from torchrl_lang.functional import decision_mask, row_length, shift_left, turn_end_mask, two_clock_advantages
+from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask, two_clock_advantages
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.model_runner import apply_head

@@ -8,18 +8,9 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.functional.decisions import decision_mask, shift_left
 from torchrl_lang.functional.returns import reverse_linear_scan
 
-__all__ = [
-    "Advantages",
-    "Bootstrap",
-    "group_advantages",
-    "standardized",
-    "turn_end_mask",
-    "two_clock_advantages",
-    "with_known_values",
-]
+__all__ = ["Advantages", "Bootstrap", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
 
 Bootstrap = Literal["first", "mean"]
 """Value of a turn that the turn before it bootstraps from: of its first decision, or the mean over its decisions."""
@@ -32,43 +23,6 @@ class Advantages(NamedTuple):
     """float ``[*B, T]``."""
     value_target: Tensor
     """float ``[*B, T]``: ``advantage + value``, the target of the value regression."""
-
-
-def turn_end_mask(
-    attention_mask: Tensor, agent_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
-) -> Tensor:
-    """True at the last decision of each utterance that another turn may follow, ``bool [*B, T]``.
-
-    Without ``end_of_action`` an utterance ends where a token of the environment follows. If the environment may write
-    nothing between two utterances, or a row ends with the agent's token, pass ``end_of_action``; otherwise such an
-    utterance counts as unfinished.
-
-    Args:
-        attention_mask: bool ``[*B, T]``.
-        agent_mask: bool ``[*B, T]``.
-        tokens: int64 ``[*B, T]``, with ``end_of_action``.
-        end_of_action: id of the token that ends an utterance.
-
-    Raises:
-        ValueError: ``end_of_action`` is given without ``tokens``.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import turn_end_mask
-        >>> agent = torch.tensor([False, True, True, False, True])
-        >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent)
-        tensor([False,  True, False, False, False])
-        >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent, torch.tensor([3, 7, 1, 2, 1]), end_of_action=1)
-        tensor([False,  True, False,  True, False])
-    """
-    decision = decision_mask(agent_mask)
-    environment_follows = shift_left(shift_left(attention_mask & ~agent_mask))
-    ends = decision & environment_follows
-    if end_of_action is None:
-        return ends
-    if tokens is None:
-        raise ValueError(f"end_of_action={end_of_action} needs tokens, in which it is looked up: pass tokens as well.")
-    return ends | (decision & (shift_left(tokens) == end_of_action))
 
 
 def two_clock_advantages(
@@ -149,31 +103,12 @@ def with_known_values(
     gamma: Tensor | float = 1.0,
     turn_gamma: Tensor | float = 0.99,
 ) -> Tensor:
-    """Replace NaN values, which were not computed, by ``V_j = r_j + g_j V_{j+1}``.
+    """Replace NaN values, which were not computed, by ``V_j = r_j + g_j V_{j+1}``; zero where there is no decision.
 
     The TD error of such a decision is zero (with ``bootstrap="mean"`` at the end of a turn only approximately), so its
     advantage is the decayed advantage of the next decision. Use it for tokens that the policy did not choose, such as
-    the forced end of an utterance of maximal length, or another player's turn.
-
-    Args:
-        value: float ``[*B, T]``, NaN where it was not computed.
-        reward: float ``[*B, T]``, as in :func:`two_clock_advantages`.
-        last_value: float ``[*B]``.
-        decision: bool ``[*B, T]``.
-        turn_end: bool ``[*B, T]``.
-        gamma: discount inside an utterance.
-        turn_gamma: discount across turns.
-
-    Returns:
-        float ``[*B, T]``, zero where there is no decision.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import with_known_values
-        >>> always, never = torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)
-        >>> value, reward = torch.tensor([7.0, torch.nan, torch.nan]), torch.tensor([0.0, 1.0, 2.0])
-        >>> with_known_values(value, reward, torch.tensor(4.0), always, never, gamma=0.5)
-        tensor([7., 3., 4.])
+    the forced end of an utterance of maximal length, or another player's turn. Arguments are those of
+    :func:`two_clock_advantages`.
     """
     unknown = decision & value.isnan()
     discount = clock(turn_end, turn_gamma, gamma, value)

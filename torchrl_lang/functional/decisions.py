@@ -1,4 +1,4 @@
-"""States, actions and successors of the decisions in a row, computed from its masks.
+"""Decisions and utterances of the agent in a row, computed from its masks.
 
 Position ``p`` is a *decision* if ``agent_mask[p + 1]``: the state is the row up to and including ``p``, the action is
 ``tokens[p + 1]``. The successor of a decision is the row's next decision, so a turn of the environment in between adds
@@ -14,14 +14,19 @@ from torch import Tensor
 
 __all__ = [
     "Decisions",
-    "bootstrap_mask",
+    "UtteranceSpans",
+    "begins_utterance",
     "decision_mask",
     "find_decisions",
+    "find_utterances",
     "row_length",
+    "running_mean",
     "shift_left",
     "shift_right",
     "trained_states",
+    "turn_end_mask",
     "utterance_ends",
+    "utterance_states",
 ]
 
 
@@ -62,14 +67,8 @@ def decision_mask(agent_mask: Tensor) -> Tensor:
 
 
 def row_length(attention_mask: Tensor) -> Tensor:
-    """Number of real tokens of each row, ``int64 [*B]``."""
+    """Count the real tokens of each row, ``int64 [*B]``."""
     return attention_mask.sum(-1)
-
-
-def bootstrap_mask(attention_mask: Tensor, agent_mask: Tensor) -> Tensor:
-    """True on the last real position of each row that has a decision, ``bool [*B, T]``."""
-    last = attention_mask & ~shift_left(attention_mask)
-    return last & decision_mask(agent_mask).any(-1, keepdim=True)
 
 
 def utterance_ends(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, end_of_action: int) -> Tensor:
@@ -77,20 +76,6 @@ def utterance_ends(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, e
 
     The agent writes that token, or the environment right after an utterance without one. A chat template may end texts
     of the environment with the same token; these are not marked.
-
-    Args:
-        tokens: int ``[*B, T]``.
-        attention_mask: bool ``[*B, T]``.
-        agent_mask: bool ``[*B, T]``.
-        end_of_action: id of the token.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import utterance_ends
-        >>> tokens = torch.tensor([5, 1, 7, 8, 1, 6, 1])
-        >>> agent = torch.tensor([False, False, True, True, False, False, False])
-        >>> utterance_ends(tokens, torch.ones(7, dtype=torch.bool), agent, end_of_action=1).nonzero().flatten()
-        tensor([4])
     """
     return attention_mask & (tokens == end_of_action) & (agent_mask | shift_right(agent_mask))
 
@@ -133,8 +118,8 @@ def find_decisions(attention_mask: Tensor, agent_mask: Tensor) -> Decisions:
         >>> found.state, found.last
         (tensor([0, 1]), tensor([False,  True]))
     """
-    decision = decision_mask(agent_mask)
-    bootstrap = bootstrap_mask(attention_mask, agent_mask)
+    decision, last = decision_mask(agent_mask), attention_mask & ~shift_left(attention_mask)
+    bootstrap = last & decision.any(-1, keepdim=True)
     row, position = (decision | bootstrap).nonzero(as_tuple=True)
     is_bootstrap = bootstrap[row, position]
     state = (~is_bootstrap).nonzero(as_tuple=True)[0]
@@ -146,17 +131,142 @@ def trained_states(train_mask: Tensor, agent_mask: Tensor) -> Tensor:
 
     A loss's ``loss_mask_key`` reads a decision's mask at the position of its state, one before the token. The mask of
     the environment's tokens is ignored: they always count, for losses with a ``transition_weight``.
+    """
+    return shift_left(train_mask) | ~decision_mask(agent_mask)
+
+
+class UtteranceSpans(NamedTuple):
+    """The ``U`` finished utterances of a batch of rows in reading order, and its ``S`` states.
+
+    The state of an utterance is the position before its first token. The successor of the utterance at index ``i`` of
+    the states is the state at ``i + 1``: the row's next utterance or its bootstrap state.
+    """
+
+    row: Tensor
+    """int64 ``[S]``: the row of each state, for a batch flattened to ``[B, T]``."""
+    position: Tensor
+    """int64 ``[S]``: the position of each state."""
+    state: Tensor
+    """int64 ``[U]``: the index of each utterance among the states."""
+    end: Tensor
+    """int64 ``[U]``: the position of each utterance's last decision."""
+    last: Tensor
+    """bool ``[U]``: True if the successor is the row's bootstrap state."""
+    of_decision: Tensor
+    """int64 ``[N]``: the utterance of each decision of the batch, ``U`` for those of an unfinished one."""
+
+    def total(self, reward: Tensor) -> Tensor:
+        """Sum the rewards of each utterance, ``[N] -> [U]``."""
+        count = self.state.shape[0]
+        return reward.new_zeros(count + 1).index_add(0, self.of_decision, reward)[:count]
+
+
+def find_utterances(attention_mask: Tensor, agent_mask: Tensor, turn_end: Tensor, terminated: Tensor) -> UtteranceSpans:
+    """Find the utterances of a batch of rows.
+
+    An utterance ends at a decision that ``turn_end`` marks or, in a terminated row, at the row's last decision. Tokens
+    that no end follows are an utterance that was cut off: it is not among the utterances, and its state, in which the
+    agent was to act, is the row's bootstrap state. Otherwise that is the last real position.
 
     Args:
-        train_mask: bool ``[*B, T]``, False on agent tokens excluded from training; ignored elsewhere.
-        agent_mask: bool ``[*B, T]``.
+        attention_mask: bool ``[B, T]``, True on real tokens, padded on the right.
+        agent_mask: bool ``[B, T]``, True on tokens that the agent wrote.
+        turn_end: bool ``[B, T]``, True at the last decision of an utterance, see :func:`turn_end_mask`.
+        terminated: bool ``[B]``.
+
+    Returns:
+        The :class:`UtteranceSpans` of the batch. Rows without a finished utterance have no states.
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import trained_states
-        >>> agent = torch.tensor([False, True, True, False, True])
-        >>> train_mask = torch.tensor([False, False, False, False, True])
-        >>> trained_states(train_mask, agent)
-        tensor([False, False,  True,  True,  True])
+        >>> from torchrl_lang.functional import find_utterances, turn_end_mask
+        >>> real = torch.ones(1, 7, dtype=torch.bool)
+        >>> agent = torch.tensor([[False, True, True, False, True, False, False]])
+        >>> found = find_utterances(real, agent, turn_end_mask(real, agent), torch.tensor([True]))
+        >>> found.position  # utterances from 0 and from 3, the bootstrap state at 6
+        tensor([0, 3, 6])
+        >>> found.end, found.last
+        (tensor([1, 3]), tensor([False,  True]))
+        >>> found.total(torch.tensor([0.5, 0.25, -1.0]))  # of the decisions at 0, 1 and 3
+        tensor([ 0.7500, -1.0000])
     """
-    return shift_left(train_mask) | ~decision_mask(agent_mask)
+    decision = decision_mask(agent_mask)
+    row_end = decision & (decision.cumsum(-1) == decision.sum(-1, keepdim=True))
+    end = decision & (turn_end | (row_end & terminated[:, None]))
+    begin = begins_utterance(decision, end)
+    ends_later = end.sum(-1, keepdim=True) > end.cumsum(-1) - end.long()
+    finished = begin & ends_later
+    cut = begin & ~ends_later
+    last_real = attention_mask & ~shift_left(attention_mask)
+    bootstrap = torch.where(cut.any(-1, keepdim=True), cut, last_real) & end.any(-1, keepdim=True)
+    row, position = (finished | bootstrap).nonzero(as_tuple=True)
+    is_bootstrap = bootstrap[row, position]
+    state = (~is_bootstrap).nonzero(as_tuple=True)[0]
+    number = torch.where(ends_later, finished.flatten().cumsum(0).reshape(end.shape) - 1, state.shape[0])
+    return UtteranceSpans(
+        row=row,
+        position=position,
+        state=state,
+        end=end.nonzero(as_tuple=True)[1],
+        last=is_bootstrap[state + 1],
+        of_decision=number[decision],
+    )
+
+
+def begins_utterance(decision: Tensor, end: Tensor) -> Tensor:
+    """True at decisions that do not continue the decision before, both bool ``[*B, T]``; ``end``s are not continued."""
+    return decision & ~shift_right(decision & ~end)
+
+
+def running_mean(states: Tensor) -> Tensor:
+    """Compute the mean of the states up to each position, ``[*B, T, H] -> [*B, T, H]``, at least in float32."""
+    count = torch.arange(1, states.shape[-2] + 1, device=states.device)
+    return states.to(torch.promote_types(states.dtype, torch.float32)).cumsum(-2) / count[:, None]
+
+
+def turn_end_mask(
+    attention_mask: Tensor, agent_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
+) -> Tensor:
+    """True at the last decision of each utterance that another turn may follow, ``bool [*B, T]``.
+
+    Without ``end_of_action`` an utterance ends where a token of the environment follows. If the environment may write
+    nothing between two utterances, or a row ends with the agent's token, pass ``end_of_action``; otherwise such an
+    utterance counts as unfinished.
+
+    Args:
+        attention_mask: bool ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
+        tokens: int64 ``[*B, T]``, with ``end_of_action``.
+        end_of_action: id of the token that ends an utterance.
+
+    Raises:
+        ValueError: ``end_of_action`` is given without ``tokens``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import turn_end_mask
+        >>> agent = torch.tensor([False, True, True, False, True])
+        >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent)
+        tensor([False,  True, False, False, False])
+        >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent, torch.tensor([3, 7, 1, 2, 1]), end_of_action=1)
+        tensor([False,  True, False,  True, False])
+    """
+    decision = decision_mask(agent_mask)
+    environment_follows = shift_left(shift_left(attention_mask & ~agent_mask))
+    ends = decision & environment_follows
+    if end_of_action is None:
+        return ends
+    if tokens is None:
+        raise ValueError(f"end_of_action={end_of_action} needs tokens, in which it is looked up: pass tokens as well.")
+    return ends | (decision & (shift_left(tokens) == end_of_action))
+
+
+def utterance_states(
+    attention_mask: Tensor, agent_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
+) -> Tensor:
+    """True at the position before the first token of each utterance, ``bool [*B, T]``.
+
+    Utterances end as in :func:`turn_end_mask`: without ``end_of_action`` two with nothing between them count as one.
+    """
+    ends = turn_end_mask(attention_mask, agent_mask, tokens, end_of_action)
+    return begins_utterance(decision_mask(agent_mask), ends)

@@ -11,14 +11,7 @@ __all__ = ["filter_logits", "min_p_filter", "top_k_filter", "top_p_filter"]
 
 
 def top_k_filter(logits: Tensor, k: int) -> Tensor:
-    """Keep the ``k`` most likely tokens and ties with the last of them.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import top_k_filter
-        >>> top_k_filter(torch.tensor([1.0, 3.0, 2.0]), 2)
-        tensor([-inf, 3., 2.])
-    """
+    """Keep the ``k`` most likely tokens and ties with the last of them."""
     if k < 1:
         raise ValueError(f"top_k must be at least 1, got {k}. Pass None to keep all tokens.")
     if k >= logits.shape[-1]:
@@ -31,13 +24,6 @@ def top_p_filter(logits: Tensor, p: float) -> Tensor:
     """Keep the most likely tokens until their probability exceeds ``p``, including the token that exceeds it and ties.
 
     Nucleus sampling (arXiv 1904.09751).
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import top_p_filter
-        >>> kept = top_p_filter(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), 0.4)
-        >>> kept.isfinite()
-        tensor([ True, False, False, False])
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], got {p}.")
@@ -54,12 +40,6 @@ def min_p_filter(logits: Tensor, p: float) -> Tensor:
 
     Min-p sampling (arXiv 2407.01082). Before values are added it is the threshold of discrete BCQ (arXiv 1910.01708,
     eq. 2), which keeps a policy to actions that its data support.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import min_p_filter
-        >>> min_p_filter(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), 0.25).isfinite()
-        tensor([ True,  True,  True, False])
     """
     if not 0 < p <= 1:
         raise ValueError(f"min_p must lie in (0, 1], got {p}. Pass None to keep all tokens.")

@@ -1,4 +1,4 @@
-"""Terms and targets of losses over action values (ILQL, CQL, BCQ), for tensors with one decision per row."""
+"""Terms and targets of losses over action values (ILQL, CQL, BCQ, Q-SFT), for tensors with one decision per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang._checks import one_of, within
+from torchrl_lang._checks import one_of
 from torchrl_lang.functional.filters import min_p_filter
 
 __all__ = [
@@ -17,10 +17,11 @@ __all__ = [
     "bcq_value",
     "cql_term",
     "expectile_loss",
-    "huber_loss",
+    "likelihood_ratio_value",
     "margin_term",
     "masked_mean",
     "sampled_cql_term",
+    "weighted_cross_entropy",
 ]
 
 
@@ -39,23 +40,6 @@ def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
     """
     tau = torch.as_tensor(expectile, dtype=error.dtype, device=error.device)
     return torch.where(error >= 0, tau, 1 - tau) * error.square()
-
-
-def huber_loss(error: Tensor) -> Tensor:
-    """Huber's loss with ``kappa = 1``, elementwise: ``u**2 / 2`` where ``|u| <= 1``, else ``|u| - 1 / 2``.
-
-    Its gradient is that of half the squared error, clipped to ``[-1, 1]``.
-
-    Args:
-        error: ``u = target - estimate``, float, any shape.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.functional import huber_loss
-        >>> huber_loss(torch.tensor([0.5, -3.0]))
-        tensor([0.1250, 2.5000])
-    """
-    return F.huber_loss(error, torch.zeros_like(error), reduction="none")
 
 
 def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
@@ -98,9 +82,6 @@ def bcq_value(target: Tensor, action_value: Tensor, log_prob: Tensor, threshold:
     Returns:
         float ``[N]``.
 
-    Raises:
-        ValueError: the threshold lies outside ``[0, 1]``.
-
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional import bcq_value
@@ -109,32 +90,17 @@ def bcq_value(target: Tensor, action_value: Tensor, log_prob: Tensor, threshold:
         >>> [bcq_value(target, chooses, log_prob, threshold).item() for threshold in (0.0, 0.4, 1.0)]
         [3.0, 2.0, 1.0]
     """
-    within("threshold", threshold, 0, 1)
     kept = min_p_filter(log_prob, threshold) if threshold else log_prob
     best = action_value.masked_fill(kept.isneginf(), -torch.inf).argmax(-1, keepdim=True)
     return target.gather(-1, best).squeeze(-1)
 
 
 def sampled_cql_term(candidate_value: Tensor, candidate_log_prob: Tensor, value: Tensor) -> Tensor:
-    """Conservative term over sampled actions, ``log(1/C sum_c exp(Q_c) / pi(c)) - Q``.
+    """Compute the conservative term over sampled actions, ``log(1/C sum_c exp(Q_c) / pi(c)) - Q``, ``[N, n_q]``.
 
     The sum is an unbiased estimate of that of ``exp(Q)`` over all actions (CQL, arXiv 2006.04779, app. F), for too many
-    actions to enumerate. The division by ``C`` is outside the exponents.
-
-    Args:
-        candidate_value: float ``[N, C, n_q]``, of actions sampled from ``pi``.
-        candidate_log_prob: float ``[N, C]``.
-        value: float ``[N, n_q]``, of the taken action.
-
-    Returns:
-        float ``[N, n_q]``.
-
-    Examples:
-        >>> import math, torch
-        >>> from torchrl_lang.functional import sampled_cql_term
-        >>> each_of_four_once = torch.full((1, 4), -math.log(4))
-        >>> sampled_cql_term(torch.zeros(1, 4, 2), each_of_four_once, torch.zeros(1, 2))  # log 4 for each head
-        tensor([[1.3863, 1.3863]])
+    actions to enumerate. The division by ``C`` is outside the exponents. ``candidate_value`` is ``[N, C, n_q]``, its
+    log-probability ``[N, C]``, and ``value``, of the taken action, ``[N, n_q]``.
     """
     weighted = candidate_value - candidate_log_prob.unsqueeze(-1)
     return weighted.logsumexp(1) - math.log(candidate_log_prob.shape[-1]) - value
@@ -209,3 +175,30 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
         tensor(2.)
     """
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
+
+
+def weighted_cross_entropy(
+    log_prob: Tensor, action: Tensor, weight: Tensor, rest: int | None = None
+) -> Tensor:  # [N, V], [N], [N] -> [N]
+    """Compute the cross-entropy against a target of ``weight`` at the taken action and the rest at others.
+
+    ``-(w log p(a) + (1 - w) / (V - 1) sum_{b != a} log p(b))``, with the remaining mass spread evenly (Q-SFT, arXiv
+    2411.05193, eq. 3), or ``-(w log p(a) + (1 - w) log p(rest))``, with an action that is never taken for all of it. If
+    actions come from ``pi``, the second is least at ``p(a) = pi(a) E[w | a]``; the first adds to that ``sum_{b != a}
+    pi(b) E[1 - w | b] / (V - 1)``, which is small where there are many actions.
+    """
+    taken = log_prob.gather(-1, action[:, None]).squeeze(-1)
+    others = (log_prob.sum(-1) - taken) / (log_prob.shape[-1] - 1) if rest is None else log_prob[:, rest]
+    return -(weight * taken + (1 - weight) * others)
+
+
+def likelihood_ratio_value(log_prob: Tensor, log_behavior: Tensor, threshold: float = 0.0) -> Tensor:
+    """Compute a state's value ``max_a p(a | s) / pi(a | s)``, where ``p`` is what the weighted cross-entropy trains.
+
+    Over the actions with ``pi(a | s) / max_b pi(b | s) >= threshold``: the ratio of an action that hardly occurs is
+    that of two small numbers, and the maximum finds the worst of them. A threshold of 0 takes all that are possible, as
+    the paper does (Q-SFT, arXiv 2411.05193, eq. 3). Both ``[N, V]``; ``log pi`` is ``-inf`` at impossible actions.
+    """
+    kept = min_p_filter(log_behavior, threshold) if threshold else log_behavior
+    ratio = (log_prob - log_behavior).masked_fill(kept.isneginf(), -torch.inf)
+    return ratio.amax(-1).exp()

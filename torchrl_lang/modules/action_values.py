@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional import LinearTerm, linear_cross_entropy, linear_margin
+from torchrl_lang.functional import linear_cross_entropy
+from torchrl_lang.functional.linear import LinearTerm, linear_margin
 from torchrl_lang.modules.stacked_heads import StackedHeads
 
 __all__ = ["ActionValueHead", "LastLayer", "few_of_many"]

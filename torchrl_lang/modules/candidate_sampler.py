@@ -9,7 +9,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.functional import UtteranceSpans, find_utterances, turn_end_mask
+from torchrl_lang.functional import find_utterances, turn_end_mask
+from torchrl_lang.functional.decisions import UtteranceSpans
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decision_batch import refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.functional import row_length
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang._checks import finite, one_of
-from torchrl_lang.functional import ReturnConditions, ReturnMode
+from torchrl_lang.functional.returns import ReturnConditions, ReturnMode
 
 __all__ = ["ReturnEmbedding"]
 
@@ -40,7 +40,7 @@ class ReturnEmbedding(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import ReturnConditions
+        >>> from torchrl_lang.functional.returns import ReturnConditions
         >>> from torchrl_lang.modules import ReturnEmbedding
         >>> returns = ReturnEmbedding(8, low=-10.0, high=0.0, n_bins=11)
         >>> tokens, mask = torch.tensor([[4, 6]]), torch.tensor([[True, False]])

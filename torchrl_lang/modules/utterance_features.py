@@ -8,7 +8,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.functional import running_mean
+from torchrl_lang.functional.decisions import running_mean
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

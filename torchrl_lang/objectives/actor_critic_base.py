@@ -10,15 +10,9 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
-from torchrl_lang.functional import (
-    Advantages,
-    Bootstrap,
-    row_length,
-    shift_left,
-    shift_right,
-    two_clock_advantages,
-    with_known_values,
-)
+from torchrl_lang.functional import shift_left, shift_right, two_clock_advantages
+from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch
 from torchrl_lang.objectives.checks import set_estimator
@@ -87,7 +81,7 @@ class AdvantageRowLoss(StateValueLoss):
             reuse_values: the rows have ``state_value`` already, carried along from acting; only rows that are not
                 terminated are read, for the value of their last position. NaN stands for a state that was not read,
                 that of a certain last slot or of another player's token: it is worth what follows it
-                (:func:`~torchrl_lang.functional.with_known_values`).
+                , the reward and the discounted value of the next state.
 
         Returns:
             The same ``rows``; without any, three entries without any.

@@ -13,8 +13,9 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_lang._checks import finite, one_of
-from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states, turn_end_mask
+from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
+from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -64,7 +65,7 @@ class TransitionBatch(DecisionBatch):
     """The ``N`` decisions of ``B`` rows of width ``T`` with their rewards, successors and ends.
 
     There are ``S`` states: the decisions and what follows them. The successor of the decision at ``state[i]`` is the
-    state at ``state[i] + 1`` (see :class:`~torchrl_lang.functional.Decisions`).
+    state at ``state[i] + 1`` (see :class:`~torchrl_lang.functional.decisions.Decisions`).
     """
 
     rows: TensorDictBase

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchrl_lang._checks import within
-from torchrl_lang.functional import bcq_value, huber_loss
+from torchrl_lang.functional import bcq_value
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
 
@@ -83,4 +85,4 @@ class BCQLoss(QBackupLoss):
         return bcq_value(tables.target(), tables.online(), tables.log_behavior(), self.threshold)
 
     def _error(self, difference: Tensor) -> Tensor:
-        return huber_loss(difference)
+        return F.huber_loss(difference, torch.zeros_like(difference), reduction="none")

@@ -12,7 +12,8 @@ from tensordict.nn import dispatch
 from torch import Tensor, nn
 
 from torchrl_lang._checks import finite, have_shapes, within
-from torchrl_lang.functional import masked_mean, sampled_cql_term, shift_left, td_target
+from torchrl_lang.functional import masked_mean, shift_left, td_target
+from torchrl_lang.functional.value_terms import sampled_cql_term
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.no_rows import for_any_number

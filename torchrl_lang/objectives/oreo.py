@@ -8,7 +8,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang._checks import finite, one_of, positive
-from torchrl_lang.functional import PathLevel, action_log_ratio, masked_mean, soft_returns
+from torchrl_lang.functional import masked_mean
+from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

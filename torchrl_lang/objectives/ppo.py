@@ -12,7 +12,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang._checks import finite, one_of, positive, within
-from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
+from torchrl_lang.functional import masked_mean, shift_left, standardized
+from torchrl_lang.functional.advantages import Bootstrap
+from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

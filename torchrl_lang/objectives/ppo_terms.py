@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torchrl.objectives.utils import distance_loss
 
-from torchrl_lang.functional import KLEstimator, kl_estimate, masked_mean
+from torchrl_lang.functional import kl_estimate, masked_mean
+from torchrl_lang.functional.kl import KLEstimator
 
 __all__ = ["clipped_objective", "corrected_kl", "effective_sample_size", "explained_variance", "value_loss"]
 

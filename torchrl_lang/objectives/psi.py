@@ -8,9 +8,10 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchrl_lang._checks import positive, within
-from torchrl_lang.functional import huber_loss, min_p_filter
+from torchrl_lang.functional.filters import min_p_filter
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.base import TransitionBatch
@@ -115,4 +116,4 @@ class PsiLoss(QBackupLoss):
         return target.logsumexp(-1)
 
     def _error(self, difference: Tensor) -> Tensor:
-        return huber_loss(difference)
+        return F.huber_loss(difference, torch.zeros_like(difference), reduction="none")

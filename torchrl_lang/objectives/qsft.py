@@ -11,7 +11,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 from torch import Tensor
 
 from torchrl_lang._checks import finite, one_of, within
-from torchrl_lang.functional import likelihood_ratio_value, masked_mean, returns_to_go, weighted_cross_entropy
+from torchrl_lang.functional import masked_mean, returns_to_go
+from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

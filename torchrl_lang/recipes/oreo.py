@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchrl_lang.evaluation import imitation_loss
-from torchrl_lang.functional import PathLevel
+from torchrl_lang.functional.returns import PathLevel
 from torchrl_lang.modules import UtteranceActor, ValueHead, save_language_model, value_module
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import OREOLoss

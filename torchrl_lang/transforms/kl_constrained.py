@@ -9,7 +9,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.transforms import Compose, Transform
 
-from torchrl_lang.functional import KLDirection
+from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.schema import RAW_REWARD

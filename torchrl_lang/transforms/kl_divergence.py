@@ -14,7 +14,8 @@ from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.functional import KLDirection, kl_estimate
+from torchrl_lang.functional import kl_estimate
+from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.transforms.base import required, required_mask
 from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import Transform
 
-from torchrl_lang.functional import row_length
+from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
 from torchrl_lang.transforms.base import required
 

@@ -22,12 +22,6 @@ def test_expectile_table(error, expectile, loss):
     assert expectile_loss(torch.tensor(error), expectile).item() == pytest.approx(loss, rel=1e-5)
 
 
-@given(st.lists(numbers, min_size=1, max_size=8))
-def test_expectile_one_half_is_half_the_square(errors):
-    error = torch.tensor(errors)
-    torch.testing.assert_close(expectile_loss(error, 0.5), error.square() / 2)
-
-
 def test_the_minimum_of_the_expectile_loss_is_the_expectile():
     # Of outcomes 0 and 1, equally likely, the tau-expectile is tau.
     estimates = torch.linspace(0, 1, 1001, dtype=torch.float64)
@@ -67,12 +61,6 @@ def test_cql_and_margin_by_their_definitions(heads, table, temperature, margin):
             assert cql[n, head].item() == pytest.approx(lse - taken / temperature, abs=1e-9)
             squares = sum(max(0.0, v - taken + margin) ** 2 for v in values)
             assert hinge[n, head].item() == pytest.approx(squares, abs=1e-9)
-
-
-def test_margin_of_the_best_action_is_margin_squared():
-    q = torch.tensor([[[5.0, 1.0, -2.0]]])
-    assert margin_term(q, torch.tensor([0])).item() == 0
-    assert margin_term(q, torch.tensor([0]), 0.5).item() == 0.25
 
 
 def test_terms_of_no_decision_at_all():
