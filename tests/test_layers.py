@@ -79,7 +79,7 @@ def test_optional_packages_are_imported_in_one_file_each():
         "peft": {"initial_policy.py"},
         "profanity_check": {"profanity.py"},
         "starlette": {"web.py"},
-        "textarena": {"textarena_game.py"},
+        "textarena": {"textarena.py"},
         "textworld": {"engine_process.py"},
         "uvicorn": {"web.py"},
         "vaderSentiment": {"sentiment.py"},
