@@ -56,7 +56,7 @@ def _guidance(lm: PreTrainedModel, guided: ValueGuidance, repeats: int) -> list[
         "plain": Game(MAIN, _policy(lm)).play,
         "guided": Game(MAIN, _policy(lm, guided)).play,
         "guided and clipped": Game(MAIN, _policy(lm, clipped)).play,
-        "rereading all rows": Game(MAIN, _policy(lm, guided, reuse_prefix=False)).play,
+        "rereading all rows": Game(MAIN, _policy(lm, guided, prefix_cache=False)).play,
     }
     times = interleaved(jobs, repeats)
     costs = [

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1] / "torchrl_lang"
 LAYERS = {
     "_files": -2,
     "_checks": -1,
+    "_random_stream": -1,
     "schema": 0,
     "functional": 0,
     "text": 1,

@@ -108,15 +108,15 @@ def test_control_tokens_of_a_chat_template():
 
 
 def test_features_go_with_the_rows():
-    seen = rows().update({"prefix": torch.zeros(2, 3, 4), "prefix_mask": torch.ones(2, 3, dtype=torch.bool)})
+    seen = rows().update({"features": torch.zeros(2, 3, 4), "features_mask": torch.ones(2, 3, dtype=torch.bool)})
     check_row(seen)
-    check_row(seen.exclude("prefix_mask"))
+    check_row(seen.exclude("features_mask"))
     for key, wrong, error, match in [
-        ("prefix", seen["prefix"].long(), TypeError, "'prefix' must be a float"),
-        ("prefix", seen["prefix"][:, 0], ValueError, r"'prefix' must be \[\*B, P, F\]"),
-        ("prefix", seen["prefix"][:, :0], ValueError, r"'prefix' must be \[\*B, P, F\]"),
-        ("prefix_mask", seen["prefix_mask"].int(), TypeError, "'prefix_mask' must be bool"),
-        ("prefix_mask", seen["prefix_mask"][:, 1:], ValueError, r"'prefix_mask' must be \[\*B, P\], \(2, 3\)"),
+        ("features", seen["features"].long(), TypeError, "'features' must be a float"),
+        ("features", seen["features"][:, 0], ValueError, r"'features' must be \[\*B, P, F\]"),
+        ("features", seen["features"][:, :0], ValueError, r"'features' must be \[\*B, P, F\]"),
+        ("features_mask", seen["features_mask"].int(), TypeError, "'features_mask' must be bool"),
+        ("features_mask", seen["features_mask"][:, 1:], ValueError, r"'features_mask' must be \[\*B, P\], \(2, 3\)"),
     ]:
         with pytest.raises(error, match=match):
             check_row(seen.clone().set(key, wrong))

@@ -13,9 +13,9 @@ key                 dtype, shape            meaning
 ``action``          int64 ``[*B, K]``       the agent's next utterance, right-padded
 ==================  ======================  ====================================================================
 
-A row may have features that are no tokens, such as those of an image, the same during the whole episode: ``prefix``
-float ``[*B, P, F]`` and ``prefix_mask`` bool ``[*B, P]``, True on real features (all are real without it). A model may
-read them before the tokens; positions, masks and rewards of the row are those of its tokens.
+A row may have features that are no tokens, such as those of an image, the same during the whole episode: ``features``
+float ``[*B, P, F]`` and ``features_mask`` bool ``[*B, P]``, True on real features (all are real without it). A model
+may read them before the tokens; positions, masks and rewards of the row are those of its tokens.
 
 ``reward``, ``done``, ``terminated`` and ``truncated`` are TorchRL's entries, ``[*B, 1]``, one per turn. ``terminated``
 means that the task ended, ``truncated`` that a limit ended the episode.
@@ -50,8 +50,8 @@ __all__ = [
     "PREDICTED_LOG_PROB",
     "PREDICTED_OBSERVATION",
     "PREDICTED_REWARD",
-    "PREFIX",
-    "PREFIX_MASK",
+    "FEATURES",
+    "FEATURES_MASK",
     "PRIVILEGED",
     "PRIVILEGED_MASK",
     "TRAIN_MASK",
@@ -69,7 +69,7 @@ __all__ = [
     "TRUNCATED",
     "UTTERANCE_FEATURE",
     "ControlTokens",
-    "check_prefix",
+    "check_row_features",
     "check_row",
     "check_values",
     "entry",
@@ -106,9 +106,9 @@ CANDIDATE_LOG_PROB = "candidate_log_prob"
 """float32 ``[*B, U, C]``: log-probabilities of these utterances."""
 CANDIDATE_MASK = "candidate_mask"
 """bool ``[*B, U]``: True for the states that have candidates."""
-PREFIX = "prefix"
+FEATURES = "features"
 """float ``[*B, P, F]``: features of a row that are no tokens, such as those of an image."""
-PREFIX_MASK = "prefix_mask"
+FEATURES_MASK = "features_mask"
 """bool ``[*B, P]``: True on real features."""
 OBSERVATION = "observation"
 """What an agent reads in environments without tokens, ``[*B, ...]``."""
@@ -221,7 +221,7 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
 
     Args:
         tensordict: has the entries of a row, each ``[*B, T]``, on one device. ``terminated``, ``truncated`` and the
-            dtypes and shapes of ``prefix`` and ``prefix_mask`` are checked if present.
+            dtypes and shapes of ``features`` and ``features_mask`` are checked if present.
         vocab_size: if given, every real token must lie in ``[0, vocab_size)``.
 
     Raises:
@@ -262,16 +262,16 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
                 f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: the entries of a row are "
                 f"[*B, T], 'terminated' and 'truncated' [*B, 1]."
             )
-    if (prefix := tensordict.get(PREFIX, None)) is not None:
-        check_prefix(prefix, tensordict.get(PREFIX_MASK, None), shape[:-1])
+    if (features := tensordict.get(FEATURES, None)) is not None:
+        check_row_features(features, tensordict.get(FEATURES_MASK, None), shape[:-1])
     check_values(*(entries[key] for key in ROW_KEYS), vocab_size=vocab_size)
 
 
-def check_prefix(prefix: Tensor, mask: Tensor | None, batch: torch.Size) -> None:
+def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size) -> None:
     """Raise an error unless these are features of rows of shape ``batch``; values are not checked.
 
     Args:
-        prefix: float ``[*B, P, F]``.
+        features: float ``[*B, P, F]``.
         mask: bool ``[*B, P]``, or None.
         batch: ``[*B]``.
 
@@ -281,25 +281,26 @@ def check_prefix(prefix: Tensor, mask: Tensor | None, batch: torch.Size) -> None
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.schema import check_prefix
-        >>> check_prefix(torch.zeros(2, 3, 5), torch.ones(2, 3, dtype=torch.bool), torch.Size([2]))
-        >>> check_prefix(torch.zeros(2, 5), None, torch.Size([2]))
+        >>> from torchrl_lang.schema import check_row_features
+        >>> check_row_features(torch.zeros(2, 3, 5), torch.ones(2, 3, dtype=torch.bool), torch.Size([2]))
+        >>> check_row_features(torch.zeros(2, 5), None, torch.Size([2]))
         Traceback (most recent call last):
             ...
-        ValueError: 'prefix' must be [*B, P, F], P features of each row, got (2, 5) for rows of shape (2,).
+        ValueError: 'features' must be [*B, P, F], P features of each row, got (2, 5) for rows of shape (2,).
     """
-    if not prefix.is_floating_point():
-        raise TypeError(f"'{PREFIX}' must be a float, got {prefix.dtype}: convert it with .float().")
-    if prefix.ndim != len(batch) + 2 or prefix.shape[:-2] != batch or not prefix.shape[-2]:
+    if not features.is_floating_point():
+        raise TypeError(f"'{FEATURES}' must be a float, got {features.dtype}: convert it with .float().")
+    if features.ndim != len(batch) + 2 or features.shape[:-2] != batch or not features.shape[-2]:
         raise ValueError(
-            f"'{PREFIX}' must be [*B, P, F], P features of each row, got {tuple(prefix.shape)} for rows of shape "
+            f"'{FEATURES}' must be [*B, P, F], P features of each row, got {tuple(features.shape)} for rows of shape "
             f"{tuple(batch)}."
         )
     if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"'{PREFIX_MASK}' must be bool, got {mask.dtype}: convert it with .bool().")
-    if mask is not None and mask.shape != prefix.shape[:-1]:
+        raise TypeError(f"'{FEATURES_MASK}' must be bool, got {mask.dtype}: convert it with .bool().")
+    if mask is not None and mask.shape != features.shape[:-1]:
         raise ValueError(
-            f"'{PREFIX_MASK}' must be [*B, P], {tuple(prefix.shape[:-1])} for this '{PREFIX}', got {tuple(mask.shape)}."
+            f"'{FEATURES_MASK}' must be [*B, P], {tuple(features.shape[:-1])} for this '{FEATURES}', got "
+            f"{tuple(mask.shape)}."
         )
 
 

@@ -108,41 +108,41 @@ def test_what_cannot_be_stored_is_refused(tmp_path, rows):
 def with_features(rows, width=2):
     generator = torch.Generator().manual_seed(0)
     return rows.update(
-        {"prefix": torch.randn(3, 4, width, generator=generator), "prefix_mask": torch.eye(3, 4, dtype=torch.bool)}
+        {"features": torch.randn(3, 4, width, generator=generator), "features_mask": torch.eye(3, 4, dtype=torch.bool)}
     )
 
 
-@pytest.mark.parametrize("keep", [[], ["kind"], ["prefix"]])
+@pytest.mark.parametrize("keep", [[], ["kind"], ["features"]])
 def test_features_are_kept_unasked(tmp_path, rows, keep):
     dataset = write_dataset(tmp_path / "data", with_features(rows), WORDS, keep=keep)
-    assert torch.equal(dataset[:]["prefix"], rows["prefix"])
-    assert torch.equal(dataset[:]["prefix_mask"], rows["prefix_mask"])
+    assert torch.equal(dataset[:]["features"], rows["features"])
+    assert torch.equal(dataset[:]["features_mask"], rows["features_mask"])
     assert ("kind" in dataset.rows.keys()) == ("kind" in keep)
-    assert load_dataset(tmp_path / "data", verify=True).rows["prefix"].dtype == torch.float32
+    assert load_dataset(tmp_path / "data", verify=True).rows["features"].dtype == torch.float32
 
 
 def test_all_blocks_have_features_or_none(tmp_path, rows):
     plain = rows.clone()
     with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
         writer.extend(with_features(rows))
-        with pytest.raises(KeyError, match="prefix"):
+        with pytest.raises(KeyError, match="features"):
             writer.extend(plain)
-        with pytest.raises(ValueError, match=r"'prefix' is torch.float32 of shape"):
+        with pytest.raises(ValueError, match=r"'features' is torch.float32 of shape"):
             writer.extend(with_features(rows.clone(), width=5))
         writer.extend(rows[:1])
     dataset = load_dataset(tmp_path / "data", verify=True)
-    assert torch.equal(dataset.rows["prefix"], torch.cat([rows["prefix"], rows["prefix"][:1]]))
+    assert torch.equal(dataset.rows["features"], torch.cat([rows["features"], rows["features"][:1]]))
     with DatasetWriter(tmp_path / "other", WORDS, 12) as writer:
         writer.extend(plain)
         with pytest.raises(
-            ValueError, match=r"These rows have \['prefix', 'prefix_mask'\], but the rows before had none"
+            ValueError, match=r"These rows have \['features', 'features_mask'\], but the rows before had none"
         ):
             writer.extend(rows)
-    assert "prefix" not in load_dataset(tmp_path / "other", verify=True).rows.keys()
+    assert "features" not in load_dataset(tmp_path / "other", verify=True).rows.keys()
 
 
 def test_features_of_another_dtype_are_refused(tmp_path, rows):
-    rows["prefix"] = torch.zeros(3, 4, 2, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"'prefix' is torch.float16: further entries of a dataset are bool"):
+    rows["features"] = torch.zeros(3, 4, 2, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"'features' is torch.float16: further entries of a dataset are bool"):
         write_dataset(tmp_path / "data", rows, WORDS)
     assert not (tmp_path / "data").exists()

@@ -12,12 +12,12 @@ from tests.envs.helpers import say_after
 from tests.modules.toys import rows as toy_rows
 from torchrl_lang.data import DatasetWriter, EpisodeRows, TrimRows, load_dataset, row_buffer, rows_from_rollout
 from torchrl_lang.envs import PromptEnv, TextGameEnv, TokenEnv, check_language_env
-from torchrl_lang.modules import PrefixEmbedding, UtteranceActor, causal_lm, language_actor, with_prefix
+from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, language_actor, with_features
 from torchrl_lang.text import CharTokenizer
 from torchrl_lang.transforms import KLRewardTransform, frozen_copy
 
 LETTERS = CharTokenizer.from_alphabet("abc")
-BOTH = ("prefix", "prefix_mask")
+BOTH = ("features", "features_mask")
 
 
 def seeds(*numbers):
@@ -26,13 +26,13 @@ def seeds(*numbers):
 
 def test_each_game_shows_its_own_and_padding_is_masked():
     td = picture_env(batch_size=[3]).reset(game_seed=seeds(0, 1, 5))
-    assert td["prefix"].dtype == torch.float32
-    assert td["prefix"].tolist() == [
+    assert td["features"].dtype == torch.float32
+    assert td["features"].tolist() == [
         [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
         [[0.0, 1.0, 0.0], [0.5, 0.25, 1.0]],
         [[0.0, 0.0, 1.0], [0.5, 0.25, 5.0]],
     ]
-    assert td["prefix_mask"].tolist() == [[True, False], [True, True], [True, True]]
+    assert td["features_mask"].tolist() == [[True, False], [True, True], [True, True]]
 
 
 def test_they_stay_during_an_episode_and_change_with_the_next():
@@ -44,10 +44,10 @@ def test_they_stay_during_an_episode_and_change_with_the_next():
     assert after["done"].flatten().tolist() == [True, False, False]
     reset = after.clone().set("_reset", after["done"])
     again = env.reset(reset, game_seed=seeds(4, 0, 0))
-    assert torch.equal(again["prefix"][1:], td["prefix"][1:])
-    assert again["prefix"][0].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    assert torch.equal(again["features"][1:], td["features"][1:])
+    assert again["features"][0].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     kept = say_after(env, again.clone(), "a", "b", "b")
-    assert torch.equal(kept["prefix"], again["prefix"])
+    assert torch.equal(kept["features"], again["features"])
 
 
 def test_a_state_that_is_set_has_the_features_of_its_game():
@@ -94,8 +94,8 @@ def test_a_game_may_show_nothing():
     tokenizer = CharTokenizer.from_alphabet("abcno?")
     env = TextGameEnv(Blind, tokenizer, row_length=24, action_length=3, features=(2, 3), seed=0)
     td = env.reset()
-    assert not td["prefix_mask"].any()
-    assert not td["prefix"].any()
+    assert not td["features_mask"].any()
+    assert not td["features"].any()
 
 
 @pytest.mark.parametrize("size", [(0, 3), (2,), 3, (2, 3.0), (True, 3), [2, 3]])
@@ -121,8 +121,8 @@ def test_prompts_come_with_their_features():
     features = [[[1.0, 2.0]], torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.zeros(0, 2)]
     env = prompt_env(3, features)
     td = env.reset(game_seed=seeds(1, 2, 0))
-    assert td["prefix"].tolist() == [[[3.0, 4.0], [5.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
-    assert td["prefix_mask"].tolist() == [[True, True], [False, False], [True, False]]
+    assert td["features"].tolist() == [[[3.0, 4.0], [5.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
+    assert td["features_mask"].tolist() == [[True, True], [False, False], [True, False]]
     check_language_env(prompt_env(), lambda n: prompt_env(n), utterances=["a", "b"])
 
 
@@ -146,7 +146,7 @@ def reader(env, seed=1):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
-        actor = with_prefix(language_actor(lm), PrefixEmbedding(3, 8))
+        actor = with_features(language_actor(lm), FeatureEmbedding(3, 8))
     return UtteranceActor(actor, env.tokenizer.control, env.action_length, seed=seed)
 
 
@@ -156,7 +156,7 @@ def one_picture_a_row(rows):
     tokenizer = CharTokenizer.from_alphabet("abcno?")
     for row in rows[right]:
         text = tokenizer.decode(row["tokens"][row["agent_mask"]])
-        assert "abc"[int(row["prefix"][0].argmax())] == text.replace("</a>", "")[-1]
+        assert "abc"[int(row["features"][0].argmax())] == text.replace("</a>", "")[-1]
     return int(right.sum())
 
 
@@ -171,7 +171,7 @@ def test_rows_of_a_rollout_keep_them(wrap):
     rollout = env.rollout(12, policy, break_when_any_done=False)
     rows = rows_from_rollout(rollout, unfinished="drop")
     assert one_picture_a_row(rows) > 5
-    assert rows["prefix"].flatten(1).unique(dim=0).shape[0] > 3
+    assert rows["features"].flatten(1).unique(dim=0).shape[0] > 3
 
 
 def test_a_reference_reads_them_as_the_policy_does():
@@ -209,26 +209,26 @@ def test_datasets_and_buffers_keep_them(tmp_path):
 
 def test_trimmed_rows_keep_all_features_even_as_many_as_tokens():
     batch = toy_rows(n=2, width=20, longest=5)
-    batch["prefix_mask"] = torch.ones(2, 20, dtype=torch.bool)
-    batch["prefix"] = torch.randn(2, 20, 20)
+    batch["features_mask"] = torch.ones(2, 20, dtype=torch.bool)
+    batch["features"] = torch.randn(2, 20, 20)
     out = TrimRows()(batch)
     assert out["tokens"].shape[-1] <= 5
-    assert out["prefix_mask"].shape == (2, 20)
-    assert out["prefix"].shape == (2, 20, 20)
+    assert out["features_mask"].shape == (2, 20)
+    assert out["features"].shape == (2, 20, 20)
 
 
 def test_one_token_a_step():
     env = TokenEnv(picture_env(batch_size=[3], seed=0))
     td = env.reset()
     inner = env.rollout(4, break_when_any_done=False)
-    assert inner["prefix"].shape == (3, 4, 2, 3)
-    assert td["prefix_mask"].any()
+    assert inner["features"].shape == (3, 4, 2, 3)
+    assert td["features_mask"].any()
 
 
 @pytest.mark.slow
 def test_in_processes():
     env = ParallelEnv(2, lambda: picture_env(batch_size=[4], seed=0))
     td = env.reset()
-    assert td["prefix"].shape == (2, 4, 2, 3)
-    assert torch.equal(env.step(td.set("action", env.action_spec.rand()))["next", "prefix"], td["prefix"])
+    assert td["features"].shape == (2, 4, 2, 3)
+    assert torch.equal(env.step(td.set("action", env.action_spec.rand()))["next", "features"], td["features"])
     env.close()

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, rows
 from torchrl_lang.modules import (
-    PrefixEmbedding,
+    FeatureEmbedding,
     RowTokenActor,
     TiedQValueHead,
     UtteranceActor,
@@ -25,7 +25,7 @@ from torchrl_lang.modules import (
     language_actor,
     qvalue_module,
     value_module,
-    with_prefix,
+    with_features,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
 from torchrl_lang.transforms import frozen_copy
@@ -62,7 +62,7 @@ def seeing_actor(lm, positions):
     """An actor that reads two features of three numbers before a row."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
-        return with_prefix(language_actor(lm), PrefixEmbedding(3, WIDTH, positions=positions))
+        return with_features(language_actor(lm), FeatureEmbedding(3, WIDTH, positions=positions))
 
 
 def seen(batch):
@@ -70,7 +70,7 @@ def seen(batch):
     g = torch.Generator().manual_seed(3)
     n = len(batch)
     return batch.update(
-        {"prefix": torch.randn(n, 2, 3, generator=g), "prefix_mask": torch.rand(n, 2, generator=g) < 0.7}
+        {"features": torch.randn(n, 2, 3, generator=g), "features_mask": torch.rand(n, 2, generator=g) < 0.7}
     )
 
 

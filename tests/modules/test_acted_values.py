@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.modules.test_decoding import CLOSE, K, guidance, policy, spoken
-from tests.modules.test_prefix_reuse import grown
+from tests.modules.test_prefix_cache import grown
 from tests.modules.test_utterance_actor import wordle_policy
 from tests.modules.toys import CONTROL, KINDS, WIDTH, heads, rows, tiny_lm
 from torchrl_lang.data import rows_from_rollout
@@ -107,7 +107,7 @@ def test_residual_heads_and_an_own_value_trunk():
 def test_prefixes_that_are_kept_change_nothing():
     lm, value = tiny_lm(max_length=60 + K).double(), heads()[1].double()
     actors = [
-        UtteranceActor(language_actor(lm), CONTROL, K, value=value, seed=3, reuse_prefix=r) for r in (True, False)
+        UtteranceActor(language_actor(lm), CONTROL, K, value=value, seed=3, prefix_cache=r) for r in (True, False)
     ]
     batch = rows(7, 60, longest=9)
     for _ in range(4):

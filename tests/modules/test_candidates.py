@@ -20,7 +20,7 @@ from torchrl_lang.modules import (
     language_actor,
     qvalue_module,
 )
-from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
+from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 
 N, V = 6, 2600
 
@@ -103,7 +103,7 @@ def test_tied_values_and_a_trunk_of_their_own():
     with torch.no_grad():
         head.out_weight.mul_(60)
     guidance = ValueGuidance(head, make_heads()[1], beta=2.0, clip=0.2, value_trunk=trunk)
-    assert_same(NextTokenDistribution(top_k=5, guidance=guidance), make_states(VALUE_PREFIX))
+    assert_same(NextTokenDistribution(top_k=5, guidance=guidance), make_states(VALUE_STATES))
 
 
 def test_foreign_networks_give_their_whole_table():

@@ -47,7 +47,7 @@ def test_compiled_decoding_says_the_same(kind, backend, ways):
     lm, guidance = tiny_lm(kind, layers=1), ValueGuidance(heads()[0], beta=2.0)
     plain, compiled = actors_of(lm), actors_of(lm, backend=backend)
     for method, reuse in ways:
-        options = {"method": method, "reuse_prefix": reuse, "guidance": guidance}
+        options = {"method": method, "prefix_cache": reuse, "guidance": guidance}
         for expected, found in zip(play(plain(**options)), play(compiled(**options)), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

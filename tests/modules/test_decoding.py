@@ -244,7 +244,7 @@ def test_best_of_by_value_with_a_model_in_half_precision():
 def test_a_run_of_best_of_continues_its_rows_with_a_prefix_cache():
     guide = guidance()
     options = {"method": "best_of", "guidance": guide, "end_value_weight": 1.0, "log_prob_weight": 0.0}
-    first, reused, anew = rows(longest=8), policy(**options), policy(reuse_prefix=False, **options)
+    first, reused, anew = rows(longest=8), policy(**options), policy(prefix_cache=False, **options)
     assert torch.equal(reused(first.clone())["action"], anew(first.clone())["action"])
     longer = rows(longest=12)
     longer["tokens"][:, :3] = first["tokens"][:, :3]

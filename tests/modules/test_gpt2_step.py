@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from tests.modules.test_decoding import K, guidance
-from tests.modules.test_prefix_reuse import grown
+from tests.modules.test_prefix_cache import grown
 from tests.modules.toys import CONTROL, rows, tiny_lm
 from torchrl_lang.modules import RowCache, Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step, fast_gelu
@@ -114,7 +114,7 @@ def test_what_it_returned_stays_as_it_was():
 def test_an_actor_says_the_same_without_it(reuse, monkeypatch):
     lm = tiny_lm(max_length=60 + K).double()
     actors = [
-        UtteranceActor(language_actor(lm), CONTROL, K, guidance=guidance().double(), seed=3, reuse_prefix=reuse)
+        UtteranceActor(language_actor(lm), CONTROL, K, guidance=guidance().double(), seed=3, prefix_cache=reuse)
         for _ in range(2)
     ]
     calls, run = [], GPT2Step.__call__

@@ -136,7 +136,7 @@ def test_what_a_policy_reads_again_is_kept():
 
 def test_reading_on_behind_an_example(actor):
     """The actor remembers what it has read, not what it would have said."""
-    one, other = (env().rollout(3, mixed(actor, reuse_prefix=reuse)) for reuse in (True, False))
+    one, other = (env().rollout(3, mixed(actor, prefix_cache=reuse)) for reuse in (True, False))
     assert torch.equal(one["action"], other["action"])
     torch.testing.assert_close(one["token_log_prob"], other["token_log_prob"], atol=1e-5, rtol=1e-5)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.modules.prefixes import projector, real, with_features
+from tests.modules.featured_rows import featured, projector, real
 from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.envs import WordleEnv, check_language_env
@@ -20,7 +20,7 @@ from torchrl_lang.modules import (
     causal_lm,
     language_actor,
     value_module,
-    with_prefix,
+    with_features,
 )
 from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.objectives import PPOLoss
@@ -63,12 +63,12 @@ def test_a_mask_may_exclude_any_of_the_tokens() -> None:
 
 def reads_features_first(trunk: Trunk) -> PrivilegedTrunk:
     """A trunk with a projector, then privileged tokens."""
-    return PrivilegedTrunk(with_prefix(trunk, projector()))
+    return PrivilegedTrunk(with_features(trunk, projector()))
 
 
 def reads_features_last(trunk: Trunk) -> PrivilegedTrunk:
     """The other order."""
-    return with_prefix(PrivilegedTrunk(trunk), projector())
+    return with_features(PrivilegedTrunk(trunk), projector())
 
 
 BOTH_ORDERS = pytest.mark.parametrize("make", [reads_features_first, reads_features_last])
@@ -78,15 +78,15 @@ BOTH_ORDERS = pytest.mark.parametrize("make", [reads_features_first, reads_featu
 @pytest.mark.parametrize("mask", ["all", "some"])
 def test_features_come_before_privileged_tokens(make: Callable, mask: str) -> None:
     """States by the model alone, on each row's features, privileged and own tokens."""
-    trunk, batch = Trunk(tiny_lm().double()).eval(), with_features(with_privileged(), mask)
+    trunk, batch = Trunk(tiny_lm().double()).eval(), featured(with_privileged(), mask)
     critic = make(trunk)
-    assert critic.in_keys == ["tokens", "attention_mask", "prefix", "prefix_mask", PRIVILEGED, PRIVILEGED_MASK]
+    assert critic.in_keys == ["tokens", "attention_mask", "features", "features_mask", PRIVILEGED, PRIVILEGED_MASK]
     hidden = critic(batch.clone())["hidden"]
     for row in range(len(batch)):
         one = batch[row]
         extra, own = one[PRIVILEGED][one[PRIVILEGED_MASK]], one["tokens"][one["attention_mask"]]
         joined = trunk.model.get_input_embeddings()(torch.cat([extra, own]))
-        whole = torch.cat([trunk.prefix(real(batch, row)), joined])
+        whole = torch.cat([trunk.features(real(batch, row)), joined])
         expected = trunk.model(inputs_embeds=whole[None]).last_hidden_state[0, -len(own) :]
         torch.testing.assert_close(hidden[row, : len(own)], expected, atol=1e-9, rtol=1e-9)
 
@@ -94,19 +94,19 @@ def test_features_come_before_privileged_tokens(make: Callable, mask: str) -> No
 @BOTH_ORDERS
 def test_a_loss_names_the_features_that_its_critic_reads(make: Callable) -> None:
     """So that who selects a loss's entries keeps them; the policy itself reads none."""
-    batch = with_features(wordle_rows())
+    batch = featured(wordle_rows())
     model = {"vocab_size": 35, "layers": 1, "width": WIDTH, "heads": 2, "max_length": 32}
     critic = make(Trunk(causal_lm(**model).double()))
     value = value_module(ValueHead(WIDTH).double())
     loss = PPOLoss(language_actor(causal_lm(**model)), value, value_trunk=critic)
     batch = loss.estimate(batch)
-    assert "prefix" in loss.in_keys
+    assert "features" in loss.in_keys
     expected = loss(batch)["loss_critic"]
     chosen = batch.select(*loss.in_keys, *loss.optional_in_keys, PRIVILEGED, strict=False)
     torch.testing.assert_close(loss(chosen)["loss_critic"], expected)
-    with pytest.raises(KeyError, match="PPOLoss needs 'prefix'"):
-        loss(batch.exclude("prefix"))
-    assert with_prefix(critic, None).in_keys == ["tokens", "attention_mask", PRIVILEGED, PRIVILEGED_MASK]
+    with pytest.raises(KeyError, match="PPOLoss needs 'features'"):
+        loss(batch.exclude("features"))
+    assert with_features(critic, None).in_keys == ["tokens", "attention_mask", PRIVILEGED, PRIVILEGED_MASK]
 
 
 def test_padding_of_the_privileged_tokens_does_not_matter() -> None:

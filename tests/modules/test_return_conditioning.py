@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from tests.modules.test_prefix_reuse import Counter
+from tests.modules.test_prefix_cache import Counter
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, rows, sliding_lm, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.data import rows_from_rollout
@@ -182,7 +182,7 @@ def test_cached_equals_uncached_and_the_distribution_agrees(kind, method):
         inner = UtteranceActor(actor, CONTROL, K, seed=3, method=method, **options)
         return ReturnConditionedActor(inner, target)
 
-    cached, uncached = (play(cached=flag, reuse_prefix=flag)(batch.clone()) for flag in (True, False))
+    cached, uncached = (play(cached=flag, prefix_cache=flag)(batch.clone()) for flag in (True, False))
     assert torch.equal(cached["action"], uncached["action"])
     torch.testing.assert_close(cached["token_log_prob"], uncached["token_log_prob"], atol=1e-4, rtol=1e-4)
     scored = play().log_prob(batch.clone().set("action", cached["action"]))
@@ -224,7 +224,7 @@ def corridor_policy(env, mode, *, target=-2.0, kind="gpt2", **options):
 def test_games_with_a_reused_prefix_equal_games_without_one(corridor, mode, kind):
     def play(reuse):
         corridor.set_seed(5)
-        policy = corridor_policy(corridor, mode, kind=kind, reuse_prefix=reuse)
+        policy = corridor_policy(corridor, mode, kind=kind, prefix_cache=reuse)
         counter = Counter(policy.actor.decoder.actor[0].module)
         return corridor.rollout(12, policy, break_when_any_done=False), counter.take() if kind == "llama" else 0
 

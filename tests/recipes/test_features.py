@@ -107,22 +107,22 @@ def policies(run):
 
 def test_the_dataset_has_the_features_of_its_games(home):
     dataset = load_dataset(home / "data", verify=True)
-    prefix, mask = dataset.rows["prefix"], dataset.rows["prefix_mask"]
-    assert (prefix.dtype, tuple(prefix.shape), mask.dtype, tuple(mask.shape)) == (
+    features, mask = dataset.rows["features"], dataset.rows["features_mask"]
+    assert (features.dtype, tuple(features.shape), mask.dtype, tuple(mask.shape)) == (
         torch.float32,
         (400, 2, 3),
         torch.bool,
         (400, 2),
     )
-    assert (home / "data" / "rows" / "prefix.memmap").stat().st_size == 400 * 2 * 3 * 4
-    assert type(prefix).__name__ == "MemoryMappedTensor"
+    assert (home / "data" / "rows" / "features.memmap").stat().st_size == 400 * 2 * 3 * 4
+    assert type(features).__name__ == "MemoryMappedTensor"
     assert {1, 2} == set(mask.sum(-1).tolist())
     guess = dataset.tokenizer.encode("012")
     right = dataset.rows["token_reward"].sum(-1) == 1
-    shown = prefix[:, 0].argmax(-1)
+    shown = features[:, 0].argmax(-1)
     played = (dataset.rows["tokens"][:, :, None] == torch.tensor(guess)) & dataset.rows["agent_mask"][:, :, None]
     assert torch.equal(right, played.any(1)[torch.arange(400), shown])
-    assert not {"prefix", "prefix_mask"} & set(load_dataset(home / "texts").rows.keys())
+    assert not {"features", "features_mask"} & set(load_dataset(home / "texts").rows.keys())
 
 
 def test_no_recipe_is_left_out():
@@ -133,16 +133,16 @@ def test_no_recipe_is_left_out():
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*FROM_SCRATCH, *FROM_BC])
 def test_every_offline_recipe_reads_features(home, recipe):
-    start = ["--start", home / "bc"] if recipe in FROM_BC else ["--prefix-hidden", "5"]
+    start = ["--start", home / "bc"] if recipe in FROM_BC else ["--features-hidden", "5"]
     if recipe == "psi":
         start += ["--prior", home / "bc"]
     assert train(home, recipe, f"all/{recipe}", *start) == 0
     run = opened(home, f"all/{recipe}")
-    assert run.model.heads["prefix"].config()["hidden"] == (0 if recipe in FROM_BC else 5)
+    assert run.model.heads["features"].config()["hidden"] == (0 if recipe in FROM_BC else 5)
     rows = run.task.env(6, seed=3).reset()
     for policy in policies(run):
-        assert "prefix" in policy.in_keys
-        changed = rows.clone().set("prefix", rows["prefix"] + 1.0)
+        assert "features" in policy.in_keys
+        changed = rows.clone().set("features", rows["features"] + 1.0)
         first, same, other = (log_probs(run, policy, given) for given in (rows, rows, changed))
         assert torch.equal(first, same)
         assert (first != other).any(-1).all()  # in every row
@@ -161,25 +161,25 @@ def test_both_models_of_qsft_keep_their_projectors(home):
     """That of the model that imitates is the start's, that of the values has learned."""
     assert train(home, "qsft", "qsft", "--start", home / "bc") == 0
     begun, run = opened(home, "bc"), opened(home, "qsft")
-    assert run.model.heads.keys() == {"prefix", "value_prefix"}
+    assert run.model.heads.keys() == {"features", "value_features"}
     start, kept, learned = (
         head.project.weight
-        for head in (begun.model.heads["prefix"], run.model.heads["prefix"], run.model.heads["value_prefix"])
+        for head in (begun.model.heads["features"], run.model.heads["features"], run.model.heads["value_features"])
     )
     assert torch.equal(start, kept)
     assert not torch.equal(start, learned)
     policy = run.policy(run.betas[0], method="greedy")
-    assert policy.decoder.rule.guidance.value_trunk.module.prefix.project.weight is learned
+    assert policy.decoder.rule.guidance.value_trunk.module.features.project.weight is learned
 
 
 @pytest.mark.parametrize("recipe", ["bc", "ilql"])
 def test_the_log_is_that_of_the_model_that_was_saved(home, recipe):
-    assert train(home, recipe, f"logged-{recipe}", "--prefix-hidden", "5", "--steps", "8") == 0
+    assert train(home, recipe, f"logged-{recipe}", "--features-hidden", "5", "--steps", "8") == 0
     logged = read_columns(home / f"logged-{recipe}" / "log.csv")["held_out_loss"][-1]
     kept = load_dataset(home / "data")[360:]
     found = saved_actor(opened(home, f"logged-{recipe}").model)
     assert imitation_loss(found, kept) == pytest.approx(logged, rel=1e-4)
-    shifted = kept.clone().set("prefix", kept["prefix"] + 1.0)
+    shifted = kept.clone().set("features", kept["features"] + 1.0)
     assert imitation_loss(found, shifted) != pytest.approx(logged, rel=1e-4)
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe):
     whole, halves = (
         load_file(home / f"{kind}-{recipe}" / "model" / "heads.safetensors") for kind in ("whole", "halves")
     )
-    assert "prefix.project.weight" in whole
+    assert "features.project.weight" in whole
     assert all(torch.equal(whole[name], halves[name]) for name in whole | halves)
     columns = [read_columns(home / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves")]
     assert columns[0]["held_out_loss"] == columns[1]["held_out_loss"]
@@ -205,10 +205,10 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe):
 
 @pytest.mark.slow
 def test_a_start_gives_its_projector(home):
-    assert train(home, "bc", "wide", "--prefix-hidden", "5", "--no-prefix-positions") == 0
+    assert train(home, "bc", "wide", "--features-hidden", "5", "--no-feature-positions") == 0
     frozen = ["--lr", "1e-12", "--weight-decay", "0"]
     assert train(home, "cql", "from-wide", "--start", home / "wide", *frozen) == 0
-    before, after = (opened(home, name).model.heads["prefix"] for name in ("wide", "from-wide"))
+    before, after = (opened(home, name).model.heads["features"] for name in ("wide", "from-wide"))
     assert before.config() == after.config() == {"features": 3, "width": 16, "hidden": 5, "positions": False}
     for name, weight in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[name], weight, rtol=0, atol=1e-6)
@@ -219,8 +219,8 @@ def test_a_run_without_features_gets_a_new_projector(home):
     assert opened(home, "blind").model.heads == {}
     assert json.loads((home / "blind" / "model" / "torchrl_lang.json").read_text())["heads"] == {}
     # A model from scratch has positions for its rows alone, and these have two features as well.
-    assert train(home, "bc", "seeing", "--start", home / "blind", "--no-prefix-positions") == 0
-    assert opened(home, "seeing").model.heads["prefix"].config()["positions"] is False
+    assert train(home, "bc", "seeing", "--start", home / "blind", "--no-feature-positions") == 0
+    assert opened(home, "seeing").model.heads["features"].config()["positions"] is False
 
 
 def test_a_pretrained_model_gets_a_new_projector(home):
@@ -229,14 +229,14 @@ def test_a_pretrained_model_gets_a_new_projector(home):
         torch.manual_seed(0)
         causal_lm(vocab_size=9, layers=1, width=24, heads=2, max_length=16).save_pretrained(home / "wider")
     assert train(home, "bc", "pretrained", *pretrained) == 0
-    assert opened(home, "pretrained").model.heads["prefix"].config()["width"] == 24
+    assert opened(home, "pretrained").model.heads["features"].config()["width"] == 24
 
 
 @pytest.mark.slow
 def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
     dataset = load_dataset(home / "data")
     rows = dataset[:40]
-    rows["prefix"] = torch.cat([rows["prefix"], rows["prefix"]], -1)
+    rows["features"] = torch.cat([rows["features"], rows["features"]], -1)
     write_dataset(home / "six", rows, dataset.tokenizer, notes=dict(dataset.manifest["notes"]))
     error = refused(home, capsys, "bc", "x", data="six")
     assert (
@@ -247,10 +247,10 @@ def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
     assert "bc reads features of width 3, but those of the data have width 6: start from another run" in error
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="texts", option="features=false")
     assert "bc reads features of width 3, but the data have none" in error
-    error = refused(home, capsys, "bc", "x", "--start", home / "bc", "--prefix-hidden", "5")
-    assert "prefix_hidden=5" in error
+    error = refused(home, capsys, "bc", "x", "--start", home / "bc", "--features-hidden", "5")
+    assert "features_hidden=5" in error
     assert "bc has its own: leave them out" in error
-    error = refused(home, capsys, "bc", "x", "--prefix-hidden", "5", data="texts", option="features=false")
+    error = refused(home, capsys, "bc", "x", "--features-hidden", "5", data="texts", option="features=false")
     assert "the data have none: leave them out" in error
     write_dataset(home / "texts-alone", load_dataset(home / "texts")[:40], dataset.tokenizer)
     assert train(home, "bc", "alone", data="texts-alone", task=None) == 0
@@ -278,7 +278,7 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
     vectors = torch.eye(3)
     alone = [run.reply("?", features=vectors[:1]), run.reply("?", features=vectors[1:])]
     assert run.replies([["?"], ["?"]], features=[vectors[:1], vectors[1:]]) == alone
-    with pytest.raises(KeyError, match="needs 'prefix'"):
+    with pytest.raises(KeyError, match="needs 'features'"):
         run.reply("?")
     for wrong in ([vectors[0]], [vectors, vectors], []):
         with pytest.raises(ValueError, match=r"Give features \[n, F\] of each of the 1 dialogues"):
@@ -294,7 +294,7 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
 def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
     """From the command line: values of features, so imitation of the random games earns a fifth as much."""
     size = ["--layers", "2", "--width", "32", "--optimizer", "adamw", "--lr", "5e-3", "--batch-size", "64"]
-    more = [*size, "--prefix-hidden", "32", "--transition-weight", "0", "--steps", "200", "--eval-every", "200"]
+    more = [*size, "--features-hidden", "32", "--transition-weight", "0", "--steps", "200", "--eval-every", "200"]
     returns = {}
     assert train(home, "bc", "learned/bc", *more) == 0
     assert train(home, "ilql", "learned/ilql", *more, "--qvalue-weight", "5", "--value-weight", "5") == 0
@@ -328,9 +328,9 @@ def test_online_recipes_play_games_with_features(home, recipe, more, tmp_path):
     with spawned():
         assert main(["train", recipe, *options, *more]) == 0
     begun, run = opened(home, "bc"), load_run(tmp_path / "run", find_task(NAME))
-    same = torch.equal(begun.model.heads["prefix"].project.weight, run.model.heads["prefix"].project.weight)
+    same = torch.equal(begun.model.heads["features"].project.weight, run.model.heads["features"].project.weight)
     assert same == ("--lora-rank" in more)  # adapters train alone
-    assert run.model.heads.keys() == {"value", "prefix"}
+    assert run.model.heads.keys() == {"value", "features"}
     assert main(["evaluate", "--run", str(tmp_path / "run"), "--task", NAME, "--games", "4"]) == 0
 
 

@@ -329,5 +329,5 @@ def test_runs_of_one_seed(prepared_dialogues, tmp_path, monkeypatch):
     assert [run.options["data"].name for run in found] == ["hard", "hard", "none"] * 2
     assert found[1].options["start"] == found[2].out
     assert [run.options["seed"] for run in found] == [0] * 3 + [1] * 3
-    images = [load_dataset(tmp_path / "data" / name).rows.get("prefix", None) for name in ("hard", "none")]
+    images = [load_dataset(tmp_path / "data" / name).rows.get("features", None) for name in ("hard", "none")]
     assert images == [None, None]

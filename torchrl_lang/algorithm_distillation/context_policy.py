@@ -9,8 +9,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.functional import RandomStream
 
 __all__ = ["ContextPolicy", "OptimalPolicy", "PromptablePolicy", "RandomPolicy"]
 

@@ -7,11 +7,11 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one, finite, have_shapes, within
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.ad_blocks import KeyValues
 from torchrl_lang.algorithm_distillation.ad_transformer import ADTransformer
 from torchrl_lang.algorithm_distillation.context_policy import PromptablePolicy
 from torchrl_lang.algorithm_distillation.rolling_context import RollingContext
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 

@@ -32,7 +32,7 @@ from torchrl_lang.data.dataset_format import (
     row_entries,
 )
 from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.schema import PREFIX, PREFIX_MASK, TERMINATED, TOKENS, TRUNCATED, entry
+from torchrl_lang.schema import FEATURES, FEATURES_MASK, TERMINATED, TOKENS, TRUNCATED, entry
 from torchrl_lang.text.tokenizers import Tokenizer, fingerprint
 
 __all__ = ["DatasetWriter", "write_dataset"]
@@ -52,8 +52,8 @@ class DatasetWriter:
         source: a description of the behaviour policy and environment, recorded in the manifest.
         overwrite: replace an existing dataset.
         keep: names of further entries to write, bool, int64 or float32 ``[N, ...]``, such as a number of each row's
-            kind. Features, ``prefix`` and ``prefix_mask``, are always kept. Datasets with such entries cannot be read
-            by releases before this option.
+            kind. Features, ``features`` and ``features_mask``, are always kept. Datasets with such entries cannot be
+            read by releases before this option.
 
     Attributes:
         notes: further JSON content for the manifest.
@@ -159,7 +159,7 @@ class DatasetWriter:
 
     def _keep_features(self, rows: TensorDictBase) -> None:
         """Keep the features of the first rows; those of later rows alone are an error."""
-        found = [key for key in (PREFIX, PREFIX_MASK) if rows.get(key, None) is not None and key not in self.keep]
+        found = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None and key not in self.keep]
         if found and self.rows:
             raise ValueError(f"These rows have {found}, but the rows before had none: give all rows the same entries.")
         for key in found:

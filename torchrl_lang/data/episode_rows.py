@@ -15,8 +15,8 @@ from torchrl_lang.data.step_values import check_steps, reward_entries
 from torchrl_lang.schema import (
     ATTENTION_MASK,
     DONE,
-    PREFIX,
-    PREFIX_MASK,
+    FEATURES,
+    FEATURES_MASK,
     REWARD,
     ROW_KEYS,
     TERMINATED,
@@ -141,7 +141,7 @@ class EpisodeRows:
     def _needed(self, steps: TensorDictBase) -> TensorDict:
         """The entries that rows are made of."""
         step = steps.get("next")
-        features = [key for key in (PREFIX, PREFIX_MASK) if step.get(key, None) is not None]
+        features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
         after = (*ROW_KEYS, DONE, TERMINATED, *features, *self.keep, *reward_entries(step, self.reward_key).values())
         found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
         found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, _TRAJECTORY)}

@@ -16,7 +16,7 @@ from torchrl_lang._checks import at_least_one
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.schema import ATTENTION_MASK, PREFIX_MASK, TOKEN_REWARD, TOKENS, check_row, entry
+from torchrl_lang.schema import ATTENTION_MASK, FEATURES_MASK, TOKEN_REWARD, TOKENS, check_row, entry
 
 __all__ = ["TrimRows", "row_buffer"]
 
@@ -25,7 +25,7 @@ class TrimRows(Transform):
     """Trim a batch of rows to its longest row and convert ``tokens`` to int64.
 
     Only columns that are padding in every row are removed, from all root entries with the shape of the attention mask
-    but ``prefix_mask``.
+    but ``features_mask``.
     Use it in replay buffers over rows, or in a collector's ``postproc`` after
     :func:`~torchrl_lang.data.rows_from_rollout`, which returns rows at the root. It is not for environments, whose
     observations have a fixed width.
@@ -56,7 +56,7 @@ class TrimRows(Transform):
         width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
         out = tensordict.copy()
         for key, value in tensordict.items():
-            if value.shape == attention.shape and key != PREFIX_MASK:  # features are not tokens, however many
+            if value.shape == attention.shape and key != FEATURES_MASK:  # features are not tokens, however many
                 value = value[..., :width]
                 out.set(key, value.to(torch.int64) if key == TOKENS else value.contiguous())
         return out

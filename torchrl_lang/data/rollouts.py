@@ -17,8 +17,8 @@ from torchrl_lang.schema import (
     AGENT_MASK,
     ATTENTION_MASK,
     DONE,
-    PREFIX,
-    PREFIX_MASK,
+    FEATURES,
+    FEATURES_MASK,
     REWARD,
     ROW_KEYS,
     TERMINATED,
@@ -66,7 +66,7 @@ def rows_at(
     ``keep``; see :func:`rows_from_rollout` for the others.
     """
     step = rollout.get("next")
-    features = [key for key in (PREFIX, PREFIX_MASK) if step.get(key, None) is not None]
+    features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
     rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *features, *keep)}
     # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
     truncated = step.get(TRUNCATED, None)
@@ -107,7 +107,7 @@ def rows_from_rollout(
             token rewards.
 
     Returns:
-        A copy of the row entries, the features ``prefix`` and ``prefix_mask`` if the environment shows some,
+        A copy of the row entries, ``features`` and ``features_mask`` if the environment shows some,
         ``terminated``, ``truncated``, the carried and the kept entries. If a divergence penalty was subtracted from
         the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the rows cannot be penalized a
         second time.

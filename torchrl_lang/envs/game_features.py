@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace
-from torchrl_lang.schema import PREFIX, PREFIX_MASK
+from torchrl_lang.schema import FEATURES, FEATURES_MASK
 
 __all__ = ["check_size", "padded_features", "read_features"]
 
@@ -69,12 +69,12 @@ def padded_features(
     Examples:
         >>> import torch
         >>> from torchrl_lang.envs.game_features import padded_features
-        >>> padded_features({1: torch.ones(2, 5)}, 3, (4, 5), None)["prefix_mask"].long()
+        >>> padded_features({1: torch.ones(2, 5)}, 3, (4, 5), None)["features_mask"].long()
         tensor([[0, 0, 0, 0],
                 [1, 1, 0, 0],
                 [0, 0, 0, 0]])
     """
-    prefix, mask = torch.zeros(n, *size), torch.zeros(n, size[0], dtype=torch.bool)
+    padded, mask = torch.zeros(n, *size), torch.zeros(n, size[0], dtype=torch.bool)
     for row, features in shown.items():
-        prefix[row, : len(features)], mask[row, : len(features)] = features, True
-    return {PREFIX: prefix.to(device), PREFIX_MASK: mask.to(device)}
+        padded[row, : len(features)], mask[row, : len(features)] = features, True
+    return {FEATURES: padded.to(device), FEATURES_MASK: mask.to(device)}

@@ -158,7 +158,7 @@ class LanguageEnv(SeededEnv):
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
         """Further observations, ``[N, ...]``, declared in :meth:`_task_observation_spec`.
 
-        Features of a row are such, ``prefix`` and ``prefix_mask``, see
+        Features of a row are such, ``features`` and ``features_mask``, see
         :func:`~torchrl_lang.envs.specs.feature_specs`.
         """
         return {}

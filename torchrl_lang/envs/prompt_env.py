@@ -32,7 +32,8 @@ class PromptEnv(TextGameEnv):
         reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each. If
             it has a method ``set_seed``, because it draws something, a seed of the environment is passed on to it.
         features: what belongs to each prompt and is no text, such as the vectors of an image, ``[n, F]`` for each
-            prompt with ``n`` up to ``P``; observations then have ``prefix`` float32 ``[*B, P, F]`` and ``prefix_mask``.
+            prompt with ``n`` up to ``P``; observations then have ``features`` float32 ``[*B, P, F]`` and
+            ``features_mask``.
         tokenizer, row_length, action_length, batch_size, read, on_bad_text, seed, device: as in
             :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.text.ChatTokenizer` prompts are
             messages of the user.

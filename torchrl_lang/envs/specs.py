@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchrl.data import Binary, Categorical, TensorSpec, Unbounded
 
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKEN_REWARD, TOKENS
 
 __all__ = ["feature_specs", "flags", "row_specs", "token_ids"]
 
@@ -31,8 +31,8 @@ def row_specs(vocab_size: int, batch: torch.Size, width: int, device: torch.devi
 
 
 def feature_specs(batch: torch.Size, size: tuple[int, int], device: torch.device | None) -> dict[str, TensorSpec]:
-    """Features of a row, ``prefix`` ``[*B, P, F]`` and ``prefix_mask`` ``[*B, P]``, for a ``size`` of ``(P, F)``."""
+    """Specs of ``features`` ``[*B, P, F]`` and ``features_mask`` ``[*B, P]`` for a ``size`` of ``(P, F)``."""
     return {
-        PREFIX: Unbounded(shape=(*batch, *size), dtype=torch.float32, device=device),
-        PREFIX_MASK: flags(batch, size[0], device),
+        FEATURES: Unbounded(shape=(*batch, *size), dtype=torch.float32, device=device),
+        FEATURES_MASK: flags(batch, size[0], device),
     }

@@ -21,7 +21,7 @@ from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.specs import feature_specs
 from torchrl_lang.functional import random_index
-from torchrl_lang.schema import PREFIX, PREFIX_MASK
+from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -54,8 +54,8 @@ class TextGameEnv(LanguageEnv):
 
     With ``features=(P, F)`` a game also shows what is no text, such as an image: after ``reset`` its attribute
     ``features`` holds up to ``P`` vectors of ``F`` numbers, which stay the same during the game. Observations then have
-    ``prefix`` float32 ``[*B, P, F]`` and ``prefix_mask`` bool ``[*B, P]``, True on the vectors that the game has, for
-    models that read them (:func:`~torchrl_lang.modules.with_prefix`).
+    ``features`` float32 ``[*B, P, F]`` and ``features_mask`` bool ``[*B, P]``, True on the vectors that the game has,
+    for models that read them (:func:`~torchrl_lang.modules.with_features`).
 
     If a game raises an error, a note on it names the game, its seed and turn, and the agent's utterance. If it returns
     something other than a :class:`TextGame` should, or a reward that is not finite, the error message does. The next
@@ -95,7 +95,7 @@ class TextGameEnv(LanguageEnv):
     """
 
     _reset_entries = ("game_seed",)
-    _spared_state = (PREFIX, PREFIX_MASK)
+    _spared_state = (FEATURES, FEATURES_MASK)
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class TextGameEnv(LanguageEnv):
         return padded_features(shown, self._n, self.features, self.device)
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        return {key: task[key] for key in (PREFIX, PREFIX_MASK) if key in task}
+        return {key: task[key] for key in (FEATURES, FEATURES_MASK) if key in task}
 
     def _task_observation_spec(self) -> dict[str, Any]:
         return {} if self.features is None else feature_specs(self.batch_size, self.features, self.device)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchrl_lang.modules import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["last_values"]
@@ -38,7 +38,8 @@ def last_values(
         rows: int64 ``[T_i]`` each, without padding, longer than ``count``.
         control: the control tokens of the rows.
         count: number of tokens before the end.
-        features: ``prefix`` and, where some are masked, ``prefix_mask`` of the ``N`` rows, for a trunk that reads them.
+        features: ``features`` and, where some are masked, ``features_mask`` of the ``N`` rows, for a trunk that reads
+        them.
         batch_size: rows at a time.
 
     Returns:
@@ -54,7 +55,7 @@ def last_values(
             length = torch.tensor([len(row) for row in chosen], device=device)
             attention = torch.arange(tokens.shape[1], device=device) < length[:, None]
             part = None if features is None else features[first : first + batch_size]
-            own = None if part is None else PrefixFeatures.needed("last_values", part, part.batch_size).to(device)
+            own = None if part is None else RowFeatures.needed("last_values", part, part.batch_size).to(device)
             states = read_rows(split_actor(actor).trunk, tokens, attention, own)
             place = length[:, None] - 1 - torch.arange(count, -1, -1, device=device)
             number = torch.arange(len(chosen), device=device)[:, None]

@@ -47,7 +47,8 @@ def preference_rates(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``, online or target.
         comparisons: all with utterances of the same length ``L``.
         control: the control tokens of the rows.
-        features: ``prefix`` and, where some are masked, ``prefix_mask`` of the comparisons, for a trunk with features.
+        features: ``features`` and, where some are masked, ``features_mask`` of the comparisons, for a trunk with
+        features.
         batch_size: comparisons at a time.
 
     Returns:

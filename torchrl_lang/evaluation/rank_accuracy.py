@@ -45,7 +45,7 @@ def rank_accuracy(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``.
         known: the states.
         control: the control tokens of the rows.
-        features: ``prefix`` and, where some are masked, ``prefix_mask`` of each state, for a trunk that reads them.
+        features: ``features`` and, where some are masked, ``features_mask`` of each state, for a trunk that reads them.
         batch_size: utterances at a time.
 
     Returns:

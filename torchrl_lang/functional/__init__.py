@@ -13,7 +13,6 @@ from torchrl_lang.functional.filters import filter_logits
 from torchrl_lang.functional.kl import categorical_entropy, categorical_kl, kl_estimate, projected_kl
 from torchrl_lang.functional.linear import linear_cross_entropy
 from torchrl_lang.functional.random import random_index
-from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
 from torchrl_lang.functional.returns import lambda_returns, return_conditions, returns_to_go, td_target
 from torchrl_lang.functional.value_terms import (
     advantage_weight,
@@ -25,7 +24,6 @@ from torchrl_lang.functional.value_terms import (
 )
 
 __all__ = [
-    "RandomStream",
     "advantage_weight",
     "bcq_value",
     "categorical_entropy",
@@ -36,7 +34,6 @@ __all__ = [
     "filter_logits",
     "find_decisions",
     "find_utterances",
-    "generators",
     "group_advantages",
     "kl_estimate",
     "lambda_returns",
@@ -47,7 +44,6 @@ __all__ = [
     "random_index",
     "return_conditions",
     "returns_to_go",
-    "seeded_generators",
     "shift_left",
     "shift_right",
     "standardized",

@@ -24,11 +24,11 @@ from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
+from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.large_vocabulary import LARGE_VOCABULARY, default_qvalue_head
 from torchrl_lang.modules.mixed_policy import MixedPolicy
-from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
 from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.return_conditioned_actor import ReturnConditionedActor, condition_on_returns
@@ -41,7 +41,7 @@ from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
-from torchrl_lang.modules.with_prefix import with_prefix
+from torchrl_lang.modules.with_features import with_features
 from torchrl_lang.schema import IS_EXAMPLE, TRAIN_MASK
 
 __all__ = [
@@ -63,7 +63,7 @@ __all__ = [
     "LikelihoodGuidance",
     "MixedPolicy",
     "NextTokenDistribution",
-    "PrefixEmbedding",
+    "FeatureEmbedding",
     "PrivilegedTrunk",
     "QValueHead",
     "ReturnConditionedActor",
@@ -102,5 +102,5 @@ __all__ = [
     "transformer_blocks",
     "trunk_module",
     "value_module",
-    "with_prefix",
+    "with_features",
 ]

@@ -14,7 +14,7 @@ from torchrl_lang.functional.decisions import UtteranceSpans
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decision_batch import refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.utterance_features import candidate_features, check_sampling_policy, utterance_features
 from torchrl_lang.schema import (
     AGENT_MASK,
@@ -104,12 +104,12 @@ class CandidateSampler:
         starts = range(0, total, self.rows_at_a_time)
         blocks = [{name: value[i : i + self.rows_at_a_time] for name, value in flat.items()} for i in starts]
         states = max((_most_states(self._spans(block)) for block in blocks), default=1)
-        prefix = self.policy.decoder.features(type(self).__name__, rows, shape)
-        columns = self._empty(total, states, self._width(device, prefix))
+        row_features = self.policy.decoder.features(type(self).__name__, rows, shape)
+        columns = self._empty(total, states, self._width(device, row_features))
         for start, block in zip(starts, blocks, strict=True):
             done = min(start + self.rows_at_a_time, total)
             part = torch.arange(start, done, device=flat[TOKENS].device)
-            own = None if prefix is None else prefix.select(part).to(device)
+            own = None if row_features is None else row_features.select(part).to(device)
             self._fill(columns[start:done], block, device, own)
             if self.progress is not None:
                 self.progress(done, total)
@@ -118,12 +118,12 @@ class CandidateSampler:
             out.set(key, value.reshape(*shape, *value.shape[1:]).to(flat[TOKENS].device))
         return out
 
-    def _width(self, device: torch.device, prefix: PrefixFeatures | None) -> int:
+    def _width(self, device: torch.device, row_features: RowFeatures | None) -> int:
         """``H``, the width of a feature of an utterance."""
         trunk, one = split_actor(self.policy.decoder.actor).trunk, torch.zeros(1, 1, dtype=torch.int64, device=device)
-        nothing: PrefixFeatures | None = None
-        if prefix is not None:
-            nothing = PrefixFeatures(torch.zeros(1, *prefix.values.shape[1:], device=device), None)
+        nothing: RowFeatures | None = None
+        if row_features is not None:
+            nothing = RowFeatures(torch.zeros(1, *row_features.values.shape[1:], device=device), None)
         return utterance_features(trunk, one, one[0] + 1, one, nothing).shape[-1]
 
     def _spans(self, block: Mapping[str, Tensor]) -> UtteranceSpans:
@@ -147,7 +147,7 @@ class CandidateSampler:
         )
 
     def _fill(
-        self, out: TensorDict, block: Mapping[str, Tensor], device: torch.device, prefix: PrefixFeatures | None
+        self, out: TensorDict, block: Mapping[str, Tensor], device: torch.device, row_features: RowFeatures | None
     ) -> None:
         """Write the columns of a block of rows into ``out``."""
         tokens, spans = block[TOKENS].long().to(device), self._spans(block)
@@ -159,36 +159,36 @@ class CandidateSampler:
         end = torch.zeros_like(out[STATE_POSITION])
         end[row, of_utterance] = spans.end
         trunk, end = split_actor(self.policy.decoder.actor).trunk, end.to(device)
-        feature = utterance_features(trunk, tokens, end.amax(-1) + 1, end, prefix).float().cpu()
+        feature = utterance_features(trunk, tokens, end.amax(-1) + 1, end, row_features).float().cpu()
         out[UTTERANCE_FEATURE][row, of_utterance] = feature[row, of_utterance]
-        chosen = self._with_candidates(spans, block[TERMINATED].squeeze(-1).cpu(), prefix)
+        chosen = self._with_candidates(spans, block[TERMINATED].squeeze(-1).cpu(), row_features)
         row, slot, read = spans.row[chosen], slot[chosen], spans.position[chosen] + 1
         order = read.argsort()  # prefixes of similar length are read and continued together
         for part in order.split(self.rows_at_a_time) if len(order) else ():
             of = row[part].to(device)
             features, log_prob = self._sample(
-                tokens[of], read[part].to(device), None if prefix is None else prefix.select(of)
+                tokens[of], read[part].to(device), None if row_features is None else row_features.select(of)
             )
             place = row[part], slot[part]
             out[CANDIDATE_MASK][place] = True
             out[CANDIDATE_FEATURE][place], out[CANDIDATE_LOG_PROB][place] = features.float().cpu(), log_prob.cpu()
 
-    def _with_candidates(self, spans: UtteranceSpans, terminated: Tensor, prefix: PrefixFeatures | None) -> Tensor:
+    def _with_candidates(self, spans: UtteranceSpans, terminated: Tensor, row_features: RowFeatures | None) -> Tensor:
         """Indices of the states in which candidates are sampled, int64 ``[M]``."""
         is_last = torch.ones_like(spans.row, dtype=torch.bool)
         is_last[spans.state] = False
         wanted = ~(is_last & terminated[spans.row])
-        limit = self.policy.decoder.room(prefix)
+        limit = self.policy.decoder.room(row_features)
         if limit is not None:
             wanted &= spans.position + 1 + self.policy.decoder.action_length <= limit
         return wanted.nonzero().squeeze(-1)
 
-    def _sample(self, tokens: Tensor, length: Tensor, prefix: PrefixFeatures | None) -> tuple[Tensor, Tensor]:
+    def _sample(self, tokens: Tensor, length: Tensor, row_features: RowFeatures | None) -> tuple[Tensor, Tensor]:
         """Features ``[M, C, H]`` and log-probabilities ``[M, C]`` of candidates for prefixes ``[M, T]``."""
         tokens = tokens[:, : int(length.max())]
         attention = torch.arange(tokens.shape[-1], device=tokens.device) < length[:, None]
-        drawn = self.policy.decoder.generate(tokens, attention, candidates=self.candidates, features=prefix)
-        features = candidate_features(self.policy, tokens, length, drawn.action, prefix)
+        drawn = self.policy.decoder.generate(tokens, attention, candidates=self.candidates, features=row_features)
+        features = candidate_features(self.policy, tokens, length, drawn.action, row_features)
         return features, drawn.token_log_prob.sum(-1).unflatten(0, (-1, self.candidates))
 
 

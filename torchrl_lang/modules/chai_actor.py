@@ -13,7 +13,7 @@ from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode, is_stochastic
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.modules.utterance_features import candidate_features, check_sampling_policy
 from torchrl_lang.schema import (
@@ -96,9 +96,9 @@ class CHAIActor(TensorDictModuleBase):
         tensordict.set(TOKEN_LOG_PROB, found.token_log_prob.reshape(*batch, -1))
         return tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(batch))
 
-    def _values(self, tokens: Tensor, length: Tensor, action: Tensor, prefix: PrefixFeatures | None) -> Tensor:
+    def _values(self, tokens: Tensor, length: Tensor, action: Tensor, row_features: RowFeatures | None) -> Tensor:
         """``min_k Q_k`` of candidates, ``[N, C]``."""
-        features = candidate_features(self.policy, tokens, length, action, prefix)
+        features = candidate_features(self.policy, tokens, length, action, row_features)
         # A module reads features by its one key, a head by that of the states it is made for.
         keys = self.qvalue.in_keys if isinstance(self.qvalue, TensorDictModuleBase) else []
         key = keys[0] if keys else str(getattr(self.qvalue, "in_key", HIDDEN))

@@ -9,8 +9,8 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left
-from torchrl_lang.modules.prefix_features import PrefixFeatures
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS, entry
+from torchrl_lang.modules.features import RowFeatures
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS, entry
 
 __all__ = ["DecisionBatch", "refuse_steps"]
 
@@ -55,13 +55,13 @@ class DecisionBatch:
         tokens, attention, agent_mask = (x[:, :width] for x in (tokens.long(), attention, agent_mask))
         place = decision_mask(agent_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
-        rows = tensordict.select(TOKENS, PREFIX, PREFIX_MASK, strict=False)
+        rows = tensordict.select(TOKENS, FEATURES, FEATURES_MASK, strict=False)
         return DecisionBatch(tokens, attention, place, action, agent_mask, shape, rows)
 
     @property
-    def prefix(self) -> PrefixFeatures | None:
+    def features(self) -> RowFeatures | None:
         """The features of the rows, if they have some: ask where a trunk reads them, others may call a column so."""
-        return PrefixFeatures.read(self.rows, self.rows.get(TOKENS).shape[:-1])
+        return RowFeatures.read(self.rows, self.rows.get(TOKENS).shape[:-1])
 
     @property
     def empty(self) -> bool:

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang._checks import within
-from torchrl_lang.functional import RandomStream
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import ACTION, DONE, IS_EXAMPLE, TOKENS, TRAIN_MASK, entry

@@ -78,7 +78,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
     Reads the entries of a row and, if there is one, ``target_return`` ``[*B, 1]``; writes what the utterance actor
     writes. The rows' tokens stay as they are: the utterance actor reads a copy in which the first token carries the
     target, or with mode ``"decremented"`` the state of each utterance the target minus the rewards until then. These do
-    not change from turn to turn, so ``reuse_prefix`` works as without returns.
+    not change from turn to turn, so ``prefix_cache`` works as without returns.
 
     A return to go that leaves the embedding's range during a game is replaced by its nearest end.
 

@@ -14,9 +14,9 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.decoder import Decoder
-from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
+from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
-from torchrl_lang.modules.prefix_features import reads_prefix
+from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.trunk import Trunk, trunk_of
 
 __all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
@@ -77,12 +77,12 @@ class RowScorer:
         """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
         trunk = split_actor(self.language_actor).trunk
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
-        prefix = batch.prefix if reads_prefix(trunk) or reads_prefix(value_trunk) else None
-        states = read_rows(trunk, batch.tokens, batch.attention_mask, prefix)
+        features = batch.features if reads_features(trunk) or reads_features(value_trunk) else None
+        states = read_rows(trunk, batch.tokens, batch.attention_mask, features)
         value: States = {}
         if value_trunk is not None:
-            value = read_rows(value_trunk, batch.tokens, batch.attention_mask, prefix)
-        return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
+            value = read_rows(value_trunk, batch.tokens, batch.attention_mask, features)
+        return states | {VALUE_STATES + key: tensor for key, tensor in value.items()}
 
     def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:
         """Log-probability of each action, float ``[N]``."""
@@ -167,7 +167,7 @@ def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.
         rows: ``tokens``, ``attention_mask`` and ``agent_mask``, each ``[*B, T]``; and features for an actor that reads
-            them, see :func:`~torchrl_lang.modules.with_prefix`.
+            them, see :func:`~torchrl_lang.modules.with_features`.
 
     Returns:
         float ``[*B, T]``, zero on tokens that the agent did not write.

@@ -15,7 +15,7 @@ from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.saved_guidance import read_guidance, read_options, saved_guidance
 from torchrl_lang.modules.saved_heads import Head, own_head
-from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
+from torchrl_lang.modules.saved_readers import FEATURES_HEAD, saved_actor
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.text.tokenizer_config import tokenizer_from_config
@@ -60,8 +60,8 @@ def save_agent(
 
     The folder is one of :func:`save_language_model`: ``transformers`` alone loads its model and tokenizer. Its manifest
     also has the length of an utterance, the decoding options and the strength of the guidance. The heads of the
-    guidance and of ``value=`` and the projector of features (:func:`~torchrl_lang.modules.with_prefix`) are saved with
-    it. PEFT adapters are merged. A seed is not saved.
+    guidance and of ``value=`` and the projector of features (:func:`~torchrl_lang.modules.with_features`) are saved
+    with it. PEFT adapters are merged. A seed is not saved.
 
     Args:
         folder: as for :func:`save_language_model`.
@@ -105,7 +105,7 @@ def save_agent(
     decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     stop = None if decoder.stop is None else list(decoder.stop.texts)
-    heads = {"state_value": decoder.value, PREFIX_HEAD: None if trunk is None else trunk.prefix}
+    heads = {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
     kept = guidance.heads | {name: head for name, head in heads.items() if head is not None}
     agent = {
         "action_length": decoder.action_length,

@@ -14,7 +14,7 @@ from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.likelihood_guidance import LikelihoodGuidance, TokenProbabilities
 from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
 from torchrl_lang.modules.saved_heads import own_head
-from torchrl_lang.modules.saved_readers import VALUE_PREFIX_HEAD, saved_value_actor, saved_value_trunk
+from torchrl_lang.modules.saved_readers import VALUE_FEATURES_HEAD, saved_value_actor, saved_value_trunk
 from torchrl_lang.modules.saving import SavedModel, language_model_around
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import Trunk, trunk_of
@@ -74,7 +74,7 @@ def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
                 f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face "
                 "model is saved."
             )
-        heads[VALUE_PREFIX_HEAD] = trunk.prefix
+        heads[VALUE_FEATURES_HEAD] = trunk.features
         value_lm = _model_of_values(trunk, guidance.qvalue)
     return SavedGuidance(options, {name: own_head(head) for name, head in heads.items() if head is not None}, value_lm)
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from torchrl_lang._files import Fields, FileError, non_finite, read_tensors
 from torchrl_lang.modules.action_values import ActionValueHead
+from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.merging import is_adapter
-from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
@@ -27,14 +27,14 @@ __all__ = ["HEADS", "Head", "describe_heads", "own_head", "read_heads", "read_we
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
 
-Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding | PrefixEmbedding
+Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding | FeatureEmbedding
 """A module of this library that is saved beside the language model."""
 
 _CUSTOM = "custom"
 
 _KINDS: dict[str, Callable[..., Head]] = {
     kind.__name__: kind
-    for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding, PrefixEmbedding)
+    for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding, FeatureEmbedding)
 }
 _OPTIONS: dict[str, dict[str, type]] = {
     "QValueHead": {"width": int, "vocab_size": int, "n_heads": int, "kind": str, "dropout": float},
@@ -42,7 +42,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
     "UtteranceQValueHead": {"width": int, "n_heads": int, "kind": str, "dropout": float},
     "ValueHead": {"width": int, "kind": str, "dropout": float},
     "ReturnEmbedding": {"width": int, "low": float, "high": float, "mode": str, "target": float, "n_bins": int},
-    "PrefixEmbedding": {"features": int, "width": int, "hidden": int, "positions": bool},
+    "FeatureEmbedding": {"features": int, "width": int, "hidden": int, "positions": bool},
 }
 
 

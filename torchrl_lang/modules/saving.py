@@ -88,7 +88,7 @@ def save_language_model(
             not changed. One process at a time may write it.
         lm: a language model, with or without PEFT's ``PeftModel`` around it, or an actor over one.
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``; likewise a
-            :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.PrefixEmbedding`. Of a
+            :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.FeatureEmbedding`. Of a
             module of another class the weights are written; loading needs one to fill, ``heads={name: module}``.
         tokenizer: ``tokenizer.config()``.
         value_lm: a second model, written to a folder within, whose states the heads read in place of those of ``lm``;

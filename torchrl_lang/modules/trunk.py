@@ -15,13 +15,12 @@ from transformers import PreTrainedModel
 from torchrl_lang.modules.attention_windows import cache_obstacle
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.compiled_runs import CompiledRuns, is_compilable
+from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
-from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
-from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
-from torchrl_lang.schema import ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS
+from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
 __all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "trunk_of", "unwrapped"]
 
@@ -89,8 +88,8 @@ class Trunk(nn.Module):
         self.model = model.base_model
         self.returns: ReturnEmbedding | None
         self.register_module("returns", None)  # see condition_on_returns
-        self.prefix: PrefixEmbedding | None
-        self.register_module("prefix", None)  # see with_prefix
+        self.features: FeatureEmbedding | None
+        self.register_module("features", None)  # see with_features
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         self._is_checked = check_causal(self.model)  # if False, checked at the first call
@@ -166,8 +165,8 @@ class Trunk(nn.Module):
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
-        prefix: Tensor | None = None,
-        prefix_mask: Tensor | None = None,
+        features: Tensor | None = None,
+        features_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Hidden state of every token.
 
@@ -175,49 +174,49 @@ class Trunk(nn.Module):
             tokens: int64 ``[*B, T]``, right-padded; with an embedding of returns also ids that carry returns, see
                 :class:`~torchrl_lang.modules.ReturnEmbedding`.
             attention_mask: bool ``[*B, T]``; used only for ``length_groups``.
-            prefix: float ``[*B, P, F]``, features that are read before the tokens, for a trunk with a
-                :class:`~torchrl_lang.modules.PrefixEmbedding`; others take none.
-            prefix_mask: bool ``[*B, P]``, True on real features; default all.
+            features: float ``[*B, P, F]``, features that are read before the tokens, for a trunk with a
+                :class:`~torchrl_lang.modules.FeatureEmbedding`; others take none.
+            features_mask: bool ``[*B, P]``, True on real features; default all.
 
         Returns:
             float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; with
             ``expose_pre_norm`` also the state before it.
         """
-        features = self._features(tokens, prefix, prefix_mask)
-        self._check_room(tokens.shape[-1], 0 if features is None else features.places)
+        read = self._row_features(tokens, features, features_mask)
+        self._check_room(tokens.shape[-1], 0 if read is None else read.places)
         if not self._is_checked and not torch.compiler.is_compiling():
             self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
-        ids = flat if features is None else features.in_front_of(flat)
+        ids = flat if read is None else read.in_front_of(flat)
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
         # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
         groups = 1 if together or self.sharded_root is not None else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
-            states = self._of_rows(ids, features)
+            states = self._of_rows(ids, read)
         else:
             length = attention_mask.reshape(flat.shape).sum(-1)
-            states = self._grouped(ids, length if features is None else length + features.number, features)
-        if features is not None:
-            states = tuple(features.of_tokens(state) for state in states)
+            states = self._grouped(ids, length if read is None else length + read.number, read)
+        if read is not None:
+            states = tuple(read.of_tokens(state) for state in states)
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
 
     def room(self, features: int) -> int | None:
         """Number of tokens that fit beside a number of ``features`` of a row, which may be 0; None if unlimited."""
-        return self.max_length if self.prefix is None else self.prefix.room(self.max_length, features)
+        return self.max_length if self.features is None else self.features.room(self.max_length, features)
 
     def position_ids(self, slots: Tensor, count: Tensor) -> Tensor | None:
         """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
-        return None if self.prefix is None else self.prefix.position_ids(slots, count, self.max_length)
+        return None if self.features is None else self.features.position_ids(slots, count, self.max_length)
 
-    def _features(self, tokens: Tensor, prefix: Tensor | None, mask: Tensor | None) -> PrefixFeatures | None:
-        if (self.prefix is None) != (prefix is None):
-            raise (KeyError if prefix is None else ValueError)(
-                f"This trunk reads features: a row needs '{PREFIX}', float [*B, P, F], beside its tokens."
-                if prefix is None
-                else "This trunk reads no features: give it a projector, with_prefix(actor, PrefixEmbedding(...))."
+    def _row_features(self, tokens: Tensor, features: Tensor | None, mask: Tensor | None) -> RowFeatures | None:
+        if (self.features is None) != (features is None):
+            raise (KeyError if features is None else ValueError)(
+                f"This trunk reads features: a row needs '{FEATURES}', float [*B, P, F], beside its tokens."
+                if features is None
+                else "This trunk reads no features: give it a projector, with_features(actor, FeatureEmbedding(...))."
             )
-        return None if prefix is None else PrefixFeatures.of(prefix, mask, tokens.shape[:-1])
+        return None if features is None else RowFeatures.of(features, mask, tokens.shape[:-1])
 
     def _check_room(self, length: int, features: int) -> None:
         room = self.room(features)
@@ -228,18 +227,18 @@ class Trunk(nn.Module):
                 f"build the model with max_length={length + (self.max_length or 0) - room}."
             )
 
-    def _of_rows(self, ids: Tensor, features: PrefixFeatures | None) -> tuple[Tensor, ...]:
+    def _of_rows(self, ids: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
         """States of whole rows ``[N, q]``."""
         if features is None:
             return self.states(ids, use_cache=False)
         places = self.position_ids(torch.arange(ids.shape[-1], device=ids.device), features.number)
         if places is None:
-            return self.states(ids, prefix=features.values, use_cache=False)
+            return self.states(ids, features=features.values, use_cache=False)
         # Without a mask transformers would take repeated positions for the beginnings of further rows.
         mask = torch.ones_like(ids, dtype=torch.bool)
-        return self.states(ids, prefix=features.values, position_ids=places, attention_mask=mask, use_cache=False)
+        return self.states(ids, features=features.values, position_ids=places, attention_mask=mask, use_cache=False)
 
-    def _grouped(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> tuple[Tensor, ...]:
+    def _grouped(self, tokens: Tensor, length: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
         """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
         groups = best_groups(length) if self.length_groups == "auto" else equal_groups(length, self.length_groups)
 
@@ -253,7 +252,7 @@ class Trunk(nn.Module):
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
 
-        With ``prefix``, float ``[N, P, F]``, negative ids stand for its features, see :meth:`PrefixEmbedding.embed`.
+        With ``features``, float ``[N, P, F]``, negative ids stand for its features, see :meth:`FeatureEmbedding.embed`.
 
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
@@ -272,24 +271,24 @@ class Trunk(nn.Module):
             refuse_untied(root)
         return run_through(root, self._pass, tokens, **kwargs)
 
-    def _pass(self, tokens: Tensor, prefix: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, ...]:
+    def _pass(self, tokens: Tensor, features: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, ...]:
         # Look up embeddings here, because some models warn and synchronize if ids contain padding without a mask.
         embeddings = self.model.get_input_embeddings()
         if isinstance(embeddings.weight, DTensor) and not isinstance(embeddings, FSDPModule):
             whole_weight(embeddings)  # raises
-        embedded = self.embed(tokens, embeddings, prefix)
+        embedded = self.embed(tokens, embeddings, features)
         hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
-    def embed(self, ids: Tensor, embedding: Callable[[Tensor], Tensor], prefix: Tensor | None) -> Tensor:
+    def embed(self, ids: Tensor, embedding: Callable[[Tensor], Tensor], features: Tensor | None) -> Tensor:
         """Embeddings ``[N, q, H]`` of tokens, of returns that they carry and of features, see :meth:`states`."""
         read, returns = embedding, self.returns
         if returns is not None:
             read = lambda tokens: returns.embed(tokens, embedding, self.vocab_size)  # noqa: E731
-        if prefix is None or self.prefix is None:
+        if features is None or self.features is None:
             return read(ids)
-        return self.prefix.embed(ids, prefix, read, getattr(self.model, "wpe", None))
+        return self.features.embed(ids, features, read, getattr(self.model, "wpe", None))
 
     def __getstate__(self) -> dict[str, Any]:
         # The saved input of the norm has a graph and does not belong in a copy.
@@ -331,7 +330,8 @@ def trunk_of(module: nn.Module | None) -> Trunk | None:
 def trunk_module(trunk: Trunk) -> TensorDictModule:
     """The trunk as a module of tensordicts: ``tokens``, ``attention_mask`` -> ``hidden`` (and ``hidden_pre_norm``).
 
-    It reads ``prefix`` and ``prefix_mask``, too, if the trunk has a :class:`~torchrl_lang.modules.PrefixEmbedding`.
+    It reads ``features`` and ``features_mask``, too, if the trunk has a
+    :class:`~torchrl_lang.modules.FeatureEmbedding`.
 
     Examples:
         >>> from torchrl_lang.modules import Trunk, causal_lm, trunk_module
@@ -339,6 +339,6 @@ def trunk_module(trunk: Trunk) -> TensorDictModule:
         >>> module.in_keys, module.out_keys
         (['tokens', 'attention_mask'], ['hidden'])
     """
-    in_keys = [TOKENS, ATTENTION_MASK, *([] if trunk.prefix is None else [PREFIX, PREFIX_MASK])]
+    in_keys = [TOKENS, ATTENTION_MASK, *([] if trunk.features is None else [FEATURES, FEATURES_MASK])]
     out_keys = [HIDDEN, HIDDEN_PRE_NORM] if trunk.expose_pre_norm else [HIDDEN]
     return TensorDictModule(trunk, in_keys=in_keys, out_keys=out_keys)

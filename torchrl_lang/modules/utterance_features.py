@@ -13,7 +13,7 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.trunk import HIDDEN
 
 __all__ = ["candidate_features", "check_sampling_policy", "utterance_features"]
@@ -28,7 +28,7 @@ def utterance_features(
     tokens: Tensor,
     length: Tensor,
     position: Tensor,
-    prefix: PrefixFeatures | None = None,
+    row_features: RowFeatures | None = None,
 ) -> Tensor:
     """The feature ``f(s, u)`` of utterances: the mean of the hidden states up to their last decisions.
 
@@ -41,7 +41,7 @@ def utterance_features(
         tokens: int64 ``[N, T]``, right-padded.
         length: int64 ``[N]``, the number of tokens to read of each row.
         position: int64 ``[N, U]``, last decisions, each below its row's ``length``.
-        prefix: features of the rows, which a trunk may read before the tokens; the mean is over tokens only.
+        row_features: features of the rows, which a trunk may read before the tokens; the mean is over tokens only.
 
     Returns:
         float ``[N, U, H]``, at least float32.
@@ -50,7 +50,7 @@ def utterance_features(
     with eval_mode(trunk):
         for part in torch.arange(tokens.shape[0], device=tokens.device).split(size):
             rows, read, place = tokens[part], length[part], position[part]
-            own = None if prefix is None else prefix.select(part)
+            own = None if row_features is None else row_features.select(part)
             width = max(int(read.max()), 1) if read.numel() else 1
             attention = torch.arange(width, device=rows.device) < read[:, None]
             mean = running_mean(read_rows(trunk, rows[:, :width], attention, own)[HIDDEN])
@@ -59,7 +59,7 @@ def utterance_features(
 
 
 def candidate_features(
-    policy: UtteranceActor, tokens: Tensor, length: Tensor, action: Tensor, prefix: PrefixFeatures | None = None
+    policy: UtteranceActor, tokens: Tensor, length: Tensor, action: Tensor, row_features: RowFeatures | None = None
 ) -> Tensor:
     """Features of utterances that were sampled to continue rows.
 
@@ -68,22 +68,22 @@ def candidate_features(
         tokens: int64 ``[N, T]``.
         length: int64 ``[N]``, the number of tokens of each row.
         action: int64 ``[N * C, K]``, the candidates of each row one after the other, each with its end.
-        prefix: features of the rows, for language models that read some.
+        row_features: features of the rows, for language models that read some.
 
     Returns:
         float ``[N, C, H]``.
     """
     copies = action.shape[0] // tokens.shape[0]
     of = torch.arange(tokens.shape[0], device=tokens.device).repeat_interleave(copies)
-    tokens, length, prefix = tokens[of], length[of], None if prefix is None else prefix.select(of)
+    tokens, length, row_features = tokens[of], length[of], None if row_features is None else row_features.select(of)
     rows = torch.cat([tokens, torch.zeros_like(action)], -1)
     slot = torch.arange(action.shape[-1], device=action.device)
     rows = rows.scatter(-1, length[:, None] + slot, action)
-    # The first word is written in the last state of the prefix, so the end, word e, in the state length - 1 + e.
+    # The first word is written in the last state of the row_features, so the end, word e, in the state length - 1 + e.
     end = (action == policy.decoder.control.end_of_action).int().argmax(-1)
     last_decision = length - 1 + end
     trunk = split_actor(policy.decoder.actor).trunk
-    features = utterance_features(trunk, rows, last_decision + 1, last_decision[:, None], prefix)
+    features = utterance_features(trunk, rows, last_decision + 1, last_decision[:, None], row_features)
     return features.squeeze(1).unflatten(0, (-1, copies))
 
 

@@ -95,7 +95,7 @@ class AdvantageRowLoss(StateValueLoss):
             nothing = torch.zeros(tokens.shape, device=tokens.device)
             return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in _ESTIMATED})
         reader = RowLoss()  # reads rewards and ends, which the loss itself does not
-        names = (*RowLoss._row_entries, "prefix", "prefix_mask")
+        names = (*RowLoss._row_entries, "features", "features_mask")
         reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in names})
         batch = reader._find(rows)
         with eval_mode(self):

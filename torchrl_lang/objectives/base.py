@@ -19,16 +19,16 @@ from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
-from torchrl_lang.modules.prefix_features import reads_prefix
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
     AGENT_MASK,
     ATTENTION_MASK,
-    PREFIX,
-    PREFIX_MASK,
+    FEATURES,
+    FEATURES_MASK,
     TERMINATED,
     TOKEN_REWARD,
     TOKENS,
@@ -125,8 +125,8 @@ class RowLoss(ReferenceHolder, LossModule):
         token_reward: NestedKey = TOKEN_REWARD
         terminated: NestedKey = TERMINATED
         train_mask: NestedKey = TRAIN_MASK
-        prefix: NestedKey = PREFIX
-        prefix_mask: NestedKey = PREFIX_MASK
+        features: NestedKey = FEATURES
+        features_mask: NestedKey = FEATURES_MASK
 
     default_keys = _AcceptedKeys
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
@@ -176,7 +176,7 @@ class RowLoss(ReferenceHolder, LossModule):
     def in_keys(self) -> list[NestedKey]:
         """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
         if self._in_keys is None:
-            names = (*self._row_entries, *self._more_entries, *(("prefix",) if self._reads_prefix else ()))
+            names = (*self._row_entries, *self._more_entries, *(("features",) if self._reads_features else ()))
             self._in_keys = [getattr(self.tensor_keys, name) for name in names]
         return self._in_keys
 
@@ -193,13 +193,13 @@ class RowLoss(ReferenceHolder, LossModule):
         As tensors they are given by name, ``loss(..., train_mask=mask)``. Who selects entries for a loss keeps these
         too: ``rows.select(*loss.in_keys, *loss.optional_in_keys, strict=False)``.
         """
-        prefix_mask = [self.tensor_keys.prefix_mask] if self._reads_prefix else []
-        return [self.tensor_keys.train_mask, *prefix_mask, *self._loss_mask_keys()]
+        features_mask = [self.tensor_keys.features_mask] if self._reads_features else []
+        return [self.tensor_keys.train_mask, *features_mask, *self._loss_mask_keys()]
 
     @property
-    def _reads_prefix(self) -> bool:
+    def _reads_features(self) -> bool:
         """Whether a trunk reads the features of rows."""
-        return any(reads_prefix(network) for network in self.children())
+        return any(reads_features(network) for network in self.children())
 
     @property
     def _all_in_keys(self) -> list[NestedKey]:
@@ -303,9 +303,9 @@ class RowLoss(ReferenceHolder, LossModule):
         rows = rows.reshape(-1)
         # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
         rows.set(self.tensor_keys.tokens, tokens).set(self.tensor_keys.attention_mask, read)
-        if self._reads_prefix:
-            self._needed(rows, "prefix")
-        for key, given in ((PREFIX, self.tensor_keys.prefix), (PREFIX_MASK, self.tensor_keys.prefix_mask)):
+        if self._reads_features:
+            self._needed(rows, "features")
+        for key, given in ((FEATURES, self.tensor_keys.features), (FEATURES_MASK, self.tensor_keys.features_mask)):
             value = rows.get(given, None)
             rows = rows if value is None else rows.set(key, value)
         return rows.set(TOKENS, tokens).set(ATTENTION_MASK, read)

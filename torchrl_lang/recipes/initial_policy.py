@@ -12,7 +12,7 @@ import torch
 
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
 from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
+from torchrl_lang.modules.saved_readers import FEATURES_HEAD, saved_actor
 from torchrl_lang.recipes.datasets import check_features
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.online_options import OnlineOptions
@@ -67,10 +67,10 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     lm: Any = run.model.lm.to(device)
     if rank is not None:
         lm = _with_adapters(lm, rank)
-    projector = {name: head for name, head in run.model.heads.items() if name == PREFIX_HEAD}
+    projector = {name: head for name, head in run.model.heads.items() if name == FEATURES_HEAD}
     actor = saved_actor(SavedModel(lm, projector, None))
-    if rank is not None and PREFIX_HEAD in projector:
-        projector[PREFIX_HEAD].requires_grad_(False)  # the reference is the same actor without its adapters
+    if rank is not None and FEATURES_HEAD in projector:
+        projector[FEATURES_HEAD].requires_grad_(False)  # the reference is the same actor without its adapters
     if top_layers is not None:
         train_top_layers(actor, top_layers)
     value = run.model.heads.get("value")
@@ -85,9 +85,9 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
 
 def _check_features(folder: Path, run: FinishedRun) -> None:
     """Raise ValueError unless a run reads the features that its games show."""
-    prefix: Any = run.model.heads.get(PREFIX_HEAD)
-    if prefix is not None:
-        check_features(run.task, prefix.features, folder)
+    embedding: Any = run.model.heads.get(FEATURES_HEAD)
+    if embedding is not None:
+        check_features(run.task, embedding.features, folder)
     elif run.task.features() is not None:
         raise ValueError(
             f"The games show features, which the policy of {folder} does not read: generate a dataset of the games, "

@@ -30,7 +30,7 @@ from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_common import RunOptions, open_run
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
-from torchrl_lang.schema import PREFIX
+from torchrl_lang.schema import FEATURES
 
 __all__ = [
     "OfflineData",
@@ -67,10 +67,10 @@ class OfflineOptions(DialogueOptions, LoopOptions, RunOptions):
     layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
     width: int = option(64, "hidden size of a model from scratch", at_least=1)
     heads: int = option(4, "attention heads of a model from scratch", at_least=1)
-    prefix_hidden: int = option(
+    features_hidden: int = option(
         0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", at_least=0
     )
-    prefix_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
+    feature_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
     length_groups: int | None = option(
         None, "groups of similar length that a batch is split into to reduce padding; none: automatic", at_least=1
     )
@@ -127,14 +127,14 @@ def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evalu
     """
     if task is None:
         evaluation = HeldOutEvaluation(
-            longest_utterance(dataset.rows), first_text(dataset.episode(0)), PREFIX in dataset.rows.keys()
+            longest_utterance(dataset.rows), first_text(dataset.episode(0)), FEATURES in dataset.rows.keys()
         )
         if not evaluation.action_length:
             raise ValueError(f"{source} has no turn of the agent to learn from.")
         return evaluation
     check_tokenizer(task, dataset.tokenizer, dataset.folder)
-    if (prefix := dataset.rows.get(PREFIX, None)) is not None:
-        check_features(task, prefix.shape[-1], dataset.folder)
+    if (features := dataset.rows.get(FEATURES, None)) is not None:
+        check_features(task, features.shape[-1], dataset.folder)
     recorded = dataset.manifest["notes"]
     return GamesEvaluation(task, recorded if "task" in recorded else task.notes())
 

@@ -15,9 +15,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
+from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation import RunRecorder
 from torchrl_lang.data import row_buffer
-from torchrl_lang.functional import generators
 from torchrl_lang.modules import MixedPolicy
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_policy import InitialPolicy

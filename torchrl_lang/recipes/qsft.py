@@ -12,7 +12,7 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
 from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, language_model_of, save_language_model
-from torchrl_lang.modules.saved_readers import PREFIX_HEAD, VALUE_PREFIX_HEAD
+from torchrl_lang.modules.saved_readers import FEATURES_HEAD, VALUE_FEATURES_HEAD
 from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
 from torchrl_lang.recipes.options import option
@@ -94,8 +94,8 @@ def main(options: QSFT) -> float:
 
     def save(folder: Path) -> None:
         decoding.save(options.out)
-        learned = model.heads.get(PREFIX_HEAD)
-        heads = {} if learned is None else {PREFIX_HEAD: imitates[0].module.prefix, VALUE_PREFIX_HEAD: learned}
+        learned = model.heads.get(FEATURES_HEAD)
+        heads = {} if learned is None else {FEATURES_HEAD: imitates[0].module.features, VALUE_FEATURES_HEAD: learned}
         begun = language_model_of(imitates)
         save_language_model(folder, begun, heads, tokenizer=tokenizer.config(), value_lm=model.lm)
 

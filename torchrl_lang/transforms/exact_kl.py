@@ -107,9 +107,9 @@ def _states_of_both(policy: RowReference, reference: RowReference, batch: Decisi
         with reference.frozen.eval_mode():
             return p_states, q.states(batch)
     both = SharedLowerLayers(mine, its, eval_mode=reference.frozen.eval_mode)
-    prefix = None if mine.prefix is None and its.prefix is None else batch.prefix
+    features = None if mine.features is None and its.features is None else batch.features
     with policy.frozen.eval_mode():
-        p_read, q_read = both.states(batch.tokens, batch.attention_mask, prefix)
+        p_read, q_read = both.states(batch.tokens, batch.attention_mask, features)
     return p.named(p_read), q.named(q_read)
 
 

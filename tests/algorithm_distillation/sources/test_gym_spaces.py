@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import SerialEnv, StepCounter, TransformedEnv
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation import (
     ADLoss,
     ADTransformer,
@@ -24,7 +25,6 @@ from torchrl_lang.algorithm_distillation import (
 )
 from torchrl_lang.algorithm_distillation.sources import DQN, PPO, GymTask, cart_pole
 from torchrl_lang.envs.grids import DarkRoomEnv
-from torchrl_lang.functional import RandomStream
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces, wrappers = gymnasium.spaces, gymnasium.wrappers

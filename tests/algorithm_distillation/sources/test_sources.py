@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation import LearningHistory
 from torchrl_lang.algorithm_distillation.sources import (
     UCB,
@@ -16,7 +17,6 @@ from torchrl_lang.algorithm_distillation.sources import (
     epsilon_greedy,
 )
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
-from torchrl_lang.functional import RandomStream
 
 DECAY = LinearDecay(1.0, 0.25, fraction=(0.5, 0.5))
 

@@ -143,8 +143,8 @@ def test_ten_rounds_end_a_dialogue_in_every_mode(data):
 def test_observations_after_a_reset(data):
     td = make_env(data, batch_size=[2]).reset(game_seed=seeds(4, 1))
     images = data.features.rows([4, 1])
-    assert torch.equal(td["prefix"], images[:, None])
-    assert td["prefix_mask"].tolist() == [[True], [True]]
+    assert torch.equal(td["features"], images[:, None])
+    assert td["features_mask"].tolist() == [[True], [True]]
     captions = [Dialogue(data.dialogues[scene].caption) for scene in (4, 1)]
     assert torch.equal(td["progress"][:, 0], WordOverlap().percentiles(captions, images))
     assert not td["progress"][:, 1:].any()
@@ -153,8 +153,11 @@ def test_observations_after_a_reset(data):
 
 def test_an_agent_that_does_not_see(data):
     env = make_env(data, image=False)
-    assert {"prefix", "prefix_mask"}.isdisjoint(env.reset().keys())
-    assert not env.step(env.reset().set("action", env.action_spec.rand()))["next"].keys() & {"prefix", "prefix_mask"}
+    assert {"features", "features_mask"}.isdisjoint(env.reset().keys())
+    assert not env.step(env.reset().set("action", env.action_spec.rand()))["next"].keys() & {
+        "features",
+        "features_mask",
+    }
 
 
 def test_distances(data):
@@ -182,7 +185,7 @@ def test_a_row_that_begins_anew_leaves_the_others_as_they_are(data):
     assert td["done"].flatten().tolist() == [False, True, False]
     again = env.reset(td.clone().set("_reset", td["done"]), game_seed=seeds(8, 8, 8))
     other, fresh = _begun(data, 8)
-    for key in ("tokens", "progress", "prefix"):
+    for key in ("tokens", "progress", "features"):
         assert torch.equal(again[key][[0, 2]], td[key][[0, 2]])
         assert torch.equal(again[key][1], fresh[key][0])
     after = say_after(env, again, "red?", "dog?", "red?")
@@ -200,7 +203,7 @@ def test_a_state_that_is_set_has_its_progress_and_goes_on(data):
     td = say_after(env, env.reset(game_seed=seeds(3, 5)), "is it red?", "is it a dog?")
     state = td.select(*ROW_KEYS).set("game_seed", seeds(3, 5))
     found = other.reset(state, set_state=True)
-    for key in ("progress", "prefix", "prefix_mask"):
+    for key in ("progress", "features", "features_mask"):
         assert torch.equal(found[key], td[key])
     one, two = (say_after(each, start, "wet?", "") for each, start in ((env, td), (other, found)))
     assert (one.exclude("action") == two.exclude("action")).all()

@@ -83,10 +83,10 @@ def test_rows_that_end_at_the_cutoff(prepared_dialogues, tmp_path, penalty):
     assert (penalized > 0) == (penalty != "none")
     features = torch.from_numpy(np.load(prepared_dialogues / "data" / "images_train.npy"))
     unit = features / features.norm(dim=-1, keepdim=True)
-    torch.testing.assert_close(dataset.rows["prefix"][:], unit[:, None])
-    assert dataset.rows["prefix"].dtype == torch.float32
-    assert dataset.rows["prefix_mask"].shape == (48, 1)
-    assert bool(dataset.rows["prefix_mask"][:].all())
+    torch.testing.assert_close(dataset.rows["features"][:], unit[:, None])
+    assert dataset.rows["features"].dtype == torch.float32
+    assert dataset.rows["features_mask"].shape == (48, 1)
+    assert bool(dataset.rows["features_mask"][:].all())
 
 
 @pytest.mark.parametrize(("measure", "cache"), [("rank", "rank_reward_cache1"), ("distance", "reward_cache2")])
@@ -110,7 +110,7 @@ def test_rows_of_an_agent_that_stops(prepared_dialogues, tmp_path):
             assert texts == turns_of(item, rounds, stop=rounds < 10)
             assert rewards == pytest.approx(changes[:rounds] + [0.0] * (rounds < 10))
     assert len(dataset) == 48 * 11
-    assert "prefix" not in dataset.rows.keys()
+    assert "features" not in dataset.rows.keys()
 
 
 def test_a_dataset_knows_its_task(prepared_dialogues, tmp_path):
@@ -135,11 +135,11 @@ def test_games_of_the_player_are_those_of_the_environment(prepared_dialogues, tm
     images = {tuple(row.tolist()): number for number, row in enumerate(data.features.all())}
     known = {each.question for dialogue in data.dialogues for each in dialogue.rounds}
     for row, (texts, rewards) in zip(dataset[:], described(dataset), strict=True):
-        number = images[tuple(row["prefix"][0].tolist())]
+        number = images[tuple(row["features"][0].tolist())]
         dialogue, values = data.dialogues[number]._replace(rounds=()), []
         assert texts[0] == dialogue.caption
         for place, (question, answer) in enumerate(zip(texts[1::2], texts[2::2], strict=True)):
-            feature = row["prefix"]
+            feature = row["features"]
             values.append(float(models.percentiles([dialogue], feature)))
             assert models.answers([dialogue], [question], feature) == [answer]
             done = dialogue.rounds

@@ -8,12 +8,12 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one, finite
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.context_rows import ContextRows
 from torchrl_lang.algorithm_distillation.language.quantizers import FiniteQuantizer, Quantizer
 from torchrl_lang.algorithm_distillation.language.step_rows import begin_token
 from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate, TokenKind
 from torchrl_lang.algorithm_distillation.language.step_tokens import Part, StepTokens
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules import LOGITS, split_actor
 from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks

@@ -16,11 +16,11 @@ from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate, ValueEstimators
 
 from torchrl_lang._checks import at_least_one, positive
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.sources.exploration import LinearDecay
 from torchrl_lang.algorithm_distillation.sources.gym_networks import observation_network
 from torchrl_lang.algorithm_distillation.sources.gym_source import GymSource
 from torchrl_lang.algorithm_distillation.sources.gym_tasks import GymTask
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.schema import ACTION, OBSERVATION
 
 __all__ = ["DQN"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import finite, within
-from torchrl_lang.functional import RandomStream
+from torchrl_lang._random_stream import RandomStream
 
 __all__ = ["NO_NOISE", "SLOW_DECAY", "LinearDecay", "epsilon_greedy"]
 
@@ -92,7 +92,7 @@ def epsilon_greedy(best: Tensor, epsilon: Tensor, random: RandomStream) -> tuple
     Examples:
         >>> import torch
         >>> from torchrl_lang.algorithm_distillation.sources import epsilon_greedy
-        >>> from torchrl_lang.functional import RandomStream
+        >>> from torchrl_lang._random_stream import RandomStream
         >>> best = torch.tensor([[False, True, False], [True, False, True]])
         >>> action, log_prob = epsilon_greedy(best, torch.zeros(2), RandomStream(0))
         >>> action[0].item(), log_prob.exp()

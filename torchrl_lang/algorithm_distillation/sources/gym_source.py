@@ -16,9 +16,9 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase
 
 from torchrl_lang._checks import at_least_one, positive, within
+from torchrl_lang._random_stream import RandomStream, seeded_generators
 from torchrl_lang.algorithm_distillation.sources.base import HistorySource
 from torchrl_lang.algorithm_distillation.sources.gym_tasks import GymTask
-from torchrl_lang.functional import RandomStream, seeded_generators
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
@@ -38,7 +38,7 @@ class GymLearner(Protocol):
 
     Examples:
         >>> from torchrl_lang.algorithm_distillation.sources import PPO, cart_pole
-        >>> from torchrl_lang.functional import RandomStream
+        >>> from torchrl_lang._random_stream import RandomStream
         >>> task = cart_pole()
         >>> PPO([task], 100)._learner(task.make(), RandomStream(0)).policy.out_keys
         ['logits', 'action', 'action_log_prob']

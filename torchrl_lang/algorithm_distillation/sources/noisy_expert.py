@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.sources.exploration import SLOW_DECAY, LinearDecay
 from torchrl_lang.algorithm_distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.functional import RandomStream
 
 __all__ = ["NoisyExpert"]
 

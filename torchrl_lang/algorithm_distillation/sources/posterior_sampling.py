@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.sources.exploration import NO_NOISE, LinearDecay
 from torchrl_lang.algorithm_distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv, RoomEnv
-from torchrl_lang.functional import RandomStream
 
 __all__ = ["PosteriorSampling"]
 

@@ -17,10 +17,10 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_lang._checks import at_least_one, finite, positive, within
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.sources.gym_networks import observation_network
 from torchrl_lang.algorithm_distillation.sources.gym_source import GymSource
 from torchrl_lang.algorithm_distillation.sources.gym_tasks import GymTask
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.schema import ACTION_LOG_PROB, OBSERVATION
 
 __all__ = ["PPO"]

@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.sources.base import HistorySource
 from torchrl_lang.algorithm_distillation.sources.exploration import epsilon_greedy
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import finite
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.functional import RandomStream
 
 __all__ = ["UCB"]
 

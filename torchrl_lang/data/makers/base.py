@@ -11,8 +11,8 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
+from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.functional import seeded_generators
 from torchrl_lang.schema import DONE, REWARD, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -106,7 +106,7 @@ class PolicyGames(GameMaker):
     Args:
         env: a batched language environment, possibly transformed. It is seeded and not closed.
         policy: reads a row, writes ``action``. Generators that it or its modules hold are seeded during a call (see
-            :func:`~torchrl_lang.functional.seeded_generators`), as are torch's own.
+            :func:`~torchrl_lang._random_stream.seeded_generators`), as are torch's own.
 
     Examples:
         >>> from torchrl_lang.data import PolicyGames

@@ -9,8 +9,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.random_walks.graph import DirectedGraph
-from torchrl_lang.functional import RandomStream, shift_right
+from torchrl_lang.functional import shift_right
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.functional.random_stream import RandomStream
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.schema import ACTION
 
 __all__ = ["ExpertPlayer", "RandomAdmissiblePlayer"]

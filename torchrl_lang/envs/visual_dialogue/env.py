@@ -58,14 +58,14 @@ class VisualDialogueEnv(TextGameEnv):
 
     The tensordict has these entries beside the row:
 
-    ===============  ======================  ===========================================================================
-    key              dtype, shape            meaning
-    ===============  ======================  ===========================================================================
-    ``progress``     float32 ``[*B, 11]``    the initial percentile (or distance) and its change in each round so far,
-                                             zeros after; ``progress.cumsum(-1)`` is the percentile by round
-    ``prefix``       float32 ``[*B, 1, F]``  feature of the image (``image=True``)
-    ``prefix_mask``  bool ``[*B, 1]``        True (``image=True``)
-    ===============  ======================  ===========================================================================
+    =================  ======================  =========================================================================
+    key                dtype, shape            meaning
+    =================  ======================  =========================================================================
+    ``progress``       float32 ``[*B, 11]``    the initial percentile (or distance) and its change in each round so far,
+                                               zeros after; ``progress.cumsum(-1)`` is the percentile by round
+    ``features``       float32 ``[*B, 1, F]``  feature of the image (``image=True``)
+    ``features_mask``  bool ``[*B, 1]``        True (``image=True``)
+    =================  ======================  =========================================================================
 
     Nothing that the agent writes is an error. The models get ``"\N{REPLACEMENT CHARACTER}"``, an unknown word, instead
     of a question that is blank or cannot be decoded, the same in place of half a surrogate pair, and the first 1000

@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.schema import ACTION, AGENT_MASK, TOKENS
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer

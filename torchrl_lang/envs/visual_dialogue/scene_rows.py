@@ -9,7 +9,7 @@ from torchrl_lang.data.makers import GameMaker
 from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.rewards import DialogueRewards
 from torchrl_lang.envs.visual_dialogue.scenes import scene_episode, scenes_of
-from torchrl_lang.schema import PREFIX, PREFIX_MASK
+from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.conversion import to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -26,7 +26,7 @@ class SceneRows(GameMaker):
         tokenizer: the tokenizer of the rows.
         row_length: ``T``.
         rewards: ends and rewards of the dialogues.
-        image: add ``prefix`` float32 ``[N, 1, F]``, the feature of the image, and ``prefix_mask`` bool ``[N, 1]``.
+        image: add ``features`` float32 ``[N, 1, F]``, the feature of the image, and ``features_mask`` bool ``[N, 1]``.
 
     Raises:
         ValueError: there is no cache of rewards; on calls, a dialogue does not fit a row or cannot be encoded.
@@ -42,7 +42,7 @@ class SceneRows(GameMaker):
         ...     _ = files.rank_rewards.write_text(json.dumps([[0.5, 0.125, 0.125] + [0] * 8] * 5))
         ...     data = VisualDialogues(files.dialogues, files.features, "train", rewards=files.rank_rewards)
         ...     rows = SceneRows(data, word_tokenizer([]), 400, rewards=DialogueRewards())(range(3), seed=0)
-        >>> rows["prefix"].shape, rows["token_reward"].sum(-1)
+        >>> rows["features"].shape, rows["token_reward"].sum(-1)
         (torch.Size([3, 1, 64]), tensor([-1., -1., -1.]))
     """
 
@@ -63,6 +63,6 @@ class SceneRows(GameMaker):
         scenes = [scene for number in numbers for scene in scenes_of(self.data.record(number), self.rewards)]
         rows = to_rows([scene_episode(scene, self.rewards) for scene in scenes], self.tokenizer, self.row_length)
         if self.image:
-            rows[PREFIX] = self.data.features.rows([scene.image for scene in scenes])[:, None]
-            rows[PREFIX_MASK] = torch.ones(len(scenes), 1, dtype=torch.bool)
+            rows[FEATURES] = self.data.features.rows([scene.image for scene in scenes])[:, None]
+            rows[FEATURES_MASK] = torch.ones(len(scenes), 1, dtype=torch.bool)
         return rows

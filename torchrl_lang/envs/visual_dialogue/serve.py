@@ -15,7 +15,7 @@ from torchrl_lang.envs.visual_dialogue import (
 from torchrl_lang.envs.visual_dialogue.folder import local_models
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
-from torchrl_lang.modules.saved_readers import PREFIX_HEAD
+from torchrl_lang.modules.saved_readers import FEATURES_HEAD
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.text.chat_tokenizer import encode_action
@@ -58,7 +58,7 @@ def main(options: ServeVisualDialogue) -> None:
 def run_questioner(folder: Path) -> Questioner:
     """Asks as a finished run does, by greedy decoding."""
     run = load_run(folder)
-    if PREFIX_HEAD in run.model.heads:
+    if FEATURES_HEAD in run.model.heads:
         raise ValueError(
             f"The run in {folder} reads image features, which requests for questions do not have: give one that was "
             "trained on data of `generate visual_dialogue --no-image`."

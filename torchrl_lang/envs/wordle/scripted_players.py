@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
@@ -23,7 +24,6 @@ from torchrl_lang.envs.wordle.words import (
     load_words,
     wordle_tokenizer,
 )
-from torchrl_lang.functional.random_stream import RandomStream
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = [

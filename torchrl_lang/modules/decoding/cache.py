@@ -57,7 +57,7 @@ class RowCache(Cache):
         visible: int | None = None,
         *,
         rows: Tensor | None = None,
-        prefix: Tensor | None = None,
+        features: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Add tokens to rows whose beginnings are in the cache, and return their states.
@@ -69,7 +69,7 @@ class RowCache(Cache):
                 the beginning of rows.
             visible: number of slots to attend to, more than the largest position; default all. Fewer are faster.
             rows: int64 ``[N]``, the distinct rows of these tokens; default the first ``N``.
-            prefix: float ``[N, P, F]``, features for which negative ids stand, see :meth:`Trunk.states`.
+            features: float ``[N, P, F]``, features for which negative ids stand, see :meth:`Trunk.states`.
             position_ids: int64 ``[N, q]``, the positions that the model embeds, where they are not the slots.
 
         Returns:
@@ -81,7 +81,7 @@ class RowCache(Cache):
         if self._dtype is None:
             self._dtype = _common_dtype(trunk.model)
         slots = self.expect(tokens, positions, visible, rows=rows, rounded=trunk.compiled)
-        more: dict[str, Any] = {} if prefix is None else {"prefix": prefix}
+        more: dict[str, Any] = {} if features is None else {"features": features}
         if positions is None:
             more |= {} if position_ids is None else {"position_ids": position_ids}
             return trunk.states(tokens, past_key_values=self, use_cache=True, **more)

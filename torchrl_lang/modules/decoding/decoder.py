@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import RandomStream
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
 from torchrl_lang.modules.decoding.checks import check_count, check_model
 from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks
@@ -20,7 +20,7 @@ from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_ut
 from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
+from torchrl_lang.modules.features import RowFeatures, reads_features
 from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.schema import ControlTokens
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
         method: Method = "sample",
         done: Tensor | None = None,
         candidates: int = 1,
-        features: PrefixFeatures | None = None,
+        features: RowFeatures | None = None,
         prefix_cache: PrefixCache | None = None,
     ) -> Utterances:
         """Generate ``N * candidates`` utterances for rows, int64 ``[*B, T]`` flattened to ``N``.
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         return empty.place(place, generated)
 
     def _cached_rows(
-        self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor, features: PrefixFeatures | None
+        self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor, features: RowFeatures | None
     ) -> Transcripts | None:
         """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
         trunks = cacheable_trunks(self._parts, self.value_trunk) if self.cached else []
@@ -189,15 +189,15 @@ class Decoder(nn.Module):
         return [trunk for trunk in found if trunk is not None]
 
     @property
-    def reads_prefix(self) -> bool:
+    def reads_features(self) -> bool:
         """Whether a trunk reads the features of rows."""
-        return reads_prefix(self._parts.trunk) or reads_prefix(self.value_trunk)
+        return reads_features(self._parts.trunk) or reads_features(self.value_trunk)
 
-    def features(self, reader: str, tensordict: TensorDictBase, batch: torch.Size) -> PrefixFeatures | None:
+    def features(self, reader: str, tensordict: TensorDictBase, batch: torch.Size) -> RowFeatures | None:
         """The features of rows of shape ``batch``; None if no trunk reads them, a KeyError if they are missing."""
-        return PrefixFeatures.needed(reader, tensordict, batch) if self.reads_prefix else None
+        return RowFeatures.needed(reader, tensordict, batch) if self.reads_features else None
 
-    def room(self, features: PrefixFeatures | None) -> int | None:
+    def room(self, features: RowFeatures | None) -> int | None:
         """Number of tokens that all models can read after the features of a row; None if unlimited."""
         rooms = [trunk.room(0 if features is None else features.places) for trunk in self._trunks]
         return min((room for room in rooms if room is not None), default=None)
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
         """The trunk of the values of guidance, if it is not the actor's."""
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
-    def prompt(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> Prompt:
+    def prompt(self, tokens: Tensor, length: Tensor, features: RowFeatures | None) -> Prompt:
         """Rows ``[N, T]`` trimmed to the longest; a ValueError if one is empty or too long for an utterance."""
         shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one synchronization with the device
         if shortest < 1:

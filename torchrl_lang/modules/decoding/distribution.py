@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.row_scoring import row_log_prob
 
 __all__ = ["UtteranceDistribution"]
@@ -42,7 +42,7 @@ class UtteranceDistribution(Distribution):
         tokens: Tensor,
         attention_mask: Tensor,
         *,
-        features: PrefixFeatures | None = None,
+        features: RowFeatures | None = None,
         mode: Method = "greedy",
     ) -> None:
         super().__init__(tokens.shape[:-1], torch.Size([decoder.action_length]), validate_args=False)

@@ -119,7 +119,7 @@ class GPT2Step:
         last: Tensor,
         *,
         rows: Tensor | None = None,
-        prefix: Tensor | None = None,
+        features: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Add tokens to the cache as :meth:`RowCache.extend` does; the states of one token of each row.
@@ -131,7 +131,7 @@ class GPT2Step:
         slots = cache.expect(tokens, positions, visible, rows=rows)
         mask = None if positions is None else scores(positions, slots, self.tokens.dtype)
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
-        embedded = self._trunk.embed(tokens, lambda ids: F.embedding(ids, self.tokens), prefix)
+        embedded = self._trunk.embed(tokens, lambda ids: F.embedding(ids, self.tokens), features)
         position = F.embedding(place if position_ids is None else position_ids, self.positions)
         x = embedded.add_(position).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):

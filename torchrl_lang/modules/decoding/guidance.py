@@ -16,10 +16,10 @@ from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 
-__all__ = ["VALUE_PREFIX", "ValueGuidance"]
+__all__ = ["VALUE_STATES", "ValueGuidance"]
 
-VALUE_PREFIX = "value_"
-"""Prefix of the names of a separate value trunk's states."""
+VALUE_STATES = "value_"
+"""Beginning of the names of a separate value trunk's states."""
 
 
 class ValueGuidance(nn.Module):
@@ -121,7 +121,7 @@ class ValueGuidance(nn.Module):
     def _own(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if self.value_trunk is None:
             return states
-        return {key[len(VALUE_PREFIX) :]: value for key, value in states.items() if key.startswith(VALUE_PREFIX)}
+        return {key[len(VALUE_STATES) :]: value for key, value in states.items() if key.startswith(VALUE_STATES)}
 
     def _term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
         score = self._least_q(states, tokens)

@@ -6,7 +6,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang.modules.actor import LOGITS, ActorParts
-from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
+from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.model_runner import (
     CachedRunner,
     ModelRunner,
@@ -16,7 +16,7 @@ from torchrl_lang.modules.decoding.model_runner import (
     make_runner,
 )
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["LanguageModelRunner", "cacheable_trunks"]
@@ -38,7 +38,7 @@ class LanguageModelRunner(ModelRunner):
         size: int,
         cached: bool,
         transcripts: Transcripts | None = None,
-        features: PrefixFeatures | None = None,
+        features: RowFeatures | None = None,
     ) -> None:
         self.parts = parts
         self.transcripts = transcripts
@@ -85,7 +85,7 @@ class LanguageModelRunner(ModelRunner):
         own, *value = states
         if self.parts.head is not None:
             own[LOGITS] = apply_head(self.parts.head, own, LOGITS)
-        return own | {VALUE_PREFIX + key: tensor for part in value for key, tensor in part.items()}
+        return own | {VALUE_STATES + key: tensor for part in value for key, tensor in part.items()}
 
 
 def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:

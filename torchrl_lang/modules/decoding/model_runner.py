@@ -19,7 +19,7 @@ from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import Compaction
-from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
+from torchrl_lang.modules.features import RowFeatures, reads_features
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
@@ -91,11 +91,11 @@ class CachedRunner(ModelRunner):
         size: int | None = None,
         *,
         step: GPT2Step | None = None,
-        features: PrefixFeatures | None = None,
+        features: RowFeatures | None = None,
     ) -> None:
         self.trunk = trunk
         self.cache = cache
-        self.features = None if trunk.prefix is None else features
+        self.features = None if trunk.features is None else features
         self._places = 0 if self.features is None else self.features.places
         self._count = None if self.features is None else self.features.number
         self.size = None if size is None else size + self._places
@@ -138,7 +138,7 @@ class CachedRunner(ModelRunner):
         self._count = None if self._count is None else self._count[moves.order]
 
     def _read(
-        self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, features: PrefixFeatures | None
+        self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, features: RowFeatures | None
     ) -> Sequence[Tensor]:
         """Read the chunk's part of rows of features and tokens ``[N, q]``."""
         begin: Tensor | None = None
@@ -149,7 +149,7 @@ class CachedRunner(ModelRunner):
         slots = slots if begin is None else begin[:, None] + slots
         options: dict[str, Any] = {"rows": chunk.rows}
         if features is not None:
-            options |= {"prefix": features.values, **self._positions(slots, features.number)}
+            options |= {"features": features.values, **self._positions(slots, features.number)}
         if begin is None:  # from the beginning: the fast causal kernel, without a mask
             return self._extend(tokens[:, : chunk.width], None, None, length - 1, **options)
         return self._extend(tokens.gather(-1, slots), slots, chunk.longest, length - 1 - begin, **options)
@@ -175,7 +175,7 @@ class CachedRunner(ModelRunner):
 class RecomputingRunner(ModelRunner):
     """Reads each row from its beginning for every token: slow, but correct for any trunk."""
 
-    def __init__(self, trunk: TensorDictModuleBase, size: int, features: PrefixFeatures | None = None) -> None:
+    def __init__(self, trunk: TensorDictModuleBase, size: int, features: RowFeatures | None = None) -> None:
         self.trunk = trunk
         self.size = size
         self.features = features
@@ -225,7 +225,7 @@ def _warn_once(model: str, obstacle: str) -> None:
 
 
 def make_runner(
-    trunk: TensorDictModuleBase, size: int, *, cached: bool, features: PrefixFeatures | None = None
+    trunk: TensorDictModuleBase, size: int, *, cached: bool, features: RowFeatures | None = None
 ) -> ModelRunner:
     """A runner for rows of up to ``size`` tokens; cached if requested and possible."""
     model = cacheable(trunk) if cached else None
@@ -235,15 +235,15 @@ def make_runner(
 
 
 def read_rows(
-    trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor, prefix: PrefixFeatures | None = None
+    trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor, features: RowFeatures | None = None
 ) -> States:
     """All floating-point states that a trunk writes for whole rows, each ``[N, T, …]``.
 
     A trunk that reads no features gets none.
     """
     rows = TensorDict({TOKENS: tokens, ATTENTION_MASK: attention_mask}, batch_size=tokens.shape[:1])
-    if prefix is not None and reads_prefix(trunk):
-        rows.update(prefix.entries())
+    if features is not None and reads_features(trunk):
+        rows.update(features.entries())
     out = trunk(rows)
     return {key: out.get(key) for key in trunk.out_keys if isinstance(key, str) and not key.startswith("_")}
 

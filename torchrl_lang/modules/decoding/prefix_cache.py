@@ -1,8 +1,4 @@
-"""The cache of transcripts from turn to turn: tokens with their keys and values.
-
-What it reuses is the beginning of a transcript, its prefix. The entry ``prefix`` of a row, features before its tokens,
-is another thing: it is here as ``features``, without which equal tokens have other keys and values.
-"""
+"""The prefix cache: tokens of transcripts with their keys and values, kept from turn to turn."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor
 from torchrl_lang.modules.decoding.cache import RowCache, swap_rows
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["Compaction", "PrefixCache", "Transcripts", "compaction"]
@@ -56,7 +52,7 @@ class Transcripts:
     """
 
     def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
-        self.features: PrefixFeatures | None = None
+        self.features: RowFeatures | None = None
         self.snapshot = WeightSnapshot(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
@@ -96,7 +92,7 @@ class Transcripts:
         for cache in self.caches:
             cache.swap(moves.holes, moves.movers)
 
-    def keep_common_prefix(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> None:
+    def keep_common_prefix(self, tokens: Tensor, length: Tensor, features: RowFeatures | None) -> None:
         """Drop cached tokens from the first difference to new rows ``[N, T]``; the last token is always read again.
 
         Rows whose features, which are before all tokens, are not those of the cache lose all.

@@ -14,7 +14,7 @@ from torchrl_lang.modules.decoding.model_runner import ModelRunner, apply_head
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import compaction
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Prompt", "Utterances", "pick", "sample_utterances", "gather_token"]
@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
     """int64 ``[N, P]``, right-padded, ``P`` the longest row."""
     length: Tensor
     """int64 ``[N]``, at least 1."""
-    features: PrefixFeatures | None = None
+    features: RowFeatures | None = None
     """Of the rows, for models that read some."""
 
 

@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.functional import RandomStream
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
@@ -27,8 +27,8 @@ from torchrl_lang.schema import (
     ATTENTION_MASK,
     BEHAVIOR_LOG_PROB,
     DONE,
-    PREFIX,
-    PREFIX_MASK,
+    FEATURES,
+    FEATURES_MASK,
     TOKEN_ENTROPY,
     TOKEN_LOG_PROB,
     TOKENS,
@@ -47,7 +47,7 @@ class UtteranceActor(TensorDictModuleBase):
     from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot is the
     end-of-action token with probability one, unless ``stop`` ended the utterance. Rows that are done, if the tensordict
     has ``done``, get an empty utterance. Over a model that reads the features of rows, see
-    :func:`~torchrl_lang.modules.with_prefix`, it also reads ``prefix`` and, where it is there, ``prefix_mask``.
+    :func:`~torchrl_lang.modules.with_features`, it also reads ``features`` and, where it is there, ``features_mask``.
 
     With a model that ``fully_shard`` has sharded, each call gathers the weights once and frees them afterwards: all
     processes must call the actor equally often, with any number of rows and tokens.
@@ -91,12 +91,12 @@ class UtteranceActor(TensorDictModuleBase):
             ``"sample"`` and ``"greedy"``.
         cached: False reads the whole row for each token, with the same utterances, but slower. Models that cannot read
             rows incrementally do the same, with a warning that gives the reason.
-        reuse_prefix: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
+        prefix_cache: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
 
-    With ``reuse_prefix`` the actor caches the rows of its last call, including its utterances. It compares the tokens
+    With ``prefix_cache`` the actor caches the rows of its last call, including its utterances. It compares the tokens
     of each row with the cached ones at that place of the batch and reads from the first difference: a row that
     continues costs its new tokens, one that was reset is read from its beginning, and so is one whose features have
-    changed. (The prefix here is the beginning of a transcript; the entry ``prefix`` holds those features.) A batch of
+    changed. A batch of
     another size and any change of the trunks' weights, device, PEFT adapters or autocast (see
     :class:`~torchrl_lang.modules.decoding.weight_snapshot.WeightSnapshot`) clear the cache, so the utterances equal
     those of an actor without it, up to rounding. After other changes of a model, such as a new hook that alters a
@@ -158,7 +158,7 @@ class UtteranceActor(TensorDictModuleBase):
         diagnostics: bool = False,
         stop: StopStrings | None = None,
         cached: bool = True,
-        reuse_prefix: bool = True,
+        prefix_cache: bool = True,
     ) -> None:
         super().__init__()
         one_of("method", method, ("sample", "greedy", "beam", "best_of"))
@@ -177,7 +177,7 @@ class UtteranceActor(TensorDictModuleBase):
             guidance=guidance,
         )
         self.method = method
-        self._prefix_cache = PrefixCache() if reuse_prefix else None
+        self._prefix_cache = PrefixCache() if prefix_cache else None
         self.decoder = Decoder(
             actor,
             rule,
@@ -194,7 +194,7 @@ class UtteranceActor(TensorDictModuleBase):
             cached=cached,
             stop=stop,
         )
-        self.in_keys = [TOKENS, ATTENTION_MASK, *([PREFIX, PREFIX_MASK] if self.decoder.reads_prefix else [])]
+        self.in_keys = [TOKENS, ATTENTION_MASK, *([FEATURES, FEATURES_MASK] if self.decoder.reads_features else [])]
         self._per_token = [ACTION, TOKEN_LOG_PROB, *([BEHAVIOR_LOG_PROB, TOKEN_ENTROPY] if diagnostics else [])]
         self._per_token += [] if value is None else [STATE_VALUE]
         self.out_keys = [ACTION, ACTION_LOG_PROB, *self._per_token[1:]]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.modules.eval_mode import applies_dropout
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.freezing import outside_parameters, transformer_blocks
 from torchrl_lang.modules.frozen.fingerprint import defining_weights
-from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["SharedLowerLayers", "shared_depth"]
@@ -103,7 +103,7 @@ class SharedLowerLayers:
         return shared_depth(self.policy, self.reference)
 
     def states(
-        self, tokens: Tensor, attention_mask: Tensor | None = None, features: PrefixFeatures | None = None
+        self, tokens: Tensor, attention_mask: Tensor | None = None, features: RowFeatures | None = None
     ) -> tuple[States, States]:
         """The outputs of both trunks for ``tokens``, int64 ``[N, T]``, and ``attention_mask``, bool ``[N, T]``.
 
@@ -118,8 +118,8 @@ class SharedLowerLayers:
             return mine, _run(self.reference, tokens, attention_mask, features)
 
 
-def _run(trunk: Trunk, tokens: Tensor, mask: Tensor | None, features: PrefixFeatures | None) -> States:
-    return trunk(tokens, mask, *(() if features is None or trunk.prefix is None else features))
+def _run(trunk: Trunk, tokens: Tensor, mask: Tensor | None, features: RowFeatures | None) -> States:
+    return trunk(tokens, mask, *(() if features is None or trunk.features is None else features))
 
 
 class _RecordedBlock(nn.Module):
@@ -171,7 +171,7 @@ def _detached(output: Any) -> Any:
 
 def _further_parameters(trunk: Trunk) -> Iterator[tuple[str, nn.Parameter]]:
     """Those of the embeddings of returns and features, which the first block reads."""
-    parts = {"returns": trunk.returns, "prefix": trunk.prefix}
+    parts = {"returns": trunk.returns, "features": trunk.features}
     return (
         (f"{name}.{key}", p) for name, part in parts.items() if part is not None for key, p in part.named_parameters()
     )

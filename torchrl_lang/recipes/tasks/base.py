@@ -18,7 +18,7 @@ from torchrl_lang.data import GameMaker
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, play_games, solved, summarize
 from torchrl_lang.recipes.options import Options, option, required
-from torchrl_lang.schema import PREFIX
+from torchrl_lang.schema import FEATURES
 from torchrl_lang.text import Tokenizer
 
 __all__ = ["DataOptions", "PlayOptions", "Player", "Task"]
@@ -121,7 +121,7 @@ class Task(ABC):
     def features(self) -> tuple[int, int] | None:
         """``(P, F)``, number and width of the features that the games show beside their texts; None if they show none.
 
-        See :attr:`~torchrl_lang.schema.PREFIX`; this opens an environment.
+        See :attr:`~torchrl_lang.schema.FEATURES`; this opens an environment.
         """
         env = self.env(1)
         try:
@@ -178,7 +178,7 @@ class Task(ABC):
         ``name`` is that of the policy in tables; ``device`` and ``options`` go to :meth:`env`.
         """
         env = self.env(min(batch, games), device=device, **options)
-        if PREFIX in getattr(policy, "in_keys", ()) and _size_of_features(env) is None:
+        if FEATURES in getattr(policy, "in_keys", ()) and _size_of_features(env) is None:
             raise ValueError(
                 f"The policy reads features, which the games of the task {self.name!r} do not show: give the "
                 "environment features=(P, F), or a policy that was trained without."
@@ -226,4 +226,4 @@ class Task(ABC):
 def _size_of_features(env: EnvBase) -> tuple[int, int] | None:
     """``(P, F)`` of the features that an environment shows; None if it shows none."""
     spec = env.observation_spec
-    return tuple(spec[PREFIX].shape[-2:]) if PREFIX in spec.keys() else None
+    return tuple(spec[FEATURES].shape[-2:]) if FEATURES in spec.keys() else None

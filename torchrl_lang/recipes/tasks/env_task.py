@@ -16,9 +16,9 @@ from torchrl.envs import TransformedEnv
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields, FileError, one_line, shorten
+from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords
-from torchrl_lang.functional import RandomStream
 from torchrl_lang.recipes.options import Options, pairs
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
 from torchrl_lang.schema import ACTION, TOKENS, ControlTokens

@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase
 from torchrl.modules import GRUModule, LSTMModule
 
 from torchrl_lang.modules.frozen.current_policy import CurrentPolicy, HeldActor
-from torchrl_lang.schema import PREFIX_MASK, missing_entry
+from torchrl_lang.schema import FEATURES_MASK, missing_entry
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.references.base import Reference
@@ -168,7 +168,7 @@ class ActorReference(Reference):
             KeyError: one is missing.
         """
         inputs = tensordict.select(*self.in_keys, strict=False).copy()  # copies nested tensordicts, too
-        missing = [key for key in self.in_keys if inputs.get(key, None) is None and key != PREFIX_MASK]
+        missing = [key for key in self.in_keys if inputs.get(key, None) is None and key != FEATURES_MASK]
         if missing:
             advice = "Keep those entries in the data, or name with in_keys= the entries that the actor needs."
             if _IS_INIT in missing:

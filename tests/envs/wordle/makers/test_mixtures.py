@@ -83,8 +83,8 @@ def test_the_train_mask_excludes_the_experts_guesses_only(branched):
     first_six = excluded.long().cumsum(-1).amax(-1)
     assert torch.equal(first_six, 6 * rows["branch_turn"])
     assert (~rows["train_mask"] <= rows["agent_mask"]).all()
-    with_prefix = BranchedGames(env(), train_on_prefix=True)(range(3), seed=0)
-    assert "train_mask" not in with_prefix.keys()
+    opening_too = BranchedGames(env(), train_on_opening=True)(range(3), seed=0)
+    assert "train_mask" not in opening_too.keys()
 
 
 def test_the_hidden_word_is_drawn_from_those_that_fit():
@@ -162,7 +162,7 @@ def test_adversarial_games_repeat_the_experts_first_guesses_after_its_second_sta
 def test_games_without_adversaries_and_with_a_mask():
     rows = AdversarialGames(env(), adversarial_games=0, suboptimal_games=0)(range(5), seed=0)
     assert rows["kind"].tolist() == [0] * 5
-    rows = AdversarialGames(env(), train_on_prefix=False)(range(8), seed=0)
+    rows = AdversarialGames(env(), train_on_opening=False)(range(8), seed=0)
     assert torch.equal((rows["agent_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
     with pytest.raises(ValueError, match="at least 0"):
         AdversarialGames(env(), adversarial_games=-1)

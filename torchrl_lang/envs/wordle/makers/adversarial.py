@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data import GameMaker, seed_of_games
 from torchrl_lang.data.makers.base import Policy
 from torchrl_lang.envs.wordle.env import WordleEnv
@@ -19,14 +20,13 @@ from torchrl_lang.envs.wordle.makers.continuing import (
     sorted_by_game,
     tagged,
     task_notes,
-    without_prefix,
+    without_opening,
 )
 from torchrl_lang.envs.wordle.scripted_players import RandomWordPlayer, RepeatPlayer
-from torchrl_lang.functional import seeded_generators
 
 __all__ = ["AdversarialGames"]
 
-_PREFIX = 2
+_OPENING = 2
 """Number of the expert's guesses that an adversarial game begins with."""
 
 
@@ -50,7 +50,7 @@ class AdversarialGames(GameMaker):
         suboptimal: default :class:`~torchrl_lang.envs.wordle.RandomWordPlayer` with ``prob_smart=0.5``.
         adversarial_games: number of adversarial games of each expert game of three or more guesses.
         suboptimal_games: number of suboptimal games for each expert game.
-        train_on_prefix: with False, a ``train_mask`` excludes the expert's guesses of adversarial rows.
+        train_on_opening: with False, a ``train_mask`` excludes the expert's guesses of adversarial rows.
 
     Raises:
         ValueError: a number is negative.
@@ -75,7 +75,7 @@ class AdversarialGames(GameMaker):
         *,
         adversarial_games: int = 5,
         suboptimal_games: int = 5,
-        train_on_prefix: bool = True,
+        train_on_opening: bool = True,
     ) -> None:
         if min(adversarial_games, suboptimal_games) < 0:
             raise ValueError(
@@ -83,10 +83,10 @@ class AdversarialGames(GameMaker):
             )
         super().__init__(env.tokenizer, env.row_length)
         options: Any = {"rules": env.rules, "action_length": env.action_length}
-        self.env, self.train_on_prefix = env, train_on_prefix
+        self.env, self.train_on_opening = env, train_on_opening
         self.adversarial_games, self.suboptimal_games = adversarial_games, suboptimal_games
         self.expert = optimal_player(env) if expert is None else expert
-        self.adversary = RepeatPlayer(env.words, first_n=_PREFIX, **options) if adversary is None else adversary
+        self.adversary = RepeatPlayer(env.words, first_n=_OPENING, **options) if adversary is None else adversary
         mixed = RandomWordPlayer(env.words, prob_smart=0.5, **options)
         self.suboptimal = mixed if suboptimal is None else suboptimal
 
@@ -97,21 +97,21 @@ class AdversarialGames(GameMaker):
             self.env.set_seed(seed)
             expert = begin_games(self.env, self.expert, len(numbers))
             every = [tagged(expert, 0, game)]
-            long = (number_of_guesses(expert) > _PREFIX).nonzero().flatten()
+            long = (number_of_guesses(expert) > _OPENING).nonzero().flatten()
             long = long.repeat_interleave(self.adversarial_games)
             if len(long):
-                states = rows_before(expert[long], torch.full_like(long, _PREFIX))
-                every.append(tagged(continue_games(self.env, self.adversary, states), 1, game[long], _PREFIX))
+                states = rows_before(expert[long], torch.full_like(long, _OPENING))
+                every.append(tagged(continue_games(self.env, self.adversary, states), 1, game[long], _OPENING))
             if self.suboptimal_games:
                 others = begin_games(self.env, self.suboptimal, len(numbers) * self.suboptimal_games)
                 every.append(tagged(others, 2, game.repeat_interleave(self.suboptimal_games)))
         rows = sorted_by_game(every)
-        return rows if self.train_on_prefix else without_prefix(rows)
+        return rows if self.train_on_opening else without_opening(rows)
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`~torchrl_lang.data.GameMaker.notes`."""
         named = {"expert": self.expert, "adversary": self.adversary, "suboptimal": self.suboptimal}
         players = {name: type(player).__name__ for name, player in named.items()}
         games = {"adversarial_games": self.adversarial_games, "suboptimal_games": self.suboptimal_games}
-        kinds = {"kinds": list(self.kinds), "train_on_prefix": self.train_on_prefix}
+        kinds = {"kinds": list(self.kinds), "train_on_opening": self.train_on_opening}
         return {**task_notes(self.env), **super().notes(), **kinds, **players, **games}

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang._checks import at_least_one
+from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data import GameMaker, seed_of_games
 from torchrl_lang.data.makers.base import Policy
 from torchrl_lang.envs.wordle.env import WordleEnv
@@ -20,10 +21,9 @@ from torchrl_lang.envs.wordle.makers.continuing import (
     sorted_by_game,
     tagged,
     task_notes,
-    without_prefix,
+    without_opening,
 )
 from torchrl_lang.envs.wordle.scripted_players import WrongPlayer
-from torchrl_lang.functional import seeded_generators
 
 __all__ = ["BranchedGames"]
 
@@ -41,7 +41,7 @@ class BranchedGames(GameMaker):
     ``kind``         int64 ``[N]``     0 the expert's game, 1 a branch (:attr:`kinds`)
     ``game``         int64 ``[N]``     the number of the expert's game; its rows are adjacent, the expert's own first
     ``branch_turn``  int64 ``[N]``     number of the expert's guesses that a branch begins with; 0 in the expert's rows
-    ``train_mask``   bool ``[N, T]``   False on those guesses; only if not ``train_on_prefix``
+    ``train_mask``   bool ``[N, T]``   False on those guesses; only if not ``train_on_opening``
     ===============  ================  ===============================================================================
 
     The expert's guesses stay in ``agent_mask``, so a branch is a complete row of the game with all its rewards. Losses
@@ -54,7 +54,7 @@ class BranchedGames(GameMaker):
             openers.
         suboptimal: plays the branches; default :class:`~torchrl_lang.envs.wordle.WrongPlayer`.
         branches: number of branches of each state.
-        train_on_prefix: write no ``train_mask``.
+        train_on_opening: write no ``train_mask``.
 
     Raises:
         ValueError: ``branches`` is below 1.
@@ -80,11 +80,11 @@ class BranchedGames(GameMaker):
         suboptimal: Policy | None = None,
         *,
         branches: int = 1,
-        train_on_prefix: bool = False,
+        train_on_opening: bool = False,
     ) -> None:
         at_least_one("branches", branches)
         super().__init__(env.tokenizer, env.row_length)
-        self.env, self.branches, self.train_on_prefix = env, branches, train_on_prefix
+        self.env, self.branches, self.train_on_opening = env, branches, train_on_opening
         self.expert = optimal_player(env) if expert is None else expert
         wrong = WrongPlayer(env.words, rules=env.rules, action_length=env.action_length)
         self.suboptimal = wrong if suboptimal is None else suboptimal
@@ -102,10 +102,10 @@ class BranchedGames(GameMaker):
             branches = continue_games(self.env, self.suboptimal, rows_before(expert[row], turn))
         game = torch.arange(numbers.start, numbers.stop)
         rows = sorted_by_game([tagged(expert, 0, game), tagged(branches, 1, game[row], turn)])
-        return rows if self.train_on_prefix else without_prefix(rows)
+        return rows if self.train_on_opening else without_opening(rows)
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`~torchrl_lang.data.GameMaker.notes`."""
         players = {"expert": type(self.expert).__name__, "suboptimal": type(self.suboptimal).__name__}
-        options = {"branches": self.branches, "train_on_prefix": self.train_on_prefix}
+        options = {"branches": self.branches, "train_on_opening": self.train_on_opening}
         return {**task_notes(self.env), **super().notes(), "kinds": list(self.kinds), **players, **options}

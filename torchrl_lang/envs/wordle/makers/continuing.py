@@ -40,7 +40,7 @@ __all__ = [
     "sorted_by_game",
     "tagged",
     "task_notes",
-    "without_prefix",
+    "without_opening",
 ]
 
 KIND, GAME, BRANCH_TURN = "kind", "game", "branch_turn"
@@ -150,7 +150,7 @@ def tagged(rows: TensorDict, kind: int, game: Tensor, turn: Tensor | int = 0) ->
     return rows.select(*ROW_KEYS, TERMINATED, TRUNCATED).update(entries)
 
 
-def without_prefix(rows: TensorDict) -> TensorDict:
+def without_opening(rows: TensorDict) -> TensorDict:
     """The rows with a ``train_mask`` that is False on the guesses that a row continues."""
     continued = _guesses_before(_guess_ends(rows)) < rows.get(BRANCH_TURN)[:, None]
     return rows.set(TRAIN_MASK, ~(entry(rows, AGENT_MASK) & continued))

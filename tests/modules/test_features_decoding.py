@@ -10,9 +10,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 
-from tests.modules.prefixes import P, feature_rows, projector, reading, with_features
+from tests.modules.featured_rows import P, feature_rows, featured, projector, reading
 from tests.modules.test_decoding import METHODS, K, guidance
-from tests.modules.test_prefix_reuse import EXACT, KEYS, Counter, N, grown, kept_of, lm_of
+from tests.modules.test_prefix_cache import EXACT, KEYS, Counter, N, grown, kept_of, lm_of
 from tests.modules.toys import CONTROL, KINDS, SLIDING, rows, sliding_lm, tiny_lm
 from torchrl_lang.modules import (
     CandidateSampler,
@@ -24,10 +24,10 @@ from torchrl_lang.modules import (
     UtteranceActor,
     UtteranceQValueHead,
     language_actor,
-    with_prefix,
+    with_features,
 )
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
-from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms import UtteranceReference, frozen_copy
 
@@ -41,7 +41,7 @@ def actor_of(kind="gpt2", **options):
 
 def value_trunk(reads):
     trunk = Trunk(lm_of(seed=5))
-    return with_prefix(trunk, projector(seed=7)) if reads else trunk
+    return with_features(trunk, projector(seed=7)) if reads else trunk
 
 
 GUIDES = {
@@ -58,12 +58,12 @@ def policies(actor, *options, **common):
 
 
 def kept_and_anew(actor, **options):
-    return policies(actor, {"reuse_prefix": True}, {"cached": False}, **options)
+    return policies(actor, {"prefix_cache": True}, {"cached": False}, **options)
 
 
 def carried(batch, action):
     """The rows a turn later: longer, with the same features."""
-    return grown(batch, action).update({key: batch[key] for key in ("prefix", "prefix_mask") if key in batch})
+    return grown(batch, action).update({key: batch[key] for key in ("features", "features_mask") if key in batch})
 
 
 def agree(both, batch):
@@ -91,7 +91,7 @@ def test_a_dialogue_goes_as_without_a_cache(kind, positions, guide, method, mask
 
 @pytest.mark.parametrize("kind", SLIDING)
 def test_a_dialogue_of_sliding_windows(kind):
-    actor = with_prefix(language_actor(sliding_lm(kind, max_length=WIDTH + K + P)), projector())
+    actor = with_features(language_actor(sliding_lm(kind, max_length=WIDTH + K + P)), projector())
     both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
     for _ in range(TURNS):
         batch = carried(batch, agree(both, batch)["action"])
@@ -101,7 +101,7 @@ def test_only_the_values_may_read_features():
     """The actor itself reads none; the keys of the policy name them all the same."""
     guide = guidance(clip=0.5, value_trunk=value_trunk(True)).double()
     both, batch = kept_and_anew(language_actor(lm_of()), guidance=guide), feature_rows(n=N, width=WIDTH, longest=9)
-    assert both[0].in_keys == ["tokens", "attention_mask", "prefix", "prefix_mask"]
+    assert both[0].in_keys == ["tokens", "attention_mask", "features", "features_mask"]
     for _ in range(2):
         batch = carried(batch, agree(both, batch)["action"])
 
@@ -128,7 +128,7 @@ def test_without_real_features_a_policy_writes_what_it_writes_without_them():
     lm, batch = lm_of(), feature_rows(n=N, width=WIDTH, longest=9)
     (plain,) = policies(language_actor(lm), {})
     expected = plain(batch.clone())
-    batch["prefix_mask"] = torch.zeros(N, P, dtype=torch.bool)
+    batch["features_mask"] = torch.zeros(N, P, dtype=torch.bool)
     for positions in (True, False):
         (policy,) = policies(reading(lm=lm, positions=positions), {})
         found = policy(batch.clone())
@@ -141,7 +141,7 @@ def test_without_real_features_a_policy_writes_what_it_writes_without_them():
 
 def test_rows_with_equal_tokens_and_other_features_share_nothing():
     batch = feature_rows("all", n=1, width=WIDTH, longest=9)
-    batch = with_features(torch.cat([batch] * N).exclude("prefix"), "all", seed=4)
+    batch = featured(torch.cat([batch] * N).exclude("features"), "all", seed=4)
     both = kept_and_anew(actor_of(scale=3.0), method="greedy")
     out = agree(both, batch)
     assert out["token_log_prob"][:, 0].unique().numel() == N
@@ -155,25 +155,25 @@ def test_a_row_whose_features_change_is_read_anew(change):
     batch = carried(batch, agree(both, batch)["action"])
     before = agree(both, batch)
     if change == "a value":
-        batch["prefix"][0, 0] += 1.0
-        batch["prefix"][3, 1] += 1.0
+        batch["features"][0, 0] += 1.0
+        batch["features"][3, 1] += 1.0
     elif change == "the mask":
-        batch["prefix_mask"][1] = True
+        batch["features_mask"][1] = True
     elif change == "fewer":
-        batch.update({key: batch[key][:, :2] for key in ("prefix", "prefix_mask")})
+        batch.update({key: batch[key][:, :2] for key in ("features", "features_mask")})
     elif change == "more":
-        batch.update({key: batch[key].repeat_interleave(2, 1) for key in ("prefix", "prefix_mask")})
+        batch.update({key: batch[key].repeat_interleave(2, 1) for key in ("features", "features_mask")})
     else:
-        batch = batch.exclude("prefix_mask")
+        batch = batch.exclude("features_mask")
     after = agree(both, batch)
     assert not torch.allclose(before["token_log_prob"], after["token_log_prob"])
 
 
 def test_a_real_feature_of_zeros_is_not_a_masked_one():
     both, batch = kept_and_anew(actor_of(scale=3.0), method="greedy"), feature_rows(n=N, width=WIDTH, longest=9)
-    batch["prefix"] = torch.zeros_like(batch["prefix"])
+    batch["features"] = torch.zeros_like(batch["features"])
     before = agree(both, batch)
-    batch["prefix_mask"] = ~batch["prefix_mask"]
+    batch["features_mask"] = ~batch["features_mask"]
     after = agree(both, batch)
     assert not torch.allclose(before["token_log_prob"], after["token_log_prob"])
 
@@ -198,12 +198,12 @@ def test_a_turn_costs_its_new_tokens(mask):
     out = policy(batch.clone())
     assert counter.take() <= N * (before + K - 2)
     if mask == "some":
-        batch["prefix"][~batch["prefix_mask"]] = torch.nan
+        batch["features"][~batch["features_mask"]] = torch.nan
     batch = lengthened(batch, out["action"], reply)
     policy(batch.clone())
     # The last two tokens of the utterance were written but not read.
     assert counter.take() == N * (reply + 2 + K - 2)
-    batch["prefix"] = torch.randn_like(batch["prefix"])
+    batch["features"] = torch.randn_like(batch["features"])
     policy(batch.clone())
     assert counter.take() > N * (K + reply + K)
 
@@ -232,7 +232,7 @@ def test_rows_that_end_and_begin_again_with_other_features():
         out = agree(both, batch.clone().set(DONE, done))
         new = carried(batch, out["action"])
         fresh = feature_rows(n=N, width=WIDTH, longest=9, seed=turn + 1)
-        fresh["prefix"] += turn
+        fresh["features"] += turn
         batch = torch.where(done, fresh, new)
 
 
@@ -242,7 +242,7 @@ def test_a_change_of_the_projector_clears_the_cache():
     batch = carried(batch, agree(both, batch)["action"])
     agree(both, batch)
     with torch.no_grad():
-        actor[0].module.prefix.project.weight[0, 0] += 1.0
+        actor[0].module.features.project.weight[0, 0] += 1.0
     agree(both, batch)
 
 
@@ -261,7 +261,7 @@ def test_copies_and_pickles_of_a_policy():
 @pytest.mark.parametrize("positions", [True, False])
 def test_the_fast_step_of_gpt2_reads_features_as_the_model_does(positions):
     trunk, batch = actor_of(positions=positions)[0].module, feature_rows(n=N, width=20)
-    features, step = PrefixFeatures.read(batch, batch.batch_size), GPT2Step.of(trunk)
+    features, step = RowFeatures.read(batch, batch.batch_size), GPT2Step.of(trunk)
     ids, number = features.in_front_of(batch["tokens"]), features.number
     assert step is not None
     caches, last = (RowCache(20 + P), RowCache(20 + P)), torch.full((N,), 9)
@@ -274,14 +274,14 @@ def test_the_fast_step_of_gpt2_reads_features_as_the_model_does(positions):
         torch.testing.assert_close(quick, slow[torch.arange(N), last], **EXACT)
 
     with torch.no_grad():
-        both(ids[:, :10], None, None, last, prefix=features.values)
+        both(ids[:, :10], None, None, last, features=features.values)
         for slot in range(10, 14):
             both(ids[:, slot, None], torch.full((N, 1), slot), 20, torch.zeros_like(last))
 
 
 def test_adapters_and_compiled_steps_use_the_model_itself():
     lm = get_peft_model(lm_of("llama"), LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).double()
-    actor = with_prefix(language_actor(lm), projector())
+    actor = with_features(language_actor(lm), projector())
     both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
     batch = carried(batch, agree(both, batch)["action"])
     agree(both, batch)
@@ -303,7 +303,7 @@ def test_prompts_read_in_two_groups():
     lm = tiny_lm(max_length=700).double()
     both, batch = kept_and_anew(reading(lm=lm, scale=2.0)), feature_rows(n=N, width=600, longest=500)
     batch = carried(batch, agree(both, batch)["action"])
-    batch["prefix"][2] += 1.0
+    batch["features"][2] += 1.0
     agree(both, batch)
 
 
@@ -311,7 +311,7 @@ def test_a_row_and_an_utterance_must_fit_behind_the_features():
     lm, longest = tiny_lm(max_length=20).double(), 20 - K - P
     full = TensorDict(tokens=torch.zeros(N, longest + 1, dtype=torch.int64), batch_size=[N])
     full["attention_mask"] = torch.ones(N, longest + 1, dtype=torch.bool)
-    batch = with_features(full, "all")
+    batch = featured(full, "all")
     both = kept_and_anew(reading(lm=lm))
     fits = batch.clone()
     fits["attention_mask"][:, -1] = False
@@ -325,7 +325,7 @@ def test_a_row_and_an_utterance_must_fit_behind_the_features():
 def test_a_missing_entry_is_named():
     policy, batch = policies(actor_of(), {})[0], rows()
     for call in (policy, policy.get_dist):
-        with pytest.raises(KeyError, match="UtteranceActor needs 'prefix', found only"):
+        with pytest.raises(KeyError, match="UtteranceActor needs 'features', found only"):
             call(batch.clone())
 
 
@@ -333,7 +333,7 @@ def test_arguments_in_the_order_of_the_keys():
     policy, batch = policies(actor_of(), {})[0], feature_rows(n=N)
     expected = copy.deepcopy(policy)(batch.clone())["action"]
     assert torch.equal(copy.deepcopy(policy)(*(batch[key] for key in policy.in_keys))[0], expected)
-    unmasked = copy.deepcopy(policy)(batch.exclude("prefix_mask"))["action"]
+    unmasked = copy.deepcopy(policy)(batch.exclude("features_mask"))["action"]
     assert torch.equal(policy(*(batch[key] for key in policy.in_keys[:3]))[0], unmasked)
 
 
@@ -346,8 +346,8 @@ def test_a_reference_of_single_turns_reads_what_the_policy_reads(mask):
     assert not found[2].any()
     others = torch.arange(N) != 2
     torch.testing.assert_close(found[others].float(), step["token_log_prob"][others], **EXACT)
-    with pytest.raises(KeyError, match="needs 'prefix', found only"):
-        reference.log_prob(step.exclude("prefix"), step)
+    with pytest.raises(KeyError, match="needs 'features', found only"):
+        reference.log_prob(step.exclude("features"), step)
 
 
 # -- actors around it --------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_tokens_of_whole_rows_as_actions(mask):
     (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
     batch = feature_rows(mask, n=N, width=WIDTH)
     actor, rows_of = RowTokenActor(policy), carried(batch, policy(batch.clone())["action"])
-    assert {"prefix", "prefix_mask"} <= set(actor.in_keys)
+    assert {"features", "features_mask"} <= set(actor.in_keys)
     length = batch["attention_mask"].sum(-1, keepdim=True)
     said = policy.get_dist(batch)
     action = rows_of["tokens"].gather(-1, length + torch.arange(K))
@@ -371,7 +371,7 @@ def test_tokens_of_whole_rows_as_actions(mask):
 def test_a_mixed_policy_names_the_features():
     first, second = policies(actor_of(), {}, {})
     mixed = MixedPolicy(first, second, 0.5, seed=0)
-    assert {"prefix", "prefix_mask"} <= set(mixed.in_keys)
+    assert {"features", "features_mask"} <= set(mixed.in_keys)
     assert mixed(feature_rows(n=N))["action"].shape == (N, K)
 
 
@@ -386,7 +386,7 @@ def test_chai_ranks_candidates_by_features_that_read_the_image(mask):
     out = chosen(batch.clone())
     scored = policy.get_dist(batch).log_prob(out["action"]).float()
     torch.testing.assert_close(scored, out["action_log_prob"], **EXACT)
-    with pytest.raises(KeyError, match="CHAIActor needs 'prefix'"):
+    with pytest.raises(KeyError, match="CHAIActor needs 'features'"):
         chosen(rows(n=N))
 
 
@@ -405,7 +405,7 @@ def test_candidates_of_a_dataset_read_the_features_of_their_rows():
         assert len(slots) == len(ends)
         for slot, end in zip(slots.tolist(), ends, strict=True):  # the last token is written in the state before it
             torch.testing.assert_close(out["utterance_feature"][row, slot], states[:end].mean(0), **EXACT)
-    changed = batch.clone().set("prefix", batch["prefix"] + 1)
+    changed = batch.clone().set("features", batch["features"] + 1)
     again = policies(policy.decoder.actor, {}, {}, diagnostics=False, temperature=1.0)
     same, others = (
         CandidateSampler(one, 2, rows_at_a_time=3)(x) for one, x in zip(again, (batch, changed), strict=True)

@@ -7,26 +7,26 @@ from typing import TypeVar
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
+from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import Trunk, trunk_of
-from torchrl_lang.schema import ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS
+from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
-__all__ = ["with_prefix"]
+__all__ = ["with_features"]
 
 Actor = TypeVar("Actor", bound=nn.Module)
 
 
-def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
+def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
     """Let the trunk of an actor read the features of rows, in place; the language model itself does not change.
 
-    The modules then read ``prefix`` float ``[*B, P, F]`` and, where it is there, ``prefix_mask`` bool ``[*B, P]``,
+    The modules then read ``features`` float ``[*B, P, F]`` and, where it is there, ``features_mask`` bool ``[*B, P]``,
     beside ``tokens`` and ``attention_mask``. Do this before building a loss. The embedding becomes a part of the trunk,
     so losses train it and the decoding cache notices when it changes. :func:`~torchrl_lang.modules.save_agent` saves
     it with the policy. :func:`~torchrl_lang.modules.save_language_model` writes the language model as without it: pass
-    the embedding as the head ``prefix``, and attach it again after loading, ``with_prefix(language_actor(saved.lm),
-    saved.heads["prefix"])``.
+    the embedding as the head ``features``, and attach it again after loading, ``with_features(language_actor(saved.lm),
+    saved.heads["features"])``.
 
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over a
@@ -44,13 +44,13 @@ def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.modules import PrefixEmbedding, causal_lm, language_actor, with_prefix
+        >>> from torchrl_lang.modules import FeatureEmbedding, causal_lm, language_actor, with_features
         >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
-        >>> actor = with_prefix(language_actor(lm), PrefixEmbedding(5, 8))
+        >>> actor = with_features(language_actor(lm), FeatureEmbedding(5, 8))
         >>> actor.in_keys
-        ['tokens', 'attention_mask', 'prefix', 'prefix_mask']
+        ['tokens', 'attention_mask', 'features', 'features_mask']
         >>> rows = TensorDict(tokens=torch.zeros(2, 6, dtype=torch.int64), attention_mask=torch.ones(2, 6).bool(),
-        ...                   prefix=torch.randn(2, 3, 5), batch_size=[2])
+        ...                   features=torch.randn(2, 3, 5), batch_size=[2])
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 6, 11])
     """
@@ -62,7 +62,7 @@ def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
     weight = trunk.model.get_input_embeddings().weight
     if embedding is not None:
         _check(embedding, trunk, weight.shape[1])
-    trunk.prefix = None if embedding is None else embedding.to(weight.device)
+    trunk.features = None if embedding is None else embedding.to(weight.device)
     for module in actor.modules():
         if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
             _name_keys(module)
@@ -76,11 +76,11 @@ def _trunk(actor: nn.Module) -> Trunk | None:
     return RowScorer(inner).trunk if found is None else found
 
 
-def _check(embedding: PrefixEmbedding, trunk: Trunk, width: int) -> None:
+def _check(embedding: FeatureEmbedding, trunk: Trunk, width: int) -> None:
     """Raise ValueError where a model cannot read an embedding."""
     if embedding.width != width:
         raise ValueError(
-            f"The PrefixEmbedding has width {embedding.width}, but the model's embeddings have {width}: build it with "
+            f"The FeatureEmbedding has width {embedding.width}, but the model's embeddings have {width}: build it with "
             f"width={width}."
         )
     learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
@@ -88,14 +88,14 @@ def _check(embedding: PrefixEmbedding, trunk: Trunk, width: int) -> None:
     if not embedding.positions and not learned and not rotary:
         raise ValueError(
             "positions=False needs a model with learned positions, as GPT-2's, or rotary ones, and those of a "
-            f"{type(trunk.model).__name__} are others: build the PrefixEmbedding with positions=True."
+            f"{type(trunk.model).__name__} are others: build the FeatureEmbedding with positions=True."
         )
 
 
 def _name_keys(module: TensorDictModuleBase) -> None:
     """Let ``in_keys`` name the features where a trunk within reads them."""
-    keys = [key for key in module.in_keys if key not in (PREFIX, PREFIX_MASK)]
-    if any(isinstance(part, Trunk) and part.prefix is not None for part in module.modules()):
+    keys = [key for key in module.in_keys if key not in (FEATURES, FEATURES_MASK)]
+    if any(isinstance(part, Trunk) and part.features is not None for part in module.modules()):
         place = keys.index(ATTENTION_MASK) + 1
-        keys[place:place] = [PREFIX, PREFIX_MASK]
+        keys[place:place] = [FEATURES, FEATURES_MASK]
     module.in_keys = keys

@@ -10,7 +10,7 @@ from tests.modules.toys import without_blocks
 from tests.objectives import conftest, test_ppo
 from tests.objectives import test_contract as contract
 from tests.objectives.conftest import LOSSES, WIDTH, losses_of, make_rows
-from torchrl_lang.modules import PrefixEmbedding, Trunk, with_prefix
+from torchrl_lang.modules import FeatureEmbedding, Trunk, with_features
 from torchrl_lang.objectives import BCLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -27,7 +27,7 @@ def projectors(monkeypatch):
     def make_actor(seed=0, **options):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return with_prefix(plain(seed, **options), PrefixEmbedding(F, WIDTH))
+            return with_features(plain(seed, **options), FeatureEmbedding(F, WIDTH))
 
     for module in (conftest, test_ppo):
         monkeypatch.setattr(module, "make_actor", make_actor)
@@ -42,13 +42,13 @@ def make_loss(request):
 def rows(make_loss):
     generator = torch.Generator().manual_seed(8)
     rows = make_rows()
-    rows["prefix"] = torch.randn(6, P, F, generator=generator)
+    rows["features"] = torch.randn(6, P, F, generator=generator)
     return test_ppo.acted(rows) if make_loss in (EVERY["ppo"], EVERY["ppo-exact"]) else rows
 
 
 @pytest.fixture
 def masked(rows):
-    return rows.set("prefix_mask", torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0], [1, 1], [0, 1]]).bool())
+    return rows.set("features_mask", torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0], [1, 1], [0, 1]]).bool())
 
 
 @pytest.mark.parametrize("name", contract.ON_FURTHER_COLUMNS)
@@ -61,15 +61,15 @@ def test_any_batch_shape(make_loss, masked, shape):
     contract.test_any_batch_shape(make_loss, masked, shape)
 
 
-def read_one_by_one(trunk, tokens, attention_mask=None, prefix=None, prefix_mask=None):
+def read_one_by_one(trunk, tokens, attention_mask=None, features=None, features_mask=None):
     """What a trunk writes, by a plain loop over rows and the language model alone."""
     out = [torch.zeros(*tokens.shape, WIDTH) for _ in range(1 + trunk.expose_pre_norm)]
     words = trunk.model.get_input_embeddings()
     for row in range(tokens.shape[0]):
         ids = tokens[row][attention_mask[row]]
-        shown = prefix[row] if prefix_mask is None else prefix[row][prefix_mask[row]]
+        shown = features[row] if features_mask is None else features[row][features_mask[row]]
         embedded = words(ids) if trunk.returns is None else trunk.returns.embed(ids, words, trunk.vocab_size)
-        whole = torch.cat([trunk.prefix.project(shown), embedded])
+        whole = torch.cat([trunk.features.project(shown), embedded])
         states = [trunk.model(inputs_embeds=whole[None]).last_hidden_state]
         kept, trunk._pre_norm = trunk._pre_norm, None
         for one, state in zip(out, [*states, kept], strict=False):
@@ -93,7 +93,7 @@ def test_every_projector_that_a_loss_trains_gets_a_gradient(make_loss, rows):
     contract.gradients(loss, rows)
     trunks = [module for module in loss.modules() if isinstance(module, Trunk)]
     assert trunks
-    for parameter in [p for trunk in trunks for p in trunk.prefix.parameters()]:
+    for parameter in [p for trunk in trunks for p in trunk.features.parameters()]:
         assert parameter.grad.abs().sum() > 0
 
 
@@ -101,30 +101,30 @@ def test_features_matter_and_masked_ones_do_not(make_loss, masked):
     loss = make_loss()
     expected = losses_of(loss(masked))
     other = masked.clone()
-    other["prefix"][~masked["prefix_mask"]] = torch.nan
+    other["features"][~masked["features_mask"]] = torch.nan
     contract.assert_same(losses_of(loss(other)), expected, rtol=0, atol=0)
     other = masked.clone()
-    other["prefix"] += 1.0
+    other["features"] += 1.0
     changed = losses_of(loss(other))
     assert any(not torch.allclose(changed[key], expected[key]) for key in expected)
 
 
 def test_keys_name_the_features(make_loss, masked):
     loss = make_loss()
-    assert "prefix" in loss.in_keys
-    assert "prefix_mask" in loss.optional_in_keys
+    assert "features" in loss.in_keys
+    assert "features_mask" in loss.optional_in_keys
     expected = loss(masked)
     given = {key: masked[key] for key in loss.in_keys}
-    out = loss(*given.values(), prefix_mask=masked["prefix_mask"])
+    out = loss(*given.values(), features_mask=masked["features_mask"])
     for value, key in zip(out if isinstance(out, tuple) else (out,), loss.out_keys, strict=True):
         torch.testing.assert_close(value, expected[key], equal_nan=True)
-    with pytest.raises(KeyError, match=r"Loss needs 'prefix', found only .*set_keys\(prefix="):
-        loss(masked.exclude("prefix"))
+    with pytest.raises(KeyError, match=r"Loss needs 'features', found only .*set_keys\(features="):
+        loss(masked.exclude("features"))
     moved = masked.clone()
-    for name in ("prefix", "prefix_mask"):
+    for name in ("features", "features_mask"):
         moved.rename_key_(name, ("image", name))
-    loss.set_keys(prefix=("image", "prefix"), prefix_mask=("image", "prefix_mask"))
-    assert ("image", "prefix") in loss.in_keys
+    loss.set_keys(features=("image", "features"), features_mask=("image", "features_mask"))
+    assert ("image", "features") in loss.in_keys
     contract.assert_same(loss(moved), expected, rtol=0, atol=0)
 
 
@@ -138,15 +138,15 @@ def test_compile_gives_the_same_losses(make_loss, masked, monkeypatch):
 
 def test_values_are_estimated_with_the_features(monkeypatch):
     rows = make_rows()
-    rows["prefix"] = torch.randn(6, P, F)
+    rows["features"] = torch.randn(6, P, F)
     loss = test_ppo.make_ppo()
     found = loss.estimate(rows.clone())
     monkeypatch.setattr(Trunk, "forward", read_one_by_one)
     expected = loss.estimate(rows.clone())
     for key in ("advantage", "value_target", "state_value"):
         torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
-    moved = rows.clone().rename_key_("prefix", "image")
-    loss.set_keys(prefix="image")
+    moved = rows.clone().rename_key_("features", "image")
+    loss.set_keys(features="image")
     torch.testing.assert_close(loss.estimate(moved)["advantage"], found["advantage"], rtol=1e-4, atol=1e-5)
 
 
@@ -154,9 +154,9 @@ def test_a_plain_model_may_have_a_column_of_that_name(make_loss, rows, monkeypat
     """Ids of another kind, which no trunk reads."""
     reading = conftest.make_actor
     for module in (conftest, test_ppo):
-        monkeypatch.setattr(module, "make_actor", lambda *args, **kw: with_prefix(reading(*args, **kw), None))
-    bare = rows.exclude("prefix")
-    named = bare.clone().set("prefix", torch.arange(6))
+        monkeypatch.setattr(module, "make_actor", lambda *args, **kw: with_features(reading(*args, **kw), None))
+    bare = rows.exclude("features")
+    named = bare.clone().set("features", torch.arange(6))
     torch.manual_seed(0)
     expected = losses_of(make_loss()(bare))
     torch.manual_seed(0)
@@ -164,8 +164,8 @@ def test_a_plain_model_may_have_a_column_of_that_name(make_loss, rows, monkeypat
 
 
 def test_a_loss_whose_actor_reads_no_features_asks_for_none():
-    conftest_actor = with_prefix(conftest.make_actor(), None)
+    conftest_actor = with_features(conftest.make_actor(), None)
     loss, rows = BCLoss(conftest_actor), make_rows()
-    assert "prefix" not in loss.in_keys
-    assert "prefix_mask" not in loss.optional_in_keys
+    assert "features" not in loss.in_keys
+    assert "features_mask" not in loss.optional_in_keys
     assert loss(rows)["loss_actor"] > 0

@@ -10,7 +10,7 @@ from torchrl_lang.data import play_to_end, row_buffer
 from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
-    PrefixEmbedding,
+    FeatureEmbedding,
     QValueHead,
     UtteranceActor,
     ValueGuidance,
@@ -19,7 +19,7 @@ from torchrl_lang.modules import (
     language_actor,
     qvalue_module,
     value_module,
-    with_prefix,
+    with_features,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.text import CharTokenizer
@@ -50,7 +50,7 @@ def env():
 def actor_of(reads, seed=0):
     torch.manual_seed(seed)
     lm = causal_lm(vocab_size=LETTERS.vocab_size, layers=1, width=WIDTH, heads=2, max_length=16, initializer_range=0.1)
-    return with_prefix(language_actor(lm), PrefixEmbedding(4, WIDTH)) if reads else language_actor(lm)
+    return with_features(language_actor(lm), FeatureEmbedding(4, WIDTH)) if reads else language_actor(lm)
 
 
 @pytest.fixture(scope="module")

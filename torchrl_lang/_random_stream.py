@@ -27,7 +27,7 @@ class RandomStream(nn.Module):
 
     Examples:
         >>> import copy, torch
-        >>> from torchrl_lang.functional import RandomStream
+        >>> from torchrl_lang._random_stream import RandomStream
         >>> stream = RandomStream(0)
         >>> other = copy.deepcopy(stream)
         >>> torch.equal(stream.uniform((3,)), other.uniform((3,)))
@@ -57,7 +57,7 @@ class RandomStream(nn.Module):
 
         Examples:
             >>> import torch
-            >>> from torchrl_lang.functional import RandomStream
+            >>> from torchrl_lang._random_stream import RandomStream
             >>> RandomStream(0).choice(torch.tensor([[False, True, False], [False, False, True]]))
             tensor([1, 2])
         """
@@ -102,7 +102,7 @@ def seeded_generators(seed: int, *policies: Any) -> Iterator[None]:
         *policies: modules or objects; see :func:`generators` for what is found.
 
     Examples:
-        >>> from torchrl_lang.functional import RandomStream, seeded_generators
+        >>> from torchrl_lang._random_stream import RandomStream, seeded_generators
         >>> stream, draws = RandomStream(), []
         >>> for _ in range(2):
         ...     with seeded_generators(3, stream):

@@ -37,7 +37,7 @@ def pair(lm, **options):
     """Two actors over the same weights: one that reuses prefixes, one that does not."""
     options = {"seed": 3, "diagnostics": True, "temperature": 1.3} | options
     actor = language_actor(lm)
-    return [UtteranceActor(actor, CONTROL, K, reuse_prefix=flag, **options) for flag in (True, False)]
+    return [UtteranceActor(actor, CONTROL, K, prefix_cache=flag, **options) for flag in (True, False)]
 
 
 def grown(batch, action, reply=3):
@@ -431,7 +431,7 @@ def test_a_collector_whose_weights_are_updated_in_place():
     for reuse in (True, False):
         torch.manual_seed(0)
         env = WordleEnv(["crane", "slate", "light"], batch_size=[5], seed=0)
-        actor = wordle_policy(env, reuse_prefix=reuse).double()
+        actor = wordle_policy(env, prefix_cache=reuse).double()
         settings = {"frames_per_batch": 40, "total_frames": 160, "auto_register_policy_transforms": False}
         collector = Collector(env, actor, **settings)
         counter, data = Counter(actor.decoder.actor[0].module), []

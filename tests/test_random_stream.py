@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from torchrl_lang.functional import RandomStream
+from torchrl_lang._random_stream import RandomStream
 
 
 def test_numbers_below_are_below_and_uniform():

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.modules.prefixes import F, feature_rows
+from tests.modules.featured_rows import F, feature_rows
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
-    PrefixEmbedding,
+    FeatureEmbedding,
     Trunk,
     UtteranceActor,
     ValueGuidance,
@@ -21,25 +21,25 @@ from torchrl_lang.modules import (
     load_language_model,
     save_agent,
     save_language_model,
-    with_prefix,
+    with_features,
 )
 
 
 def batch():
     rows = feature_rows(n=7)
-    return rows.set("prefix", rows["prefix"].float())
+    return rows.set("features", rows["features"].float())
 
 
 @pytest.mark.parametrize("hidden", [0, 7])
 @pytest.mark.parametrize("positions", [True, False])
 def test_a_saved_agent_reads_features_as_before(tmp_path, hidden, positions):
-    embedding = PrefixEmbedding(F, WIDTH, hidden=hidden, positions=positions)
-    actor = with_prefix(language_actor(tiny_lm()), embedding)
+    embedding = FeatureEmbedding(F, WIDTH, hidden=hidden, positions=positions)
+    actor = with_features(language_actor(tiny_lm()), embedding)
     guidance = ValueGuidance(*heads(), beta=1.0)
     policy = UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
     agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
     assert agent.policy.in_keys == policy.in_keys
-    loaded = agent.policy.decoder.actor[0].module.prefix
+    loaded = agent.policy.decoder.actor[0].module.features
     assert loaded.config() == embedding.config()
     for name, value in embedding.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
@@ -47,27 +47,27 @@ def test_a_saved_agent_reads_features_as_before(tmp_path, hidden, positions):
     assert torch.equal(found["action"], expected["action"])
     torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
     manifest = json.loads((tmp_path / "agent" / "torchrl_lang.json").read_text())
-    described = {"class": "PrefixEmbedding", "features": F, "width": WIDTH, "hidden": hidden, "positions": positions}
-    assert manifest["heads"]["prefix"] == described
+    described = {"class": "FeatureEmbedding", "features": F, "width": WIDTH, "hidden": hidden, "positions": positions}
+    assert manifest["heads"]["features"] == described
 
 
 def test_an_agent_without_features_has_none(tmp_path):
     policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4)
     agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
-    assert agent.policy.decoder.actor[0].module.prefix is None
+    assert agent.policy.decoder.actor[0].module.features is None
     assert agent.policy.in_keys == ["tokens", "attention_mask"]
 
 
 def saved(tmp_path):
-    lm, embedding = tiny_lm(), PrefixEmbedding(F, WIDTH, hidden=7)
-    return lm, embedding, save_language_model(tmp_path / "model", lm, {"prefix": embedding})
+    lm, embedding = tiny_lm(), FeatureEmbedding(F, WIDTH, hidden=7)
+    return lm, embedding, save_language_model(tmp_path / "model", lm, {"features": embedding})
 
 
 def test_a_saved_model_takes_its_projector_again(tmp_path):
     lm, embedding, folder = saved(tmp_path)
     model = load_language_model(folder)
-    actor = with_prefix(language_actor(model.lm), model.heads["prefix"])
-    expected = with_prefix(language_actor(lm), embedding).get_dist(batch()).logits
+    actor = with_features(language_actor(model.lm), model.heads["features"])
+    expected = with_features(language_actor(lm), embedding).get_dist(batch()).logits
     torch.testing.assert_close(actor.get_dist(batch()).logits, expected)
 
 
@@ -75,7 +75,7 @@ def unsealed(folder, change):
     """A folder that was changed by hand, and has no checksums."""
     path = folder / "torchrl_lang.json"
     manifest = json.loads(path.read_text()) | {"version": 1}
-    change(manifest["heads"]["prefix"])
+    change(manifest["heads"]["features"])
     path.write_text(json.dumps(manifest))
     (folder / "checksums.json").unlink()
     return folder
@@ -88,7 +88,7 @@ def unsealed(folder, change):
 )
 def test_a_damaged_description_is_refused(tmp_path, name, value):
     _, _, folder = saved(tmp_path)
-    with pytest.raises(FileError, match="prefix"):
+    with pytest.raises(FileError, match="features"):
         load_language_model(unsealed(folder, lambda described: described.update({name: value})))
 
 
@@ -96,7 +96,7 @@ def test_a_damaged_description_is_refused(tmp_path, name, value):
 def test_damaged_weights_are_refused(tmp_path, damage):
     _, _, folder = saved(tmp_path)
     weights = load_file(folder / "heads.safetensors")
-    name = "prefix.project.0.weight"
+    name = "features.project.0.weight"
     if damage == "missing":
         del weights[name]
     elif damage == "shape":
@@ -111,25 +111,25 @@ def test_damaged_weights_are_refused(tmp_path, damage):
 def trunk_of_values(kind, *, seeing):
     """Another model than the actor's, with a projector of its own if it sees."""
     trunk = Trunk(tiny_lm(kind, seed=5))
-    return with_prefix(trunk, PrefixEmbedding(F, WIDTH, hidden=3) if seeing else None)
+    return with_features(trunk, FeatureEmbedding(F, WIDTH, hidden=3) if seeing else None)
 
 
 @pytest.mark.parametrize("sees", ["both", "values", "actor"])
 def test_values_on_a_trunk_of_their_own_read_features_as_before(tmp_path, sees):
     actor = language_actor(tiny_lm())
     if sees != "values":
-        with_prefix(actor, PrefixEmbedding(F, WIDTH))
+        with_features(actor, FeatureEmbedding(F, WIDTH))
     trunk = trunk_of_values("gpt2", seeing=sees != "actor")
     policy = UtteranceActor(
         actor, CONTROL, 4, method="greedy", guidance=ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
     )
     agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
     loaded = agent.policy.decoder
-    assert (loaded.actor[0].module.prefix is None) == (sees == "values")
-    assert (loaded.value_trunk.module.prefix is None) == (sees == "actor")
+    assert (loaded.actor[0].module.features is None) == (sees == "values")
+    assert (loaded.value_trunk.module.features is None) == (sees == "actor")
     found, expected = agent.policy(batch()), policy(batch())
     assert torch.equal(found["action"], expected["action"])
     torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
     other = batch()
-    other["prefix"] += 1.0
+    other["features"] += 1.0
     assert not torch.allclose(agent.policy.get_dist(other).log_prob(found["action"]), found["action_log_prob"])

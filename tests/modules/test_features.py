@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from tests.modules.prefixes import F, P, feature_rows, projector, reading, states_one_by_one, with_features
+from tests.modules.featured_rows import F, P, feature_rows, featured, projector, reading, states_one_by_one
 from tests.modules.toys import CONTROL, KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
 from torchrl_lang.evaluation.last_values import last_values
 from torchrl_lang.modules import (
-    PrefixEmbedding,
+    FeatureEmbedding,
     QValueHead,
     ReturnEmbedding,
     Trunk,
@@ -24,10 +24,10 @@ from torchrl_lang.modules import (
     row_log_prob,
     train_top_layers,
     trunk_module,
-    with_prefix,
+    with_features,
 )
+from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.frozen.lower_layers import shared_depth
-from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.utterance_features import utterance_features
 from torchrl_lang.transforms import RowReference, frozen_copy
 from torchrl_lang.transforms.exact_kl import row_kl
@@ -37,7 +37,7 @@ OPTIONS = [(kind, positions) for kind in KINDS for positions in (True, False)]
 
 
 def inputs(batch):
-    return [batch.get(key, None) for key in ("tokens", "attention_mask", "prefix", "prefix_mask")]
+    return [batch.get(key, None) for key in ("tokens", "attention_mask", "features", "features_mask")]
 
 
 def real_states(states, batch):
@@ -65,7 +65,7 @@ def test_groups_of_rows_are_made_by_features_and_tokens_together():
 
 @pytest.mark.parametrize("kind", SLIDING)
 def test_sliding_windows_count_features_as_places(kind):
-    actor, batch = with_prefix(language_actor(sliding_lm(kind)), projector()), feature_rows()
+    actor, batch = with_features(language_actor(sliding_lm(kind)), projector()), feature_rows()
     with torch.no_grad():
         states = actor[0](batch.clone())["hidden"]
         expected = torch.cat(states_one_by_one(actor[0].module, batch))
@@ -76,7 +76,7 @@ def test_sliding_windows_count_features_as_places(kind):
 def test_a_row_without_real_features_has_the_states_of_a_model_without_them(kind, positions):
     lm, batch = tiny_lm(kind).double(), feature_rows()
     plain = Trunk(lm)(batch["tokens"])
-    batch["prefix_mask"] = torch.zeros(7, P, dtype=torch.bool)
+    batch["features_mask"] = torch.zeros(7, P, dtype=torch.bool)
     found = reading(lm=lm, positions=positions)[0].module(*inputs(batch))
     torch.testing.assert_close(real_states(found, batch), real_states(plain, batch), **TIGHT)
 
@@ -85,7 +85,7 @@ def test_a_row_without_real_features_has_the_states_of_a_model_without_them(kind
 def test_without_positions_the_order_of_features_does_not_matter_to_one_layer(positions):
     lm = causal_lm(vocab_size=14, layers=1, width=WIDTH, heads=2, max_length=40).double()
     trunk, batch = reading(lm=lm, positions=positions)[0].module, feature_rows("all")
-    other = batch.clone().set("prefix", batch["prefix"].flip(1))
+    other = batch.clone().set("features", batch["features"].flip(1))
     same = torch.allclose(real_states(trunk(*inputs(batch)), batch), real_states(trunk(*inputs(other)), batch))
     assert same != positions
 
@@ -95,20 +95,20 @@ def test_masked_features_and_the_padding_of_features_change_nothing(kind, positi
     trunk, batch = reading(kind, positions=positions, hidden=7)[0].module, feature_rows()
     expected = real_states(trunk(*inputs(batch)), batch)
     wide, mask = torch.full((7, 2 * P, F), torch.nan).double(), torch.zeros(7, 2 * P, dtype=torch.bool)
-    wide[:, [0, 2, 5]] = torch.where(batch["prefix_mask"][..., None], batch["prefix"], torch.nan)
-    mask[:, [0, 2, 5]] = batch["prefix_mask"]
-    other = batch.clone().set("prefix", wide).set("prefix_mask", mask)
+    wide[:, [0, 2, 5]] = torch.where(batch["features_mask"][..., None], batch["features"], torch.nan)
+    mask[:, [0, 2, 5]] = batch["features_mask"]
+    other = batch.clone().set("features", wide).set("features_mask", mask)
     found = real_states(trunk(*inputs(other)), batch)
     torch.testing.assert_close(found, expected, **TIGHT)
     found.square().sum().backward()
-    assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in trunk.prefix.parameters())
+    assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in trunk.features.parameters())
 
 
 def test_features_reach_every_token_and_later_tokens_reach_nothing():
     trunk, batch = reading()[0].module, feature_rows("all")
     states = trunk(*inputs(batch))
     other = batch.clone()
-    other["prefix"][:, 1] += 1.0
+    other["features"][:, 1] += 1.0
     assert ((trunk(*inputs(other)) - states).abs().amax(-1) > 1e-6)[batch["attention_mask"]].all()
     other = batch.clone()
     other["tokens"][:, 1:] = 0
@@ -146,7 +146,7 @@ def gradients(trunk, batch):
 def test_checkpointed_and_compiled_trunks_have_the_same_gradients(kind, positions):
     trunk, batch = reading(kind, positions=positions)[0].module, feature_rows()
     expected = gradients(trunk, batch)
-    assert any(name.startswith("prefix.") for name in expected)
+    assert any(name.startswith("features.") for name in expected)
     again = copy.deepcopy(trunk).train().gradient_checkpointing()
     for module in again.modules():
         if isinstance(module, nn.Dropout):
@@ -185,32 +185,32 @@ def test_returns_and_features_together():
 
 def test_what_does_not_fit_is_refused():
     trunk, batch = reading()[0].module, feature_rows()
-    tokens, attention, prefix, mask = inputs(batch)
+    tokens, attention, features, mask = inputs(batch)
     for wrong, error, match in [
-        ({"prefix": prefix.long()}, TypeError, "must be a float"),
-        ({"prefix": prefix[:2]}, ValueError, r"must be \[\*B, P, F\]"),
-        ({"prefix": prefix[:, :0]}, ValueError, r"must be \[\*B, P, F\]"),
-        ({"prefix": prefix[0]}, ValueError, r"must be \[\*B, P, F\]"),
-        ({"prefix": prefix[..., :4]}, ValueError, "width 5, got 4"),
-        ({"prefix": prefix, "prefix_mask": mask.long()}, TypeError, "must be bool"),
-        ({"prefix": prefix, "prefix_mask": mask[:, :2]}, ValueError, r"must be \[\*B, P\]"),
-        ({}, KeyError, "needs 'prefix'"),
+        ({"features": features.long()}, TypeError, "must be a float"),
+        ({"features": features[:2]}, ValueError, r"must be \[\*B, P, F\]"),
+        ({"features": features[:, :0]}, ValueError, r"must be \[\*B, P, F\]"),
+        ({"features": features[0]}, ValueError, r"must be \[\*B, P, F\]"),
+        ({"features": features[..., :4]}, ValueError, "width 5, got 4"),
+        ({"features": features, "features_mask": mask.long()}, TypeError, "must be bool"),
+        ({"features": features, "features_mask": mask[:, :2]}, ValueError, r"must be \[\*B, P\]"),
+        ({}, KeyError, "needs 'features'"),
     ]:
         with pytest.raises(error, match=match):
             trunk(tokens, attention, **wrong)
     with pytest.raises(ValueError, match="reads no features"):
-        Trunk(tiny_lm())(tokens, attention, prefix)
-    with pytest.raises(KeyError, match="needs 'prefix'"):
+        Trunk(tiny_lm())(tokens, attention, features)
+    with pytest.raises(KeyError, match="needs 'features'"):
         reading().get_dist(rows())
 
 
 @pytest.mark.parametrize(("positions", "room"), [(True, 40 - P), (False, 40)])
 def test_features_and_tokens_must_fit_the_model(positions, room):
     trunk = reading(positions=positions)[0].module
-    batch = with_features(TensorDict(tokens=torch.zeros(7, room, dtype=torch.int64), batch_size=[7]))
+    batch = featured(TensorDict(tokens=torch.zeros(7, room, dtype=torch.int64), batch_size=[7]))
     assert trunk.room(P) == room
     assert trunk(*inputs(batch)).isfinite().all()
-    longer = with_features(TensorDict(tokens=torch.zeros(7, room + 1, dtype=torch.int64), batch_size=[7]))
+    longer = featured(TensorDict(tokens=torch.zeros(7, room + 1, dtype=torch.int64), batch_size=[7]))
     match = "beside 3 features exceed the model's 40 positions.*max_length=41"
     with pytest.raises(ValueError, match=match):
         trunk(*inputs(longer))
@@ -218,27 +218,27 @@ def test_features_and_tokens_must_fit_the_model(positions, room):
 
 def test_an_embedding_that_does_not_fit_the_model_is_refused():
     with pytest.raises(ValueError, match="has width 8"):
-        with_prefix(language_actor(tiny_lm()), PrefixEmbedding(F, 8))
+        with_features(language_actor(tiny_lm()), FeatureEmbedding(F, 8))
     for options in ({"hidden": -1}, {"hidden": True}, {"features": 0}, {"width": 0}):
         with pytest.raises((ValueError, TypeError)):
-            PrefixEmbedding(**({"features": F, "width": 8} | options))
+            FeatureEmbedding(**({"features": F, "width": 8} | options))
     bloom = causal_lm(
         "bloom", vocab_size=11, n_layer=1, hidden_size=8, n_head=2, layers=1, width=8, heads=2, max_length=9
     )
     with pytest.raises(ValueError, match="learned positions"):
-        with_prefix(language_actor(bloom), PrefixEmbedding(F, 8, positions=False))
+        with_features(language_actor(bloom), FeatureEmbedding(F, 8, positions=False))
 
 
 def test_keys_of_all_modules_name_what_is_read():
-    both = ["tokens", "attention_mask", "prefix", "prefix_mask"]
+    both = ["tokens", "attention_mask", "features", "features_mask"]
     policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 3)
-    with_prefix(policy, PrefixEmbedding(F, WIDTH))
+    with_features(policy, FeatureEmbedding(F, WIDTH))
     actor = policy.decoder.actor
     assert policy.in_keys == actor.in_keys == actor[0].in_keys == both
     assert UtteranceActor(actor, CONTROL, 3).in_keys == trunk_module(actor[0].module).in_keys == both
-    assert with_prefix(policy, None) is policy
+    assert with_features(policy, None) is policy
     assert policy.in_keys == actor.in_keys == actor[0].in_keys == both[:2]
-    own = with_prefix(trunk_module(Trunk(tiny_lm())), PrefixEmbedding(F, WIDTH))
+    own = with_features(trunk_module(Trunk(tiny_lm())), FeatureEmbedding(F, WIDTH))
     assert own.in_keys == both
 
 
@@ -267,10 +267,10 @@ def test_row_scores_and_references_read_the_features(mask):
     torch.testing.assert_close(row_log_prob(actor, batch), expected, **TIGHT)
     reference = RowReference(frozen_copy(actor))
     with torch.no_grad():
-        actor[0].module.prefix.project.weight.zero_()
+        actor[0].module.features.project.weight.zero_()
     torch.testing.assert_close(reference.log_prob(batch, batch), expected.detach(), **TIGHT)
-    with pytest.raises(KeyError, match="needs 'prefix'"):
-        row_log_prob(actor, batch.exclude("prefix"))
+    with pytest.raises(KeyError, match="needs 'features'"):
+        row_log_prob(actor, batch.exclude("features"))
 
 
 @pytest.mark.parametrize(("kind", "trained"), [("gpt2", "nothing"), ("llama", "nothing"), ("llama", "projector")])
@@ -279,7 +279,7 @@ def test_divergence_over_shared_lower_layers(kind, trained):
     actor, batch = reading(kind, lm=tiny_lm(kind, layers=3)), acted_rows()
     train_top_layers(actor, 1)
     trunk = actor[0].module
-    trunk.prefix.requires_grad_(trained == "projector")
+    trunk.features.requires_grad_(trained == "projector")
     frozen = frozen_copy(actor)
     assert shared_depth(trunk, frozen.actor[0].module) == (0 if trained == "projector" else 2)
     with torch.no_grad():
@@ -304,8 +304,8 @@ def test_a_conditioned_policy_whose_returns_train_shares_no_lower_layers():
 def test_features_of_utterances_are_means_over_tokens():
     actor, batch = reading(), feature_rows()
     length = batch["attention_mask"].sum(-1)
-    prefix = PrefixFeatures.read(batch, batch.batch_size)
-    found = utterance_features(actor[0], batch["tokens"], length, length[:, None] - 1, prefix)
+    features = RowFeatures.read(batch, batch.batch_size)
+    found = utterance_features(actor[0], batch["tokens"], length, length[:, None] - 1, features)
     means = [states.mean(0) for states in states_one_by_one(actor[0].module, batch)]
     torch.testing.assert_close(found.squeeze(1), torch.stack(means).detach(), **TIGHT)
 
@@ -325,7 +325,7 @@ def test_who_reads_no_features_may_have_a_column_of_that_name(column):
     """Scores of rows, and the exact divergence of two models that share layers."""
     batch, actor = rows(), language_actor(tiny_lm())
     batch["agent_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 1)
-    named = batch.clone().set("prefix", column)
+    named = batch.clone().set("features", column)
     assert torch.equal(row_log_prob(actor, named), row_log_prob(actor, batch))
     policy, reference = (RowReference(frozen_copy(one)) for one in (actor, language_actor(tiny_lm(seed=1))))
     assert torch.equal(row_kl(policy, reference, named), row_kl(policy, reference, batch))

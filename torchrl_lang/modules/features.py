@@ -1,0 +1,203 @@
+"""Features in front of the tokens of rows, such as those of an image: their layout and their embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_lang._checks import at_least_one
+from torchrl_lang.modules.row_front import behind, in_front
+from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
+
+__all__ = ["FeatureEmbedding", "RowFeatures", "reads_features"]
+
+
+class RowFeatures(NamedTuple):
+    """Features of ``N`` rows, such as those of an image, that a model reads before the first token.
+
+    A row is laid out as its real features, in their order, then its tokens, then padding. So masked features take no
+    place, nothing attends to padding in a causal model, and no attention mask is needed. In a row of ids the feature
+    ``i`` is ``-1 - i``.
+    """
+
+    values: Tensor
+    """float ``[N, P, F]``, zero where masked."""
+    mask: Tensor | None
+    """bool ``[N, P]``: True on real features; None where all are real."""
+
+    @classmethod
+    def of(cls, values: Tensor, mask: Tensor | None, batch: torch.Size) -> RowFeatures:
+        """The features of rows of shape ``batch``, ``[*B, P, F]``, flattened to ``N`` rows.
+
+        Raises:
+            TypeError: the features are no floats or the mask is not bool.
+            ValueError: the shapes do not go together.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.modules.features import RowFeatures
+            >>> mask = torch.tensor([[False, True], [True, True]])
+            >>> features = RowFeatures.of(torch.randn(2, 2, 3), mask, torch.Size([2]))
+            >>> features.in_front_of(torch.tensor([[7, 8], [5, 6]]))  # of padding, the last place of the first row
+            tensor([[-2,  7,  8,  8],
+                    [-1, -2,  5,  6]])
+        """
+        check_row_features(values, mask, batch)
+        values = values.reshape(-1, *values.shape[-2:])
+        if mask is None:
+            return cls(values, None)
+        mask = mask.reshape(values.shape[:2])
+        # Not multiplied: a masked feature may be anything, NaN included.
+        return cls(torch.where(mask.unsqueeze(-1), values, 0), mask)
+
+    @classmethod
+    def read(cls, tensordict: TensorDictBase, batch: torch.Size) -> RowFeatures | None:
+        """The entries ``features`` and ``features_mask`` of rows of shape ``batch``; None without ``features``."""
+        values = tensordict.get(FEATURES, None)
+        return None if values is None else cls.of(values, tensordict.get(FEATURES_MASK, None), batch)
+
+    @classmethod
+    def needed(cls, reader: str, tensordict: TensorDictBase, batch: torch.Size) -> RowFeatures:
+        """As :meth:`read`; a KeyError in the name of ``reader`` if there is no ``features``."""
+        found = cls.read(tensordict, batch)
+        if found is None:
+            advice = f"Add the features, float [*B, P, F], as '{FEATURES}': the model was given a FeatureEmbedding."
+            raise missing_entry(reader, [FEATURES], tensordict, advice)
+        return found
+
+    @property
+    def places(self) -> int:
+        """``P``, the number of features of a row, masked ones included."""
+        return self.values.shape[1]
+
+    @property
+    def number(self) -> Tensor:
+        """int64 ``[N]``: the number of each row's real features."""
+        if self.mask is None:
+            return torch.full(self.values.shape[:1], self.places, device=self.values.device)
+        return self.mask.sum(-1)
+
+    def entries(self) -> dict[str, Tensor]:
+        """The entries of rows that these are."""
+        return {FEATURES: self.values} if self.mask is None else {FEATURES: self.values, FEATURES_MASK: self.mask}
+
+    def select(self, rows: Tensor) -> RowFeatures:
+        """The features of some rows, int64 or bool, as a copy."""
+        return RowFeatures(self.values[rows], None if self.mask is None else self.mask[rows])
+
+    def to(self, device: torch.device) -> RowFeatures:
+        """The same on a device."""
+        return RowFeatures(self.values.to(device), None if self.mask is None else self.mask.to(device))
+
+    def equals(self, other: RowFeatures | None) -> Tensor:
+        """Bool ``[N]``: True on rows that surely have the same features."""
+        n, device = self.values.shape[0], self.values.device
+        if other is None or self.values.shape != other.values.shape or (self.mask is None) != (other.mask is None):
+            return torch.zeros(n, dtype=torch.bool, device=device)
+        same = (self.values == other.values).flatten(1).all(-1)
+        return same if self.mask is None or other.mask is None else same & (self.mask == other.mask).all(-1)
+
+    def in_front_of(self, tokens: Tensor) -> Tensor:
+        """The ids of rows with their features, int ``[N, T] -> int64 [N, P + T]``; padding repeats the last token."""
+        feature = torch.arange(self.places, device=tokens.device).expand(tokens.shape[0], -1)
+        return in_front(-1 - feature, self.mask, tokens.long())
+
+    def of_tokens(self, states: Tensor) -> Tensor:
+        """The states of the tokens among those of all places, ``[N, P + T, H] -> [N, T, H]``."""
+        if self.mask is None:
+            return states[:, self.places :]
+        return behind(states, self.number, states.shape[1] - self.places)
+
+
+class FeatureEmbedding(nn.Module):
+    """Projects the features of a row, ``features`` ``[*B, P, F]``, to embeddings that a model reads before the tokens.
+
+    Features of images enter a language model so (arXiv 2106.13884). Attach it with
+    :func:`~torchrl_lang.modules.with_features`.
+
+    A row is its real features, in their order, then its tokens; features that ``features_mask`` excludes take no place.
+    With ``positions`` the ``n`` real features of a row have the positions ``0 … n - 1`` and its tokens ``n, n + 1, …``,
+    so the model needs positions for ``P + T`` places. Without, the tokens' positions begin at 0 as those of a row
+    without features do. The features then have no position embedding in models that learn one per position (GPT-2),
+    and in models with rotary positions all have position 0, that of the first token. Either way attention is causal
+    from the first feature on, and a row without real features has the states of the model without them.
+
+    Args:
+        features: ``F``, the width of a feature.
+        width: ``H``, the width of the model's embeddings.
+        hidden: width of a hidden layer with GELU; 0 for a linear projection.
+        positions: whether the features take positions of the model.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import FeatureEmbedding
+        >>> FeatureEmbedding(5, 8, hidden=16)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, features: int, width: int, *, hidden: int = 0, positions: bool = True) -> None:
+        super().__init__()
+        at_least_one("features", features)
+        at_least_one("width", width)
+        if type(hidden) is not int or hidden < 0:
+            raise ValueError(f"hidden must be the width of a hidden layer, or 0 for a linear projection, got {hidden}.")
+        self.features, self.width, self.hidden, self.positions = features, width, hidden, positions
+        self.project: nn.Module = nn.Linear(hidden or features, width)
+        if hidden:
+            self.project = nn.Sequential(nn.Linear(features, hidden), nn.GELU(), self.project)
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build an embedding of the same shape."""
+        return {name: getattr(self, name) for name in ("features", "width", "hidden", "positions")}
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Embeddings of features, float ``[*B, P, F] -> [*B, P, H]``."""
+        if values.shape[-1] != self.features:
+            raise ValueError(
+                f"The FeatureEmbedding projects features of width {self.features}, got {values.shape[-1]}: build it "
+                f"with features={values.shape[-1]}."
+            )
+        return self.project(values.to(next(self.parameters()).dtype))
+
+    def room(self, max_length: int | None, features: int) -> int | None:
+        """Number of tokens that fit beside ``features`` of a row in a model of ``max_length`` positions; None: any."""
+        return max_length - features if max_length is not None and self.positions else max_length
+
+    def position_ids(self, slots: Tensor, count: Tensor, max_length: int | None) -> Tensor | None:
+        """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
+        if self.positions:
+            return None
+        last = None if max_length is None else max_length - 1  # padding may lie behind
+        return (slots - count[:, None]).clamp(0, last)
+
+    def embed(
+        self, ids: Tensor, features: Tensor, embedding: Callable[[Tensor], Tensor], learned: nn.Module | None
+    ) -> Tensor:
+        """Embeddings of rows of features and tokens, ``[N, q, H]``.
+
+        Args:
+            ids: int64 ``[N, q]``; ``-1 - i`` is feature ``i`` of the row, at one of the first ``P`` places.
+            features: float ``[N, P, F]``.
+            embedding: the model's, of ids that are not negative.
+            learned: the model's embedding of positions; None if it has no such module.
+        """
+        embedded = embedding(ids.clamp_min(0))
+        front = ids[:, : features.shape[1]]
+        projected = self(features).to(embedded.dtype)
+        if learned is not None and not self.positions:
+            # The model adds the embedding of place 0 to features that take no position.
+            place = torch.zeros((), dtype=torch.int64, device=ids.device)
+            projected = projected - learned(place).to(embedded.dtype)
+        row = torch.arange(ids.shape[0], device=ids.device)[:, None]
+        first = projected[row, (-1 - front).clamp_min(0)]
+        first = torch.where((front < 0).unsqueeze(-1), first, embedded[:, : front.shape[1]])
+        return torch.cat([first, embedded[:, front.shape[1] :]], 1)
+
+
+def reads_features(module: nn.Module | None) -> bool:
+    """Whether a module of tensordicts reads features in front of a row."""
+    return FEATURES in getattr(module, "in_keys", ())
