@@ -18,7 +18,7 @@ from torchrl_lang.evaluation import (
     row_advantages,
     text_advantages,
 )
-from torchrl_lang.evaluation.seeds import _quantile
+from torchrl_lang.evaluation.tables import _quantile
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 

@@ -15,7 +15,7 @@ from torchrl_lang.envs.random_walks.task import RandomWalksTask
 from torchrl_lang.envs.wordle import ExactValues, WordIndex, demo_words, feedback
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.evaluation import KnownValues, rank_accuracy
-from torchrl_lang.evaluation.rank_accuracy import rank_correlation
+from torchrl_lang.evaluation.value_report import rank_correlation
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.text import CharTokenizer
 

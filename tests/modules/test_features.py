@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.modules.featured_rows import F, P, feature_rows, featured, projector, reading, states_one_by_one
 from tests.modules.toys import CONTROL, KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
-from torchrl_lang.evaluation.last_values import last_values
+from torchrl_lang.evaluation.value_report import last_values
 from torchrl_lang.modules import (
     FeatureEmbedding,
     QValueHead,

@@ -1,18 +1,22 @@
 """Evaluate policies on games: summaries, tables, transcripts and plots."""
 
-from torchrl_lang.evaluation.diversity import distinct_n, ngram_entropy, perplexity
-from torchrl_lang.evaluation.imitation import imitation_loss
-from torchrl_lang.evaluation.metrics import Summary, solved, summarize, unanswered
-from torchrl_lang.evaluation.play import play_games
+from torchrl_lang.evaluation.metrics import (
+    Summary,
+    distinct_n,
+    imitation_loss,
+    ngram_entropy,
+    perplexity,
+    solved,
+    summarize,
+    unanswered,
+)
+from torchrl_lang.evaluation.play import GameRecords, play_games
 from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
 from torchrl_lang.evaluation.preferences import Comparison, preference_rates
-from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
-from torchrl_lang.evaluation.records import GameRecords
-from torchrl_lang.evaluation.seeds import SeedSummary, format_seed_table, over_seeds
-from torchrl_lang.evaluation.tables import format_legend, format_table
+from torchrl_lang.evaluation.tables import SeedSummary, format_legend, format_seed_table, format_table, over_seeds
 from torchrl_lang.evaluation.text_advantages import TextAdvantage, row_advantages, text_advantages
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
-from torchrl_lang.evaluation.value_report import ValueReport, value_report
+from torchrl_lang.evaluation.value_report import KnownValues, ValueReport, rank_accuracy, value_report
 
 __all__ = [
     "TILES",

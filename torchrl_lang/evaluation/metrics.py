@@ -1,21 +1,35 @@
-"""Summary statistics of games, with standard errors."""
+"""Metrics of games, with standard errors, and of texts: imitation loss, perplexity, diversity."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang._checks import at_least_one
+from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.functional import shift_left
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, ControlTokens
+from torchrl_lang.modules import row_log_prob
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, ControlTokens, entry
 
-__all__ = ["Summary", "solved", "summarize", "unanswered"]
+__all__ = [
+    "Summary",
+    "distinct_n",
+    "imitation_loss",
+    "ngram_entropy",
+    "perplexity",
+    "solved",
+    "summarize",
+    "unanswered",
+]
 
 
 @dataclass(frozen=True)
@@ -147,3 +161,119 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
     end = real & (tokens == control.end_of_action)
     speaks = real & ~agent & (tokens != control.end_of_dialogue)
     return (end & ~shift_left(speaks)).sum(-1)
+
+
+@torch.no_grad()
+def imitation_loss(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size: int = 256) -> float:
+    """Mean negative log-probability of the agent's tokens, in nats per token.
+
+    It is at least the entropy per token of the policy that made the data, and equals it where the imitation is perfect.
+
+    Args:
+        actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`.
+        rows: entries of a row, ``[N, T]``.
+        batch_size: rows at a time.
+
+    Raises:
+        ValueError: the rows have no token of the agent.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.evaluation import imitation_loss
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn(word, reward=0.0)], True) for word in ("ab", "c")], tokenizer, 6)
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=6)
+        >>> imitation_loss(language_actor(lm), rows) > 0
+        True
+    """
+    tokens = int(entry(rows, AGENT_MASK).sum())
+    if not tokens:
+        raise ValueError(f"The {len(rows)} rows have no token of the agent to predict.")
+    with eval_mode(actor):
+        total = sum(float(row_log_prob(actor, part).double().sum()) for part in rows.split(batch_size))
+    return -total / tokens
+
+
+def distinct_n(texts: Iterable[str], n: int = 2) -> float:
+    """Number of different n-grams of words divided by the number of all n-grams (Li et al. 2016, arXiv 1510.03055).
+
+    It falls as the number of texts grows: compare the same number of texts. Words are what white space separates.
+
+    Args:
+        texts: at least one of them with ``n`` words; n-grams do not reach over the end of a text.
+        n: words of an n-gram.
+
+    Raises:
+        ValueError: no text has ``n`` words, or ``n`` is below 1.
+
+    Examples:
+        >>> from torchrl_lang.evaluation import distinct_n
+        >>> distinct_n(["a b a b", "a b"], 2)  # a b, b a, a b; a b
+        0.5
+    """
+    counts = _ngrams(texts, n)
+    return len(counts) / sum(counts.values())
+
+
+def ngram_entropy(texts: Iterable[str], n: int = 2) -> float:
+    """Entropy of the distribution of n-grams of words, in nats: ``- sum_g p(g) log p(g)``.
+
+    It is 0 if all texts repeat one n-gram, and at most the logarithm of the number of n-grams. The entropy of a policy
+    itself is :attr:`Summary.entropy`.
+
+    Args:
+        texts: see :func:`distinct_n`.
+        n: words of an n-gram.
+
+    Raises:
+        ValueError: no text has ``n`` words, or ``n`` is below 1.
+
+    Examples:
+        >>> from torchrl_lang.evaluation import ngram_entropy
+        >>> round(ngram_entropy(["a b", "a b", "b a", "b a"], 2), 4)  # log 2
+        0.6931
+    """
+    counts = _ngrams(texts, n)
+    total = sum(counts.values())
+    return math.log(total) - sum(count * math.log(count) for count in counts.values()) / total
+
+
+def perplexity(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size: int = 256) -> float:
+    """The exponential of :func:`imitation_loss`: perplexity of the agent's tokens under a language actor.
+
+    Under an imitation of the data, the rows of a policy's games show whether it writes what the data might contain.
+
+    Args:
+        actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`.
+        rows: entries of a row, ``[N, T]``, such as ``records.rows`` of :func:`play_games`.
+        batch_size: rows at a time.
+
+    Returns:
+        At least 1; infinity if a token is impossible, NaN if the actor's logits are.
+
+    Raises:
+        ValueError: the rows have no token of the agent.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.evaluation import perplexity
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn(word, reward=0.0)], True) for word in ("ab", "c")], tokenizer, 6)
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=6)
+        >>> perplexity(language_actor(lm), rows) > 1
+        True
+    """
+    loss = imitation_loss(actor, rows, batch_size=batch_size)
+    return torch.tensor(loss, dtype=torch.float64).exp().item()
+
+
+def _ngrams(texts: Iterable[str], n: int) -> Counter[tuple[str, ...]]:
+    at_least_one("n", n)
+    words = [text.split() for text in texts]
+    counts = Counter(ngram for each in words for ngram in zip(*(each[start:] for start in range(n)), strict=False))
+    if not counts:
+        raise ValueError(f"None of {len(words)} texts has {n} words.")
+    return counts

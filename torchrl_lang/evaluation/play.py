@@ -1,9 +1,10 @@
-"""Play a fixed set of games with a policy and record the results."""
+"""Play games with a policy, and records of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._random_stream import seeded_generators
-from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.schema import (
     AGENT_MASK,
@@ -26,10 +27,85 @@ from torchrl_lang.schema import (
     TOKEN_ENTROPY,
     TOKEN_LOG_PROB,
     TRUNCATED,
+    ControlTokens,
+    entry,
     missing_entry,
 )
 
-__all__ = ["play_games"]
+__all__ = [
+    "GameRecords",
+    "play_games",
+]
+
+
+@dataclass(frozen=True)
+class GameRecords:
+    """The results of ``N`` games, on the CPU. Game ``i`` is episode ``i`` of the environment's seed."""
+
+    rows: TensorDict
+    """The final transcripts: the entries of a row, ``[N, T]``."""
+    returns: Tensor
+    """float32 ``[N]``: undiscounted sum of rewards."""
+    turns: Tensor
+    """int64 ``[N]``: turns of the agent."""
+    terminated: Tensor
+    """bool ``[N]``: the task ended."""
+    truncated: Tensor
+    """bool ``[N]``: a limit ended the game."""
+    last_reward: Tensor
+    """float32 ``[N]``: reward of the last turn."""
+    agent_tokens: Tensor
+    """int64 ``[N]``: tokens that the agent wrote."""
+    log_ratio: Tensor | None = None
+    """float32 ``[N]``: sum over the agent's tokens of ``log pi - log behaviour``; ``None`` if unknown."""
+    entropy: Tensor | None = None
+    """float32 ``[N]``: sum over the agent's tokens of the policy's entropy; ``None`` if unknown."""
+    kept: TensorDict = field(default_factory=TensorDict)
+    """Entries of the last ``next`` observation that ``keep`` named, each ``[N]`` or ``[N, ...]``."""
+
+    def __len__(self) -> int:
+        return len(self.returns)
+
+    @classmethod
+    def from_rows(cls, rows: TensorDictBase, control: ControlTokens) -> GameRecords:
+        """Make records of the games in a dataset, to compare it with policies in one table.
+
+        Args:
+            rows: the entries of a row, ``[N, T]``, and optionally ``terminated`` and ``truncated`` (``[N]`` or
+                ``[N, 1]``). Without them, a game has terminated if its row ends with the end-of-dialogue token, and is
+                truncated otherwise; rows of a chat template need ``terminated``.
+            control: the control tokens of the rows.
+
+        Examples:
+            >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+            >>> from torchrl_lang.evaluation import GameRecords
+            >>> tokenizer = CharTokenizer.from_alphabet("ab")
+            >>> rows = to_rows([Episode([Turn("a", reward=-1.0)], True)], tokenizer, 6)
+            >>> records = GameRecords.from_rows(rows, tokenizer.control)
+            >>> records.returns, records.turns, records.terminated
+            (tensor([-1.]), tensor([1]), tensor([True]))
+        """
+        rows = rows.cpu()
+        tokens, real, agent, reward = (entry(rows, key) for key in ROW_KEYS)
+        ended = rows.get(TERMINATED, None)
+        if ended is None:
+            if not control.marks_turns:
+                raise missing_entry("GameRecords of chats", [TERMINATED], rows, "Chats have no token for it.")
+            ended = ((tokens == control.end_of_dialogue) & real).any(-1)
+        ended = ended.reshape(len(rows))
+        truncated = rows.get(TRUNCATED, None)
+        position = torch.arange(tokens.shape[-1])
+        last = torch.where(agent, position, 0).amax(-1, keepdim=True)
+        return cls(
+            rows=TensorDict({key: rows.get(key) for key in ROW_KEYS}, batch_size=[len(rows)]),
+            returns=reward.sum(-1),
+            turns=utterance_ends(tokens, real, agent, control.end_of_action).sum(-1),
+            terminated=ended,
+            truncated=~ended if truncated is None else truncated.reshape(len(rows)),
+            last_reward=reward.gather(-1, last).squeeze(-1),
+            agent_tokens=agent.sum(-1),
+        )
+
 
 _Record = dict[NestedKey, Tensor]
 """Tensors of each game of a wave, ``[N, ...]``."""

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang.evaluation.last_values import last_values
+from torchrl_lang.evaluation.value_report import last_values
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Comparison", "preference_rates"]

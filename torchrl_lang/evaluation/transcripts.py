@@ -8,7 +8,7 @@ from pathlib import Path
 from tensordict import TensorDictBase
 
 from torchrl_lang._files import write_file
-from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text.chat_reading import read_chat_turns
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer

@@ -18,7 +18,7 @@ from torchrl_lang.training.checkpoint_files import (
     read_info,
     write_checkpoint,
 )
-from torchrl_lang.training.finite import nonfinite_parameters
+from torchrl_lang.training.metrics import nonfinite_parameters
 
 __all__ = ["Checkpointer", "Stateful"]
 

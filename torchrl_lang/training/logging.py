@@ -15,7 +15,7 @@ from torchrl.record.loggers.mlflow import MLFlowLogger
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import FileError, parse_rows, read_text, shorten, write_file
-from torchrl_lang.training.scalars import Scalar, to_scalars
+from torchrl_lang.training.metrics import Scalar, to_scalars
 
 __all__ = ["LOGGERS", "RunLog", "make_log"]
 

@@ -15,7 +15,7 @@ from torchrl.objectives import TargetNetUpdater
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.schema import missing_entry
-from torchrl_lang.training.finite import GRAD_NORM, FiniteCheck
+from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck
 
 __all__ = ["total_loss", "train_steps"]
 

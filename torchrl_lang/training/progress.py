@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from torchrl_lang.training.scalars import Scalar, to_scalars
+from torchrl_lang.training.metrics import Scalar, to_scalars
 
 __all__ = ["Progress"]
 

@@ -204,7 +204,7 @@ class Task(ABC):
     def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
         """States among those of ``rows`` in which exact values of utterances are known; none by default.
 
-        :func:`~torchrl_lang.evaluation.rank_accuracy` compares learned values with them.
+        :func:`~torchrl_lang.evaluation.value_report` compares learned values with them.
         """
         return []
 
