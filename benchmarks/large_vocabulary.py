@@ -18,7 +18,6 @@ from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
 from benchmarks.plain import plain_step
 from torchrl_lang.modules import (
-    NextTokenDistribution,
     QValueHead,
     TiedQValueHead,
     ValueGuidance,
@@ -28,6 +27,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.objectives import ILQLLoss, PPOLoss
 from torchrl_lang.training import total_loss
 

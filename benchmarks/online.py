@@ -16,8 +16,7 @@ from torchrl_lang.envs.textworld.engine import require_textworld
 from torchrl_lang.envs.textworld.task import TextWorldTask
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import ValueHead, causal_lm, save_language_model
-from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner
-from torchrl_lang.modules.decoding.model_runner import CachedRunner
+from torchrl_lang.modules.decoding.model_runner import CachedRunner, LanguageModelRunner
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import PPOLoss

@@ -19,9 +19,9 @@ from torchrl_lang.modules import (
     ValueHead,
     causal_lm,
     language_actor,
-    trunk_module,
     value_module,
 )
+from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.training import adamw, train_steps
 

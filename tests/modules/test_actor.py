@@ -7,7 +7,8 @@ from torch import nn
 from torch.distributions import Categorical
 
 from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
-from torchrl_lang.modules import Trunk, causal_lm, language_actor, split_actor
+from torchrl_lang.modules import Trunk, causal_lm, language_actor
+from torchrl_lang.modules.actor import split_actor
 
 
 def categorical(out_key="action"):

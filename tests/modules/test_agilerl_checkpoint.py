@@ -12,7 +12,6 @@ from tests.agilerl_agents import ILQL_OPTIONS, LENGTH, VOCAB, WIDTH, make_agent,
 from tests.modules.toys import TOKENIZER
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
-    RowCache,
     Trunk,
     UtteranceActor,
     language_actor,
@@ -21,12 +20,12 @@ from torchrl_lang.modules import (
     read_agilerl,
     save_agent,
     save_language_model,
-    split_actor,
-    transformer_blocks,
 )
-from torchrl_lang.modules.agilerl.checkpoint import RENAMED, renamed
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.agilerl.checkpoint import ACTIVATIONS, RENAMED, AgileRLConfig, AgileRLForCausalLM, renamed
 from torchrl_lang.modules.agilerl.export import OPTIONS, export
-from torchrl_lang.modules.agilerl.gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM
+from torchrl_lang.modules.decoding.cache import RowCache
+from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
 
 TOKENS = torch.randint(VOCAB, (9,), generator=torch.Generator().manual_seed(1))
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.modules.toys import KINDS, rows, tiny_lm
-from torchrl_lang.modules import RowCache, Trunk, causal_lm
+from torchrl_lang.modules import Trunk, causal_lm
+from torchrl_lang.modules.decoding.cache import RowCache
 
 OTHERS = ("qwen3", "mistral", "gpt_neox", "phi", "opt", "gemma")
 

@@ -11,16 +11,9 @@ from torch import nn
 
 from tests.modules.toys import WIDTH, tiny_lm
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.modules import (
-    NextTokenDistribution,
-    QValueHead,
-    TiedQValueHead,
-    ValueGuidance,
-    ValueHead,
-    language_actor,
-    qvalue_module,
-)
+from torchrl_lang.modules import QValueHead, TiedQValueHead, ValueGuidance, ValueHead, language_actor, qvalue_module
 from torchrl_lang.modules.decoding.guidance import VALUE_STATES
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 
 N, V = 6, 2600
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.modules.toys import KINDS, SLIDING, sliding_lm, tiny_lm
 from torchrl_lang.modules import Trunk, causal_lm, language_actor
-from torchrl_lang.modules.causality import _checked, check_causal
+from torchrl_lang.modules.hugging_face import _checked, check_causal
 
 SHAPE = {"vocab_size": 12, "layers": 1, "width": 16, "heads": 2, "max_length": 20}
 

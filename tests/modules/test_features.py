@@ -23,12 +23,12 @@ from torchrl_lang.modules import (
     language_actor,
     row_log_prob,
     train_top_layers,
-    trunk_module,
     with_features,
 )
+from torchrl_lang.modules.chai import utterance_features
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.frozen.lower_layers import shared_depth
-from torchrl_lang.modules.utterance_features import utterance_features
+from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.transforms import RowReference, frozen_copy
 from torchrl_lang.transforms.exact_kl import row_kl
 

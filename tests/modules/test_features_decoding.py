@@ -18,7 +18,6 @@ from torchrl_lang.modules import (
     CandidateSampler,
     CHAIActor,
     MixedPolicy,
-    RowCache,
     RowTokenActor,
     Trunk,
     UtteranceActor,
@@ -26,6 +25,7 @@ from torchrl_lang.modules import (
     language_actor,
     with_features,
 )
+from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.schema import DONE

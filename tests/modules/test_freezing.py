@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
-from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
+from torchrl_lang.modules.frozen.lower_layers import train_top_layers, transformer_blocks
 
 
 def lm_of(kind, layers=3, **config):

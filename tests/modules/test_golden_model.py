@@ -7,10 +7,11 @@ import torch
 
 from tests.modules.toys import GOLDEN_CONTROL, Golden
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.modules import NextTokenDistribution, ValueGuidance, language_actor, split_actor
-from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner
-from torchrl_lang.modules.decoding.sampling import Prompt
-from torchrl_lang.modules.decoding.search import beam_search
+from torchrl_lang.modules import ValueGuidance, language_actor
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.sampling import Prompt, beam_search
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 ROWS = [0, 5]  # the rows whose logits, Q values and scores are kept

@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from tests.modules.test_decoding import K, guidance
 from tests.modules.test_prefix_cache import grown
 from tests.modules.toys import CONTROL, rows, tiny_lm
-from torchrl_lang.modules import RowCache, Trunk, UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step, fast_gelu
 
 TOLERANCE = {

@@ -8,7 +8,8 @@ from torch import nn
 
 from tests.modules.toys import WIDTH, heads
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.modules import NextTokenDistribution, ValueGuidance
+from torchrl_lang.modules import ValueGuidance
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.sampling import pick
 
 

@@ -8,8 +8,7 @@ import torch
 from tests.modules.test_decoding import guidance, policy
 from tests.modules.toys import rows, tiny_lm
 from torchrl_lang.modules import language_actor
-from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 
 
 @pytest.mark.parametrize("make", [lambda: language_actor(tiny_lm()), policy, lambda: policy(temperature=0.5)])

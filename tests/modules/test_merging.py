@@ -18,7 +18,7 @@ from torchrl_lang.modules import (
     load_language_model,
     save_language_model,
 )
-from torchrl_lang.modules.merging import merged_copy
+from torchrl_lang.modules.hugging_face import merged_copy
 from torchrl_lang.objectives import BCLoss
 
 TOKENS = rows()["tokens"]

@@ -16,9 +16,8 @@ from tests.modules.test_utterance_actor import wordle_policy
 from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, rows, sliding_lm, tiny_lm
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
-from torchrl_lang.modules.decoding.prefill_chunk import prefill_chunks
-from torchrl_lang.modules.decoding.prefix_cache import compaction
-from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
+from torchrl_lang.modules.decoding.model_runner import prefill_chunks
+from torchrl_lang.modules.decoding.prefix_cache import WeightSnapshot, compaction
 
 N, WIDTH = 7, 60
 EXACT = {"atol": 1e-6, "rtol": 1e-6}  # models compute in double precision; log-probabilities are kept in single

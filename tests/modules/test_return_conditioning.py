@@ -21,17 +21,17 @@ from torchrl_lang.functional import shift_right
 from torchrl_lang.modules import (
     ReturnConditionedActor,
     ReturnEmbedding,
-    RowCache,
     Trunk,
     UtteranceActor,
     condition_on_returns,
     fit_vocabulary,
     language_actor,
-    language_model_of,
     load_language_model,
     save_language_model,
 )
+from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
+from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import DecisionTransformerLoss
 
 MODES = ("constant", "decremented")

@@ -149,7 +149,7 @@ def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatc
     folder, old = tmp_path / "model", tiny_lm("llama")
     if existing:
         save_language_model(folder, old)
-    module = "torchrl_lang.modules.saving"
+    module = "torchrl_lang.modules.save"
     target = {
         "weights": "transformers.PreTrainedModel.save_pretrained",
         "tokenizer": f"{module}.write_tokenizer",

@@ -16,12 +16,12 @@ from torchrl_lang.modules import (
     ValueHead,
     causal_lm,
     language_actor,
-    language_model_of,
     load_language_model,
     qvalue_module,
     save_language_model,
     value_module,
 )
+from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.text import CharTokenizer
 

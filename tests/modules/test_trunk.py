@@ -10,7 +10,8 @@ import torch
 from transformers import GPT2Model
 
 from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm, without_blocks
-from torchrl_lang.modules import Trunk, causal_lm, trunk_module
+from torchrl_lang.modules import Trunk, causal_lm
+from torchrl_lang.modules.trunk import trunk_module
 
 groups_module = importlib.import_module("torchrl_lang.modules.length_groups")
 

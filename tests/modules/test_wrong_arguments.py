@@ -11,7 +11,6 @@ from tests.modules.test_decoding import K, policy
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from torchrl_lang.modules import (
     MixedPolicy,
-    NextTokenDistribution,
     QValueHead,
     RowTokenActor,
     TiedQValueHead,
@@ -24,6 +23,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 
 V = TOKENIZER.vocab_size
 Q, STATE = heads()

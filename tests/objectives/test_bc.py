@@ -12,7 +12,7 @@ from torch.distributions import Categorical
 
 from tests.objectives.conftest import make_actor, make_bc, make_rows
 from torchrl_lang.functional import categorical_kl, decision_mask
-from torchrl_lang.modules import split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.transforms import ConstantKLController, frozen_copy
 

@@ -31,7 +31,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
-from torchrl_lang.modules.utterance_features import candidate_features
+from torchrl_lang.modules.chai import candidate_features
 from torchrl_lang.objectives import BCLoss, CHAILoss, UtteranceILQLLoss
 from torchrl_lang.training import adamw, train_steps
 

@@ -18,9 +18,9 @@ from torchrl_lang.modules import (
     causal_lm,
     condition_on_returns,
     language_actor,
-    language_model_of,
-    split_actor,
 )
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows

@@ -15,15 +15,8 @@ from tests.objectives.test_qbackup_learning import LEFT, LENGTH, NOTHING, RIGHT,
 from torchrl_lang.data import row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.modules import (
-    LikelihoodGuidance,
-    UtteranceActor,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    split_actor,
-    value_module,
-)
+from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, ValueHead, causal_lm, language_actor, value_module
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss, OREOLoss, QSFTLoss
 from torchrl_lang.training import adamw, train_steps
 from torchrl_lang.transforms import frozen_copy

@@ -10,8 +10,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from tests.objectives.conftest import VOCAB, WIDTH, T, make_actor, make_heads, make_rows, total
-from torchrl_lang.modules import causal_lm, language_actor, language_model_of
-from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.modules.frozen.lower_layers import train_top_layers
+from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import BCLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.transforms import adapters_off, frozen_copy
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from tests.objectives.conftest import LOSSES, VOCAB, make_bc, make_ilql, make_oreo, make_qsft, make_rows
-from torchrl_lang.modules import split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import policy_loss
 from torchrl_lang.objectives.base import gather_inputs
 from torchrl_lang.training import total_loss

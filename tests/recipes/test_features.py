@@ -16,7 +16,7 @@ from torchrl_lang.data import load_dataset, write_dataset
 from torchrl_lang.envs.visual_dialogue.serve import run_questioner
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.modules.saved_readers import saved_actor
+from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.training import Checkpointer

@@ -22,10 +22,11 @@ from torchrl.modules import ProbabilisticActor
 
 from tests.modules.toys import CONTROL, rows, tiny_lm
 from tests.processes import run
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
-from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
 from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.transforms import CurrentPolicy, KLConstrainedTransform
 
 

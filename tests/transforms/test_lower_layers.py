@@ -8,10 +8,15 @@ import torch
 from torch import nn
 
 from tests.modules.toys import KINDS, rows
-from torchrl_lang.modules import causal_lm, language_actor, split_actor
-from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
+from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
-from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers, shared_depth
+from torchrl_lang.modules.frozen.lower_layers import (
+    SharedLowerLayers,
+    shared_depth,
+    train_top_layers,
+    transformer_blocks,
+)
 
 LAYERS = 4
 

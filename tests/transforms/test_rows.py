@@ -12,7 +12,7 @@ from tests.modules.toys import KINDS, TOKENIZER, heads, tiny_lm
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import UtteranceActor, ValueGuidance, language_actor, qvalue_module, value_module
-from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.transforms import (
     ActorReference,
     CurrentPolicy,

@@ -12,7 +12,7 @@ from torchrl_lang.algorithm_distillation.ad_blocks import KeyValues
 from torchrl_lang.algorithm_distillation.ad_transformer import ADTransformer
 from torchrl_lang.algorithm_distillation.context_policy import PromptablePolicy
 from torchrl_lang.algorithm_distillation.rolling_context import RollingContext
-from torchrl_lang.modules.eval_mode import is_stochastic
+from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
 __all__ = ["HistoryActor", "PromptedPolicy"]

@@ -17,7 +17,7 @@ from torchrl_lang._checks import at_least_one
 from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.functional import shift_left
 from torchrl_lang.modules import row_log_prob
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, ControlTokens, entry
 
 __all__ = [

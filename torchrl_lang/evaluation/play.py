@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.functional.decisions import utterance_ends
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import (
     AGENT_MASK,
     BEHAVIOR_LOG_PROB,

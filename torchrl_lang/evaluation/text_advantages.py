@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import positive
 from torchrl_lang.modules import ValueGuidance
-from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.hugging_face import eval_mode
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import AGENT_MASK, TOKENS
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import decode_action

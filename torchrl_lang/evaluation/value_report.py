@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask, two_clock_advantages
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE, split_actor
-from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, apply_head
+from torchrl_lang.modules.hugging_face import eval_mode
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import TERMINATED, TOKEN_REWARD, ControlTokens, entry
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -11,36 +11,27 @@ from tensordict.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Categorical
 from transformers import PreTrainedModel
 
-from torchrl_lang.modules.action_values import ActionValueHead
+from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
-from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
-from torchrl_lang.modules.value_head import ValueHead
+from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
 __all__ = [
-    "ACTION_VALUE",
+    "ActorParts",
     "LOGITS",
     "NEXT_TOKEN",
-    "STATE_VALUE",
-    "UTTERANCE_VALUE",
-    "ActorParts",
     "language_actor",
     "linear_layer",
-    "qvalue_module",
     "split_actor",
-    "value_module",
     "vocabulary_size",
-    "with_heads",
+    "with_features",
 ]
 
 LOGITS = "logits"
 NEXT_TOKEN = "next_token"
-ACTION_VALUE = "action_value"
-STATE_VALUE = "state_value"
-UTTERANCE_VALUE = "utterance_value"
 
 # Models that change the logits after the linear head, so evaluating the head alone would be wrong.
 _LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
@@ -118,57 +109,6 @@ def language_actor(
     )
 
 
-def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
-
-    A :class:`UtteranceQValueHead` writes ``utterance_value`` ``[*N, n_q]``.
-
-    Examples:
-        >>> from torchrl_lang.modules import QValueHead, qvalue_module
-        >>> qvalue_module(QValueHead(8, 5, kind="residual")).in_keys
-        ['hidden_pre_norm']
-
-    Raises:
-        TypeError: ``head`` is not a Q head of this library; wrap other modules in a ``TensorDictModule``.
-    """
-    if isinstance(head, UtteranceQValueHead):
-        return TensorDictModule(head, in_keys=[head.in_key], out_keys=[UTTERANCE_VALUE])
-    _check_head("qvalue_module", head, ActionValueHead)
-    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
-
-
-def value_module(head: ValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``.
-
-    Raises:
-        TypeError: ``head`` is not a value head of this library; wrap other modules in a ``TensorDictModule``.
-    """
-    _check_head("value_module", head, ValueHead)
-    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
-
-
-def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
-    if not isinstance(head, kind):
-        raise TypeError(
-            f"{function} needs a {kind.__name__}, got {type(head).__name__}: wrap another module in "
-            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
-        )
-
-
-def with_heads(values: Tensor, kind: str) -> Tensor:
-    """Give the values of a head an axis of heads: ``[N, V]`` as one Q head, ``[N, 1, V]``, and ``[N]`` as ``[N, 1]``.
-
-    ``kind`` is ``"action_value"``, ``"utterance_value"`` or ``"state_value"``.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.actor import with_heads
-        >>> with_heads(torch.zeros(3, 5), "action_value").shape, with_heads(torch.zeros(3, 1), "state_value").shape
-        (torch.Size([3, 1, 5]), torch.Size([3, 1]))
-    """
-    return values.unsqueeze(1) if values.ndim == (2 if kind == ACTION_VALUE else 1) else values
-
-
 class ActorParts(NamedTuple):
     """The parts of a language actor."""
 
@@ -191,7 +131,8 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
         ValueError: no module writes ``logits``, or no distribution reads them.
 
     Examples:
-        >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.actor import split_actor
         >>> parts = split_actor(language_actor(causal_lm(vocab_size=5, layers=1, width=8, heads=2, max_length=8)))
         >>> parts.trunk.out_keys, parts.head.out_keys
         (['hidden'], ['logits'])
@@ -229,3 +170,82 @@ def vocabulary_size(parts: ActorParts) -> int | None:
 
 def _joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:
     return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)
+
+
+Actor = TypeVar("Actor", bound=nn.Module)
+
+
+def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
+    """Let the trunk of an actor read the features of rows, in place; the language model itself does not change.
+
+    The modules then read ``features`` float ``[*B, P, F]`` and, where it is there, ``features_mask`` bool ``[*B, P]``,
+    beside ``tokens`` and ``attention_mask``. Do this before building a loss. The embedding becomes a part of the trunk,
+    so losses train it and the decoding cache notices when it changes. :func:`~torchrl_lang.modules.save_agent` saves
+    it with the policy. :func:`~torchrl_lang.modules.save_language_model` writes the language model as without it: pass
+    the embedding as the head ``features``, and attach it again after loading, ``with_features(language_actor(saved.lm),
+    saved.heads["features"])``.
+
+    Args:
+        actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over a
+            :class:`~torchrl_lang.modules.Trunk`; or a trunk of values, a :class:`Trunk` or a module over one, also a
+            :class:`~torchrl_lang.modules.PrivilegedTrunk`.
+        embedding: moved to the model's device; None removes an embedding.
+
+    Returns:
+        The actor.
+
+    Raises:
+        ValueError: the actor has no such trunk, the embedding has another width, or ``positions=False`` is asked of a
+            model with neither learned nor rotary positions.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import FeatureEmbedding, causal_lm, language_actor, with_features
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> actor = with_features(language_actor(lm), FeatureEmbedding(5, 8))
+        >>> actor.in_keys
+        ['tokens', 'attention_mask', 'features', 'features_mask']
+        >>> rows = TensorDict(tokens=torch.zeros(2, 6, dtype=torch.int64), attention_mask=torch.ones(2, 6).bool(),
+        ...                   features=torch.randn(2, 3, 5), batch_size=[2])
+        >>> actor.get_dist(rows).logits.shape
+        torch.Size([2, 6, 11])
+    """
+    trunk = next((part for part in actor.modules() if isinstance(part, Trunk)), None)  # an actor's own is the first
+    if trunk is None:
+        raise ValueError(
+            "Only the Trunk of a Hugging Face model reads features: build the actor with language_actor()."
+        )
+    weight = trunk.model.get_input_embeddings().weight
+    if embedding is not None:
+        _check(embedding, trunk, weight.shape[1])
+    trunk.features = None if embedding is None else embedding.to(weight.device)
+    for module in actor.modules():
+        if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
+            _name_keys(module)
+    return actor
+
+
+def _check(embedding: FeatureEmbedding, trunk: Trunk, width: int) -> None:
+    """Raise ValueError where a model cannot read an embedding."""
+    if embedding.width != width:
+        raise ValueError(
+            f"The FeatureEmbedding has width {embedding.width}, but the model's embeddings have {width}: build it with "
+            f"width={width}."
+        )
+    learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
+    rotary = any(name.split(".")[-1] == "rotary_emb" for name, _ in trunk.model.named_modules())
+    if not embedding.positions and not learned and not rotary:
+        raise ValueError(
+            "positions=False needs a model with learned positions, as GPT-2's, or rotary ones, and those of a "
+            f"{type(trunk.model).__name__} are others: build the FeatureEmbedding with positions=True."
+        )
+
+
+def _name_keys(module: TensorDictModuleBase) -> None:
+    """Let ``in_keys`` name the features where a trunk within reads them."""
+    keys = [key for key in module.in_keys if key not in (FEATURES, FEATURES_MASK)]
+    if any(isinstance(part, Trunk) and part.features is not None for part in module.modules()):
+        place = keys.index(ATTENTION_MASK) + 1
+        keys[place:place] = [FEATURES, FEATURES_MASK]
+    module.in_keys = keys

@@ -1,18 +1,37 @@
-"""The values of heads of any class: tried out on states of zeros, before the first batch."""
+"""Heads on states: the keys of their values, their modules of tensordicts, and how a head of any class is run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, with_heads
+from torchrl_lang.modules.heads import ActionValueHead, StackedHeads, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
-__all__ = ["checked_values", "zero_states"]
+__all__ = [
+    "ACTION_VALUE",
+    "STATE_VALUE",
+    "States",
+    "UTTERANCE_VALUE",
+    "apply_head",
+    "check_writes",
+    "checked_values",
+    "missing_state",
+    "qvalue_module",
+    "value_module",
+    "with_heads",
+    "zero_states",
+]
+
+ACTION_VALUE = "action_value"
+STATE_VALUE = "state_value"
+UTTERANCE_VALUE = "utterance_value"
 
 _SHAPES = {ACTION_VALUE: "[N, n_q, V] or [N, V]", UTTERANCE_VALUE: "[N, n_q] or [N]", STATE_VALUE: "[N, 1] or [N]"}
 _STATES = 3  # more than one, so that other orders of the axes show
@@ -59,3 +78,106 @@ def checked_values(head: str, kind: str, states: TensorDictBase, run: Callable[[
     if not values.is_floating_point():
         raise ValueError(f"{head} must write floating-point numbers, got {values.dtype}.")
     return values
+
+
+def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModule:
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
+
+    A :class:`UtteranceQValueHead` writes ``utterance_value`` ``[*N, n_q]``.
+
+    Examples:
+        >>> from torchrl_lang.modules import QValueHead, qvalue_module
+        >>> qvalue_module(QValueHead(8, 5, kind="residual")).in_keys
+        ['hidden_pre_norm']
+
+    Raises:
+        TypeError: ``head`` is not a Q head of this library; wrap other modules in a ``TensorDictModule``.
+    """
+    if isinstance(head, UtteranceQValueHead):
+        return TensorDictModule(head, in_keys=[head.in_key], out_keys=[UTTERANCE_VALUE])
+    _check_head("qvalue_module", head, ActionValueHead)
+    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
+
+
+def value_module(head: ValueHead) -> TensorDictModule:
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``.
+
+    Raises:
+        TypeError: ``head`` is not a value head of this library; wrap other modules in a ``TensorDictModule``.
+    """
+    _check_head("value_module", head, ValueHead)
+    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
+
+
+def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
+    if not isinstance(head, kind):
+        raise TypeError(
+            f"{function} needs a {kind.__name__}, got {type(head).__name__}: wrap another module in "
+            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
+        )
+
+
+def with_heads(values: Tensor, kind: str) -> Tensor:
+    """Give the values of a head an axis of heads: ``[N, V]`` as one Q head, ``[N, 1, V]``, and ``[N]`` as ``[N, 1]``.
+
+    ``kind`` is ``"action_value"``, ``"utterance_value"`` or ``"state_value"``.
+
+    Examples:
+        >>> import torch
+
+        >>> with_heads(torch.zeros(3, 5), "action_value").shape, with_heads(torch.zeros(3, 1), "state_value").shape
+        (torch.Size([3, 1, 5]), torch.Size([3, 1]))
+    """
+    return values.unsqueeze(1) if values.ndim == (2 if kind == ACTION_VALUE else 1) else values
+
+
+_WRITES = {ACTION_VALUE: ActionValueHead, STATE_VALUE: ValueHead, UTTERANCE_VALUE: UtteranceQValueHead}
+"""The class of the heads of this library by the key of their values."""
+
+
+States = dict[str, Tensor]
+"""Outputs of a trunk at one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
+
+
+def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
+    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names.
+
+    Values have an axis of heads, as those of this library's heads.
+    """
+    found = _run_head(head, states, out_key)
+    return with_heads(found, out_key) if out_key in _WRITES else found
+
+
+def _run_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
+    if isinstance(head, TensorDictModuleBase):
+        keys: Any = head.in_keys
+        if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:
+            return head.module(_read(states, keys[0], head.module))  # the same, without a tensordict for every token
+        inputs = {key: _read(states, key, head) for key in keys}
+        return head(TensorDict(inputs, batch_size=next(iter(inputs.values())).shape[:1])).get(out_key)
+    return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
+
+
+def check_writes(name: str, head: nn.Module | None, key: str) -> None:
+    """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, a key of values."""
+    if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
+        raise ValueError(
+            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
+            f"with out_keys=['{key}']."
+        )
+    if isinstance(head, StackedHeads) and not isinstance(head, _WRITES[key]):
+        raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")
+
+
+def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
+    if key not in states:
+        raise missing_state(key, states, head)
+    return states[key]
+
+
+def missing_state(key: NestedKey, written: Iterable[NestedKey], head: nn.Module) -> KeyError:
+    """The error where a head reads a state that its trunk does not write."""
+    advice = "give the head a trunk that writes it"
+    if key == HIDDEN_PRE_NORM:
+        advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
+    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(map(str, written))}: {advice}.")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchrl_lang._checks import within
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.modules.eval_mode import is_stochastic
+from torchrl_lang.modules.head_values import STATE_VALUE
+from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.schema import ACTION, DONE, IS_EXAMPLE, TOKENS, TRAIN_MASK, entry
 
 __all__ = ["MixedPolicy"]

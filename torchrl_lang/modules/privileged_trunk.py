@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.modules.row_front import behind, in_front
+from torchrl_lang.modules.features import behind, in_front
 from torchrl_lang.modules.trunk import Trunk, trunk_module
 from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, missing_entry
 
@@ -35,7 +35,7 @@ class PrivilegedTrunk(TensorDictModuleBase):
 
     Reads ``tokens`` (int64) and ``attention_mask`` (bool), both ``[*B, T]``, ``privileged`` (int64 ``[*B, F]``, token
     ids) and, unless all of these are real, ``privileged_mask`` (bool ``[*B, F]``; others take no place). A trunk that
-    reads features (:func:`~torchrl_lang.modules.with_features`, of the trunk or of this module) reads them first.
+    reads features (:func:`~torchrl_lang.modules.actor`, of the trunk or of this module) reads them first.
     Writes what the trunk writes, ``hidden`` ``[*B, T, H]``.
 
     Raises:

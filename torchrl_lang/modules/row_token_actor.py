@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang.functional import categorical_entropy, shift_left
-from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TOKENS, entry
 
 __all__ = ["RowTokenActor", "RowTokenDistribution"]

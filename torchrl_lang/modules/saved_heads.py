@@ -13,14 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from torchrl_lang._files import Fields, FileError, non_finite, read_tensors
-from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.features import FeatureEmbedding
-from torchrl_lang.modules.merging import is_adapter
-from torchrl_lang.modules.qvalue_head import QValueHead
-from torchrl_lang.modules.return_embedding import ReturnEmbedding
+from torchrl_lang.modules.heads import ActionValueHead, QValueHead, UtteranceQValueHead, ValueHead
+from torchrl_lang.modules.hugging_face import is_adapter
+from torchrl_lang.modules.returns import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
-from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
-from torchrl_lang.modules.value_head import ValueHead
 
 __all__ = ["HEADS", "Head", "describe_heads", "own_head", "read_heads", "read_weights", "write_heads"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tensordict.nn import TensorDictModule
@@ -12,17 +12,27 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchrl_lang.modules.attention_windows import cache_obstacle
-from torchrl_lang.modules.causality import check_causal
-from torchrl_lang.modules.compiled_runs import CompiledRuns, is_compilable
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
+from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
-from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
-__all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "trunk_of", "unwrapped"]
+if TYPE_CHECKING:
+    from torchrl_lang.modules.returns import ReturnEmbedding
+
+__all__ = [
+    "CompiledRuns",
+    "FINAL_NORMS",
+    "HIDDEN",
+    "HIDDEN_PRE_NORM",
+    "Trunk",
+    "is_compilable",
+    "trunk_module",
+    "trunk_of",
+    "unwrapped",
+]
 
 HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
@@ -334,7 +344,8 @@ def trunk_module(trunk: Trunk) -> TensorDictModule:
     :class:`~torchrl_lang.modules.FeatureEmbedding`.
 
     Examples:
-        >>> from torchrl_lang.modules import Trunk, causal_lm, trunk_module
+        >>> from torchrl_lang.modules import Trunk, causal_lm
+        >>> from torchrl_lang.modules.trunk import trunk_module
         >>> module = trunk_module(Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)))
         >>> module.in_keys, module.out_keys
         (['tokens', 'attention_mask'], ['hidden'])
@@ -342,3 +353,74 @@ def trunk_module(trunk: Trunk) -> TensorDictModule:
     in_keys = [TOKENS, ATTENTION_MASK, *([] if trunk.features is None else [FEATURES, FEATURES_MASK])]
     out_keys = [HIDDEN, HIDDEN_PRE_NORM] if trunk.expose_pre_norm else [HIDDEN]
     return TensorDictModule(trunk, in_keys=in_keys, out_keys=out_keys)
+
+
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+class CompiledRuns:
+    """Compiles a run at its first call in each mode; a copy or pickle holds the options and compiles again.
+
+    Args:
+        options: those of :func:`torch.compile`.
+
+    Examples:
+        >>> import pickle, torch
+        >>> from torchrl_lang.modules.trunk import CompiledRuns
+        >>> runs = CompiledRuns({"backend": "eager"})
+        >>> runs.of(lambda tokens: (tokens + 1,), training=False, step=False, device="cpu")(torch.zeros(2))
+        (tensor([1., 1.]),)
+        >>> len(runs), len(pickle.loads(pickle.dumps(runs)))
+        (1, 0)
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self._of_mode: dict[tuple[bool, ...], Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._of_mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_of_mode": {}}
+
+    def of(self, run: Run, *, training: bool, step: bool, device: str) -> Run:
+        """The compiled form of ``run`` for a mode: this model's ``training``, ``step`` of decoding, and torch's own.
+
+        ``run`` is always the same function, on one type of device.
+        """
+        mode = (
+            step,
+            training,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(device),
+        )
+        if mode not in self._of_mode:
+
+            def compiled(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+                return run(tokens, **kwargs)
+
+            # Dynamo caches compiled code per code object, a few of each, and ignores hooks: each model and mode has its
+            # own code object.
+            compiled.__code__ = compiled.__code__.replace()
+            self._of_mode[mode] = torch.compile(compiled, **self.options)
+        return self._of_mode[mode]
+
+
+def is_compilable(tokens: Tensor, options: dict[str, Any]) -> bool:
+    """Whether a run is of whole rows or of one more token of each row, not of prompts that are added to a cache.
+
+    The first token of rows has no positions.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.trunk import is_compilable
+        >>> one, place = torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[4], [7]])
+        >>> is_compilable(one, {}), is_compilable(one, {"past_key_values": None, "position_ids": place})
+        (True, True)
+        >>> is_compilable(one, {"past_key_values": None, "position_ids": None})
+        False
+    """
+    is_step = tokens.shape[-1] == 1 and options.get("position_ids") is not None
+    return "past_key_values" not in options or is_step

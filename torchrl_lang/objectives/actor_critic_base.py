@@ -13,7 +13,7 @@ from torchrl.objectives import ValueEstimators
 from torchrl_lang.functional import shift_left, shift_right, two_clock_advantages
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch
 from torchrl_lang.objectives.checks import set_estimator
 from torchrl_lang.objectives.state_values import StateValueLoss

@@ -10,8 +10,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.modules.actor import language_actor, qvalue_module, value_module
+from torchrl_lang.modules.actor import language_actor
 from torchrl_lang.modules.agilerl.checkpoint import AgileRLAgent
+from torchrl_lang.modules.head_values import qvalue_module, value_module
 from torchrl_lang.modules.trunk import Trunk, trunk_module
 from torchrl_lang.objectives.ilql import ILQLLoss
 
@@ -37,7 +38,8 @@ def agilerl_loss(agent: AgileRLAgent, **options: Any) -> tuple[ILQLLoss, SoftUpd
         The loss, and its updater with the agent's ``alpha``: call its ``step()`` after each of the optimizer's.
 
     Examples:
-        >>> from torchrl_lang.modules import AgileRLAgent, QValueHead, ValueHead, causal_lm
+        >>> from torchrl_lang.modules import QValueHead, ValueHead, causal_lm
+        >>> from torchrl_lang.modules.agilerl.checkpoint import AgileRLAgent
         >>> from torchrl_lang.objectives import agilerl_loss
         >>> lms = [causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16) for _ in range(3)]
         >>> heads = QValueHead(8, 11), ValueHead(8), QValueHead(8, 11)

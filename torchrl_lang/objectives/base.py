@@ -17,12 +17,11 @@ from torchrl_lang.functional import decision_mask, find_decisions, shift_left, t
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.modules.controllers import KLController, as_controller
-from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer, refuse_steps
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
     AGENT_MASK,

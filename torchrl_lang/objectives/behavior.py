@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.head_values import States
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.objectives.checks import vocabulary
 
 __all__ = ["Behavior", "check_frozen", "frozen_behavior"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrl_lang._checks import finite, have_shapes, within
 from torchrl_lang.functional import masked_mean, shift_left, td_target
 from torchrl_lang.functional.value_terms import sampled_cql_term
-from torchrl_lang.modules.actor import UTTERANCE_VALUE
+from torchrl_lang.modules.head_values import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
@@ -39,7 +39,7 @@ class CHAILoss(UtteranceValueLoss):
 
     Only Q heads train, on features ``f(s, u)`` of a state and an utterance: the mean of the language model's hidden
     states from the row's first token to the utterance's last decision, in which its end is written
-    (:func:`~torchrl_lang.modules.utterance_features.utterance_features`). For each utterance ``u_i`` of a row with
+    (:func:`~torchrl_lang.modules.chai.utterance_features`). For each utterance ``u_i`` of a row with
     state ``s_i`` and the sum ``R_i`` of its tokens' rewards, and ``C`` candidates ``c`` of each state, sampled from the
     language model ``pi0`` (``d`` is 1 where the task ended, ``Qt`` is the minimum of the target heads)::
 

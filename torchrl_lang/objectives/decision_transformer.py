@@ -7,7 +7,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang.functional import return_conditions, shift_right
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.return_conditioned_actor import conditioned_trunk
+from torchrl_lang.modules.returns import conditioned_trunk
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.checks import check_token

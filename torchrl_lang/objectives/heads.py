@@ -11,9 +11,15 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, with_heads
-from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.head_values import checked_values, zero_states
+from torchrl_lang.modules.head_values import (
+    ACTION_VALUE,
+    STATE_VALUE,
+    UTTERANCE_VALUE,
+    checked_values,
+    with_heads,
+    zero_states,
+)
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.base import RowLoss
 from torchrl_lang.objectives.checks import model_vocabulary, state_width, vocabulary

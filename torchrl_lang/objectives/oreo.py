@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torchrl_lang._checks import finite, one_of, positive
 from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
-from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, kl_controller
 from torchrl_lang.objectives.checks import check_actor, check_token

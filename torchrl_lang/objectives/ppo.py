@@ -15,10 +15,11 @@ from torchrl_lang._checks import finite, one_of, positive, within
 from torchrl_lang.functional import masked_mean, shift_left, standardized
 from torchrl_lang.functional.advantages import Bootstrap
 from torchrl_lang.functional.kl import KLEstimator
-from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.objectives.actor_critic_base import AdvantageRowLoss
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
 from torchrl_lang.objectives.checks import check_actor, check_token

@@ -14,9 +14,10 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_lang._checks import finite, one_of
 from torchrl_lang.functional import masked_mean, td_target
-from torchrl_lang.modules.actor import ACTION_VALUE, split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.head_values import ACTION_VALUE
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.behavior import Behavior

@@ -14,9 +14,9 @@ from torchrl_lang._checks import finite, one_of, within
 from torchrl_lang.functional import masked_mean, returns_to_go
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch
 from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import ACTION_VALUE, UTTERANCE_VALUE, with_heads
+from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.objectives.heads import read_head
 
 __all__ = ["QValues", "taken_values"]

@@ -8,7 +8,8 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.objectives.base import gather_inputs
 from torchrl_lang.objectives.heads import HeadLoss
 

@@ -10,7 +10,8 @@ from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from torchrl_lang.modules.eval_mode import applies_dropout, eval_mode
+from torchrl_lang.modules.frozen.lower_layers import applies_dropout
+from torchrl_lang.modules.hugging_face import eval_mode
 
 __all__ = ["frozen_target", "lent", "part_of", "without_dropout"]
 

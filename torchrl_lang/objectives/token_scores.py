@@ -13,12 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from torchrl_lang.functional import categorical_entropy, categorical_kl
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.frozen.adapters import adapter_layers
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.head_values import States
+from torchrl_lang.modules.hugging_face import adapter_layers
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.objectives.base import LogitsChunk
 
 __all__ = ["TokenScores", "checked_reference", "over_decisions", "score_decisions", "unwritable"]

@@ -8,7 +8,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.modules.actor import UTTERANCE_VALUE
+from torchrl_lang.modules.head_values import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
 from torchrl_lang.objectives.targets import lent

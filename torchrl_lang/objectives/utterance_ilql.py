@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torchrl_lang._checks import finite, one_of, within
 from torchrl_lang.functional import expectile_loss, find_utterances, masked_mean, td_target
 from torchrl_lang.functional.decisions import UtteranceSpans
-from torchrl_lang.modules.actor import STATE_VALUE, UTTERANCE_VALUE, split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, gather_inputs
 from torchrl_lang.objectives.checks import check_actor, check_token

@@ -12,9 +12,10 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 
 from torchrl_lang._checks import finite
-from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.fingerprint import fingerprint
+from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor

@@ -13,7 +13,6 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import (
-    ActionValueHead,
     SavedModel,
     UtteranceActor,
     ValueGuidance,
@@ -22,6 +21,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     save_language_model,
 )
+from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import QBackupLoss
 from torchrl_lang.objectives.value_base import QValueRowLoss

@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from torchrl_lang.data import EpisodeRows
-from torchrl_lang.modules.actor import STATE_VALUE
+from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
 from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TRAIN_MASK

@@ -20,7 +20,7 @@ from torchrl_lang.modules import (
     condition_on_returns,
     save_language_model,
 )
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import DecisionTransformerLoss
 from torchrl_lang.recipes.offline import (

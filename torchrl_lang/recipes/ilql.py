@@ -14,7 +14,6 @@ from torchrl.objectives import SoftUpdate
 from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
 from torchrl_lang.modules import (
-    ActionValueHead,
     SavedModel,
     UtteranceActor,
     ValueGuidance,
@@ -23,6 +22,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
+from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.objectives.base import ActorNormalizer
 from torchrl_lang.objectives.value_targets import Target

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
+from torchrl_lang.modules.save import FEATURES_HEAD, saved_actor
 from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.modules.saved_readers import FEATURES_HEAD, saved_actor
 from torchrl_lang.recipes.datasets import check_features
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.online_options import OnlineOptions

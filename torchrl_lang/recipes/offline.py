@@ -16,7 +16,7 @@ from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import SavedModel, train_top_layers
-from torchrl_lang.modules.saved_readers import saved_actor
+from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
 from torchrl_lang.recipes.offline_evaluation import (

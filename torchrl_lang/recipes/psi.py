@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchrl_lang.modules.saved_readers import saved_actor
+from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.objectives import PsiLoss
 from torchrl_lang.recipes.action_values import ActionValueOptions, train_action_values
 from torchrl_lang.recipes.offline import open_data

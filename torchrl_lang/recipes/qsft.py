@@ -11,8 +11,8 @@ from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
-from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, language_model_of, save_language_model
-from torchrl_lang.modules.saved_readers import FEATURES_HEAD, VALUE_FEATURES_HEAD
+from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, save_language_model
+from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, language_model_of
 from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
 from torchrl_lang.recipes.options import option

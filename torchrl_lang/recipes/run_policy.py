@@ -22,7 +22,7 @@ from torchrl_lang.modules import (
     ValueGuidance,
     condition_on_returns,
 )
-from torchrl_lang.modules.saved_readers import saved_actor, saved_value_actor, saved_value_trunk
+from torchrl_lang.modules.save import saved_actor, saved_value_actor, saved_value_trunk
 from torchrl_lang.schema import ControlTokens
 
 __all__ = [

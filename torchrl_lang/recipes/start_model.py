@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.modules import FeatureEmbedding, SavedModel, fit_vocabulary, load_causal_lm
-from torchrl_lang.modules.saved_readers import FEATURES_HEAD
+from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import read_options

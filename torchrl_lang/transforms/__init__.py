@@ -8,9 +8,8 @@ from torchrl_lang.modules.controllers import (
     ScheduledKLController,
     as_controller,
 )
-from torchrl_lang.modules.frozen.current_policy import CurrentPolicy
 from torchrl_lang.modules.frozen.fingerprint import fingerprint
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers, shared_depth
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform

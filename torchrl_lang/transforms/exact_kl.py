@@ -11,10 +11,9 @@ from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 from torchrl.modules import OneHotCategorical
 
 from torchrl_lang.functional import categorical_kl, projected_kl
-from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.head_values import States
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.transforms.references.from_actor import sum_heads
 from torchrl_lang.transforms.references.whole_rows import RowReference
 

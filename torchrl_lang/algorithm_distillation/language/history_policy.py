@@ -15,11 +15,11 @@ from torchrl_lang.algorithm_distillation.language.step_rows import begin_token
 from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate, TokenKind
 from torchrl_lang.algorithm_distillation.language.step_tokens import Part, StepTokens
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules import LOGITS, split_actor
-from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks
+from torchrl_lang.modules.actor import LOGITS, split_actor
+from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner, cacheable_trunks
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
 from torchrl_lang.modules.decoding.sampling import pick
-from torchrl_lang.modules.eval_mode import eval_mode, is_stochastic
+from torchrl_lang.modules.hugging_face import eval_mode, is_stochastic
 from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, entry
 from torchrl_lang.text import Tokenizer

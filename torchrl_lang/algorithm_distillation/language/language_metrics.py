@@ -17,7 +17,7 @@ from torchrl_lang.algorithm_distillation.language.step_rows import TOKEN_KIND
 from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate, TokenKind
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
 from torchrl_lang.text import Tokenizer
 

@@ -15,7 +15,7 @@ from torchrl_lang.envs.visual_dialogue import (
 from torchrl_lang.envs.visual_dialogue.folder import local_models
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
-from torchrl_lang.modules.saved_readers import FEATURES_HEAD
+from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.text.chat_tokenizer import encode_action

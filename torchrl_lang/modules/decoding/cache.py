@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from torchrl_lang.modules.attention_windows import attention_windows
+from torchrl_lang.modules.hugging_face import attention_windows
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["RowCache", "scores", "swap_rows"]
@@ -31,7 +31,8 @@ class RowCache(Cache):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.modules import RowCache, Trunk, causal_lm
+        >>> from torchrl_lang.modules import Trunk, causal_lm
+        >>> from torchrl_lang.modules.decoding.cache import RowCache
         >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)).eval()
         >>> row, cache = torch.randint(11, (1, 6)), RowCache(6)
         >>> _ = cache.extend(trunk, row[:, :4])

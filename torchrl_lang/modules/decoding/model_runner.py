@@ -4,46 +4,77 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDict
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import Tensor, nn
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 
-from torchrl_lang.modules.action_values import ActionValueHead
-from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, with_heads
+from torchrl_lang.modules.actor import LOGITS, ActorParts
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
-from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
-from torchrl_lang.modules.decoding.prefix_cache import Compaction
+from torchrl_lang.modules.decoding.guidance import VALUE_STATES
+from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.features import RowFeatures, reads_features
-from torchrl_lang.modules.stacked_heads import StackedHeads
+from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
-from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
-from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
 __all__ = [
     "CachedRunner",
+    "LanguageModelRunner",
     "ModelRunner",
+    "PrefillChunk",
     "RecomputingRunner",
-    "States",
-    "apply_head",
     "cacheable",
-    "check_writes",
+    "cacheable_trunks",
     "make_runner",
-    "missing_state",
+    "prefill_chunks",
     "warn_uncached",
 ]
 
-_WRITES = {ACTION_VALUE: ActionValueHead, STATE_VALUE: ValueHead, UTTERANCE_VALUE: UtteranceQValueHead}
-"""The class of the heads of this library by the key of their values."""
+# Rows are read in two groups if that saves this many tokens (about the overhead of a call) and this fraction of all
+# tokens, because a group's keys and values have to be gathered.
+_WORTH_A_CALL, _WORTH_A_GATHER = 256, 0.25
 
-States = dict[str, Tensor]
-"""Outputs of a trunk at one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
+
+class PrefillChunk(NamedTuple):
+    """Rows that are read together: the last ``width`` tokens of each, or all if it has fewer."""
+
+    rows: Tensor | None
+    """int64 ``[M]``; None for all rows."""
+    width: int
+    """Number of tokens to read of each row."""
+    longest: int
+    """Length of the longest of the rows."""
+
+
+def prefill_chunks(length: Tensor, known: Tensor) -> list[PrefillChunk]:
+    """Split new tokens into one call, or two if few rows have many more new tokens than the others.
+
+    Args:
+        length: int64 ``[N]``, at least 1.
+        known: int64 ``[N]``, number of tokens in the cache, less than ``length``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.decoding.model_runner import prefill_chunks
+        >>> length, known = torch.tensor([40, 600, 41]), torch.tensor([36, 0, 36])
+        >>> [(piece.rows.tolist(), piece.width, piece.longest) for piece in prefill_chunks(length, known)]
+        [([0, 2], 5, 41), ([1], 600, 600)]
+    """
+    whole, new = torch.stack([length, length - known]).cpu()  # the only synchronization with the device
+    n = new.shape[0]
+    ordered, order = new.sort(stable=True)
+    saved = torch.arange(n) * (ordered[-1] - torch.cat([ordered[:1], ordered[:-1]]))  # tokens saved by a second group
+    cut = int(saved.argmax())
+    if saved[cut] < max(_WORTH_A_CALL, _WORTH_A_GATHER * n * int(ordered[-1])):
+        return [PrefillChunk(None, int(ordered[-1]), int(whole.max()))]
+    groups = order[:cut].sort().values, order[cut:].sort().values
+    return [PrefillChunk(rows.to(length.device), int(new[rows].max()), int(whole[rows].max())) for rows in groups]
 
 
 class ModelRunner(ABC):
@@ -248,45 +279,74 @@ def read_rows(
     return {key: out.get(key) for key in trunk.out_keys if isinstance(key, str) and not key.startswith("_")}
 
 
-def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names.
+class LanguageModelRunner(ModelRunner):
+    """Runs all trunks of a model on rows of up to ``size`` tokens and evaluates the head at the last token.
 
-    Values have an axis of heads, as those of this library's heads.
+    States of a separate ``value_trunk`` are named ``value_…``. Without ``cached`` the whole row is read for each token.
+    New tokens are added to the ``transcripts``, the cached parts of these rows. The ``features`` of the rows go to the
+    trunks that read some.
     """
-    found = _run_head(head, states, out_key)
-    return with_heads(found, out_key) if out_key in _WRITES else found
+
+    def __init__(
+        self,
+        parts: ActorParts,
+        value_trunk: TensorDictModuleBase | None,
+        *,
+        size: int,
+        cached: bool,
+        transcripts: Transcripts | None = None,
+        features: RowFeatures | None = None,
+    ) -> None:
+        self.parts = parts
+        self.transcripts = transcripts
+        self.runners: list[ModelRunner]
+        trunks = [parts.trunk] if value_trunk is None else [parts.trunk, value_trunk]
+        if transcripts is None:
+            self.runners = [make_runner(trunk, size, cached=cached, features=features) for trunk in trunks]
+        else:
+            models = cacheable_trunks(parts, value_trunk)
+            kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
+            self.runners = [
+                CachedRunner(trunk, cache, size, step=step, features=features) for trunk, cache, step in kept
+            ]
+
+    def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
+        """See :class:`ModelRunner`; ``known`` is that of the transcripts."""
+        if self.transcripts is not None:
+            known = self.transcripts.known[: length.shape[0]].clone()
+            self.transcripts.read(tokens, length)
+        return self._complete([runner.prefill(tokens, length, known) for runner in self.runners])
+
+    def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
+        """See :class:`ModelRunner`."""
+        states = [runner.decode(token, position, visible) for runner in self.runners]
+        if self.transcripts is not None:
+            self.transcripts.add(token, position)
+        return self._complete(states)
+
+    def reorder(self, rows: Tensor) -> None:
+        """See :class:`ModelRunner`. Tokens that copies of rows read later are not added to the transcripts."""
+        self.transcripts = None
+        for runner in self.runners:
+            runner.reorder(rows)
+
+    def compact(self, moves: Compaction, *, moved: bool = False) -> None:
+        """See :class:`ModelRunner`. Tokens of the rows that leave stay in the transcripts."""
+        if self.transcripts is not None:
+            self.transcripts.swap(moves)
+        for runner in self.runners:
+            runner.compact(moves, moved=moved or self.transcripts is not None)
+
+    def _complete(self, states: list[States]) -> States:
+        """The states of all trunks, and the logits."""
+        own, *value = states
+        if self.parts.head is not None:
+            own[LOGITS] = apply_head(self.parts.head, own, LOGITS)
+        return own | {VALUE_STATES + key: tensor for part in value for key, tensor in part.items()}
 
 
-def _run_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    if isinstance(head, TensorDictModuleBase):
-        keys: Any = head.in_keys
-        if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:
-            return head.module(_read(states, keys[0], head.module))  # the same, without a tensordict for every token
-        inputs = {key: _read(states, key, head) for key in keys}
-        return head(TensorDict(inputs, batch_size=next(iter(inputs.values())).shape[:1])).get(out_key)
-    return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
-
-
-def check_writes(name: str, head: nn.Module | None, key: str) -> None:
-    """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, a key of values."""
-    if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
-        raise ValueError(
-            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
-            f"with out_keys=['{key}']."
-        )
-    if isinstance(head, StackedHeads) and not isinstance(head, _WRITES[key]):
-        raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")
-
-
-def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
-    if key not in states:
-        raise missing_state(key, states, head)
-    return states[key]
-
-
-def missing_state(key: NestedKey, written: Iterable[NestedKey], head: nn.Module) -> KeyError:
-    """The error where a head reads a state that its trunk does not write."""
-    advice = "give the head a trunk that writes it"
-    if key == HIDDEN_PRE_NORM:
-        advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
-    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(map(str, written))}: {advice}.")
+def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
+    """All trunks of a model; none if one of them cannot read rows incrementally."""
+    found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
+    models = [model for model in found if model is not None]
+    return models if len(models) == len(found) else []

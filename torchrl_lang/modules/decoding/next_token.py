@@ -1,4 +1,4 @@
-"""The distribution of the next token from logits, filters, forbidden tokens and values."""
+"""The distribution of the next token, and texts after which an utterance stops."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.action_values import few_of_many
 from torchrl_lang.modules.actor import LOGITS
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
-from torchrl_lang.modules.decoding.model_runner import States
+from torchrl_lang.modules.head_values import States
+from torchrl_lang.modules.heads import few_of_many
+from torchrl_lang.text.chat_tokenizer import decode_action
+from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["NextTokenDistribution"]
+__all__ = ["NextTokenDistribution", "StopStrings"]
 
 # Additional candidates for tokens that tie with the k-th best one, which happens in half precision.
 _TIES = 14
@@ -42,7 +44,7 @@ class NextTokenDistribution(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.modules import NextTokenDistribution
+        >>> from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
         >>> rule = NextTokenDistribution([0], temperature=0.5)
         >>> rule({"logits": torch.tensor([[9.0, 1.0, 1.0]])}).exp()
         tensor([[0.0000, 0.5000, 0.5000]])
@@ -121,3 +123,43 @@ class NextTokenDistribution(nn.Module):
         if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
             logits[..., self.vocab_size :] = -torch.inf
         return logits
+
+
+class StopStrings:
+    """Finds utterances that contain one of some texts, however the model divides it into tokens.
+
+    An utterance that stops keeps the text and has no end-of-action token. The environment writes the end instead, as
+    after any utterance without one, so no token that the policy did not sample counts as its own.
+
+    Args:
+        texts: at least one text, none of them empty.
+        tokenizer: decodes the utterances.
+
+    Raises:
+        ValueError: there is no text, or one is empty.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.modules import StopStrings
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> stop = StopStrings(["bc"], tokenizer)
+        >>> stop(torch.tensor([tokenizer.encode("abc"), tokenizer.encode("bab")]))
+        tensor([ True, False])
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        self.texts = tuple([texts] if isinstance(texts, str) else texts)
+        if not self.texts or "" in self.texts:
+            raise ValueError(f"Stop strings are texts of at least one character, got {list(self.texts)}.")
+        self.tokenizer = tokenizer
+        # A token has at least one byte, but some are empty in the text: a few more do no harm.
+        self._window = 8 + max(len(text.encode()) for text in self.texts)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Whether utterances without padding, int64 ``[N, L]``, now contain a text near their end, bool ``[N]``."""
+        return torch.tensor([self._stops(ids) for ids in tokens.tolist()], dtype=torch.bool, device=tokens.device)
+
+    def _stops(self, ids: list[int]) -> bool:
+        written = decode_action(self.tokenizer, ids[-self._window :])
+        return any(text in written for text in self.texts)

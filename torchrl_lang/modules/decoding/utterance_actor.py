@@ -1,4 +1,4 @@
-"""The policy of a language task: generates one utterance for each row."""
+"""The policy of a language task: generates one utterance for each row, and its distribution."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.modules.decoding.checks import check_control
-from torchrl_lang.modules.decoding.decoder import Decoder, Method
-from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
+from torchrl_lang.modules.decoding.decoder import Decoder, Method, check_control
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
-from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, StopStrings
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
-from torchrl_lang.modules.decoding.stop_strings import StopStrings
-from torchrl_lang.modules.eval_mode import is_stochastic
+from torchrl_lang.modules.features import RowFeatures
+from torchrl_lang.modules.head_values import STATE_VALUE
+from torchrl_lang.modules.hugging_face import is_stochastic
+from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
@@ -36,7 +36,103 @@ from torchrl_lang.schema import (
     entry,
 )
 
-__all__ = ["UtteranceActor"]
+__all__ = ["UtteranceActor", "UtteranceDistribution"]
+
+
+class UtteranceDistribution(Distribution):
+    """Utterances of up to ``K`` tokens, int64 ``[*B, K]``, as continuations of rows.
+
+    ``log_prob`` reads row and utterance in one pass, without a cache and with gradients. It equals the log-probability
+    from decoding, except that decoding uses evaluation mode and this the model's current mode, so dropout in training
+    mode makes them differ. Impossible utterances (with a forbidden or filtered token, or without an end) have ``-inf``;
+    tokens after the end are ignored.
+
+    Args:
+        decoder: generates the utterances.
+        tokens: int64 ``[*B, T]``, right-padded.
+        attention_mask: bool ``[*B, T]``.
+        features: of the rows, flattened, for models that read some.
+        mode: ``"greedy"`` or ``"beam"``: the search for the most likely utterance.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = constraints.independent(constraints.nonnegative_integer, 1)
+    has_rsample = False
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokens: Tensor,
+        attention_mask: Tensor,
+        *,
+        features: RowFeatures | None = None,
+        mode: Method = "greedy",
+    ) -> None:
+        super().__init__(tokens.shape[:-1], torch.Size([decoder.action_length]), validate_args=False)
+        self.decoder = decoder
+        self._mode: Method = mode
+        self.tokens = tokens
+        self.attention_mask = attention_mask
+        self._features = features
+
+    def token_log_prob(self, action: Tensor) -> Tensor:
+        """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible.
+
+        The last slot of an utterance without an end is impossible.
+        """
+        if action.shape != (*self.batch_shape, *self.event_shape):
+            raise ValueError(
+                f"Utterances of shape {(*self.batch_shape, *self.event_shape)} expected (batch, action_length), got "
+                f"{tuple(action.shape)}."
+            )
+        if not action.numel():
+            return torch.zeros(action.shape, device=action.device)
+        flat = action.reshape(-1, action.shape[-1])
+        tokens, length = self.tokens.reshape(-1, self.tokens.shape[-1]).long(), self.attention_mask.sum(-1).flatten()
+        prompt = self.decoder.prompt(tokens, length, self._features)
+        is_end = flat == self.decoder.control.end_of_action
+        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
+        if self.decoder.stop is not None:  # utterances that stop have padding instead
+            active &= (flat == self.decoder.control.pad).cumsum(-1) == 0
+        place = length[:, None] + torch.arange(flat.shape[-1], device=flat.device)
+        tokens = torch.cat([prompt.tokens, torch.zeros_like(flat)], -1).scatter(-1, place, flat)
+        position = torch.arange(tokens.shape[-1], device=flat.device)
+        rows = TensorDict(
+            tokens=tokens,
+            attention_mask=position < (length + active.sum(-1))[:, None],
+            agent_mask=torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, place, active),
+            batch_size=tokens.shape[:1],
+        )
+        if self._features is not None:
+            rows.update(self._features.entries())
+        return row_log_prob(self.decoder, rows).gather(-1, place).reshape(action.shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of each utterance, int64 ``[*B, K] -> [*B]``."""
+        return self.token_log_prob(value).sum(-1)
+
+    def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
+        """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
+        shape = torch.Size(sample_shape)
+        drawn = self.decoder.generate(
+            self.tokens, self.attention_mask, method="sample", candidates=shape.numel(), features=self._features
+        )
+        return (
+            drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
+            .movedim(-2, 0)
+            .reshape(*shape, *self.batch_shape, *self.event_shape)
+        )
+
+    @property
+    def mode(self) -> Tensor:
+        """The utterance that greedy or beam decoding finds, ``[*B, K]``, not always the most likely one."""
+        found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode, features=self._features)
+        return found.action.reshape(*self.batch_shape, *self.event_shape)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """:attr:`mode`, under TorchRL's name."""
+        return self.mode
 
 
 class UtteranceActor(TensorDictModuleBase):
@@ -47,7 +143,7 @@ class UtteranceActor(TensorDictModuleBase):
     from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot is the
     end-of-action token with probability one, unless ``stop`` ended the utterance. Rows that are done, if the tensordict
     has ``done``, get an empty utterance. Over a model that reads the features of rows, see
-    :func:`~torchrl_lang.modules.with_features`, it also reads ``features`` and, where it is there, ``features_mask``.
+    :func:`~torchrl_lang.modules.actor`, it also reads ``features`` and, where it is there, ``features_mask``.
 
     With a model that ``fully_shard`` has sharded, each call gathers the weights once and frees them afterwards: all
     processes must call the actor equally often, with any number of rows and tokens.
@@ -98,7 +194,7 @@ class UtteranceActor(TensorDictModuleBase):
     continues costs its new tokens, one that was reset is read from its beginning, and so is one whose features have
     changed. A batch of
     another size and any change of the trunks' weights, device, PEFT adapters or autocast (see
-    :class:`~torchrl_lang.modules.decoding.weight_snapshot.WeightSnapshot`) clear the cache, so the utterances equal
+    :class:`~torchrl_lang.modules.decoding.prefix_cache.WeightSnapshot`) clear the cache, so the utterances equal
     those of an actor without it, up to rounding. After other changes of a model, such as a new hook that alters a
     layer's output, call :meth:`forget`. For each trunk the cache takes ``2 * layers * key-value width * (P + T + K)``
     numbers per row, until the next batch of another size or :meth:`forget`, and up to 50 MB of working memory for

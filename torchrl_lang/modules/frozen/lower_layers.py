@@ -1,4 +1,4 @@
-"""Runs the lower layers that policy and reference share once for both."""
+"""Freeze the lower layers of a language model, and run those that policy and reference share once for both."""
 
 from __future__ import annotations
 
@@ -8,14 +8,119 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from torchrl_lang.modules.eval_mode import applies_dropout
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.freezing import outside_parameters, transformer_blocks
 from torchrl_lang.modules.frozen.fingerprint import defining_weights
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import FINAL_NORMS, Trunk, unwrapped
 
-__all__ = ["SharedLowerLayers", "shared_depth"]
+__all__ = [
+    "SharedLowerLayers",
+    "applies_dropout",
+    "outside_parameters",
+    "shared_depth",
+    "train_top_layers",
+    "transformer_blocks",
+]
+
+
+def train_top_layers(actor: nn.Module, layers: int) -> int:
+    """Freeze embeddings and all but the last ``layers`` transformer blocks, in place.
+
+    The last blocks, the final norm and an untied language-model head stay trainable; a head tied to the embeddings is
+    frozen with them. ``layers=0`` freezes the whole trunk including its final norm, so only modules that read its
+    states train. Parameters that were frozen before stay frozen, and modules outside the trunk, such as value heads,
+    do not change.
+
+    :func:`~torchrl_lang.transforms.frozen_copy` of such an actor copies only the trained blocks.
+
+    Args:
+        actor: a language actor, an utterance actor or a Hugging Face model; its first trunk is used.
+        layers: number of trainable blocks.
+
+    Returns:
+        The number of trainable parameters of ``actor``.
+
+    Raises:
+        ValueError: there is no trunk or its blocks are not found, ``layers`` is out of range, or nothing would train.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.frozen.lower_layers import train_top_layers
+        >>> lm = causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16)
+        >>> whole = sum(p.numel() for p in lm.parameters())
+        >>> block = sum(p.numel() for p in lm.model.layers[2].parameters())
+        >>> train_top_layers(language_actor(lm), 1) == block + 8 + 11 * 8  # with the final norm and the head
+        True
+    """
+    model = _headless(actor)
+    blocks = transformer_blocks(model)
+    if not 0 <= layers <= len(blocks):
+        raise ValueError(f"Cannot train {layers} of the model's {len(blocks)} layers: give a number up to that.")
+    frozen = [parameter for block in blocks[: len(blocks) - layers] for parameter in block.parameters()]
+    frozen += [parameter for _, parameter in outside_parameters(model, norm=layers == 0)]
+    ids = {id(parameter) for parameter in frozen}
+    training = sum(p.numel() for p in actor.parameters() if p.requires_grad and id(p) not in ids)
+    if not training:
+        raise ValueError(
+            f"With layers={layers} nothing would train: the head is tied to the frozen embeddings, or is frozen. "
+            "Train at least one block."
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return training
+
+
+def transformer_blocks(model: nn.Module) -> nn.ModuleList:
+    """The transformer blocks of a trunk or a Hugging Face model: its one list of ``num_hidden_layers`` modules.
+
+    Raises:
+        ValueError: there is no such list, or more than one.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
+        >>> lm = causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16)
+        >>> transformer_blocks(lm) is lm.transformer.h
+        True
+    """
+    headless = _headless(model)
+    depth = headless.config.num_hidden_layers
+    found = list(_lists_of(headless, depth))
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(headless).__name__} must hold its blocks in one nn.ModuleList of num_hidden_layers={depth}, found "
+            f"{len(found)} such lists: select the parameters to train by requires_grad_() yourself."
+        )
+    return found[0]
+
+
+def outside_parameters(model: nn.Module, *, norm: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of the headless model outside its blocks, by name: the embeddings and, with ``norm``, the norm."""
+    headless = _headless(model)
+    within = {id(parameter) for parameter in transformer_blocks(headless).parameters()}
+    for name, parameter in headless.named_parameters():
+        if id(parameter) not in within and (norm or not set(name.split(".")) & set(FINAL_NORMS)):
+            yield name, parameter
+
+
+def _lists_of(module: nn.Module, length: int) -> Iterator[nn.ModuleList]:
+    """Outermost lists of that length: a block may contain lists, e.g. of experts."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) and len(child) == length:
+            yield child
+        else:
+            yield from _lists_of(child, length)
+
+
+def _headless(module: nn.Module) -> PreTrainedModel:
+    for child in unwrapped(module).modules():
+        if isinstance(child, Trunk):
+            return child.model
+        if isinstance(child, PreTrainedModel):
+            return child.base_model
+    raise ValueError(f"{type(module).__name__} holds neither a Trunk nor a Hugging Face model: nothing to freeze.")
+
 
 States = Tensor | tuple[Tensor, ...]
 
@@ -26,8 +131,9 @@ def shared_depth(policy: Trunk, reference: Trunk) -> int:
     Zero where the embeddings are not shared, or where the blocks of a model cannot be found.
 
     Examples:
-        >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
-        >>> from torchrl_lang.modules.freezing import train_top_layers
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.actor import split_actor
+        >>> from torchrl_lang.modules.frozen.lower_layers import train_top_layers
         >>> from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
         >>> from torchrl_lang.modules.frozen.lower_layers import shared_depth
         >>> actor = language_actor(causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16))
@@ -67,8 +173,9 @@ class SharedLowerLayers:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
-        >>> from torchrl_lang.modules.freezing import train_top_layers
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.actor import split_actor
+        >>> from torchrl_lang.modules.frozen.lower_layers import train_top_layers
         >>> from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
         >>> from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers
         >>> actor = language_actor(causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16))
@@ -188,3 +295,12 @@ def _applies_dropout(trunk: Trunk, depth: int) -> bool:
         return False
     above = {id(module) for block in transformer_blocks(trunk)[depth:] for module in block.modules()}
     return applies_dropout(module for module in trunk.modules() if id(module) not in above)
+
+
+def applies_dropout(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules, without those inside it, would apply dropout now."""
+    training = [module for module in modules if module.training]
+    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
+    rates = [rate for module in training for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
+    rates += [module.p for module in training if isinstance(module, nn.modules.dropout._DropoutNd)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.algorithm_distillation import evaluate_in_context
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.recipes.algorithm_distillation.families import TaskFamily
 from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, Format, FormatOptions, RLFormat
 from torchrl_lang.recipes.algorithm_distillation.histories import history_windows, recording_of

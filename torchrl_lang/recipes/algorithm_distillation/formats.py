@@ -24,7 +24,7 @@ from torchrl_lang.algorithm_distillation import (
 )
 from torchrl_lang.algorithm_distillation.language import LanguageHistoryPolicy, StepRows, template_tokenizer
 from torchrl_lang.modules import language_actor
-from torchrl_lang.modules.saving import read_model, write_model
+from torchrl_lang.modules.save import read_model, write_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.algorithm_distillation.families import TaskFamily
 from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions

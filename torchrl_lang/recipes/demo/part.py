@@ -10,7 +10,7 @@ from typing import Any
 
 from torchrl_lang.data import RowDataset
 from torchrl_lang.evaluation import GameRecords, Summary, imitation_loss, write_transcripts
-from torchrl_lang.modules.saved_readers import saved_actor
+from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.load_run import FinishedRun, load_run

@@ -11,7 +11,7 @@ from typing import Any
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.envs.reddit.task import RedditTask
-from torchrl_lang.modules.saved_readers import saved_actor
+from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline_methods import METHODS, decodings

@@ -12,7 +12,7 @@ from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.evaluation import format_seed_table, format_table, text_advantages
 from torchrl_lang.evaluation.tables import format_columns
-from torchrl_lang.modules.saved_readers import saved_actor
+from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.players import DialoguePlayer

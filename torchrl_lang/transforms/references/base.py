@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.frozen.current_policy import HeldActor
+from torchrl_lang.modules.frozen.frozen_copy import HeldActor
 from torchrl_lang.transforms.keys import ActionKeys
 
 __all__ = ["Reference"]

@@ -10,8 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from torchrl_lang.modules import UtteranceActor, language_actor
-from torchrl_lang.modules.frozen.current_policy import CurrentPolicy, HeldActor
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
 from torchrl_lang.schema import ACTION, TOKENS
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference

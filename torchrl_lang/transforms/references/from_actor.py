@@ -19,7 +19,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.modules import GRUModule, LSTMModule
 
-from torchrl_lang.modules.frozen.current_policy import CurrentPolicy, HeldActor
+from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor
 from torchrl_lang.schema import FEATURES_MASK, missing_entry
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list

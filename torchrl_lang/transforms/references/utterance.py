@@ -13,7 +13,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.modules import UtteranceActor
-from torchrl_lang.modules.frozen.current_policy import HeldActor
+from torchrl_lang.modules.frozen.frozen_copy import HeldActor
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys

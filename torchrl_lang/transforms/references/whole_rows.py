@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.modules.frozen.current_policy import HeldActor
+from torchrl_lang.modules.frozen.frozen_copy import HeldActor
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference

@@ -9,8 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.modules import language_actor
-from torchrl_lang.modules.frozen.current_policy import HeldActor
-from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import HeldActor, frozen_copy
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required

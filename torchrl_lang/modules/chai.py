@@ -1,36 +1,131 @@
-"""Sample the candidates of CHAI once for a whole dataset, so that training never runs the language model."""
+"""CHAI (arXiv 2204.08426): features of sampled utterances, and the policy that plays the best of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from tensordict.nn import TensorDictModuleBase, dispatch
+from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.functional import find_utterances, turn_end_mask
-from torchrl_lang.functional.decisions import UtteranceSpans
+from torchrl_lang.functional.decisions import UtteranceSpans, row_length, running_mean
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.decision_batch import refuse_steps
+from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.utterance_features import candidate_features, check_sampling_policy, utterance_features
+from torchrl_lang.modules.head_values import UTTERANCE_VALUE, apply_head, check_writes
+from torchrl_lang.modules.hugging_face import eval_mode, is_stochastic
+from torchrl_lang.modules.row_scoring import refuse_steps
+from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.schema import (
+    ACTION,
+    ACTION_LOG_PROB,
     AGENT_MASK,
     ATTENTION_MASK,
     CANDIDATE_FEATURE,
     CANDIDATE_LOG_PROB,
     CANDIDATE_MASK,
+    DONE,
     STATE_MASK,
     STATE_POSITION,
     TERMINATED,
+    TOKEN_LOG_PROB,
     TOKENS,
     UTTERANCE_FEATURE,
     entry,
 )
 
-__all__ = ["CandidateSampler"]
+__all__ = ["CHAIActor", "CandidateSampler", "candidate_features", "check_sampling_policy", "utterance_features"]
+
+# Tokens that the model reads at a time: with 768 numbers each, 400 MB of states and their running means.
+_TOKENS_AT_ONCE = 2**16
+
+
+@torch.no_grad()
+def utterance_features(
+    trunk: TensorDictModuleBase,
+    tokens: Tensor,
+    length: Tensor,
+    position: Tensor,
+    row_features: RowFeatures | None = None,
+) -> Tensor:
+    """The feature ``f(s, u)`` of utterances: the mean of the hidden states up to their last decisions.
+
+    The mean is over all positions from the row's first token to the utterance's last decision, the position in which
+    its end is written and which has read all its words. This is the only definition of the feature: the utterances of a
+    dataset, candidates in it and candidates in play all have theirs from here.
+
+    Args:
+        trunk: writes ``hidden`` ``[B, T, H]``.
+        tokens: int64 ``[N, T]``, right-padded.
+        length: int64 ``[N]``, the number of tokens to read of each row.
+        position: int64 ``[N, U]``, last decisions, each below its row's ``length``.
+        row_features: features of the rows, which a trunk may read before the tokens; the mean is over tokens only.
+
+    Returns:
+        float ``[N, U, H]``, at least float32.
+    """
+    parts, size = [], max(_TOKENS_AT_ONCE // max(tokens.shape[-1], 1), 1)
+    with eval_mode(trunk):
+        for part in torch.arange(tokens.shape[0], device=tokens.device).split(size):
+            rows, read, place = tokens[part], length[part], position[part]
+            own = None if row_features is None else row_features.select(part)
+            width = max(int(read.max()), 1) if read.numel() else 1
+            attention = torch.arange(width, device=rows.device) < read[:, None]
+            mean = running_mean(read_rows(trunk, rows[:, :width], attention, own)[HIDDEN])
+            parts.append(mean.gather(1, place.unsqueeze(-1).expand(-1, -1, mean.shape[-1])))
+    return torch.cat(parts)
+
+
+def candidate_features(
+    policy: UtteranceActor, tokens: Tensor, length: Tensor, action: Tensor, row_features: RowFeatures | None = None
+) -> Tensor:
+    """Features of utterances that were sampled to continue rows.
+
+    Args:
+        policy: of whose language model the features are.
+        tokens: int64 ``[N, T]``.
+        length: int64 ``[N]``, the number of tokens of each row.
+        action: int64 ``[N * C, K]``, the candidates of each row one after the other, each with its end.
+        row_features: features of the rows, for language models that read some.
+
+    Returns:
+        float ``[N, C, H]``.
+    """
+    copies = action.shape[0] // tokens.shape[0]
+    of = torch.arange(tokens.shape[0], device=tokens.device).repeat_interleave(copies)
+    tokens, length, row_features = tokens[of], length[of], None if row_features is None else row_features.select(of)
+    rows = torch.cat([tokens, torch.zeros_like(action)], -1)
+    slot = torch.arange(action.shape[-1], device=action.device)
+    rows = rows.scatter(-1, length[:, None] + slot, action)
+    # The first word is written in the last state of the row_features, so the end, word e, in the state length - 1 + e.
+    end = (action == policy.decoder.control.end_of_action).int().argmax(-1)
+    last_decision = length - 1 + end
+    trunk = split_actor(policy.decoder.actor).trunk
+    features = utterance_features(trunk, rows, last_decision + 1, last_decision[:, None], row_features)
+    return features.squeeze(1).unflatten(0, (-1, copies))
+
+
+def check_sampling_policy(user: str, policy: Any) -> None:
+    """Raise unless ``policy`` samples utterances with ends from a language model that shows its states."""
+    if not isinstance(policy, UtteranceActor):
+        raise TypeError(
+            f"{user} samples candidates from an UtteranceActor over the frozen language model, got "
+            f"{type(policy).__name__}: build it with UtteranceActor(language_actor(lm), control, action_length)."
+        )
+    if policy.method != "sample" or policy.decoder.stop is not None:
+        given = f"method={policy.method!r}" + ("" if policy.decoder.stop is None else " and stop=")
+        raise ValueError(f"{user} needs utterances that are sampled to their end: method='sample', got {given}.")
+    trunk = split_actor(policy.decoder.actor).trunk
+    if HIDDEN not in trunk.out_keys:
+        raise ValueError(
+            f"{user} reads the trunk's 'hidden', this one writes {list(map(str, trunk.out_keys))}: build the actor "
+            "with language_actor(lm)."
+        )
 
 
 class CandidateSampler:
@@ -195,3 +290,81 @@ class CandidateSampler:
 def _most_states(spans: UtteranceSpans) -> int:
     """The greatest number of states of a row, at least 1."""
     return max(int(spans.row.bincount().max()), 1) if spans.row.numel() else 1
+
+
+class CHAIActor(TensorDictModuleBase):
+    """Plays, of ``candidates`` sampled utterances, the one with the highest ``min_k Q_k`` (CHAI, arXiv 2204.08426).
+
+    It reads and writes what the ``policy`` does: ``tokens``, ``attention_mask`` and, if it is there, ``done``;
+    ``action``, ``action_log_prob`` and ``token_log_prob``. The log-probabilities are those of sampling, without the
+    choice. Values read :func:`~torchrl_lang.modules.chai.candidate_features`, the features that
+    :class:`CandidateSampler` computes for training. With ``set_exploration_type(ExplorationType.DETERMINISTIC)`` the
+    language model decodes greedily.
+
+    Args:
+        policy: samples the candidates; an :class:`UtteranceActor` with ``method="sample"``, which has the seed.
+        qvalue: usually with the target parameters: a :class:`UtteranceQValueHead`, or a TensorDictModule with one input
+            that writes ``utterance_value`` ``[N, n_q]``.
+        candidates: number of samples.
+
+    Raises:
+        TypeError, ValueError: the policy or the head is of another kind.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.modules import CHAIActor, UtteranceActor, UtteranceQValueHead, causal_lm, language_actor
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)
+        >>> policy = UtteranceActor(language_actor(lm), tokenizer.control, 4, seed=0)
+        >>> best = CHAIActor(policy, UtteranceQValueHead(8), candidates=5)
+        >>> rows = TensorDict(tokens=torch.full((2, 6), tokenizer.control.begin_action),
+        ...                   attention_mask=torch.arange(6).expand(2, 6) < 1, batch_size=[2])
+        >>> best(rows)["action"].shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, policy: UtteranceActor, qvalue: nn.Module, *, candidates: int = 8) -> None:
+        super().__init__()
+        check_sampling_policy("CHAIActor", policy)
+        check_writes("qvalue", qvalue, UTTERANCE_VALUE)
+        at_least_one("candidates", candidates)
+        self.policy, self.qvalue, self.candidates = policy, qvalue, candidates
+        self.in_keys, self.out_keys = list(policy.in_keys), [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
+
+    @dispatch(auto_batch_size=False)
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write an utterance for every row into ``tensordict``."""
+        if not is_stochastic():
+            return self.policy(tensordict)
+        tokens, attention = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
+        done, batch = tensordict.get(DONE, None), tokens.shape[:-1]
+        features = self.policy.decoder.features(type(self).__name__, tensordict, batch)
+        drawn = self.policy.decoder.generate(
+            tokens, attention, done=done, candidates=self.candidates, features=features
+        )
+        rows, length = tokens.reshape(batch.numel(), -1).long(), row_length(attention).flatten()
+        active = torch.ones_like(length, dtype=torch.bool) if done is None else ~done.flatten()
+        choice = torch.zeros_like(length)
+        if bool(active.any()):  # an utterance may not fit after rows that are done
+            action = drawn.action.unflatten(0, (-1, self.candidates))[active].flatten(0, 1)
+            longest = int(length[active].max())
+            own = None if features is None else features.select(active)
+            values = self._values(rows[active][:, :longest], length[active], action, own)
+            choice[active] = values.argmax(-1)
+        found = drawn.select(torch.arange(len(choice), device=choice.device) * self.candidates + choice)
+        tensordict.set(ACTION, found.action.reshape(*batch, -1))
+        tensordict.set(TOKEN_LOG_PROB, found.token_log_prob.reshape(*batch, -1))
+        return tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(batch))
+
+    def _values(self, tokens: Tensor, length: Tensor, action: Tensor, row_features: RowFeatures | None) -> Tensor:
+        """``min_k Q_k`` of candidates, ``[N, C]``."""
+        features = candidate_features(self.policy, tokens, length, action, row_features)
+        # A module reads features by its one key, a head by that of the states it is made for.
+        keys = self.qvalue.in_keys if isinstance(self.qvalue, TensorDictModuleBase) else []
+        key = keys[0] if keys else str(getattr(self.qvalue, "in_key", HIDDEN))
+        with eval_mode(self.qvalue):
+            values = apply_head(self.qvalue, {key: features.flatten(0, 1)}, UTTERANCE_VALUE)
+        return values.amin(-1).unflatten(0, features.shape[:2])

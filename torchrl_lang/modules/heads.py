@@ -1,0 +1,375 @@
+"""Value heads: small networks with stacked weights for state values and action values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchrl_lang._checks import one_of
+from torchrl_lang.functional import linear_cross_entropy
+from torchrl_lang.functional.linear import LinearTerm, linear_margin
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
+
+__all__ = [
+    "ActionValueHead",
+    "HeadKind",
+    "LastLayer",
+    "OUT_STD",
+    "QValueHead",
+    "StackedHeads",
+    "UtteranceQValueHead",
+    "ValueHead",
+    "cast_like",
+    "few_of_many",
+]
+
+HeadKind = Literal["mlp", "residual", "deep"]
+
+OUT_STD = 0.01
+"""Standard deviation of the initial weights of a last layer."""
+
+
+class StackedHeads(nn.Module):
+    """``n`` small networks of the same shape with stacked weights, ``hidden [N, H] -> [n, N, out]``.
+
+    ``"mlp"``: ``Linear(H, 2H)``, ReLU, ``Linear(2H, out)``, read from ``hidden``.
+    ``"residual"``: ``Linear(LN2(x + dropout(W2 gelu(W1 LN1(x)))))`` with inner width ``4H``, read from
+    ``hidden_pre_norm``.
+    ``"deep"``: two hidden layers ``relu(LN(W x))`` of width ``2H``, then ``Linear(2H, out)``, read from ``hidden``; the
+    heads of AgileRL.
+
+    States are cast to the dtype of the weights, so heads in float32 over a model in half precision (the usual choice)
+    compute values in float32. Under autocast everything runs in its precision.
+
+    First layers are initialized like :class:`torch.nn.Linear`. The last layer begins with small weights (normal,
+    0.01) and zero bias, so that initial values and their bootstrapped targets are near zero.
+    """
+
+    def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
+        super().__init__()
+        one_of("kind", kind, ("mlp", "residual", "deep"))
+        for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")
+        self.kind = kind
+        inner, features = (4 * width, width) if kind == "residual" else (2 * width, 2 * width)
+        self.in_weight = _linear_init(n, inner, width)
+        self.in_bias = _linear_init(n, inner, fan_in=width)
+        if kind != "mlp":
+            self.norm1_weight = nn.Parameter(torch.ones(n, 1, features))
+            self.norm1_bias = nn.Parameter(torch.zeros(n, 1, features))
+            self.mid_weight = _linear_init(n, features, inner)
+            self.mid_bias = _linear_init(n, features, fan_in=inner)
+            self.norm2_weight = nn.Parameter(torch.ones(n, 1, features))
+            self.norm2_bias = nn.Parameter(torch.zeros(n, 1, features))
+        self.dropout = nn.Dropout(dropout)
+        self.out_weight = nn.Parameter(torch.empty(n, out, features).normal_(0.0, OUT_STD))
+        self.out_bias = nn.Parameter(torch.zeros(n, out))
+
+    @property
+    def width(self) -> int:
+        """``H``, the width of the states."""
+        return self.in_weight.shape[-1]
+
+    @property
+    def in_key(self) -> str:
+        """The key of the trunk's states that these heads read."""
+        return HIDDEN_PRE_NORM if self.kind == "residual" else HIDDEN
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build a head of the same shape."""
+        return {"width": self.width, "kind": self.kind, "dropout": self.dropout.p}
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """Input of the last layer, ``[N, H] -> [n, N, F]``."""
+        n, inner, _ = self.in_weight.shape
+        hidden = cast_like(hidden, self.in_weight)
+        if self.kind == "mlp":
+            first = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
+            return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
+        if self.kind == "deep":
+            x = torch.baddbmm(self.in_bias.unsqueeze(1), hidden.expand(n, -1, -1), self.in_weight.mT)
+            x = torch.baddbmm(self.mid_bias.unsqueeze(1), self._norm1(x).relu(), self.mid_weight.mT)
+            return self._norm2(x).relu()
+        x = self._norm1(hidden)  # [n, N, H]
+        x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)
+        x = torch.baddbmm(self.mid_bias.unsqueeze(1), F.gelu(x), self.mid_weight.mT)
+        return self._norm2(hidden + self.dropout(x))
+
+    def _norm1(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]) * self.norm1_weight + self.norm1_bias
+
+    def _norm2(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]) * self.norm2_weight + self.norm2_bias
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        """Output of the last layer, ``[N, H] -> [n, N, out]``."""
+        return torch.baddbmm(self.out_bias.unsqueeze(1), self.features(hidden), self.out_weight.mT)
+
+
+def cast_like(states: Tensor, weight: Tensor) -> Tensor:
+    """Cast states to the dtype of a weight; under autocast, which casts both, they are not changed."""
+    return states if torch.is_autocast_enabled(states.device.type) else states.to(weight.dtype)
+
+
+def _linear_init(*shape: int, fan_in: int | None = None) -> nn.Parameter:
+    bound = (fan_in or shape[-1]) ** -0.5
+    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
+
+
+class ValueHead(StackedHeads):
+    """State value, ``hidden [*N, H] -> [*N, 1]``.
+
+    Kinds, initialization and parameters as in :class:`~torchrl_lang.modules.QValueHead` with ``V = 1``.
+
+    Args:
+        width: ``H``.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: dropout probability of the ``"residual"`` kind.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import ValueHead
+        >>> ValueHead(8)(torch.randn(3, 8)).shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(self, width: int, *, kind: HeadKind = "mlp", dropout: float = 0.0) -> None:
+        super().__init__(width, 1, 1, kind, dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Value of each state, ``[*N, H] -> [*N, 1]``."""
+        return self.outputs(hidden.reshape(-1, hidden.shape[-1]))[0].unflatten(0, hidden.shape[:-1])
+
+
+class UtteranceQValueHead(StackedHeads):
+    """Values of one utterance in its state from several heads in one module: ``hidden [*N, H] -> [*N, n_q]``.
+
+    The hidden state has read the utterance, so the output is a number and not one for each next token as a
+    :class:`~torchrl_lang.modules.QValueHead`'s, whose kinds, initialization and parameters these are with ``V = 1``.
+
+    Args:
+        width: ``H``.
+        n_heads: ``n_q``; the minimum of two is used.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: dropout probability of the ``"residual"`` kind.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import UtteranceQValueHead
+        >>> UtteranceQValueHead(8)(torch.randn(3, 8)).shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(self, width: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0) -> None:
+        super().__init__(width, n_heads, 1, kind, dropout)
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build a head of the same shape."""
+        return super().config() | {"n_heads": self.out_weight.shape[0]}
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Value of each utterance, ``[*N, H] -> [*N, n_q]``."""
+        values = self.outputs(hidden.reshape(-1, hidden.shape[-1])).squeeze(-1)  # [n_q, N]
+        return values.mT.reshape(*hidden.shape[:-1], values.shape[0])
+
+
+# If the vocabulary has more tokens than this per token that is asked for, gathering rows of the last layer is cheaper
+# than one product over the vocabulary.
+_MANY = 128
+
+
+def few_of_many(asked: int, vocabulary: int) -> bool:
+    """Whether the values of ``asked`` tokens per state are cheaper from gathered rows than from the full table."""
+    return asked * _MANY < vocabulary
+
+
+class LastLayer(NamedTuple):
+    """``value = features @ weight.T + bias + shift``: the input and the weights of a last layer."""
+
+    features: Tensor
+    """float ``[n_q, N, F]``."""
+    weight: Tensor
+    """float ``[n_q, V, F]``, or ``[1, V, F]`` if all heads share it."""
+    bias: Tensor | None = None
+    """float ``[n_q, V]``."""
+    shift: Tensor | None = None
+    """float ``[n_q, N]``: added to the values of all tokens of a state."""
+
+    def table(self) -> Tensor:
+        """Values of all tokens, ``[n_q, N, V]``."""
+        if self.weight.shape[0] < self.features.shape[0]:
+            values = self.features @ self.weight[0].mT
+        elif self.bias is None:
+            values = self.features @ self.weight.mT
+        else:
+            values = torch.baddbmm(self.bias.unsqueeze(1), self.features, self.weight.mT)
+        return values if self.shift is None else values + self.shift.unsqueeze(-1)
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """Values of some tokens of each state, int64 ``[N, k] -> [n_q, N, k]``, from gathered rows of the weight."""
+        index = tokens.flatten()
+        rows = self.weight.index_select(1, index).unflatten(1, tokens.shape)  # [n_q or 1, N, k, F]
+        if self.weight.shape[0] < self.features.shape[0]:
+            values = (self.features.transpose(0, 1) @ rows[0].mT).transpose(0, 1)  # no copy of the rows for each head
+        else:
+            values = (self.features.unsqueeze(2) @ rows.mT).squeeze(2)
+        if self.bias is not None:
+            values = values + self.bias.index_select(1, index).unflatten(1, tokens.shape)
+        return values if self.shift is None else values + self.shift.unsqueeze(-1)
+
+
+class ActionValueHead(StackedHeads, ABC):
+    """Base of the Q heads, ``hidden [*N, H] -> [*N, n_q, V]``. Abstract: subclasses implement the last layer.
+
+    Values of a few tokens are computed from their rows of the last layer, and terms over the vocabulary in chunks.
+    """
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """``V``."""
+
+    @abstractmethod
+    def last_layer(self, hidden: Tensor) -> LastLayer:
+        """The last layer and its input, for states ``[N, H]``."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values of all next tokens, ``[*N, H] -> [*N, n_q, V]``."""
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        return self.last_layer(flat).table().transpose(0, 1).unflatten(0, hidden.shape[:-1])
+
+    def among(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Values of some next tokens, ``[*N, H], int64 [*N, k] -> [*N, n_q, k]``: ``forward`` at ``tokens``.
+
+        If the vocabulary is large compared with ``k``, only the rows of these tokens are computed.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.modules import QValueHead
+            >>> head, hidden, tokens = QValueHead(8, 900), torch.randn(2, 8), torch.tensor([[5, 7], [0, 899]])
+            >>> torch.testing.assert_close(head.among(hidden, tokens)[1, :, 1], head(hidden)[1, :, 899])
+        """
+        flat, some = hidden.reshape(-1, hidden.shape[-1]), tokens.reshape(-1, tokens.shape[-1])
+        layer = self.last_layer(flat)
+        if few_of_many(some.shape[-1], self.vocab_size):
+            values = layer.rows(some)
+        else:
+            values = layer.table().gather(-1, some.expand(layer.features.shape[0], -1, -1))
+        return values.transpose(0, 1).unflatten(0, tokens.shape[:-1])
+
+    def taken(self, hidden: Tensor, action: Tensor) -> Tensor:
+        """Values of the taken tokens, ``[*N, H], int64 [*N] -> [*N, n_q]``: ``forward`` at ``action``.
+
+        For a large vocabulary only the taken tokens' rows of the last layer are computed.
+        """
+        return self.among(hidden, action.unsqueeze(-1)).squeeze(-1)
+
+    def cql_term(
+        self,
+        hidden: Tensor,
+        action: Tensor,
+        temperature: Tensor | float = 1.0,
+        *,
+        chunk_size: int | None = None,
+        recompute: bool = False,
+    ) -> LinearTerm:
+        """:func:`~torchrl_lang.functional.cql_term` of the values of ``forward``, computed in chunks.
+
+        Args:
+            hidden: float ``[N, H]``.
+            action: int64 ``[N]``.
+            temperature: ``T > 0``.
+            chunk_size: positions whose values over the vocabulary are in memory at a time; None for a few dozen
+                megabytes.
+            recompute: see :func:`~torchrl_lang.functional.linear_cross_entropy`; True for losses of ``each``.
+
+        Returns:
+            ``total``, the sum over decisions and heads; ``each``, ``[N, n_q]``; and ``taken``, ``[N, n_q]``, the values
+            of :meth:`taken`.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.functional import cql_term
+            >>> from torchrl_lang.modules import QValueHead
+            >>> head, hidden, action = QValueHead(8, vocab_size=5), torch.randn(3, 8), torch.tensor([4, 0, 2])
+            >>> torch.testing.assert_close(head.cql_term(hidden, action).each, cql_term(head(hidden), action))
+        """
+        options = {"temperature": temperature, "chunk_size": chunk_size, "recompute": recompute}
+        return self._term(linear_cross_entropy, hidden, action, **options)
+
+    def margin_term(
+        self,
+        hidden: Tensor,
+        action: Tensor,
+        margin: float = 0.0,
+        *,
+        chunk_size: int | None = None,
+        recompute: bool = False,
+    ) -> LinearTerm:
+        """:func:`~torchrl_lang.functional.margin_term` of the values of ``forward``; otherwise as :meth:`cql_term`."""
+        return self._term(linear_margin, hidden, action, margin=margin, chunk_size=chunk_size, recompute=recompute)
+
+    def _term(self, function: Callable[..., LinearTerm], hidden: Tensor, action: Tensor, **options: Any) -> LinearTerm:
+        """A term of the last layer per decision: ``each`` and ``taken`` ``[N, n_q]``.
+
+        A shift of all values changes no term, only the values of the taken tokens.
+        """
+        features, weight, bias, shift = self.last_layer(hidden)
+        n, positions, width = features.shape
+        target = action
+        if weight.shape[0] < n:  # heads share the weight: one layer with the positions of all heads
+            features, target = features.reshape(1, n * positions, width), action.repeat(n)
+        total, each, taken = function(features, weight, bias, target, **options)
+        each, taken = each.reshape(n, positions), taken.reshape(n, positions)
+        taken = taken if shift is None else taken + shift
+        return LinearTerm(total, each.mT, taken.mT)
+
+
+class QValueHead(ActionValueHead):
+    """Action values of all next tokens from several heads in one module: ``hidden [*N, H] -> [*N, n_q, V]``.
+
+    The two kinds are those of the ILQL paper (arXiv 2206.11871). Parameters, for ``n_q`` heads: ``in_weight``
+    ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight`` ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``. The
+    ``"residual"`` kind has inner width ``4H`` instead of ``2H``, ``H`` in the last layer, and further parameters
+    ``norm1_*``, ``mid_*``, ``norm2_*``. For a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much
+    cheaper. Over a model in half precision heads stay in float32: states are cast to the dtype of the weights.
+
+    Args:
+        width: ``H``.
+        vocab_size: ``V``.
+        n_heads: ``n_q``; ILQL uses the minimum of two.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: dropout probability of the ``"residual"`` kind.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import QValueHead
+        >>> head = QValueHead(8, vocab_size=5)
+        >>> hidden, action = torch.randn(3, 8), torch.tensor([4, 0, 2])
+        >>> head(hidden).shape, head.taken(hidden, action).shape
+        (torch.Size([3, 2, 5]), torch.Size([3, 2]))
+    """
+
+    def __init__(
+        self, width: int, vocab_size: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0
+    ) -> None:
+        super().__init__(width, n_heads, vocab_size, kind, dropout)
+
+    @property
+    def vocab_size(self) -> int:
+        """``V``."""
+        return self.out_weight.shape[1]
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build a head of the same shape."""
+        return super().config() | {"vocab_size": self.vocab_size, "n_heads": self.out_weight.shape[0]}
+
+    def last_layer(self, hidden: Tensor) -> LastLayer:
+        """The last layer and its input, for states ``[N, H]``."""
+        return LastLayer(self.features(hidden), self.out_weight, self.out_bias)

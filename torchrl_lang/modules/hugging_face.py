@@ -1,0 +1,292 @@
+"""Hugging Face models: evaluation mode, causality, attention windows and PEFT adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
+from inspect import signature
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torchrl.envs.utils import ExplorationType, exploration_type
+from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = [
+    "adapter_layers",
+    "adapter_weights",
+    "attention_windows",
+    "base_module",
+    "cache_obstacle",
+    "check_causal",
+    "eval_mode",
+    "is_adapter",
+    "is_stochastic",
+    "merged_copy",
+    "refuse_merged",
+    "without_adapters",
+]
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside a ``with`` block, then restore the mode of every submodule."""
+    training = [m for m in module.modules() if m.training]
+    try:
+        for m in training:
+            m.training = False
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def is_stochastic() -> bool:
+    """Whether policies sample their actions here, by TorchRL's ``set_exploration_type``, or decode greedily."""
+    return exploration_type() not in (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)
+
+
+_LENGTH = 8
+# Relative difference of states that counts as rounding. New bidirectional models of a few units differ by at least
+# 2e-3, trained ones by far more. Causal models do not differ, unless kernels depend on the tokens, as with experts.
+_ROUNDING, _HALF_ROUNDING = 1e-4, 1.5e-3
+
+_checked: WeakSet[nn.Module] = WeakSet()
+
+
+def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None = None) -> bool:
+    """Raise if a token's state depends on later tokens.
+
+    Runs the model once, in evaluation mode and without gradients, on two short rows with a common beginning; further
+    calls with the same model do nothing. It uses no random numbers. Models that cannot run where they are (on the meta
+    device, sharded over processes, without their kernels) are not checked.
+
+    Args:
+        lm: the model, with or without its head.
+        states: int64 ``[N, q]`` to ``[N, q, H]``, another way to run the model, which is then run in any case.
+
+    Returns:
+        Whether the model was checked.
+
+    Raises:
+        ValueError: the model is not causal.
+
+    Examples:
+        >>> from transformers import AutoConfig, AutoModel
+        >>> from torchrl_lang.modules.hugging_face import check_causal
+        >>> shape = {"vocab_size": 9, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+        >>> check_causal(AutoModel.from_config(AutoConfig.for_model("gpt2", **shape)))
+        True
+        >>> check_causal(AutoModel.from_config(AutoConfig.for_model("bert", **shape, intermediate_size=8)))
+        Traceback (most recent call last):
+            ...
+        ValueError: BertModel is not causal: the state of a token changes with the tokens after it, so it would be ...
+    """
+    model = lm.base_model
+    if model in _checked:
+        return True
+    if states is None:
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            return False  # a forward pass of a part of a sharded model would make this part its root
+
+        def states(rows: Tensor) -> Tensor:
+            return model(inputs_embeds=model.get_input_embeddings()(rows), use_cache=False).last_hidden_state
+
+    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
+    length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
+    if min(vocabulary, length) < 2:
+        return True
+    try:
+        with torch.no_grad(), eval_mode(model), torch.autocast(device.type, enabled=False):
+            difference, limit = _difference(states, length, device)
+    except (RuntimeError, NotImplementedError):
+        return False
+    if difference > limit:
+        raise ValueError(
+            f"{type(model).__name__} is not causal: the state of a token changes with the tokens after it, so it would "
+            "be trained on what it has to predict. Use a decoder such as 'gpt2', 'llama' or 'qwen2'; some kinds have a "
+            "setting, as in causal_lm('bert', is_decoder=True)."
+        )
+    _checked.add(model)
+    return True
+
+
+def _difference(states: Callable[[Tensor], Tensor], length: int, device: torch.device) -> tuple[float, float]:
+    """The mean difference of the states of a common beginning, relative to their size, and the tolerance."""
+    alike = length // 2
+    tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
+    tokens[0, alike:], tokens[1, alike:] = 0, 1
+    hidden = states(tokens)[:, :alike]
+    limit = _HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING
+    one, other = hidden.double()
+    return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30)), limit
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# These attention implementations take a float mask as it is; others build their own masks or need kernels per shape.
+_MASKED = ("sdpa", "eager")
+
+
+def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
+    """The number of tokens, including itself, that a token attends to, by kind of layer; None for all tokens.
+
+    Examples:
+        >>> from transformers import AutoConfig
+        >>> from torchrl_lang.modules.hugging_face import attention_windows
+        >>> attention_windows(AutoConfig.for_model("mistral", sliding_window=128))
+        {'sliding_attention': 128}
+        >>> attention_windows(AutoConfig.for_model("gpt2"))
+        {'full_attention': None}
+    """
+    window, limit = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
+    if window is not None and limit is not None and window >= limit:
+        window = None
+    return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
+
+
+def cache_obstacle(model: PreTrainedModel) -> str | None:
+    """Why a model without its head cannot read rows incrementally with our masks, in words; None if it can."""
+    config: Any = model.config
+    others = sorted(set(attention_windows(config)) - {FULL, SLIDING})
+    if others:
+        return f"its layers are of the kinds {others}"
+    if "local" in getattr(config, "attention_layers", ()):
+        return "its local attention builds masks of its own"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "its layers share keys and values"
+    if config._attn_implementation not in _MASKED:
+        return (
+            f"attn_implementation={config._attn_implementation!r} takes no mask over single keys: load the model with "
+            "attn_implementation='sdpa'"
+        )
+    return None if _takes_positions(type(model).forward) else "it takes no position_ids"
+
+
+@cache
+def _takes_positions(forward: Callable[..., Any]) -> bool:
+    return "position_ids" in signature(forward).parameters
+
+
+def is_adapter(module: Any) -> bool:
+    """Whether PEFT replaced a module by this one, which contains it and further weights.
+
+    Does not need peft to be installed.
+    """
+    return hasattr(type(module), "adapter_layer_names") and hasattr(type(module), "disable_adapters")
+
+
+def base_module(module: Any) -> Any:
+    """The module that PEFT replaced; other modules are returned unchanged."""
+    while is_adapter(module):
+        module = module.get_base_layer() if hasattr(module, "base_layer") else module.original_module
+    return module
+
+
+def merged_copy(lm: PreTrainedModel) -> PreTrainedModel:
+    """A model without adapters that computes the same as ``lm`` with its active ones; ``lm`` itself if it has none.
+
+    With adapters the whole model is copied, because merging and unmerging would round its weights. Tied weights are
+    untied if an adapter changed one of them.
+
+    Examples:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.modules.hugging_face import merged_copy
+        >>> lm = causal_lm("llama", vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> tuned = get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj"])).get_base_model()
+        >>> [name for name in merged_copy(tuned).state_dict() if "q_proj" in name]
+        ['model.layers.0.self_attn.q_proj.weight']
+    """
+    if not any(is_adapter(module) for module in lm.modules()):
+        return lm
+    lm = deepcopy(lm)
+    for name, module in list(lm.named_modules(remove_duplicate=False)):
+        if is_adapter(module) and _is_outermost(lm, name):
+            parent, _, last = name.rpartition(".")
+            setattr(lm.get_submodule(parent), last, _merged(module))
+    lm._hf_peft_config_loaded = False
+    if hasattr(lm, "peft_config"):
+        del lm.peft_config
+    embeddings = lm.get_input_embeddings(), lm.get_output_embeddings()
+    if embeddings[0].weight is not getattr(embeddings[1], "weight", None):
+        lm.config.tie_word_embeddings = False
+    return lm
+
+
+def _is_outermost(lm: nn.Module, name: str) -> bool:
+    """Whether the module is still part of the model and not inside another PEFT module."""
+    module: nn.Module = lm
+    for part in name.split("."):
+        if is_adapter(module) or not hasattr(module, part):
+            return False
+        module = getattr(module, part)
+    return True
+
+
+def _merged(layer: Any) -> nn.Module:
+    """The module that an adapter replaced, with the adapter merged into it if it is active."""
+    if not layer.disable_adapters:
+        base = base_module(layer)
+        if type(getattr(base, "weight", None)) is nn.Parameter:  # not quantized; copied, so that a tied one is kept
+            base.weight = nn.Parameter(base.weight.detach().clone(), base.weight.requires_grad)
+    if hasattr(layer, "unload_and_optionally_merge_module"):  # a module that is trained as a whole
+        if layer.disable_adapters:
+            return layer.original_module
+        return layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+    if not layer.disable_adapters:
+        layer.merge()
+    elif layer.merged:
+        layer.unmerge()
+    return layer.get_base_layer()
+
+
+@contextmanager
+def without_adapters(actor: nn.Module) -> Iterator[None]:
+    """No adapters, evaluation mode, no gradients; on exit every module is as it was."""
+    layers = adapter_layers(actor)
+    refuse_merged(layers)
+    layers = [layer for layer in layers if not layer.disable_adapters]
+    # Switching off and on again also sets which adapters train.
+    trains = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        with eval_mode(actor), torch.no_grad():
+            yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        for parameter, flag in trains:
+            parameter.requires_grad_(flag)
+
+
+def adapter_layers(actor: nn.Module) -> list[Any]:
+    """PEFT's layers in the actor."""
+    return [module for module in actor.modules() if is_adapter(module)]
+
+
+def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
+    """The weights of the adapters."""
+    for layer in adapter_layers(actor):
+        for name in layer.adapter_layer_names:
+            held = getattr(layer, name, None)
+            if isinstance(held, nn.Module):
+                yield from held.parameters()
+                yield from held.buffers()
+            elif isinstance(held, Tensor):
+                yield held
+
+
+def refuse_merged(layers: list[Any]) -> None:
+    """Raise where adapters are merged into the base weights, and so cannot be switched off."""
+    merged = [layer for layer in layers if layer.merged_adapters]
+    if merged:
+        raise ValueError(
+            f"The adapters of {len(merged)} layers are merged into the base weights: call unmerge_adapter() on the "
+            "PEFT model first, or use frozen_copy(actor, share=False)."
+        )

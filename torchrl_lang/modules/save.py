@@ -1,0 +1,635 @@
+"""Save and load language models, value heads and whole agents as a Hugging Face folder, without pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from torchrl_lang._files import (
+    CHECKSUMS,
+    Fields,
+    FileError,
+    check_replaceable,
+    non_finite,
+    verify_checksums,
+    write_checksums,
+    write_folder,
+)
+from torchrl_lang.modules.actor import language_actor, split_actor, with_features
+from torchrl_lang.modules.decoding.guidance import (
+    LikelihoodGuidance,
+    TokenProbabilities,
+    UtteranceValueGuidance,
+    ValueGuidance,
+)
+from torchrl_lang.modules.decoding.next_token import StopStrings
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.head_values import UTTERANCE_VALUE
+from torchrl_lang.modules.heads import UtteranceQValueHead
+from torchrl_lang.modules.hugging_face import base_module, merged_copy
+from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
+from torchrl_lang.modules.saved_heads import HEADS, Head, describe_heads, own_head, read_heads, write_heads
+from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
+from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
+from torchrl_lang.text.tokenizer_config import tokenizer_from_config
+from torchrl_lang.text.tokenizers import Tokenizer
+from torchrl_lang.text.transformers_tokenizer import write_tokenizer
+
+__all__ = [
+    "CARD",
+    "FEATURES_HEAD",
+    "MANIFEST",
+    "SavedAgent",
+    "SavedGuidance",
+    "SavedModel",
+    "VALUE_FEATURES_HEAD",
+    "language_model_around",
+    "language_model_of",
+    "load_agent",
+    "load_language_model",
+    "push_agent",
+    "read_guidance",
+    "read_model",
+    "read_options",
+    "save_agent",
+    "save_language_model",
+    "saved_actor",
+    "saved_guidance",
+    "saved_value_actor",
+    "saved_value_trunk",
+    "write_model",
+]
+
+MANIFEST = "torchrl_lang.json"
+"""Name of the file that describes the heads and the tokenizer."""
+
+CARD = "README.md"
+"""Name of the model card."""
+
+_VALUE_LM = "value_lm"
+_VERSION = 2  # 1, without the field: folders without checksums
+_REMEDY = "save the model again, or copy the folder again"
+
+
+class SavedModel(NamedTuple):
+    """The result of :func:`load_language_model`."""
+
+    lm: PreTrainedModel
+    """The language model."""
+    heads: dict[str, Any]
+    """Value heads, embeddings of returns and of features, by the names of saving; tied ones are tied to ``lm``."""
+    tokenizer: dict[str, Any] | None
+    """Configuration of the tokenizer, if one was saved."""
+    value_lm: PreTrainedModel | None = None
+    """A second model: the one whose states the heads read, or whose token probabilities are values (Q-SFT)."""
+
+
+def save_language_model(
+    folder: str | Path,
+    lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
+    heads: Mapping[str, nn.Module] | None = None,
+    *,
+    tokenizer: Mapping[str, Any] | None = None,
+    value_lm: PreTrainedModel | None = None,
+) -> Path:
+    """Write a language model and its value heads to ``folder``, atomically.
+
+    The language model is written by ``save_pretrained`` and the tokenizer as one of transformers, so other programs can
+    load both, see :func:`~torchrl_lang.text.write_tokenizer`. The heads are written to ``heads.safetensors``, their
+    shapes and the tokenizer's configuration to ``torchrl_lang.json``, and the SHA-256 of every file to
+    ``checksums.json``.
+
+    PEFT adapters are merged, in a copy, into the weights: the folder contains a plain model that computes the same.
+
+    Args:
+        folder: created if it does not exist. A saved model is replaced when the new one is complete; other folders are
+            not changed. One process at a time may write it.
+        lm: a language model, with or without PEFT's ``PeftModel`` around it, or an actor over one.
+        heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``; likewise a
+            :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.FeatureEmbedding`. Of a
+            module of another class the weights are written; loading needs one to fill, ``heads={name: module}``.
+        tokenizer: ``tokenizer.config()``.
+        value_lm: a second model, written to a folder within, whose states the heads read in place of those of ``lm``;
+            without heads one whose token probabilities are values.
+
+    Raises:
+        ValueError: the actor's trunk is not a Hugging Face model, so there is no plain format for it; a head is tied to
+            the embedding of another model; or some weights are not finite.
+        FileExistsError: ``folder`` contains other files than a saved model's.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.modules import ValueHead, causal_lm, load_language_model, save_language_model
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = load_language_model(save_language_model(folder, lm, {"value": ValueHead(8)}))
+        >>> sorted(saved.heads), saved.lm.config.vocab_size
+        (['value'], 11)
+    """
+    described = {"tokenizer": None if tokenizer is None else dict(tokenizer)}
+    return write_model(folder, lm, heads or {}, described, value_lm=value_lm)
+
+
+def write_model(
+    folder: str | Path,
+    lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
+    heads: Mapping[str, nn.Module],
+    described: Mapping[str, Any],
+    *,
+    card: str | None = None,
+    value_lm: PreTrainedModel | None = None,
+) -> Path:
+    """Write a model, its heads, fields of the manifest and a model card; see :func:`save_language_model`."""
+    folder, tokenizer = Path(folder), described["tokenizer"]
+    heads = {name: own_head(head) for name, head in heads.items()}
+    target = folder.resolve()  # replace the folder that a link points to, not the link
+    check_replaceable(target, MANIFEST)
+    model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
+    read = model if value_lm is None else unwrapped(value_lm)
+    manifest = {"version": _VERSION, "heads": describe_heads(heads, read), **described}
+    models = {".": merged_copy(model)}
+    if value_lm is not None:
+        models[_VALUE_LM] = merged_copy(read)
+        manifest[_VALUE_LM] = True
+    if wrong := [name for each in models.values() for name in non_finite(each.named_parameters())]:
+        raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
+    with write_folder(target) as new:
+        with quiet_transformers():
+            for place, each in models.items():
+                each.save_pretrained(new / place)
+            if tokenizer is not None:
+                write_tokenizer(tokenizer, new)
+        write_heads(new / HEADS, heads)
+        (new / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
+        write_checksums(new)
+    return folder
+
+
+def load_language_model(
+    folder: str | Path,
+    *,
+    heads: Mapping[str, nn.Module] | None = None,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> SavedModel:
+    """Load a model that :func:`save_language_model` wrote, on the CPU and in evaluation mode.
+
+    All files are compared with their checksums first, which takes about a second per gigabyte. Other Hugging Face
+    folders, without heads and checksums, can be loaded, too; see :func:`~torchrl_lang.modules.load_causal_lm` for the
+    checks.
+
+    Args:
+        folder: the model's folder.
+        heads: modules by name for the saved heads of classes that are not this library's, filled in place.
+        trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
+        **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        FileError: a file is missing or damaged, or is not what was saved.
+        ValueError: ``heads`` are not those that the folder needs; the message names them.
+
+    Examples:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from torchrl_lang.modules import causal_lm, load_language_model, save_language_model
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save = save_language_model(folder, lm, {"qvalue": nn.Linear(8, 11)})
+        ...     saved = load_language_model(folder, heads={"qvalue": nn.Linear(8, 11)})
+        >>> saved.heads["qvalue"]
+        Linear(in_features=8, out_features=11, bias=True)
+    """
+    return read_model(folder, heads, trust_remote_code=trust_remote_code, **kwargs)[0]
+
+
+def read_model(
+    folder: str | Path, given: Mapping[str, nn.Module] | None = None, **kwargs: Any
+) -> tuple[SavedModel, Fields | None]:
+    """The model in a folder, see :func:`load_language_model`, and the manifest, if this library saved the folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no model in {folder}: it is not a folder.")
+    manifest = _read_manifest(folder)
+    lm = load_causal_lm(folder, **kwargs)
+    if manifest is None:
+        return SavedModel(lm, {}, None), None
+    value_lm = load_causal_lm(folder / _VALUE_LM, **kwargs) if manifest.take(_VALUE_LM, bool, False) else None
+    heads = read_heads(folder / HEADS, manifest.object("heads"), value_lm or lm, given or {}, remedy=_REMEDY)
+    tokenizer = manifest.take("tokenizer", dict, None)
+    return SavedModel(lm, heads, tokenizer, value_lm), manifest
+
+
+def _read_manifest(folder: Path) -> Fields | None:
+    """The manifest of a folder whose files match their checksums; None if another program saved it."""
+    if verified := (folder / CHECKSUMS).exists():
+        verify_checksums(folder, remedy=_REMEDY)
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = Fields.read(folder / MANIFEST, remedy=_REMEDY)
+    version = manifest.take("version", int, 1)
+    if version not in (1, _VERSION):
+        raise FileError(manifest.path, f"has version {version}, this library reads {_VERSION}", "update the library")
+    if version == _VERSION and not verified:
+        raise FileError(folder / CHECKSUMS, "is missing", _REMEDY)
+    return manifest
+
+
+def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedModel:
+    """The Hugging Face model of an actor, which shares its weights.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.save import language_model_of
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> language_model_of(language_actor(lm)).get_input_embeddings() is lm.get_input_embeddings()
+        True
+    """
+    parts = split_actor(actor)
+    trunk = getattr(parts.trunk, "module", None)
+    head: nn.Module | None = parts.head.module if isinstance(parts.head, TensorDictModule) else None
+    if not isinstance(trunk, Trunk) or not isinstance(base_module(head), nn.Linear):
+        raise ValueError(
+            "Only an actor of a Trunk and a linear language-model head is a plain Hugging Face model; this one has "
+            f"{type(trunk).__name__} and {type(head).__name__}. Save its state_dict with safetensors instead."
+        )
+    return language_model_around(trunk, head)
+
+
+def language_model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTrainedModel:
+    """The Hugging Face model of a trunk and a head, which shares their weights; by default the embeddings are its head.
+
+    Examples:
+        >>> from torchrl_lang.modules import Trunk, causal_lm
+        >>> from torchrl_lang.modules.save import language_model_around
+        >>> trunk = Trunk(causal_lm("llama", vocab_size=11, layers=1, width=8, heads=2, max_length=16))
+        >>> lm = language_model_around(trunk)
+        >>> lm.get_output_embeddings().weight is trunk.model.get_input_embeddings().weight
+        True
+    """
+    if trunk.model.is_remote_code():
+        raise ValueError(
+            f"{type(trunk.model).__name__} is code that came with the model: pass the language model instead of an "
+            "actor over it."
+        )
+    config = deepcopy(trunk.model.config)
+    if head is None:
+        config.tie_word_embeddings = True
+    # An empty model on the meta device, whose two parts are then replaced.
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    setattr(lm, lm.base_model_prefix, trunk.model)
+    if head is not None:
+        lm.set_output_embeddings(head)
+        return lm
+    output: Any = lm.get_output_embeddings()
+    output.weight = trunk.model.get_input_embeddings().weight
+    if output.bias is not None:
+        output.bias = nn.Parameter(torch.zeros(output.bias.shape))
+    return lm
+
+
+FEATURES_HEAD = "features"
+"""Name of the head that projects features for the language model, see :func:`~torchrl_lang.modules.actor`."""
+VALUE_FEATURES_HEAD = "value_features"
+"""Likewise for the model of values."""
+
+
+def saved_actor(saved: SavedModel, **options: Any) -> ProbabilisticTensorDictSequential:
+    """The language actor of a saved model, with its projector of features if it has one.
+
+    Args:
+        saved: the model, its weights are shared.
+        **options: of :func:`~torchrl_lang.modules.language_actor`; ``expose_pre_norm`` where a head reads it.
+
+    Examples:
+        >>> from torchrl_lang.modules import FeatureEmbedding, SavedModel, causal_lm
+        >>> from torchrl_lang.modules.save import saved_actor
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> saved_actor(SavedModel(lm, {"features": FeatureEmbedding(5, 8)}, None)).in_keys
+        ['tokens', 'attention_mask', 'features', 'features_mask']
+    """
+    features: Any = saved.heads.get(FEATURES_HEAD)
+    pre_norm = saved.value_lm is None and any(map(_reads_pre_norm, saved.heads.values()))
+    return with_features(language_actor(saved.lm, **{"expose_pre_norm": pre_norm, **options}), features)
+
+
+def saved_value_actor(saved: SavedModel) -> ProbabilisticTensorDictSequential:
+    """Likewise the language actor of its model of values, which it has."""
+    features: Any = saved.heads.get(VALUE_FEATURES_HEAD)
+    return with_features(language_actor(saved.value_lm), features)
+
+
+def saved_value_trunk(saved: SavedModel, *heads: nn.Module | None) -> Trunk | None:
+    """The trunk of its model of values, as these heads read it; None if it has no such model."""
+    if saved.value_lm is None:
+        return None
+    pre_norm = any(map(_reads_pre_norm, heads))
+    features: Any = saved.heads.get(VALUE_FEATURES_HEAD)
+    return with_features(Trunk(saved.value_lm, expose_pre_norm=pre_norm), features)
+
+
+def _reads_pre_norm(head: nn.Module | None) -> bool:
+    return HIDDEN_PRE_NORM in (getattr(head, "in_key", None), *getattr(head, "in_keys", ()))
+
+
+_OPTIONS: Mapping[str, type] = {
+    "beta": float,
+    "weighting": str,
+    "clip": float,
+    "include_logits": bool,
+    "value_min": float,
+    "value_max": float,
+}
+
+
+class SavedGuidance(NamedTuple):
+    """What is saved of a guidance."""
+
+    options: dict[str, Any] | None
+    """Its strength, as JSON; None if there is no guidance."""
+    heads: dict[str, nn.Module]
+    value_lm: PreTrainedModel | None
+    """A model with the weights of the values' own trunk, if they have one."""
+
+
+def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
+    """What to save of a guidance, which shares its weights.
+
+    Raises:
+        ValueError: its own trunk is no :class:`Trunk`.
+
+    Examples:
+        >>> from torchrl_lang.modules import QValueHead, Trunk, ValueGuidance, causal_lm
+        >>> from torchrl_lang.modules.save import saved_guidance
+        >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16))
+        >>> saved = saved_guidance(ValueGuidance(QValueHead(8, 11), beta=4.0, value_trunk=trunk))
+        >>> saved.options["beta"], list(saved.heads), type(saved.value_lm).__name__
+        (4.0, ['qvalue'], 'GPT2LMHeadModel')
+    """
+    if guidance is None:
+        return SavedGuidance(None, {}, None)
+    options = {name: getattr(guidance, name) for name in _OPTIONS}
+    heads: dict[str, nn.Module | None] = {"value": guidance.value}
+    if isinstance(guidance, UtteranceValueGuidance):
+        options["values"] = UTTERANCE_VALUE
+    if isinstance(guidance, LikelihoodGuidance):
+        options["ratio"] = guidance.ratio
+    else:
+        heads["qvalue"] = guidance.qvalue
+    value_lm = None
+    if guidance.value_trunk is not None:
+        trunk = trunk_of(guidance.value_trunk)
+        if trunk is None:
+            raise ValueError(
+                f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face "
+                "model is saved."
+            )
+        heads[VALUE_FEATURES_HEAD] = trunk.features
+        value_lm = _model_of_values(trunk, guidance.qvalue)
+    return SavedGuidance(options, {name: own_head(head) for name, head in heads.items() if head is not None}, value_lm)
+
+
+def read_guidance(saved: SavedModel, agent: Fields) -> ValueGuidance | None:
+    """The guidance of a saved agent, whose fields and model these are."""
+    if agent.content.get("guidance") is None:
+        return None
+    fields, heads = agent.object("guidance"), saved.heads
+    by_likelihood = "ratio" in fields.content
+    if (saved.value_lm if by_likelihood else heads.get("qvalue")) is None:
+        raise fields.error(f"describes a guidance whose {'value_lm' if by_likelihood else 'qvalue'!r} is missing")
+    if by_likelihood:
+        return LikelihoodGuidance(
+            saved_value_actor(saved), beta=fields.take("beta", float), ratio=fields.take("ratio", bool)
+        )
+    trunk = saved_value_trunk(saved, heads["qvalue"], heads.get("value"))
+    if isinstance(heads["qvalue"], UtteranceQValueHead) or fields.content.get("values") == UTTERANCE_VALUE:
+        return UtteranceValueGuidance(heads["qvalue"], value_trunk=trunk)
+    return ValueGuidance(heads["qvalue"], heads.get("value"), value_trunk=trunk, **read_options(fields, _OPTIONS))
+
+
+def read_options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The saved options; those that are null keep their default, which is None."""
+    return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
+
+
+def _model_of_values(trunk: Trunk, qvalue: nn.Module) -> PreTrainedModel:
+    """A model with the weights of the values' trunk; its head is the layer that reads it, if one does."""
+    if isinstance(qvalue, TokenProbabilities):
+        layer: Any = qvalue.head
+        return language_model_around(trunk, layer.module)
+    head: Any = own_head(qvalue)
+    own = not isinstance(head, TiedQValueHead) or head.embedding is trunk.model.get_input_embeddings()
+    return language_model_around(trunk, None if own else head.embedding)
+
+
+_OF_DECODER: Mapping[str, type] = {
+    "beams": int,
+    "candidates": int,
+    "advantage_weight": float,
+    "end_value_weight": float,
+    "log_prob_weight": float,
+    "diagnostics": bool,
+}
+_OF_RULE: Mapping[str, type] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "vocab_size": int}
+_DECODING: Mapping[str, type] = {"method": str, "forbidden": list, **_OF_DECODER, **_OF_RULE}
+
+
+class SavedAgent(NamedTuple):
+    """The result of :func:`load_agent`."""
+
+    policy: UtteranceActor
+    """Decodes as the saved policy did."""
+    tokenizer: Tokenizer
+    """Writes rows in the saved row format."""
+    task: dict[str, Any]
+    """The description of the task that was saved."""
+
+
+def save_agent(
+    folder: str | Path,
+    policy: UtteranceActor,
+    tokenizer: Tokenizer,
+    *,
+    task: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    results: Sequence[Mapping[str, Any]] = (),
+    command: str | None = None,
+) -> Path:
+    """Write a policy and all that it needs to ``folder``, atomically, with a model card (``README.md``).
+
+    The folder is one of :func:`save_language_model`: ``transformers`` alone loads its model and tokenizer. Its manifest
+    also has the length of an utterance, the decoding options and the strength of the guidance. The heads of the
+    guidance and of ``value=`` and the projector of features (:func:`~torchrl_lang.modules.actor`) are saved
+    with it. PEFT adapters are merged. A seed is not saved.
+
+    Args:
+        folder: as for :func:`save_language_model`.
+        policy: over a Hugging Face model; its guidance may be a :class:`~torchrl_lang.modules.LikelihoodGuidance`. A
+            value trunk of its own, with its projector of features, is saved as a second model. Of heads that are not of
+            this library the weights are saved; loading needs modules to fill, ``load_agent(folder, heads={"qvalue":
+            module})``.
+        tokenizer: the environment's, of any kind that :func:`~torchrl_lang.text.tokenizer_from_config` reads.
+        task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
+        data: what the agent learned from, for the card.
+        results: rows of a table for the card, each with the same keys.
+        command: the command that trained the agent, for the card.
+
+    Raises:
+        ValueError: the guidance has a trunk that cannot be saved, or the trunk reads returns;
+            otherwise as :func:`save_language_model`.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.modules import (
+        ...     QValueHead, UtteranceActor, ValueGuidance, causal_lm, language_actor, load_agent, save_agent
+        ... )
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)
+        >>> guidance = ValueGuidance(QValueHead(8, tokenizer.vocab_size), beta=4.0)
+        >>> policy = UtteranceActor(language_actor(lm), tokenizer.control, 4, guidance=guidance, method="greedy")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     agent = load_agent(save_agent(folder, policy, tokenizer, task={"name": "letters"}))
+        >>> agent.policy.method, agent.policy.decoder.rule.guidance.beta, agent.task
+        ('greedy', 4.0, {'name': 'letters'})
+    """
+    decoder, rule = policy.decoder, policy.decoder.rule
+    guidance = saved_guidance(rule.guidance)
+    trunk = trunk_of(split_actor(decoder.actor).trunk)
+    if trunk is not None and trunk.returns is not None:
+        raise ValueError(
+            "The policy is asked for returns, which save_agent cannot write: save its language model with "
+            "save_language_model and the head 'returns'."
+        )
+    decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
+    decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
+    stop = None if decoder.stop is None else list(decoder.stop.texts)
+    heads = {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
+    kept = guidance.heads | {name: head for name, head in heads.items() if head is not None}
+    agent = {
+        "action_length": decoder.action_length,
+        "decoding": decoding,
+        "stop": stop,
+        "guidance": guidance.options,
+        "task": dict(task or {}),
+    }
+    described = {"tokenizer": tokenizer.config(), "agent": agent}
+    custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]
+    card = _card(task or {}, data, results, command, custom)
+    return write_model(folder, decoder.actor, kept, described, card=card, value_lm=guidance.value_lm)
+
+
+def load_agent(
+    folder: str | Path,
+    *,
+    heads: Mapping[str, nn.Module] | None = None,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    **kwargs: Any,
+) -> SavedAgent:
+    """Load an agent that :func:`save_agent` wrote. The process needs nothing of what trained it.
+
+    Args:
+        folder: the agent's folder.
+        heads: modules by name for the saved heads of classes that are not this library's, filled in place.
+        seed: seed of its random generator; default from the operating system.
+        device: device of the model; default the CPU.
+        **kwargs: ``trust_remote_code``, and arguments of ``AutoModelForCausalLM.from_pretrained`` such as ``dtype``.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        FileError: a file is missing or damaged, or the folder holds a model without an agent.
+        ValueError: ``heads`` are not those that the folder needs; the message names them.
+    """
+    saved, manifest = read_model(folder, heads, **kwargs)
+    remedy = "save it with save_agent, or read it with load_language_model"
+    if manifest is None or "agent" not in manifest.content or saved.tokenizer is None:
+        raise FileError(Path(folder) / MANIFEST, "describes no agent", remedy)
+    agent = manifest.object("agent")
+    try:
+        tokenizer = tokenizer_from_config(saved.tokenizer)
+    except ValueError as error:
+        raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
+    for part in (saved.lm, *saved.heads.values(), *([] if saved.value_lm is None else [saved.value_lm])):
+        part.to(device)
+    stop = agent.take("stop", list) if agent.content.get("stop") else None
+    policy = UtteranceActor(
+        saved_actor(saved),
+        tokenizer.control,
+        agent.take("action_length", int),
+        guidance=read_guidance(saved, agent),
+        value=saved.heads.get("state_value"),
+        seed=seed,
+        stop=None if stop is None else StopStrings(stop, tokenizer),
+        **read_options(agent.object("decoding"), _DECODING),
+    )
+    return SavedAgent(policy, tokenizer, agent.take("task", dict))
+
+
+def push_agent(
+    folder: str | Path,
+    repository: str,
+    *,
+    heads: Mapping[str, nn.Module] | None = None,
+    private: bool = True,
+    **kwargs: Any,
+) -> str:
+    """Upload a saved agent to the Hugging Face hub, in a repository that is created if it does not exist.
+
+    Args:
+        folder: the agent's folder, which is read and checked first.
+        repository: ``"user/name"``.
+        heads: as for :func:`load_agent`, to check the folder with.
+        private: whether only you can read a new repository.
+        **kwargs: passed to ``huggingface_hub.HfApi``, such as ``token`` and ``endpoint``.
+
+    Returns:
+        The address of the commit.
+    """
+    from huggingface_hub import HfApi  # a local import, because it takes a second
+
+    read_model(folder, heads)
+    api = HfApi(**kwargs)
+    api.create_repo(repository, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Upload an agent"))
+
+
+def _card(
+    task: Mapping[str, Any],
+    data: str | None,
+    results: Sequence[Mapping[str, Any]],
+    command: str | None,
+    custom: Sequence[str],
+) -> str:
+    """A model card in Markdown."""
+    given = ", ".join(f'"{name}": …' for name in custom)
+    heads = f", heads={{{given}}}" if custom else ""
+    name = task.get("name") or task.get("task") or "a language task"
+    parts = [
+        "---\nlibrary_name: torchrl_lang\npipeline_tag: text-generation\ntags:\n- reinforcement-learning\n---",
+        f"# Agent for {name}",
+        "A language model with its value heads, tokenizer, row format and decoding options.",
+        f'```python\nfrom torchrl_lang.modules import load_agent\n\nagent = load_agent("this folder"{heads})\n```',
+    ]
+    if task:
+        parts.append("## Task\n\n" + "\n".join(f"- {key}: {value}" for key, value in task.items()))
+    if data is not None:
+        parts.append(f"## Data\n\n{data}")
+    if results:
+        head = list(results[0])
+        lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in results)]
+        parts.append("## Results\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    if command is not None:
+        parts.append(f"## Training\n\n```bash\n{command}\n```")
+    return "\n\n".join(parts) + "\n"
