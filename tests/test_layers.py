@@ -14,6 +14,7 @@ LAYERS = {
     "_files": -2,
     "_checks": -1,
     "_random_stream": -1,
+    "_http": 0,
     "schema": 0,
     "functional": 0,
     "text": 1,

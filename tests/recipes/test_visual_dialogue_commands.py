@@ -91,7 +91,7 @@ def test_models_come_from_one_place(given):
 
 
 def test_a_server_that_does_not_run(home, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchrl_lang.envs.http_json._SystemClock.sleep", lambda *wait: None)
+    monkeypatch.setattr("torchrl_lang._http.time.sleep", lambda *wait: None)
     assert rewards(home, tmp_path, "--server", "http://127.0.0.1:1") == 2
     assert "http://127.0.0.1:1/health answered none of 13 requests" in capsys.readouterr().err
 

@@ -1,65 +1,16 @@
-"""The client on servers that fail: retries, waits, time limits, errors, connections."""
+"""The client on servers of the protocol, of the original one, and of something else."""
 
 from __future__ import annotations
-
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.envs.scripted_server import Scripted
 from tests.envs.visual_dialogue.conftest import make_batch
-from torchrl_lang.envs.http_json import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round, answer_and_score, last_round_rewards
 
 FAST = {"first_wait": 0.001, "longest_wait": 0.01}
 HEALTH = (200, {"feature_size": 16, "limits": {"items": 64}})
-
-
-@pytest.mark.parametrize("bad", [("drop", ""), (503, {"error": "full"}), (500, b"oops"), (429, {}), (408, {})])
-def test_a_request_is_sent_again_until_it_is_answered(bad):
-    with Scripted(bad, bad, (200, "fine")) as server:
-        assert JSONOverHTTP(server.url, retries=2, **FAST).get("/x") == "fine"
-        assert len(server.seen) == 3
-
-
-def test_retries_are_bounded_and_the_error_has_the_reason():
-    with Scripted(*[(503, {"error": "full"})] * 3) as server:
-        with pytest.raises(ConnectionError, match=r"/x answered none of 3 requests.*status 503: full.*Check") as error:
-            JSONOverHTTP(server.url, retries=2, **FAST).get("/x")
-        assert server.url in str(error.value)
-        assert server.script == []
-
-
-def test_nothing_listens():
-    server = Scripted()
-    server.server_close()
-    with pytest.raises(ConnectionError, match=r"none of 2 requests.*refused"):
-        RemoteModels(server.url, retries=1, **FAST)
-
-
-def test_waits_grow_up_to_the_longest_and_are_jittered():
-    with Scripted(*[("drop", "")] * 6, (200, "fine")) as server:
-        JSONOverHTTP(server.url, first_wait=0.02, longest_wait=0.08).get("/x")
-    waits = [after - before for before, after in zip(server.times, server.times[1:], strict=False)]
-    for wait, most in zip(waits, [0.02, 0.04, 0.08, 0.08, 0.08, 0.08], strict=True):
-        assert most / 2 <= wait < most + 1
-
-
-@pytest.mark.slow
-def test_a_server_can_ask_for_a_longer_wait():
-    with Scripted((503, {}, ("Retry-After", "1")), (503, {}, ("Retry-After", "Mon, 23 Nov")), (200, "fine")) as server:
-        JSONOverHTTP(server.url, **FAST).get("/x")
-    assert server.times[1] - server.times[0] >= 1
-    assert server.times[2] - server.times[1] < 1
-
-
-def test_a_reply_that_does_not_come_in_time_is_a_failure():
-    with Scripted(("sleep", 5), (200, "fine")) as server:
-        began = time.monotonic()
-        assert JSONOverHTTP(server.url, timeout=0.2, **FAST).get("/x") == "fine"
-        assert time.monotonic() - began < 4
 
 
 def test_what_the_server_rejects_is_not_sent_again():
@@ -99,35 +50,10 @@ def test_a_server_of_something_else(health):
         RemoteModels(server.url)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"url": "here:80"}, "address"),
-        ({"url": "ftp://here"}, "address"),
-        ({"timeout": 0}, "timeout"),
-        ({"retries": -1}, "retries"),
-        ({"first_wait": 0}, "first_wait"),
-        ({"longest_wait": 0.01}, "longest_wait"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        JSONOverHTTP(**{"url": "http://localhost:1", **options})
-
-
 def test_features_of_other_dialogues():
     models = RemoteModels("http://localhost:1", feature_size=16)
     with pytest.raises(ValueError, match="one row of features for each dialogue"):
         models.answers([Dialogue("a")], ["b"], torch.ones(2, 16))
-
-
-def test_connections_are_reused_by_threads():
-    with Scripted(*[(200, "fine")] * 40) as server:
-        client = JSONOverHTTP(server.url)
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda number: client.get("/x"), range(40))) == ["fine"] * 40
-        assert server.connections <= 4
-        client.close()
 
 
 def test_the_bytes_of_the_original_protocol():

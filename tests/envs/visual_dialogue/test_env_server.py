@@ -148,17 +148,6 @@ def test_a_copy_has_connections_of_its_own(data, server):
     assert (one == other).all()
 
 
-def test_a_forked_process_does_not_use_the_connections_of_its_parent(server, monkeypatch):
-    client = RemoteModels(server.url)
-    [before] = client._http._idle
-    client.health()
-    assert list(client._http._idle) == [before]
-    monkeypatch.setattr("torchrl_lang.envs.http_json.os.getpid", lambda: -1)
-    client.health()
-    assert list(client._http._idle) != [before]
-    assert before.sock is not None  # the parent goes on with it
-
-
 def remote_env(data, url):
     return make_env(data, RemoteModels(url), batch_size=[2])
 

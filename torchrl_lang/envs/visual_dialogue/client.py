@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._files import Fields, shorten
-from torchrl_lang.envs.http_json import JSONOverHTTP
+from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.protocol import BATCH, GREEDY, ROUTES, history_of
 from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
@@ -34,8 +34,8 @@ class RemoteModels:
         url: address of the server.
         feature_size: of an original server, whose protocol has no batches and no ``/health``: one request a dialogue is
             sent, and for a distance or percentile one a round. None for the server of this library.
-        **connection: ``timeout``, ``retries``, ``first_wait`` and ``longest_wait`` of
-            :class:`~torchrl_lang.envs.http_json.JSONOverHTTP`.
+        **connection: ``timeout``, seconds of a request, ``retries``, and ``first_wait`` and ``longest_wait``, seconds
+            before a retry.
 
     Raises:
         ConnectionError: after all retries there is no reply.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock, JSONOverHTTP
-from torchrl_lang.envs.reddit.rewards.token_bucket import TokenBucket
-from torchrl_lang.envs.secret import NOT_SHOWN, Secret, is_short
-from torchrl_lang.text.json_checks import read_number
+from torchrl_lang._files import shorten
+from torchrl_lang._http import JSONOverHTTP
+from torchrl_lang.envs.reddit.rewards.token_bucket import SYSTEM_CLOCK, Clock, TokenBucket
 
 __all__ = ["ModerationAPIReward"]
 
@@ -31,22 +29,23 @@ class ModerationAPIReward:
     is not of the protocol is an error at once. Around it, :class:`CachedReward` with the same
     ``batch_size`` stores each reply, so that nothing is paid for twice.
 
-    The key is read from the environment for each request, is never stored, and appears in no error: with a key of less
-    than 8 characters, errors leave out what the server replied.
+    The key is read from the environment for each request, is never stored, and appears in no error: errors leave out a
+    text of the server that may repeat it.
 
     Args:
         base_url: such as ``"https://api.openai.com/v1"``.
         model: name of the model.
         score: "flagged" for 0 or 1, "largest" for the largest category score, or the name of a category.
-        key_variable: the environment variable that holds the key; None for a server that needs none.
+        key_variable: the environment variable that holds the key, which is sent over https, and to this machine; None
+            for a server that needs none.
         batch_size: texts in a request.
         rate: requests per second in the long run, retries included.
         burst: requests that may be sent at once, see :class:`TokenBucket`.
         retries: times that a request is sent again.
         longest_wait: seconds before a retry, at most, unless the server asks for more.
         clock: what measures and waits.
-        **connection: ``timeout``, ``first_wait`` and ``longest_asked_wait`` of
-            :class:`~torchrl_lang.envs.http_json.JSONOverHTTP`.
+        **connection: ``timeout``, ``first_wait`` and ``longest_asked_wait``: seconds of a request, before the
+            first retry, and of the longest wait that the server may ask for.
 
     Raises:
         ValueError: an option is out of range, the variable holds no key, the server rejects a request, or its reply is
@@ -80,10 +79,15 @@ class ModerationAPIReward:
         at_least_one("batch_size", batch_size)
         bucket = TokenBucket(rate, burst=burst, clock=clock)
         self._http = JSONOverHTTP(
-            base_url, retries=retries, longest_wait=longest_wait, clock=clock, before=bucket.take, **connection
+            base_url,
+            key_variable=key_variable,
+            retries=retries,
+            longest_wait=longest_wait,
+            sleep=clock.sleep,
+            before=bucket.take,
+            **connection,
         )
         self.url = self._http.url
-        self._key()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, {self.model!r}, score={self.score!r})"
@@ -98,15 +102,14 @@ class ModerationAPIReward:
         return values
 
     def _scores(self, texts: Sequence[str]) -> list[float]:
-        body, key = json.dumps({"model": self.model, "input": texts}).encode(), self._key()
-        reply = self._http.post("/moderations", body, "application/json", key=key)
+        body = json.dumps({"model": self.model, "input": texts}).encode()
+        reply = self._http.post("/moderations", body, "application/json")
         try:
             return self._read(reply, len(texts))
-        except ValueError:
-            if not is_short(key):
-                raise
-        del reply  # tracebacks show local variables
-        raise ValueError(f"{self.url}/moderations replied {NOT_SHOWN}, expected {len(texts)} results of the protocol.")
+        except ValueError as error:
+            problem = str(error)
+        del reply  # tracebacks can show local variables, and the reply may repeat the key
+        raise ValueError(problem)
 
     def _read(self, reply: Any, expected: int) -> list[float]:
         results = reply.get("results") if isinstance(reply, Mapping) else None
@@ -127,26 +130,14 @@ class ModerationAPIReward:
         if not isinstance(scores, Mapping) or not scores:
             raise ValueError(f'{place} without "category_scores".')
         if self.score == "largest":
-            return max(_read_score(name, score) for name, score in scores.items())
+            return max(self._read_score(name, score) for name, score in scores.items())
         if self.score not in scores:
-            raise ValueError(f"{place} without a score of {self.score!r}; its categories are {sorted(scores)}.")
-        return _read_score(self.score, scores[self.score])
+            categories = self._http.shown(str(sorted(scores)))
+            raise ValueError(f"{place} without a score of {self.score!r}; its categories are {categories}.")
+        return self._read_score(self.score, scores[self.score])
 
-    def _key(self) -> Secret | None:
-        if self.key_variable is None:
-            return None
-        key = Secret(os.environ.get(self.key_variable, "").strip())
-        if not key:
-            raise ValueError(
-                f"The environment variable {self.key_variable} holds no key: set it, or key_variable=None."
-            )
-        if not all("!" <= character <= "~" for character in key):  # http.client would show it in its error
-            raise ValueError(f"The key in {self.key_variable} has characters other than printable ASCII.")
-        return key
-
-
-def _read_score(name: str, score: Any) -> float:
-    found = read_number(score, f"The score of {name}")
-    if not 0 <= found <= 1:
-        raise ValueError(f"The score of {name} must be a probability from 0 to 1, got {found}.")
-    return found
+    def _read_score(self, name: str, score: Any) -> float:
+        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+            found = score if isinstance(score, int | float) else self._http.shown(shorten(score))
+            raise ValueError(f"The score of {self._http.shown(name)} must be a number from 0 to 1, got {found}.")
+        return float(score)

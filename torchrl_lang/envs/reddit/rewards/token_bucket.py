@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+import time
+from typing import Any, Protocol
 
 from torchrl_lang._checks import at_least_one, positive
-from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock
 
-__all__ = ["TokenBucket"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "TokenBucket"]
+
+
+class Clock(Protocol):
+    """Measures and waits; the module ``time`` is one."""
+
+    def monotonic(self) -> float:
+        """Seconds since any fixed moment."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+
+
+class _SystemClock:
+    """The module ``time`` as an object that can be copied and pickled."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+
+SYSTEM_CLOCK = _SystemClock()
 
 
 class TokenBucket:

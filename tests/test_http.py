@@ -1,0 +1,426 @@
+"""JSON over HTTP with servers that trickle, break off, close connections, send too much, redirect, and repeat keys."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import logging
+import pickle
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import repeat
+from urllib.parse import quote
+
+import pytest
+
+from tests.envs.scripted_server import Scripted
+from torchrl_lang import _http
+from torchrl_lang._http import JSONOverHTTP
+
+FAST = {"first_wait": 0.001, "longest_wait": 0.01}
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+FINE = (200, "fine")
+MANY = b"0" * 3000
+KEY = "sk-secret/<0123>&'abcdef+"
+
+
+@pytest.fixture(params=["http", "https"])
+def served(request):
+    """Turns a server into one of a protocol."""
+    return request.getfixturevalue("over_tls") if request.param == "https" else lambda server: server
+
+
+@pytest.fixture
+def over_tls(tmp_path, monkeypatch):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    options = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
+    files = ["-keyout", key, "-out", certificate]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *options, *files]
+    subprocess.run(made, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def serve(server):
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.url = server.url.replace("http:", "https:")
+        return server
+
+    return serve
+
+
+def ask(server, **options):
+    return JSONOverHTTP(server.url, **{"retries": 0, **FAST, **options}).get("/x")
+
+
+def slowly(*pieces):
+    return "trickle", pieces, 0.05
+
+
+AGAIN, FINAL = ConnectionError, ValueError
+MISBEHAVING = {  # the reply, its error, and a word of the message
+    "slow status": (slowly(*(bytes([byte]) for byte in OK)), AGAIN, "timed out"),
+    "slow headers": (slowly(OK, *repeat(b"X: y\r\n", 400)), AGAIN, "timed out"),
+    "slow body": (slowly(OK + b"Content-Length: 99\r\n\r\n", *repeat(b" ", 400)), AGAIN, "timed out"),
+    "slow body without length": (slowly(OK + b"\r\n", *repeat(b" ", 400)), AGAIN, "timed out"),
+    "slow chunks": (slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400)), AGAIN, "timed out"),
+    "many interim replies": (slowly(*repeat(b"HTTP/1.1 100 Continue\r\n\r\n", 400)), AGAIN, "timed out"),
+    "no reply": (("sleep", 5), AGAIN, "timed out"),
+    "closed": (("drop", ""), AGAIN, "disconnected"),
+    "no HTTP": (("raw", b"SSH-2.0-OpenSSH\r\n\r\n"), AGAIN, "illegal status line"),
+    "cut status": (("raw", b"HTTP/1.1 200"), AGAIN, "disconnected"),
+    "cut headers": (("raw", OK + b"Content-Le"), AGAIN, "disconnected"),
+    "cut body": (("raw", OK + b"Content-Length: 99\r\n\r\n{"), AGAIN, "closed connection"),
+    "cut body without length": (("raw", OK + b'\r\n{"results": [{"fla'), AGAIN, "expected JSON"),
+    "cut chunks": (("raw", CHUNKED + b'3\r\n{"a\r\n'), AGAIN, "closed connection"),
+    "length beyond all memory": (("raw", OK + b"Content-Length: 999999999999999\r\n\r\n12"), AGAIN, "closed"),
+    "two lengths": (("raw", OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n12"), AGAIN, "Content-Length"),
+    "endless header": (("raw", OK + b"X: " + b"0" * 2**18), AGAIN, "too long|disconnected|reset"),
+    "chunk of less than nothing": (("raw", CHUNKED + b"-1\r\n" + MANY), AGAIN, "chunk"),
+    "too long a body": (("raw", OK + b"Content-Length: 3000\r\n\r\n" + MANY), FINAL, "replied more than 2000 bytes"),
+    "too long a body without length": (("raw", OK + b"\r\n" + MANY), FINAL, "replied more than"),
+    "too long a chunk": (("raw", CHUNKED + b"BB8\r\n" + MANY), FINAL, "replied more than"),
+    "empty": ((200, b""), FINAL, "expected JSON"),
+    "a page": ((200, b"<html>"), FINAL, "replied .*<html>.*expected JSON"),
+    "deep": ((200, b"[" * 1999), FINAL, "expected JSON|recursion"),
+    "no text": ((200, b"\xff\xfe\xfd"), FINAL, "expected JSON"),
+    "a redirect": ((301, b"", ("Location", "http://127.0.0.1:1/")), FINAL, "status 301"),
+    "created": ((201, b"1"), FINAL, "status 201"),
+    "rejected": ((400, {"error": "no caption"}), FINAL, "rejected the request with status 400: no caption"),
+    "overloaded": ((503, {"error": "full"}), AGAIN, "status 503: full"),
+    "failed": ((500, b"oops"), AGAIN, "status 500: .*oops"),
+    "too many": ((429, {}), AGAIN, "status 429"),
+    "request timed out": ((408, {}), AGAIN, "status 408"),
+}
+
+
+@pytest.mark.parametrize(("reply", "error", "message"), MISBEHAVING.values(), ids=MISBEHAVING)
+def test_endpoints_that_misbehave_end_in_a_named_error(reply, error, message, monkeypatch):
+    monkeypatch.setattr(_http, "LARGEST_REPLY", 2000)
+    with Scripted(reply, reply, FINE) as server:
+        began = time.monotonic()
+        with pytest.raises(error, match=f"(?s){server.url}/x .*({message})"):
+            ask(server, timeout=0.3, retries=1)
+        assert time.monotonic() - began < 5
+        assert len(server.seen) == (2 if error is AGAIN else 1)
+        if error is AGAIN:
+            assert ask(server) == "fine"
+
+
+def test_a_request_is_sent_again_until_it_is_answered():
+    bad = [("drop", ""), (503, {"error": "full"}), (500, b"oops"), (429, {}), ("sleep", 1)]
+    with Scripted(*bad, FINE) as server:
+        assert ask(server, retries=5, timeout=0.3) == "fine"
+
+
+def test_tls_has_the_deadline_too(over_tls):
+    with over_tls(Scripted(slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400)), FINE)) as server:
+        assert ask(server, retries=1, timeout=0.5) == "fine"
+
+
+def test_a_slow_reply_within_the_time_is_read(served):
+    with served(Scripted(("trickle", [OK + b"Content-Length: 6\r\n\r\n", b'"fi', b'ne"'], 0.2))) as server:
+        assert ask(server, timeout=20) == "fine"
+
+
+def test_a_server_that_reads_nothing_does_not_block(served):
+    """More bytes than the system keeps for a reader; with TLS nobody shakes hands."""
+    server, began = served(Scripted()), time.monotonic()  # it is not started
+    with pytest.raises(ConnectionError, match="timed out"):
+        JSONOverHTTP(server.url, retries=0, timeout=0.3).post("/x", bytes(2**25), "text/plain")
+    assert time.monotonic() - began < 10
+    server.server_close()
+
+
+def test_a_server_that_reads_slowly_does_not_block():
+    """Each piece is taken in time, all of them are not."""
+
+    def read():
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            while connection.recv(2**17):
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = threading.Thread(target=read)
+        reader.start()
+        client = JSONOverHTTP(f"http://127.0.0.1:{listener.getsockname()[1]}", retries=0, timeout=0.5)
+        began = time.monotonic()
+        with pytest.raises(ConnectionError, match="timed out"):
+            client.post("/x", bytes(2**26), "text/plain")
+        client.close()
+        assert time.monotonic() - began < 10
+        reader.join()
+
+
+def test_large_bodies_arrive_whole(served):
+    body = bytes(range(256)) * 10_000
+    with served(Scripted((200, "x" * 3_000_000))) as server:
+        assert len(JSONOverHTTP(server.url).post("/x", body, "text/plain")) == 3_000_000
+    assert server.seen[0][1:] == ("/x", "text/plain", body)
+
+
+def test_a_whole_reply_without_a_length():
+    with Scripted(("raw", OK + b'\r\n"fine"')) as server:
+        assert ask(server) == "fine"
+
+
+def test_nothing_listens():
+    server = Scripted()
+    server.server_close()
+    with pytest.raises(ConnectionError, match=r"none of 1 requests.*refused.*Check"):
+        ask(server)
+
+
+# -- waits ----------------------------------------------------------------------------------------------------------
+
+
+def waits_of(*script, **options):
+    waits = []
+    with Scripted(*script, FINE) as server:
+        assert JSONOverHTTP(server.url, sleep=waits.append, **options).get("/x") == "fine"
+    return waits
+
+
+def test_waits_grow_up_to_the_longest_and_are_jittered():
+    waits = waits_of(*[(503, {})] * 6, first_wait=0.02, longest_wait=0.08)
+    for wait, most in zip(waits, [0.02, 0.04, 0.08, 0.08, 0.08, 0.08], strict=True):
+        assert most / 2 <= wait <= most
+    assert not set(waits) & set(waits_of(*[(503, {})] * 6, first_wait=0.02, longest_wait=0.08))
+
+
+AT_NOON = ("Date", "Mon, 23 Nov 2026 12:00:00 GMT")
+
+
+@pytest.mark.parametrize(
+    ("asked", "wait"),
+    [("7", 7), ("0", 0), ("Mon, 23 Nov 2026 12:00:09 GMT", 9), ("Mon, 23 Nov 2020 12:00:00 GMT", 0), ("soon", 0)]
+    + [("-5", 0), ("", 0), ("Mon, 23 Nov 2026 10:00:00 +99999999999999999999", 0), ("Mon, 23 Nov", 0)],
+)
+def test_a_server_can_ask_for_a_longer_wait(asked, wait):
+    """A date is relative to the server's own clock, which may be wrong."""
+    reply = (
+        b"HTTP/1.1 503 Full\r\nConnection: close\r\nContent-Length: 0\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in [("Retry-After", asked), AT_NOON]).encode()
+    )
+    [waited] = waits_of(("raw", reply + b"\r\n"), **FAST)
+    assert waited == (wait or pytest.approx(waited, abs=0.001))
+    assert wait or waited <= 0.001
+
+
+def test_too_long_a_wait_is_an_error_at_once():
+    message = "asks to wait 86400 seconds, longer than longest_asked_wait=60"
+    with Scripted((429, {}, ("Retry-After", "86400"))) as server, pytest.raises(ConnectionError, match=message):
+        ask(server, retries=3)
+
+
+def test_before_each_request():
+    calls = []
+    waits_of((503, {}), before=lambda: calls.append(1), **FAST)
+    assert len(calls) == 2
+
+
+# -- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_connections_that_the_server_has_closed_use_up_no_attempts(served):
+    with served(Scripted(*[FINE] * 3, closes=True)) as server:
+        client = JSONOverHTTP(server.url, retries=0)
+        for _ in range(3):
+            assert client.get("/x") == "fine"
+            time.sleep(0.1)
+        assert len(server.seen) == server.connections == 3
+
+
+def test_a_connection_that_ends_when_it_is_reused():
+    with Scripted(FINE, ("drop", ""), FINE) as server:
+        client = JSONOverHTTP(server.url, retries=1, **FAST)
+        assert [client.get("/x"), client.get("/x")] == ["fine"] * 2
+        assert server.connections == 2
+
+
+def test_what_comes_between_two_requests_is_no_reply():
+    """Some servers say that they close a connection on which nothing comes."""
+    unasked = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 2\r\n\r\n{}"
+    with Scripted(("trickle", [OK + b"Content-Length: 1\r\n\r\n1", unasked], 0.05), FINE) as server:
+        client = JSONOverHTTP(server.url, retries=0)
+        assert client.get("/x") == 1
+        time.sleep(0.3)
+        assert client.get("/x") == "fine"
+
+
+def test_connections_are_reused_by_threads():
+    with Scripted(*[FINE] * 40) as server:
+        client = JSONOverHTTP(server.url)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda number: client.get("/x"), range(40))) == ["fine"] * 40
+        assert server.connections <= 4
+        client.close()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])  # noqa: S301
+def test_copies_and_forked_processes_open_connections_of_their_own(copied, monkeypatch):
+    with Scripted(*[FINE] * 4) as server:
+        client = JSONOverHTTP(server.url)
+        assert client.get("/x") == copied(client).get("/x") == "fine"
+        assert server.connections == 2
+        monkeypatch.setattr(_http.os, "getpid", lambda: -1)
+        assert [client.get("/x"), client.get("/x")] == ["fine"] * 2
+        assert server.connections == 3
+
+
+# -- addresses and options ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://..com/v1", f"http://{'a' * 70}.com/v1", "http://a b/v1", "http://127.0.0.1:1/a\r\nX: y", "here:80"]
+    + ["http://x.invalid\n/v1", "http://127.0.0.1:99999/v1", "http://127.0.0.1:0/v1", "http://127.0.0.1:x/v1", "http:"]
+    + ["http://[::1/v1", "http://h\x00/", "http://h/\ud800", "", "ftp://here", "//here"],
+)
+def test_addresses(url):
+    with pytest.raises(ValueError, match="Expected the address of a server, such as") as error:
+        JSONOverHTTP(url)
+    assert repr(url) in str(error.value)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "url", ["https://user:PASS@host/v1", "https://host?key=PASS", "https://h/#PASS", "user:PASS@h"]
+)
+def test_addresses_with_parts_that_are_not_sent(url):
+    with pytest.raises(ValueError, match="without user, password, query and fragment") as error:
+        JSONOverHTTP(url)
+    assert "PASS" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["http://[::1]/v1", "https://[::1]:5/", "http://m\xfcnchen.de/a%20b"])
+def test_good_addresses(url):
+    assert JSONOverHTTP(url).url == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"timeout": 0}, {"retries": -1}, {"retries": 2.5}, {"retries": True}, {"first_wait": 0}, {"longest_wait": 0.01}]
+    + [{"longest_asked_wait": -1}],
+)
+def test_wrong_options(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        JSONOverHTTP("http://localhost:1", **option)
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_key(monkeypatch):
+    """A client with a key."""
+
+    def make(key, server):
+        monkeypatch.setenv("A_KEY", key)
+        return JSONOverHTTP(getattr(server, "url", server), key_variable="A_KEY", retries=0)
+
+    return make
+
+
+def everything_shown(error):
+    """What a traceback with local variables shows, its causes too, and what the errors hold."""
+    own = error.value.__traceback__.tb_next  # the frames of the test hold the key
+    text = "".join(traceback.TracebackException(type(error.value), error.value, own, capture_locals=True).format())
+    found = error.value
+    while found is not None:
+        text += repr(found) + repr(vars(found))
+        found = found.__cause__ or found.__context__
+    return text
+
+
+FORMS = {
+    "as it is": str,
+    "URL": lambda key: quote(key, safe=""),
+    "URL twice": lambda key: quote(quote(key, safe="")),
+    "HTML": html.escape,
+    "HTML numbers": lambda key: "".join(f"&#{ord(character)};" for character in key),
+    "JSON": lambda key: json.dumps(key)[1:-1].replace("/", r"\/"),
+    "JSON numbers": lambda key: "".join(rf"\u{ord(character):04X}" for character in key),
+    "UTF-32": lambda key: key.encode("utf-32").decode("latin-1"),
+}
+
+
+@pytest.mark.parametrize("key", [KEY, "sk-" + "0123456789" * 20, "k", "Abc1234", "letters"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("status", [401, 500, 200, "raw", "header"])
+def test_no_error_or_log_shows_a_key(form, key, status, with_key, caplog, capfd):
+    told = f"<no such key: {form(key) * 3}, you see>\r\n".encode("latin-1")
+    reply = (status, told) if status != "header" else (401, b"{}", ("X", form(key).strip() if form is str else "y"))
+    with caplog.at_level(logging.DEBUG), Scripted(reply) as server:
+        client = with_key(key, server)
+        with pytest.raises((ValueError, ConnectionError)) as error:
+            client.post("/x", b"", "text/plain")
+        assert server.headers[0]["Authorization"] == f"Bearer {key}"
+    shown = everything_shown(error) + repr(vars(client)) + caplog.text + "".join(capfd.readouterr())
+    for hidden in (
+        key * 3,
+        key[:8] + key[8:9] if len(key) > 8 else "key: ",
+        form(key)[:9] if len(key) > 8 else "key: ",
+    ):
+        assert hidden not in shown
+    if status in (401, 500, 200):
+        assert "not shown, since it may hold the key" in str(error.value)
+
+
+def test_harmless_messages_are_shown_beside_a_key(with_key):
+    reply, message = (401, {"error": {"message": "You exceeded your quota."}}), r"status 401: .*You exceeded your quota"
+    with Scripted(reply) as server, pytest.raises(ValueError, match=message):
+        with_key(KEY, server).get("/x")
+
+
+def test_a_key_in_a_reply_is_replaced(with_key):
+    with Scripted((200, {KEY: [f"<{KEY}>", 1]})) as server:
+        assert with_key(KEY, server).get("/x") == {"***": ["<***>", 1]}
+    with Scripted((200, ["k", "talk"])) as server:
+        assert with_key("k", server).get("/x") == ["k", "talk"]
+
+
+def test_no_key_is_sent_where_none_is_needed():
+    with Scripted(FINE) as server:
+        ask(server)
+    assert "Authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "good"),
+    [("https://host/v1", True), ("http://localhost:1", True), ("http://127.8.0.1", True), ("http://[::1]", True)]
+    + [("http://host/v1", False), ("http://192.168.0.1", False), ("http://localhost.evil.org", False)],
+)
+def test_a_key_is_sent_over_https_or_to_this_machine(url, good, with_key):
+    if good:
+        with_key(KEY, url)
+    else:
+        with pytest.raises(ValueError, match="over https only"):
+            with_key(KEY, url)
+
+
+def test_a_redirect_does_not_get_the_key(with_key):
+    with Scripted(FINE) as other:
+        moved = (307, b"", ("Location", other.url))
+        with Scripted(moved) as server, pytest.raises(ValueError, match="status 307"):
+            with_key(KEY, server).post("/x", b"", "text/plain")
+    assert other.seen == []
+
+
+@pytest.mark.parametrize("key", ["", "  ", "sk-one\nsk-two", "sk-caf\xe9", "Bearer sk-1"])
+def test_keys_that_no_header_can_hold(key, with_key):
+    with pytest.raises(ValueError, match=r"A_KEY (holds no key|has characters)") as error:
+        with_key(key, "http://localhost:1")
+    assert "sk-" not in str(error.value)

@@ -1,0 +1,298 @@
+"""JSON over HTTP for clients: a deadline, retries, a largest reply, and keys that no error shows."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import os
+import random
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import httpcore2
+import httpx2
+
+from torchrl_lang._checks import count, finite, positive
+from torchrl_lang._files import one_line, shorten
+
+__all__ = ["JSONOverHTTP", "Secret"]
+
+LARGEST_REPLY = 2**26
+"""Bytes of the content of a reply; its headers may have 100 KiB."""
+_PIECE = 2**14
+"""Bytes that are sent at once: each piece may take what is left of the time."""
+_HARMLESS = re.compile(r"[A-Za-z\s,.:;'\"!?()\[\]{}_]*")
+"""Texts without a digit, sign or escape, in which a key can only stand as it is."""
+_JITTER = random.SystemRandom()  # it has no state that copies and forked processes would share
+
+
+class Secret(str):
+    """A text that representations do not show, such as the local variables in a traceback."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+class JSONOverHTTP:
+    """Sends requests and reads JSON; threads may share it. Copies and forked processes open connections of their own.
+
+    Redirects are not followed, and neither proxies nor passwords are read from the environment.
+
+    Args:
+        url: address of the server, ``http://`` or ``https://``.
+        key_variable: environment variable with a key, read for each request and sent as ``Authorization: Bearer``.
+            Errors leave out a text of the server that may repeat it.
+        timeout: seconds until the last byte of a reply is there, without the look-up of a host's name.
+        retries: times that a request is sent again if the server cannot be reached, does not answer in time, breaks
+            off, or replies 408, 429 or 5xx.
+        first_wait, longest_wait: seconds before the first retry, doubled before each further one up to the longest, and
+            shortened by up to a half at random; a server's ``Retry-After`` can ask for more.
+        longest_asked_wait: seconds of a ``Retry-After`` that are waited; if it asks for more, there is no retry.
+        before: called before each request is sent, retries among them, for instance to wait.
+        sleep: waits, by default ``time.sleep``.
+
+    Raises:
+        ConnectionError: after all retries there is no reply, or the server asks for too long a wait.
+        ValueError: the server rejects a request, or replies something that is not JSON or is larger than 64 MiB; on
+            construction, the address is none, the key is missing, or it would be sent without TLS.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key_variable: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 12,
+        first_wait: float = 0.1,
+        longest_wait: float = 5.0,
+        longest_asked_wait: float = 60.0,
+        before: Callable[[], object] | None = None,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        self._address = _address(url)
+        self.url = url.rstrip("/")
+        positive("timeout", timeout)
+        count("retries", retries)
+        positive("first_wait", first_wait)
+        finite("longest_wait", longest_wait, low=first_wait)
+        finite("longest_asked_wait", longest_asked_wait)
+        self.key_variable, self.timeout, self.retries = key_variable, timeout, retries
+        self.first_wait, self.longest_wait, self.longest_asked_wait = first_wait, longest_wait, longest_asked_wait
+        self._before, self._sleep = before, sleep or time.sleep
+        self._pool: tuple[int, httpcore2.ConnectionPool] | None = None
+        if self._key() is not None:
+            if self._address.scheme == "http" and not _is_local(self._address.host):
+                raise ValueError(f"A key is sent over https only, got {url!r}: use https, or key_variable=None.")
+            logging.getLogger("httpcore2.http11").setLevel(logging.INFO)  # DEBUG shows replies, which may repeat a key
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path."""
+        return self._ask("GET", path, None, {})
+
+    def post(self, path: str, body: bytes, content_type: str) -> Any:
+        """The JSON that a path replies to a body; ``***`` takes the place of a key of 8 characters or more."""
+        return self._ask("POST", path, body, {"Content-Type": content_type})
+
+    def close(self) -> None:
+        """Close idle connections; the next request opens one again."""
+        if self._pool is not None:
+            self._pool[1].close()
+            self._pool = None
+
+    def shown(self, text: str) -> str:
+        """A text of the server for a message, unless it may hold the key, as it is or escaped."""
+        key = self._key()
+        if key is None or (_HARMLESS.fullmatch(text) and key.lower() not in text.lower()):
+            return text
+        return "a text that is not shown, since it may hold the key"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    def _key(self) -> Secret | None:
+        if self.key_variable is None:
+            return None
+        key = Secret(os.environ.get(self.key_variable, "").strip())
+        if not key:
+            raise ValueError(
+                f"The environment variable {self.key_variable} holds no key: set it, or key_variable=None."
+            )
+        if not all("!" <= character <= "~" for character in key):
+            raise ValueError(f"The key in {self.key_variable} has characters other than printable ASCII.")
+        return key
+
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
+        for attempt in range(self.retries + 1):
+            if self._before is not None:
+                self._before()
+            reply = self._attempt(method, path, body, headers)
+            if not isinstance(reply, _Problem):
+                return reply
+            # Errors are raised here: where they come up, frames of a traceback hold the reply or the key.
+            if reply.is_final:
+                raise ValueError(f"{self.url}{path} {reply.text}.")
+            if reply.wait > self.longest_asked_wait:
+                raise ConnectionError(
+                    f"{self.url}{path} asks to wait {reply.wait:g} seconds, longer than longest_asked_wait="
+                    f"{self.longest_asked_wait:g} ({reply.text}). Try again later, or allow longer waits."
+                )
+            if attempt < self.retries:
+                wait = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt, 60)) * _JITTER.uniform(0.5, 1)
+                self._sleep(max(wait, reply.wait))
+        raise ConnectionError(
+            f"{self.url}{path} answered none of {self.retries + 1} requests, the last one with: {reply.text}. Check "
+            f"that the server runs there, or allow more retries."
+        )
+
+    def _attempt(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
+        """The JSON of a reply, or a problem."""
+        key = self._key()
+        if key is not None:
+            headers = {**headers, "Authorization": f"Bearer {key}"}
+        try:
+            status, fields, content = self._exchange(method, path, body, headers)
+        except OverflowError:
+            return _Problem(f"replied more than {LARGEST_REPLY} bytes, expected some JSON", is_final=True)
+        except httpcore2.ProtocolError as error:  # it may quote the reply
+            return _Problem(self.shown(one_line(error)))
+        except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException) as error:
+            return _Problem(one_line(error) if str(error) else type(error).__name__)
+        if status != 200:
+            problem = f"status {status}: {self._message(content)}"
+            if status >= 500 or status in (408, 429):
+                return _Problem(problem, wait=_asked_wait(fields))
+            return _Problem(f"rejected the request with {problem}", is_final=True)
+        try:
+            reply = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            may_be_cut = not fields.keys() & {"content-length", "transfer-encoding"}
+            return _Problem(f"replied {self._message(content)}, expected JSON ({error})", is_final=not may_be_cut)
+        if key is None or len(key) < 8:  # a shorter one may be a part of many words
+            return reply
+        return json.loads(json.dumps(reply, ensure_ascii=False).replace(json.dumps(key)[1:-1], "***"))
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers (their names in lower case) and content of a reply."""
+        address = self._address
+        target = address.raw_path.rstrip(b"/") + path.encode()
+        url = httpcore2.URL(scheme=address.raw_scheme, host=address.raw_host, port=address.port, target=target)
+        sent = {"Host": address.netloc.decode("ascii"), **headers}
+        _REQUEST.deadline = time.monotonic() + self.timeout
+        with self._connections().stream(method, url, headers=sent, content=body) as reply:
+            content = bytearray()
+            for chunk in reply.iter_stream():
+                content += chunk
+                if len(content) > LARGEST_REPLY:
+                    raise OverflowError
+            fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reply.headers}
+            return reply.status, fields, bytes(content)
+
+    def _connections(self) -> httpcore2.ConnectionPool:
+        if self._pool is None or self._pool[0] != os.getpid():  # two processes would read each other's replies
+            context = ssl.create_default_context() if self._address.scheme == "https" else None
+            self._pool = os.getpid(), httpcore2.ConnectionPool(context, network_backend=_Backend())
+        return self._pool[1]
+
+    def _message(self, content: bytes) -> str:
+        """The content of an error, or its field ``error`` if it is JSON."""
+        try:
+            return self.shown(str(json.loads(content)["error"]))
+        except (ValueError, RecursionError, LookupError, TypeError):
+            return self.shown(shorten(content))
+
+
+class _Problem(NamedTuple):
+    """The reason why there is no reply; unless it is final, the request is sent again after a wait."""
+
+    text: str
+    is_final: bool = False
+    wait: float = 0.0
+
+
+class _Request(threading.local):
+    """The deadline of the request that this thread sends."""
+
+    deadline = 0.0
+
+    def seconds_left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        return left
+
+
+_REQUEST = _Request()
+
+
+class _Backend(httpcore2.SyncBackend):
+    """Opens connections until the deadline: the library's own timeouts are those of each single wait."""
+
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, *rest: Any, **more: Any) -> _Stream:
+        return _Stream(super().connect_tcp(host, port, _REQUEST.seconds_left(), *rest, **more))
+
+
+class _Stream(httpcore2.NetworkStream):
+    """Reads and writes a connection until the deadline."""
+
+    def __init__(self, stream: httpcore2.NetworkStream) -> None:
+        self._stream = stream
+        self.close, self.get_extra_info = stream.close, stream.get_extra_info  # type: ignore[method-assign]
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _REQUEST.seconds_left())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        for start in range(0, len(buffer), _PIECE):
+            self._stream.write(buffer[start : start + _PIECE], _REQUEST.seconds_left())
+
+    def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: Any = None) -> _Stream:
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _REQUEST.seconds_left()))
+
+
+def _address(url: str) -> httpx2.URL:
+    """The parts of a server's address."""
+    fault = ""
+    try:
+        address = httpx2.URL(url)
+        reachable = address.host.encode("idna") and (address.port is None or 0 < address.port < 1 << 16)
+        if address.scheme in ("http", "https") and reachable and not set(url) & set("@?# "):
+            return address
+    except (httpx2.InvalidURL, ValueError) as error:
+        fault = f" ({one_line(error)})"
+    got = "one that may hold a password" if set(url) & set("@?#") else f"{url!r}{fault}"
+    raise ValueError(
+        "Expected the address of a server, such as 'http://localhost:5000', without user, password, query and "
+        f"fragment, got {got}."
+    )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float:
+    """The seconds of ``Retry-After``, a number or a date; 0 if there is none, or none that can be read."""
+    asked = headers.get("retry-after", "").strip()
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        until = parsedate_to_datetime(asked)
+        now = parsedate_to_datetime(headers["date"]) if headers.get("date") else datetime.now(UTC)
+        return max((until - now).total_seconds(), 0.0)
+    except (ValueError, TypeError, OverflowError):  # of a date with a time zone and one without, or a far one
+        return 0.0
