@@ -4,11 +4,58 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
-__all__ = ["at_least_one", "check_heads", "count", "finite", "have_shapes", "one_of", "positive", "within"]
+__all__ = [
+    "at_least_one",
+    "check_heads",
+    "check_options",
+    "count",
+    "finite",
+    "have_shapes",
+    "one_of",
+    "positive",
+    "within",
+]
+
+
+def check_options(**options: tuple[object, str | int | Collection[object]]) -> None:
+    """Raise ValueError unless all options have an allowed value, given beside it; None is always allowed.
+
+    A text is an interval of finite numbers, an integer the least of integers, and a collection has the allowed values.
+
+    Examples:
+        >>> from torchrl_lang._checks import check_options
+        >>> check_options(gamma=(0.9, "[0, 1]"), weight=(0.0, "[0, inf)"), heads=(2, 1), target=("td", ("td", "mc")))
+        >>> check_options(expectile=(1.0, "(0, 1)"))
+        Traceback (most recent call last):
+            ...
+        ValueError: expectile must lie in (0, 1), got 1.0.
+    """
+    for name, (value, allowed) in options.items():
+        if value is None:
+            continue
+        if isinstance(allowed, str):
+            good, expected = _lies_in(value, allowed), f"lie in {allowed}"
+        elif isinstance(allowed, int):
+            good, expected = _is_integer(value) and value >= allowed, f"be an integer of at least {allowed}"  # type: ignore[operator]
+        else:
+            good, expected = value in allowed, f"be one of {list(allowed)}"
+        if not good:
+            raise ValueError(f"{name} must {expected}, got {value!r}.")
+
+
+def _lies_in(value: object, interval: str) -> bool:
+    """Whether a finite number lies in an interval such as ``(0, 1]``."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    low, high = map(float, interval[1:-1].split(","))
+    above = number > low if interval[0] == "(" else number >= low
+    return math.isfinite(number) and above and (number < high if interval[-1] == ")" else number <= high)
 
 
 def one_of(name: str, value: str, known: Sequence[str]) -> None:

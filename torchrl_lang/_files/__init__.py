@@ -39,8 +39,11 @@ from torchrl_lang._files.readers import (
     read_text,
     regular_file,
 )
+from torchrl_lang._files.records import Record, RecordFolder
 
 __all__ = [
+    "Record",
+    "RecordFolder",
     "CHECKSUMS",
     "CSVFault",
     "CSVRecord",

@@ -47,7 +47,7 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the content is not JSON, for instance it contains NaN.
     """
-    write_file(path, json.dumps(_plain(path, content), indent=2, ensure_ascii=False) + "\n")
+    write_file(path, json.dumps(plain_json(path, content), indent=2, ensure_ascii=False) + "\n")
 
 
 def write_manifest(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -56,11 +56,11 @@ def write_manifest(path: str | Path, content: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the content is not JSON, for instance it contains NaN.
     """
-    plain = _plain(path, content)
+    plain = plain_json(path, content)
     write_json(path, {**plain, _DIGEST: json_digest(plain)})
 
 
-def _plain(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
+def plain_json(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """The object as reading it will return it: keys become strings, tuples become lists."""
     try:
         return json.loads(json.dumps(content, allow_nan=False))

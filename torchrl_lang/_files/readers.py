@@ -134,7 +134,7 @@ def read_json_value(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_
 
 def _parse_json(path: str | Path, text: str, remedy: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_int)
     except (ValueError, RecursionError) as error:
         raise FileError(path, f"is not valid JSON ({error})", remedy) from error
 
@@ -239,6 +239,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {shorten(key)} is repeated in one object")
         content[key] = value
     return content
+
+
+def _int(digits: str) -> int:
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{shorten(number)} has more than 64 bits")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
