@@ -30,17 +30,9 @@ from torchrl.objectives import SoftUpdate
 from benchmarks.common import RESULTS, machine
 from benchmarks.seed_figure import draw_curves
 from torchrl_lang.data import row_buffer
-from torchrl_lang.envs.wordle import (
-    AdversarialGames,
-    OptimalPlayer,
-    Player,
-    Turns,
-    WordleEnv,
-    WrongPlayer,
-    demo_words,
-    guess_pairs,
-    wordle_tokenizer,
-)
+from torchrl_lang.envs.wordle import OptimalPlayer, Player, WordleEnv, WrongPlayer, demo_words, wordle_tokenizer
+from torchrl_lang.envs.wordle.samplers import AdversarialGames, guess_pairs
+from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.evaluation import Comparison, SeedSummary, format_seed_table, over_seeds, preference_rates
 from torchrl_lang.modules import (
     QValueHead,

@@ -15,7 +15,8 @@ from torch import Tensor
 from benchmarks.common import one_core, row, smoking
 from benchmarks.scaling_envs import play_game, random_guesses
 from torchrl_lang.envs import CompiledRollout
-from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, common_words, guess_words, wordle_tokenizer
+from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, guess_words, wordle_tokenizer
+from torchrl_lang.envs.wordle.words import common_words
 from torchrl_lang.schema import ACTION, DONE
 
 N_WORDS, BATCH = 2300, 4096

@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictModuleBase
 from benchmarks.common import RESULTS, machine
 from benchmarks.seed_figure import draw_intervals
 from torchrl_lang._files import write_file
-from torchrl_lang.envs.wordle import example_tweets
+from torchrl_lang.envs.wordle.human import example_tweets
 from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
 from torchrl_lang.recipes.datasets import generate_once, open_dataset

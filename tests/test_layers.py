@@ -32,7 +32,7 @@ LAYERS = {
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
-RECIPES_OF_TASKS = ("folder", "prepare", "reward_options", "reward_recipe", "serve", "solve", "task")
+RECIPES_OF_TASKS = ("folder", "prepare", "reward_options", "reward_recipe", "serve", "task")
 """Files of a task's folder that rank with ``recipes``; ``recipes`` imports them lazily."""
 
 

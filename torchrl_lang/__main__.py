@@ -88,7 +88,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         "serve models over HTTP",
         {"visual_dialogue": _recipe("envs.visual_dialogue.serve", "ServeVisualDialogue")},
     ),
-    "solve": ("find the best possible play", {"wordle": _recipe("envs.wordle.solve", "SolveWordle")}),
+    "solve": ("find the best possible play", {"wordle": _recipe("envs.wordle.task", "SolveWordle")}),
 }
 """Commands that take the name of a task or of an algorithm."""
 WHOLE: dict[str, tuple[str, Load]] = {

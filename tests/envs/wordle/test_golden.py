@@ -11,7 +11,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tests.envs.wordle.helpers import CONTROL, SYMBOL, TOKENIZER, letters
-from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, feedback, information_gain, read_turns
+from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv
+from torchrl_lang.envs.wordle.optimal import information_gain
+from torchrl_lang.envs.wordle.rules import feedback
+from torchrl_lang.envs.wordle.transcript import read_turns
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -1,38 +1,29 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 
-from tests.envs.wordle.helpers import letters
+from tests.envs.wordle.helpers import games, letters, turns_of
 from torchrl_lang.envs.wordle import (
-    OPENERS,
     MixturePlayer,
+    OptimalPlayer,
     RandomWordPlayer,
     RepeatPlayer,
-    Turns,
+    StartWordPlayer,
+    WordIndex,
     WordleEnv,
     WrongPlayer,
     demo_words,
-    read_turns,
 )
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.envs.wordle.players import OPENERS
+from torchrl_lang.envs.wordle.transcript import Turns, turns_of_rows
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.schema import ATTENTION_MASK
 
 WORDS = demo_words(150)
-
-
-def games(player, batch: int = 400, turns: int = 4, seed: int = 0, rules: str = "official"):
-    """The rows before each move and the guesses, [turn][N]; the hidden word is on no list, so that no game ends."""
-    env = WordleEnv(["fuzzy"], batch_size=[batch], seed=seed, rules=rules)
-    td, before, guesses = env.reset(), [], []
-    for _ in range(turns):
-        before.append(read_turns(td[TOKENS], td[ATTENTION_MASK], td[AGENT_MASK]))
-        td = player(td)
-        guesses.append(td["action"][:, :5])
-        assert (td["action"][:, 5] == 30).all()
-        td = env.step(td)["next"]
-    return before, guesses
 
 
 def agrees(player, turns: Turns, guess) -> torch.Tensor:
@@ -65,7 +56,7 @@ def test_half_smart_player_is_smart_half_of_the_time():
     player = RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
     env = WordleEnv(WORDS, batch_size=[2000], seed=0)
     td = env.step(RandomWordPlayer(WORDS, seed=1)(env.reset()))["next"]
-    turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[AGENT_MASK])
+    turns = turns_of_rows(td)
     share = agrees(player, turns, player(td)["action"][:, :5]).double().mean()
     chance = (player.sets.size(turns.filter(player.sets)) / len(WORDS)).mean()
     assert abs(share - (0.5 + 0.5 * chance)) < 5 * 0.5 / 2000**0.5
@@ -88,7 +79,7 @@ def test_repeat_player_draws_among_different_guesses():
     td = env.reset()
     for _ in range(2):
         td = env.step(RandomWordPlayer(WORDS, seed=int(td[ATTENTION_MASK].sum()))(td))["next"]
-    turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[AGENT_MASK])
+    turns = turns_of_rows(td)
     guess = RepeatPlayer(WORDS, seed=0)(td)["action"][:, None, :5]
     share = (guess == turns.guess[:, :2]).all(-1).double().mean(0)
     assert (share.sum() - 1).abs() < 0.05
@@ -103,31 +94,6 @@ def test_openers():
     assert opening.any(-1).all()
     assert opening.any(0).all()
     assert (player.index.find(guesses[1]) >= 0).all()
-
-
-@pytest.mark.parametrize("per", ["move", "game"])
-def test_mixture(per):
-    players = [RandomWordPlayer([word]) for word in ("aaaaa", "bbbbb", "ccccc")]
-    mixture = MixturePlayer(players, [0.5, 0.3, 0.2], per=per, seed=0)
-    _, guesses = games(mixture, batch=3000)
-    who = torch.stack([guess[:, 0] for guess in guesses], 1)
-    for turn in range(4):
-        share = who[:, turn].bincount(minlength=3) / 3000
-        assert torch.allclose(share, torch.tensor([0.5, 0.3, 0.2]), atol=5 * 0.5 / 3000**0.5)
-    constant = (who == who[:, :1]).all(-1).double().mean().item()
-    assert constant == 1 if per == "game" else abs(constant - (0.5**4 + 0.3**4 + 0.2**4)) < 0.03
-
-
-def test_mixture_draws_again_where_a_row_is_fresh():
-    mixture = MixturePlayer([RandomWordPlayer([word]) for word in ("aaaaa", "bbbbb")], per="game", seed=0)
-    env = WordleEnv(["fuzzy"], batch_size=[200], seed=0)
-    td = env.step(mixture(env.reset()))["next"]
-    first = td["tokens"][:, 1].clone()
-    fresh = torch.arange(200) < 100
-    td = mixture(env.reset(td.set("_reset", fresh[:, None])))
-    second = td["action"][:, 0]
-    assert torch.equal(second[100:], first[100:])
-    assert 20 < (second[:100] != first[:100]).sum() < 80
 
 
 @pytest.mark.parametrize(
@@ -176,22 +142,100 @@ def test_rows_without_any_possible_word_get_some_word():
     assert nothing_wrong(env.reset())["action"].shape == (50, 6)
 
 
-def test_errors():
-    one = RandomWordPlayer(WORDS)
-    for make, message in (
+def test_start_words_are_played_while_they_fit():
+    player = StartWordPlayer(WORDS, seed=0)
+    env = WordleEnv(WORDS, batch_size=[300], seed=0)
+    td = env.reset()
+    for _ in range(5):
+        turns = turns_of_rows(td)
+        starts_fit = player.start_sets.size(turns.filter(player.start_sets)) > 0
+        td = player(td)
+        guess = td["action"][:, :5]
+        live = ~td["done"].squeeze(-1)
+        is_start = player.starts.find(guess) >= 0
+        assert is_start[live & starts_fit].all()
+        assert not is_start[live & ~starts_fit].any()
+        td = env.step(td)["next"]
+
+
+def test_probabilities_of_start_words():
+    player = StartWordPlayer(["crane", "slate", "point"], starts=["stare", "crate"], seed=0)
+    words = ["crane", "slate", "point", "stare", "crate", "fuzzy"]
+    turns = turns_of([], [("stare", "crate")], [("stare", "point")])
+    chances = torch.stack([player.probability(turns, letters(word).expand(3, -1)) for word in words], 1)
+    assert chances.tolist() == [[0, 0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0]]
+
+
+FEW = ["crane", "slate", "point", "crate", "plate", "grate", "tummy"]
+PLAYERS = {
+    "careful": lambda **options: RandomWordPlayer(FEW, prob_smart=1.0, **options),
+    "careless": lambda **options: RandomWordPlayer(FEW, prob_smart=0.3, **options),
+    "wrong": lambda **options: WrongPlayer(FEW, **options),
+}
+
+
+def played(player, n=64, seed=0):
+    return play_games(WordleEnv(FEW, batch_size=[n]), player, games=n, seed=seed).rows
+
+
+@pytest.mark.parametrize("openers", [None, ["crane", "fuzzy"]])
+@pytest.mark.parametrize("name", PLAYERS)
+def test_the_probabilities_of_all_words_sum_to_one(name, openers):
+    rows = played(RandomWordPlayer(FEW, seed=1))
+    player = PLAYERS[name](openers=openers, seed=0)
+    turns = turns_of_rows(rows)
+    letters = WordIndex([*FEW, "fuzzy"]).letters
+    for turn in range(4):
+        before = turns.until(turn)
+        total = sum(player.probability(before, word.expand(len(rows), -1)) for word in letters)
+        torch.testing.assert_close(total, torch.ones_like(total))
+
+
+@pytest.mark.parametrize("name", PLAYERS)
+def test_frequencies_are_the_probabilities(name):
+    """The second word of games with the same first word and colours, against its probability."""
+    n = 20_000
+    rows = played(PLAYERS[name](openers=["tummy"], seed=3), n)
+    turns = turns_of_rows(rows)
+    same = (turns.colours[:, 0] == 0).all(-1) & (turns.answered > 1)  # no letter of tummy
+    turns = turns.rows(same)
+    player = PLAYERS[name](openers=["tummy"])
+    for word in WordIndex(FEW).letters:
+        expected = player.probability(turns.until(1), word.expand(int(same.sum()), -1))
+        found = (turns.guess[:, 1] == word).all(-1).double().mean()
+        assert expected.unique().numel() == 1
+        assert abs(float(found - expected[0])) < 4 * math.sqrt(0.25 / int(same.sum()))
+
+
+def test_one_game_by_hand():
+    """First any of seven words, then one of those that fit: log 1/7 + log 1/2 or the like."""
+    rows = played(RandomWordPlayer(FEW, prob_smart=1.0, seed=0), 32)
+    turns = turns_of_rows(rows)
+    player = RandomWordPlayer(FEW, prob_smart=1.0)
+    sizes = [player.sets.size(turns.until(turn).filter(player.sets)) for turn in range(6)]
+    for row in range(32):
+        expected = -sum(math.log(int(sizes[turn][row])) for turn in range(int(turns.answered[row])))
+        assert float(player.log_prob(rows)[row]) == pytest.approx(expected)
+
+
+def test_impossible_words_and_unknown_probabilities():
+    rows = played(RandomWordPlayer(FEW, seed=1))
+    assert RandomWordPlayer(["crane"]).log_prob(rows).isneginf().any()
+    for player in (RepeatPlayer(FEW), OptimalPlayer(FEW)):
+        with pytest.raises(NotImplementedError, match=type(player).__name__):
+            player.log_prob(rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "noun"),
+    [
         (lambda: RandomWordPlayer(WORDS, prob_smart=1.5), "prob_smart"),
         (lambda: RepeatPlayer(WORDS, first_n=0), "first_n"),
-        (lambda: WrongPlayer(WORDS, action_length=5), "action_length must be at least 6"),
+        (lambda: WrongPlayer(WORDS, action_length=5), "action_length"),
         (lambda: WrongPlayer(WORDS, rules="mine"), "rules"),
-        (lambda: WrongPlayer(WORDS, openers=["Crane"]), "capital"),
-        (lambda: MixturePlayer([one, one], [0.5, 0.6]), "sum to one"),
-        (lambda: MixturePlayer([one, one], [1.0]), "2 players"),
-        (lambda: MixturePlayer([one, one], [1.5, -0.5]), "sum to one"),
-        (lambda: MixturePlayer([one, one], [float("nan"), 1.0]), "sum to one"),
-        (lambda: MixturePlayer([one, one], [1.0, float("nan")]), "sum to one"),
-        (lambda: MixturePlayer([one], per="turn"), "per='turn'"),
-        (lambda: MixturePlayer([one, RandomWordPlayer(WORDS, action_length=8)]), r"\[6, 8\]"),
-        (lambda: MixturePlayer([]), "at least one"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
+        (lambda: WrongPlayer(WORDS, openers=["Crane"]), "Crane"),
+    ],
+)
+def test_options_out_of_range(make, noun):
+    with pytest.raises(ValueError, match=noun):
+        make()

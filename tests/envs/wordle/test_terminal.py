@@ -5,8 +5,9 @@ import torch
 from tensordict import TensorDict
 
 from tests.envs.wordle.helpers import play
-from torchrl_lang.envs.wordle import OptimalPlayer, WordleEnv, play_human, render_letters, render_row, watch
-from torchrl_lang.envs.wordle.terminal import use_colour
+from torchrl_lang.envs.wordle import OptimalPlayer, UserPlayer, WordIndex, WordleEnv, play_human, watch
+from torchrl_lang.envs.wordle.terminal import letters_line, render_row, use_colour
+from torchrl_lang.envs.wordle.transcript import turns_of_rows
 
 WORDS = ["crane", "slate", "abide"]
 
@@ -34,20 +35,15 @@ def env_hiding(word: int, **kwargs) -> WordleEnv:
     return WordleEnv(words, batch_size=[1], seed=0, **{"guesses": [*WORDS, "zebra"]} | kwargs)
 
 
-def row(td):
-    return td["tokens"][0], td["attention_mask"][0], td["agent_mask"][0]
-
-
 def test_tiles():
     env = env_hiding(2, action_length=8)
     td = play(env, play(env, env.reset(), "slate"), "xx")
-    assert render_row(*row(td), colour=False) == " S  L (A) T [E]\n'xx' is not a valid guess"
-    coloured = render_row(*row(td), colour=True).splitlines()[0]
+    assert render_row(env.reset()) == ""
+    assert render_row(td[0], colour=False) == " S  L (A) T [E]\n'xx' is not a valid guess"
+    coloured = render_row(td[0], colour=True).splitlines()[0]
     assert coloured.count("\x1b[0m") == 5
     assert coloured.index("43m A") < coloured.index("42m E")
-    assert render_letters(*row(td), colour=False).replace(" ", "") == "(A)BCD[E]FGHIJK.MNOPQR..UVWXYZ"
-    td = play(env, td, "abide")
-    assert render_row(*row(td), colour=False).splitlines()[-1] == "[A][B][I][D][E]"
+    assert letters_line(turns_of_rows(td), False).replace(" ", "") == "(A)BCD[E]FGHIJK.MNOPQR..UVWXYZ"
 
 
 def test_guesses_that_hold_control_tokens_are_shown():
@@ -55,16 +51,15 @@ def test_guesses_that_hold_control_tokens_are_shown():
     control = env.tokenizer.control
     guess = torch.tensor([[control.end_of_dialogue, 2, 17, control.end_of_action, control.pad, control.pad]])
     td = play(env, env.step(env.reset().set("action", guess))["next"], "abide")
-    assert render_row(*row(td), colour=False) == "'</eod>cr' is not a valid guess\n[A][B][I][D][E]"
+    assert render_row(td[0], colour=False) == "'</eod>cr' is not a valid guess\n[A][B][I][D][E]"
 
 
-def test_a_fresh_row_has_no_tiles_and_letters_keep_their_best_colour():
+def test_letters_keep_their_best_colour():
     env = env_hiding(2)
-    td = env.reset()
-    assert render_row(*row(td)) == ""
-    td = play(env, td, "slate")
-    td = play(env, td, "crane")
-    assert "(A)" in render_letters(*row(td), colour=False)
+    td = play(env, play(env, env.reset(), "zebra"), "abide")
+    assert "[A][B]" in letters_line(turns_of_rows(td), False)
+    td = play(env, play(env, env.reset(), "abide"), "zebra")
+    assert "[A][B]" in letters_line(turns_of_rows(td), False)
 
 
 def test_colour_only_where_it_can_be_seen(monkeypatch):
@@ -85,7 +80,7 @@ def test_colour_only_where_it_can_be_seen(monkeypatch):
 def test_a_person_wins():
     person = Person("slate", " CRANE ")
     assert play_human(env_hiding(0), input_fn=person, print_fn=person.seen.append) == -1
-    assert "Guess 2 of 6" in person.text
+    assert "Guess 2: " in person.text
     assert "Solved in 2 of 6." in person.text
 
 
@@ -135,3 +130,51 @@ def test_one_game_at_a_time():
     for show in (play_human, lambda env: watch(env, OptimalPlayer(WORDS))):
         with pytest.raises(ValueError, match="batch_size="):
             show(WordleEnv(WORDS, batch_size=[2]))
+
+
+def test_a_user_plays_several_games():
+    person = Person("slate", "crane", "slat", "abide", "q")
+    words = ["crane", "slate", "abide"]
+    user = UserPlayer(words, colour=False, input_fn=person, print_fn=person.seen.append)
+    env = WordleEnv(words, batch_size=[2], seed=0)
+    td = user(env.reset(hidden_word=torch.tensor([0, 2])))
+    assert [WordIndex.text(guess) for guess in td["action"][:, :5]] == ["slate", "crane"]
+    assert person.seen == ["Game 1 of 2, guess 1: ", "Game 2 of 2, guess 1: "]
+    with pytest.raises(EOFError, match="quit"):
+        user(env.step(td)["next"])
+    assert "Five letters, please: 'slat' has 4." in person.text
+    assert " S  L [A] T [E]" in person.text
+    assert " C  R (A) N [E]" in person.text
+
+
+def test_a_user_without_a_list_may_guess_any_five_letters():
+    user = UserPlayer(input_fn=Person("?", "qqqqq"), print_fn=lambda line: None)
+    td = user(WordleEnv(["crane"], batch_size=[1], seed=0).reset())
+    assert td["action"][0].tolist() == [16] * 5 + [30]
+
+
+def test_the_user_takes_or_leaves_a_hint():
+    lines = ["?", "", "?", "slate"]
+    person = Person(*lines)
+    hint = OptimalPlayer(["crane", "slate"], ties="first")
+    user = UserPlayer(hint=hint, colour=False, input_fn=person, print_fn=person.seen.append)
+    env = WordleEnv(["slate"], batch_size=[1], guesses=["crane"], seed=0)
+    td = user(env.reset())
+    assert WordIndex.text(td["action"][0, :5]) == "crane"
+    td = user(env.step(td)["next"])
+    assert WordIndex.text(td["action"][0, :5]) == "slate"
+    assert [line for line in person.seen if "Hint" in line] == [
+        "Hint: crane. Enter plays it.",
+        "Hint: slate. Enter plays it.",
+    ]
+
+
+def test_hints_while_a_person_plays():
+    person = Person("?", "", "", "?", "")
+    env = WordleEnv(["slate"], batch_size=[1], guesses=["crane"], seed=0)
+    hint = OptimalPlayer(["crane", "slate"], ties="first")
+    assert play_human(env, hint=hint, input_fn=person, print_fn=person.seen.append) == -1
+    assert "? gives a hint" in person.text
+    assert "Five letters, please: '' has 0." in person.text  # a hint is for one guess
+    assert play_human(env, input_fn=Person("?", "slate"), print_fn=person.seen.append) == 0
+    assert "without '?'" in person.text

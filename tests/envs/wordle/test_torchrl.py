@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
-import pytest
 import torch
-from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.envs import ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.collectors import Collector
+from torchrl.envs import RewardSum, StepCounter, TransformedEnv
 
 from tests.envs.wordle.helpers import action
 from torchrl_lang.envs.wordle import (
@@ -48,30 +46,6 @@ def test_collector():
     check_games(torch.cat(batches, 1))
 
 
-def test_multi_sync_collector():
-    collector = MultiSyncCollector(
-        [partial(make, seed=0), partial(make, seed=1)],
-        RandomWordPlayer(WORDS, prob_smart=0.5, seed=0),
-        frames_per_batch=80,
-        total_frames=160,
-        auto_register_policy_transforms=False,
-    )
-    batches = list(collector)
-    collector.shutdown()
-    assert sum(batch.numel() for batch in batches) == 160
-    check_games(torch.cat([batch.reshape(-1) for batch in batches]))
-
-
-@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-def test_batched_environments(kind):
-    env = kind(2, [partial(make, seed=0), partial(make, seed=1)])
-    data = env.rollout(12, OptimalPlayer(WORDS, seed=0), break_when_any_done=False)
-    env.close()
-    assert data.shape == (2, 4, 12)
-    check_games(data)
-    assert not torch.equal(data[0]["next", "tokens"], data[1]["next", "tokens"])
-
-
 def test_transforms():
     env = TransformedEnv(make(batch=16), StepCounter(max_steps=3))
     env.append_transform(RewardSum())
@@ -82,14 +56,6 @@ def test_transforms():
     limited = following["step_count"] >= 3
     assert torch.equal(following["truncated"], limited)
     assert (following["terminated"] & ~limited).any()
-
-
-def test_a_rollout_needs_nothing_but_the_player():
-    data = make(batch=8).rollout(20, OptimalPlayer(WORDS, seed=0), break_when_any_done=False)
-    ends = data["next", "done"].squeeze(-1)
-    starts = data["attention_mask"].sum(-1) == 1
-    assert torch.equal(starts[:, 1:], ends[:, :-1])
-    check_games(data)
 
 
 def test_compiled_step_without_graph_breaks_is_the_step():

@@ -26,7 +26,9 @@ class CandidateSets(torch.nn.Module):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.envs.wordle import WordIndex, CandidateSets, feedback
+        >>> from torchrl_lang.envs.wordle import WordIndex
+        >>> from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
+        >>> from torchrl_lang.envs.wordle.rules import feedback
         >>> index = WordIndex(["crane", "crate", "slate", "point"])
         >>> sets = CandidateSets(index.letters)
         >>> crane, crate, slate, _ = index.letters
@@ -149,7 +151,7 @@ def unpack_words(packed: Tensor, n_words: int) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.envs.wordle import unpack_words
+        >>> from torchrl_lang.envs.wordle.candidate_sets import unpack_words
         >>> unpack_words(torch.tensor([[5]], dtype=torch.uint8), 3)
         tensor([[ True, False,  True]])
     """

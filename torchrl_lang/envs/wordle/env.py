@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import at_least_one, one_of
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
@@ -24,7 +24,6 @@ from torchrl_lang.envs.wordle.words import (
     WordIndex,
     WordList,
     check_action_length,
-    common_words,
     is_letter,
     load_words,
     wordle_tokenizer,
@@ -59,17 +58,17 @@ class WordleEnv(LanguageEnv):
 
     Args:
         words: the possible hidden words, a list or the path of a file with one word per line; default
-            :func:`~torchrl_lang.envs.wordle.common_words`.
+            :func:`~torchrl_lang.envs.wordle.words.common_words`.
         batch_size: number of parallel games, as a torch size.
         rules: ``"official"`` counts repeated letters as the newspaper's game does, ``"ilql"`` does not (see
-            :func:`~torchrl_lang.envs.wordle.feedback`).
+            :func:`~torchrl_lang.envs.wordle.rules.feedback`).
         max_tries: number of guesses in a game.
         guesses: the valid guesses: any five letters by default, ``"words"`` for the possible hidden words, or a list
             or path of more words (hidden words are always valid).
         action_length: width of an action in tokens, at least 6: a word and its end.
         consistent: adds the observation ``consistent``, the words that agree with all colours so far: as bool
             ``[*B, W]``, or with ``"packed"`` as bits, uint8 ``[*B, ceil(W / 8)]``, which
-            :func:`~torchrl_lang.envs.wordle.unpack_words` unpacks.
+            :func:`~torchrl_lang.envs.wordle.candidate_sets.unpack_words` unpacks.
         privileged: adds the observation ``privileged``, the letters of the hidden word, int64 ``[*B, 5]``, for the
             critic of :class:`~torchrl_lang.modules.PrivilegedTrunk`. No player may read it.
         seed: seed of the hidden words.
@@ -113,9 +112,8 @@ class WordleEnv(LanguageEnv):
     ) -> None:
         at_least_one("max_tries", max_tries)
         check_action_length(action_length)
-        if consistent not in (False, True, "packed"):
-            raise ValueError(f"consistent={consistent!r} is unknown: choose False, True or 'packed'.")
-        word_list = common_words() if words is None else load_words(words)
+        one_of("consistent", str(consistent), ("False", "True", "packed"))
+        word_list = load_words(words)
         self.n_words = len(word_list)
         self.observes_consistent: bool | Literal["packed"] = consistent
         self.observes_privileged = privileged
@@ -133,7 +131,7 @@ class WordleEnv(LanguageEnv):
         self.rules: Rules = rules
         self.max_tries = max_tries
         self._index = WordIndex(word_list, self.device)
-        self._valid = _valid_guesses(word_list, guesses, self.device)
+        self._valid = None if guesses is None else WordIndex(words_and_guesses(word_list, guesses), self.device)
         self._sets = CandidateSets(self._index.letters, rules)
         self._colours: Tensor
         self._answers: Tensor
@@ -231,10 +229,3 @@ class WordleEnv(LanguageEnv):
         if self.observes_privileged:
             specs[PRIVILEGED] = token_ids(self.tokenizer.vocab_size, batch, WORD_LENGTH, device=device)
         return specs
-
-
-def _valid_guesses(words: list[str], guesses: WordList | None, device: torch.device | None) -> WordIndex | None:
-    """The valid guesses, ``None`` for any five letters."""
-    if guesses is None:
-        return None
-    return WordIndex(words_and_guesses(words, guesses), device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,19 +10,23 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.envs.wordle.rules import SOLVED, feedback_code, feedback_table
-from torchrl_lang.envs.wordle.scripted_players import WordPlayer
+from torchrl_lang.envs.wordle.players import WordPlayer
+from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import (
     WordIndex,
     WordList,
-    common_words,
     load_words,
     word_number,
     words_and_guesses,
 )
 
-__all__ = ["OptimalPlayer", "information_gain"]
+__all__ = [
+    "ExactValues",
+    "OptimalPlayer",
+    "information_gain",
+]
+
 
 _CODES = SOLVED + 1
 
@@ -42,7 +47,9 @@ def information_gain(table: Tensor) -> Tensor:
         float64 ``[G]``.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import WordIndex, feedback_table, information_gain
+        >>> from torchrl_lang.envs.wordle import WordIndex
+        >>> from torchrl_lang.envs.wordle.optimal import information_gain
+        >>> from torchrl_lang.envs.wordle.rules import feedback_table
         >>> letters = WordIndex(["brake", "crake", "drake", "cadre"]).letters
         >>> information_gain(feedback_table(letters, letters)).exp()  # cadre gets four different colourings
         tensor([2.8284, 2.8284, 2.8284, 4.0000], dtype=torch.float64)
@@ -100,7 +107,7 @@ class OptimalPlayer(WordPlayer):
         **kwargs: Any,
     ) -> None:
         one_of("ties", ties, ("random", "first"))
-        word_list = common_words() if words is None else load_words(words)
+        word_list = load_words(words)
         super().__init__(word_list, **kwargs)
         self.only_fitting, self.ties = guesses is None, ties
         self.guesses = self.index if guesses is None else WordIndex(words_and_guesses(word_list, guesses))
@@ -156,3 +163,45 @@ class OptimalPlayer(WordPlayer):
         data = codes.cpu().numpy().tobytes()
         size = codes.shape[1] * codes.element_size()
         return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+class ExactValues:
+    """Expected returns of guesses when all later guesses are the best ones that agree with all colours.
+
+    The hidden word is each of the candidates with equal probability, and a guess that is not the hidden word costs 1.
+    The number of guesses is not limited.
+
+    Args:
+        words: the word list.
+        rules: ``"official"`` or ``"ilql"``.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle.optimal import ExactValues
+        >>> exact = ExactValues(["crane", "slate", "slave"])
+        >>> exact.guesses((0, 1, 2))  # "crane" does not separate the other two
+        [-1.0, -0.666..., -0.666...]
+    """
+
+    def __init__(self, words: list[str], rules: Rules = "official") -> None:
+        self._letters = WordIndex(words).letters
+        self._rules: Rules = rules
+        self._codes: dict[int, list[int]] = {}  # of each guess, for every word
+        self._best: dict[tuple[int, ...], float] = {}
+
+    def guesses(self, candidates: tuple[int, ...]) -> list[float]:
+        """The value of guessing each of the candidates, which are numbers of words in ascending order."""
+        return [self._value(guess, candidates) for guess in candidates]
+
+    def _value(self, guess: int, candidates: tuple[int, ...]) -> float:
+        if guess not in self._codes:
+            self._codes[guess] = feedback_table(self._letters[guess, None], self._letters, self._rules)[0].tolist()
+        groups = defaultdict(list)
+        for word in candidates:
+            groups[self._codes[guess][word]].append(word)
+        left = [tuple(group) for group in groups.values() if guess not in group]
+        return sum(len(group) * (self._best_value(group) - 1) for group in left) / len(candidates)
+
+    def _best_value(self, candidates: tuple[int, ...]) -> float:
+        if candidates not in self._best:
+            self._best[candidates] = max(self.guesses(candidates))
+        return self._best[candidates]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,17 +13,25 @@ from torchrl_lang.envs.wordle.words import WORD_LENGTH
 
 __all__ = [
     "BLACK",
+    "CODE_OF_LETTERS",
+    "CODE_OF_SYMBOLS",
     "GREEN",
-    "SOLVED",
-    "YELLOW",
+    "LETTERS_OF_CODE",
     "Rules",
+    "SOLVED",
+    "SYMBOLS_OF_CODE",
+    "TILE_COLOURS",
+    "YELLOW",
     "answer",
     "check_rules",
+    "code_of",
     "colours_of_codes",
     "feedback",
     "feedback_code",
     "feedback_table",
+    "tile_colours",
 ]
+
 
 Rules = Literal["official", "ilql"]
 
@@ -56,7 +65,8 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
         ValueError: the rules are unknown.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import WordIndex, feedback
+        >>> from torchrl_lang.envs.wordle import WordIndex
+        >>> from torchrl_lang.envs.wordle.rules import feedback
         >>> speed, abide = WordIndex(["speed", "abide"]).letters
         >>> feedback(speed, abide, "ilql")
         tensor([0, 0, 1, 1, 1])
@@ -82,14 +92,7 @@ def colours_of_codes(device: torch.device | None = None) -> Tensor:
 
 
 def feedback_code(colours: Tensor) -> Tensor:
-    """Five colours as one number in base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.wordle import feedback_code
-        >>> feedback_code(torch.tensor([[2, 2, 2, 2, 2], [0, 0, 0, 1, 0]]))
-        tensor([242,   3])
-    """
+    """Five colours as one number in base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``."""
     code = colours[..., 0]
     for position in range(1, WORD_LENGTH):
         code = code * 3 + colours[..., position]
@@ -97,22 +100,7 @@ def feedback_code(colours: Tensor) -> Tensor:
 
 
 def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") -> Tensor:
-    """The code of every guess for every word, computed in chunks.
-
-    Args:
-        guesses: int64 letters ``[G, 5]``.
-        words: int64 letters ``[W, 5]``.
-        rules: ``"official"`` or ``"ilql"``.
-
-    Returns:
-        uint8 ``[G, W]`` of codes (see :func:`feedback_code`).
-
-    Examples:
-        >>> from torchrl_lang.envs.wordle import WordIndex, feedback_table
-        >>> letters = WordIndex(["crane", "speed", "abide"]).letters
-        >>> feedback_table(letters, letters).diagonal()
-        tensor([242, 242, 242], dtype=torch.uint8)
-    """
+    """Compute the code of every guess for every word: letters ``[G, 5]``, ``[W, 5]`` to uint8 ``[G, W]``."""
     check_rules(rules)
     n_guesses, n_words = guesses.shape[0], words.shape[0]
     table = torch.empty((n_guesses, n_words), dtype=torch.uint8, device=guesses.device)
@@ -157,3 +145,39 @@ def _colours(guess: Tensor, word: Tensor, rules: Rules) -> list[Tensor]:
                 before = before + (guesses[i] == letter)
         colours.append(torch.where(green[i], GREEN, (there > before).to(torch.uint8)))
     return colours
+
+
+TILE_COLOURS = {
+    "⬛": BLACK,
+    "⬜": BLACK,
+    "🟨": YELLOW,
+    "🟦": YELLOW,
+    "🟩": GREEN,
+    "🟧": GREEN,
+}
+"""Tiles of the dark and the light theme, and blue and orange for high contrast."""
+
+_VARIATION = "\N{VARIATION SELECTOR-16}"  # may follow an emoji and changes nothing
+
+LETTERS_OF_CODE = ["".join("byg"[colour] for colour in colours) for colours in colours_of_codes().tolist()]
+"""Five letters for the colours of each of the 243 codes, such as ``bybbg``."""
+SYMBOLS_OF_CODE = ["".join(f"<{letter}>" for letter in letters) for letters in LETTERS_OF_CODE]
+"""The tokenizer's symbols for them, such as ``<b><y><b><b><g>``."""
+CODE_OF_LETTERS = {letters: code for code, letters in enumerate(LETTERS_OF_CODE)}
+CODE_OF_SYMBOLS = {symbols: code for code, symbols in enumerate(SYMBOLS_OF_CODE)}
+
+
+def tile_colours(text: str) -> list[int] | None:
+    """The colours of a line that consists of tiles only, of any number; None for other lines."""
+    text = text.replace(_VARIATION, "").strip()
+    if not text or any(character not in TILE_COLOURS for character in text):
+        return None
+    return [TILE_COLOURS[character] for character in text]
+
+
+def code_of(colours: Sequence[int]) -> int:
+    """Five colours as one number in base 3, see :func:`feedback_code`."""
+    code = 0
+    for colour in colours:
+        code = 3 * code + colour
+    return code

@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.wordle.decision_tree import DecisionTree
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_table
-from torchrl_lang.envs.wordle.words import WordIndex, WordList, common_words, load_words, words_and_guesses
+from torchrl_lang.envs.wordle.tree import DecisionTree
+from torchrl_lang.envs.wordle.words import WordIndex, WordList, load_words, words_and_guesses
 
 __all__ = ["solve"]
 
@@ -74,9 +74,8 @@ def solve(
         >>> solve(demo_words(100), opener="fuzzy", guesses=["fuzzy"]).expected_guesses
         3.19
     """
-    if max_tries is not None:
-        at_least_one("max_tries", max_tries)
-    word_list = common_words() if words is None else load_words(words)
+    at_least_one("max_tries", 1 if max_tries is None else max_tries)
+    word_list = load_words(words)
     guess_list = words_and_guesses(word_list, "words" if guesses is None else guesses)
     if opener is not None and opener not in guess_list:
         raise ValueError(f"opener={shorten(opener)} is not one of the {len(guess_list)} valid guesses.")

@@ -16,36 +16,44 @@ from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields
 from torchrl_lang.data import GameMaker
 from torchrl_lang.envs.wordle import (
-    AdversarialGames,
-    BranchedGames,
-    CandidateSets,
-    ExactValues,
-    HumanGames,
     MixturePlayer,
     OptimalPlayer,
     RandomWordPlayer,
     RepeatPlayer,
-    Rules,
     WordIndex,
     WordleEnv,
     WrongPlayer,
-    common_words,
     demo_words,
     guess_words,
-    load_words,
     play_human,
-    read_turns,
-    read_tweets,
+    solve,
     watch,
     wordle_tokenizer,
 )
+from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
+from torchrl_lang.envs.wordle.human import HumanGames, read_tweets
+from torchrl_lang.envs.wordle.optimal import ExactValues
+from torchrl_lang.envs.wordle.rules import Rules
+from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames
+from torchrl_lang.envs.wordle.transcript import read_turns
+from torchrl_lang.envs.wordle.tree import DecisionTree
+from torchrl_lang.envs.wordle.words import common_words, load_words
 from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize, unanswered
 from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
+__all__ = [
+    "HABIT",
+    "MEDIOCRE",
+    "SolveWordle",
+    "WordleData",
+    "WordlePlay",
+    "WordleTask",
+    "main",
+]
+
 
 MEDIOCRE = (0.5, 0.3, 0.2)
 """Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
@@ -225,3 +233,43 @@ class WordleTask(Task):
     def watch(self, player: Player, *, games: int, seed: int) -> None:
         """Print games of a player, guess by guess."""
         watch(self.env(1, seed=seed), player.policy, games=games)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveWordle(WordleGames):
+    """Find the least expected number of guesses in Wordle and the decision tree that needs it."""
+
+    guesses: str | None = option(None, "valid guesses beside the words: `all` of the shipped ones, or a file")
+    opener: str | None = option(None, "the first guess, instead of the best one")
+    max_tries: int | None = option(
+        None, "guesses of a game, after which a word is lost and counts as one guess more", at_least=1
+    )
+    out: Path | None = option(None, "file for the decision tree, as JSON")
+
+
+def main(options: SolveWordle) -> None:
+    """Solve, print the result and save the tree."""
+    if options.out is not None and options.out.exists():
+        raise FileExistsError(f"{options.out} exists: delete it, or give another --out.")
+    tree = solve(
+        options.task().words,
+        guesses=guess_words() if options.guesses == "all" else options.guesses,
+        rules=options.rules,
+        opener=options.opener,
+        max_tries=options.max_tries,
+    )
+    print(_report(tree))
+    if options.out is not None:
+        tree.save(options.out)
+        print(f"wrote {options.out}")
+
+
+def _report(tree: DecisionTree) -> str:
+    lines = [
+        f"{len(tree.words)} words: {tree.expected_guesses:.4f} guesses expected ({tree.total} in total), "
+        f"first guess {tree.guesses[0]}"
+    ]
+    for guesses, words in tree.histogram.items():
+        lost = tree.max_tries is not None and guesses > tree.max_tries
+        lines.append(f"{'lost' if lost else guesses:>6} {words:6} {'word' if words == 1 else 'words'}")
+    return "\n".join(lines)

@@ -2,77 +2,207 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.env import WordleEnv
-from torchrl_lang.envs.wordle.tiles import letters_line, tile_line, use_colour
-from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
-from torchrl_lang.envs.wordle.user_player import ask_guess
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, wordle_tokenizer
+from torchrl_lang.envs.wordle.players import Player
+from torchrl_lang.envs.wordle.replay import rows_of_turns
+from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, Turns
+from torchrl_lang.envs.wordle.words import (
+    LETTERS,
+    TRIES,
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    load_words,
+    wordle_tokenizer,
+)
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
 
-__all__ = ["play_human", "render_letters", "render_row", "use_colour", "watch"]
+__all__ = ["UserPlayer", "letters_line", "play_human", "render_row", "use_colour", "watch"]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 _TOKENIZER = wordle_tokenizer()
+_ANSI = {BLACK: "\x1b[97;100m", YELLOW: "\x1b[30;43m", GREEN: "\x1b[30;42m"}
+_PLAIN = {BLACK: " {} ", YELLOW: "({})", GREEN: "[{}]"}
 
 
-def render_row(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, *, colour: bool | None = None) -> str:
-    """Format a game as lines of tiles, one line per guess.
+# -- tiles -------------------------------------------------------------------------------------------------------------
 
-    Args:
-        tokens: integer ``[T]``.
-        attention_mask: bool ``[T]``.
-        agent_mask: bool ``[T]``.
-        colour: coloured tiles, or plain text with ``[G]`` for green and ``(Y)`` for yellow; by default coloured if
-            standard output supports it (see :func:`use_colour`).
+
+def use_colour() -> bool:
+    """Whether to print colours: standard output is a terminal, not a dumb one, and ``NO_COLOR`` is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def render_row(row: TensorDictBase, *, colour: bool | None = None) -> str:
+    """Format a game, the entries of one row, as lines of tiles, one line per guess.
+
+    With ``colour`` tiles are coloured, otherwise text with ``[G]`` for green and ``(Y)`` for yellow; by default they
+    are coloured if standard output supports it.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_row
+        >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv
+        >>> from torchrl_lang.envs.wordle.terminal import render_row
         >>> env = WordleEnv(["crane", "slate"], batch_size=[1], seed=1)
-        >>> td = env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"]
-        >>> print(render_row(td["tokens"], td["attention_mask"], td["agent_mask"], colour=False))
+        >>> print(render_row(env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"], colour=False))
          C (A) P (E) R
     """
     ansi = use_colour() if colour is None else colour
-    n, control = int(attention_mask.sum()), _TOKENIZER.control
-    row, agent = tokens.tolist()[:n], agent_mask.tolist()[:n]
+    tokens, attention, agent_mask = (row.get(key).flatten().cpu() for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
+    n, control = int(attention.sum()), _TOKENIZER.control
+    ids, agent = tokens.tolist()[:n], agent_mask.tolist()[:n]
     lines, begin = [], 1
-    for end in (place for place in range(n) if row[place] == control.end_of_action):
-        guess, reply = row[begin:end], slice(end + 1, end + 1 + WORD_LENGTH)
-        answer = [t for t, mine in zip(row[reply], agent[reply], strict=True) if t in COLOUR_TOKENS and not mine]
+    for end in (place for place in range(n) if ids[place] == control.end_of_action):
+        guess, reply = ids[begin:end], slice(end + 1, end + 1 + WORD_LENGTH)
+        answer = [t for t, mine in zip(ids[reply], agent[reply], strict=True) if t in COLOUR_TOKENS and not mine]
         if answer:
-            lines.append(tile_line(guess, [COLOUR_TOKENS.index(token) for token in answer], ansi))
+            lines.append(_tile_line(guess, [COLOUR_TOKENS.index(token) for token in answer], ansi))
         else:
             lines.append(f"{_TOKENIZER.decode(guess)!r} is not a valid guess")
         begin = end + 1 + (WORD_LENGTH + 1) * bool(answer)
-    unfinished = [token for token in row[begin:] if token != control.end_of_dialogue]
+    unfinished = [token for token in ids[begin:] if token != control.end_of_dialogue]
     lines += [_TOKENIZER.decode(unfinished)] if unfinished else []
-    return "\n".join(line.rstrip(" ") if not ansi else line for line in lines)
+    return "\n".join(line.rstrip(" ") for line in lines)
 
 
-def render_letters(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, *, colour: bool | None = None) -> str:
-    """The alphabet in one line, each guessed letter in its best colour; arguments of :func:`render_row`.
+def letters_line(turns: Turns, ansi: bool) -> str:
+    """The alphabet in one line, each letter that the game of one row has tried in its best colour."""
+    best: dict[int, int] = {}
+    for letters, colours in _moves(turns):
+        for letter, shade in zip(letters, colours, strict=True):
+            best[letter] = max(shade, best.get(letter, BLACK))
+    black = "\x1b[2m {} \x1b[0m" if ansi else " . "
+    shown = (
+        f" {letter} " if number not in best else black.format(letter) if best[number] == BLACK else
+        _tile(letter, best[number], ansi)
+        for number, letter in enumerate(LETTERS.upper())
+    )  # fmt: skip
+    return "".join(shown)
 
-    Without colours ``[G]`` is green, ``(Y)`` yellow, and a dot stands for a letter that the word does not have.
+
+def _moves(turns: Turns) -> zip[tuple[list[int], list[int]]]:
+    """The letters and the colours of each guess of one row."""
+    n = int(turns.answered)
+    return zip(turns.guess[0, :n].tolist(), turns.colours[0, :n].tolist(), strict=True)
+
+
+def _tile_line(letters: Sequence[int], colours: Sequence[int], ansi: bool) -> str:
+    return "".join(_tile(LETTERS[letter], colour, ansi) for letter, colour in zip(letters, colours, strict=True))
+
+
+def _tile(letter: str, colour: int, ansi: bool) -> str:
+    return f"{_ANSI[colour]} {letter.upper()} \x1b[0m" if ansi else _PLAIN[colour].format(letter.upper())
+
+
+# -- games of a person -------------------------------------------------------------------------------------------------
+
+
+class UserPlayer(Player):
+    """Asks the user for the next guess of each game, in a terminal.
+
+    The guesses so far are shown as coloured tiles. Input that is not a valid guess is explained and asked for again.
+    With ``hint``, ``?`` shows the guess of a policy and an empty line then plays it.
+
+    :func:`play_human` plays a whole game; this player can be used where a policy is expected, alone or in a
+    :class:`MixturePlayer`.
+
+    Args:
+        guesses: the valid guesses, a list or path; any five letters by default.
+        hint: the policy that gives hints, such as a player or an actor.
+        colour: coloured tiles or plain text; by default coloured if standard output supports it.
+        input_fn: reads a line, like :func:`input`.
+        print_fn: prints a line.
+        **kwargs: see :class:`Player`.
+
+    Raises:
+        EOFError: while playing: the user quit with ``q`` or by ending the input.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_letters
-        >>> env = WordleEnv(["crane", "slate"], batch_size=[1], seed=1)
-        >>> td = env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"]
-        >>> print(render_letters(td["tokens"], td["attention_mask"], td["agent_mask"], colour=False))
-        (A) B  .  D (E) F  G  H  I  J  K  L  M  N  O  .  Q  .  S  T  U  V  W  X  Y  Z
+        >>> from torchrl_lang.envs.wordle import OptimalPlayer, UserPlayer, WordleEnv
+        >>> words, lines = ["crane", "slate"], iter(["slat", "slate", "?", ""])
+        >>> hint = OptimalPlayer(words, seed=0)
+        >>> user = UserPlayer(words, hint=hint, colour=False, input_fn=lambda prompt: next(lines))
+        >>> env = WordleEnv(words, batch_size=[1], seed=0)
+        >>> td = env.reset(hidden_word=[0])
+        >>> for _ in range(2):
+        ...     td = env.step(user(td))["next"]
+        Five letters, please: 'slat' has 4.
+         S  L [A] T [E]
+        [A] B  C  D [E] F  G  H  I  J  K  .  M  N  O  P  Q  R  .  .  U  V  W  X  Y  Z
+        Hint: crane. Enter plays it.
     """
-    ansi = use_colour() if colour is None else colour
-    turns = read_turns(tokens[None], attention_mask[None], agent_mask[None])
-    return letters_line(turns, ansi)
+
+    def __init__(
+        self,
+        guesses: WordList | None = None,
+        *,
+        hint: Policy | None = None,
+        colour: bool | None = None,
+        input_fn: Callable[[str], str] = input,
+        print_fn: Callable[[str], None] = print,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        valid = None if guesses is None else frozenset(load_words(guesses))
+        self.is_valid: Callable[[str], bool] = lambda guess: valid is None or guess in valid
+        self.hint, self.colour = hint, colour
+        self.input_fn, self.print_fn = input_fn, print_fn
+
+    def choose(self, turns: Turns) -> Tensor:
+        """The user's guess for each game, one after the other, int64 letters ``[N, 5]``."""
+        n = turns.tries.shape[0]
+        guesses = []
+        for row in range(n):
+            game, number = turns.rows(torch.tensor([row])), int(turns.tries[row]) + 1
+            self._show(game)
+            prompt = f"Game {row + 1} of {n}, guess {number}: " if n > 1 else f"Guess {number}: "
+            guesses.append(self._ask(prompt, game))
+        return WordIndex(guesses).letters.to(turns.tries.device)
+
+    def _show(self, game: Turns) -> None:
+        ansi = use_colour() if self.colour is None else self.colour
+        lines = [_tile_line(letters, colours, ansi) for letters, colours in _moves(game)]
+        for line in [*lines, letters_line(game, ansi)] if lines else []:
+            self.print_fn(line.rstrip(" "))
+
+    def _ask(self, prompt: str, game: Turns) -> str:
+        """A valid guess typed by the user."""
+        hinted = ""
+        while True:
+            guess = self.input_fn(prompt).strip().lower() or hinted
+            foreign = sorted(set(guess) - set(LETTERS))
+            if guess == "q":
+                raise EOFError("The user quit the game.")
+            if guess == "?" and self.hint is not None:
+                hinted = self._hint(self.hint, game)
+                self.print_fn(f"Hint: {hinted}. Enter plays it.")
+            elif foreign:
+                self.print_fn(f"Only the letters a-z, please, without {' '.join(map(repr, foreign))}.")
+            elif len(guess) != WORD_LENGTH:
+                self.print_fn(f"Five letters, please: {guess!r} has {len(guess)}.")
+            elif not self.is_valid(guess):
+                self.print_fn(f"{guess!r} is not on the list of guesses.")
+            else:
+                return guess
+
+    @staticmethod
+    @torch.no_grad()
+    def _hint(policy: Policy, game: Turns) -> str:
+        rows = rows_of_turns(game.guess, game.colours, game.answered, max_tries=max(TRIES, game.guess.shape[1]))
+        tokens = policy(rows)[ACTION].flatten().tolist()
+        end = _TOKENIZER.control.end_of_action
+        return _TOKENIZER.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
 
 
 def play_human(
@@ -111,28 +241,22 @@ def play_human(
         Solved in 2 of 6.
         -1.0
     """
-    _check_single(env)
-    tensordict = env.reset()
-    total, turn = 0.0, 1
+    tensordict = _begin(env)
+    user = UserPlayer(hint=hint, input_fn=input_fn, print_fn=print_fn, action_length=env.action_length)
+    user.is_valid = lambda guess: bool(env.is_valid(torch.tensor(env.tokenizer.encode(guess), device=env.device)))
     keys = "q quits" if hint is None else "? gives a hint, q quits"
     print_fn(f"Guess the word of five letters, out of {env.n_words:,}. You have {env.max_tries} tries; {keys}.")
-    while True:
-        ask_hint = None if hint is None else partial(_hint, env, hint, tensordict)
-        guess = _ask(env, f"Guess {turn} of {env.max_tries}: ", ask_hint, input_fn, print_fn)
-        if guess is None:
-            print_fn(f"The word was {_hidden(env)}.")
-            return None
-        tensordict[ACTION] = _action(env, guess)
-        tensordict = env.step(tensordict)["next"]
-        row = _row(tensordict)
-        print_fn(render_row(*row))
-        total += float(tensordict[REWARD].sum())
-        if bool(tensordict[DONE].all()):
-            solved = total > -turn
-            print_fn(f"Solved in {turn} of {env.max_tries}." if solved else f"The word was {_hidden(env)}.")
-            return total
-        print_fn(render_letters(*row))
-        turn += 1
+    total, turns = 0.0, 0
+    try:
+        while turns == 0 or not tensordict[DONE].all():
+            tensordict = env.step(user(tensordict))["next"]
+            total, turns = total + float(tensordict[REWARD].sum()), turns + 1
+    except EOFError:
+        print_fn(f"The word was {_hidden(env)}.")
+        return None
+    print_fn(render_row(tensordict))
+    print_fn(f"Solved in {turns} of {env.max_tries}." if total > -turns else f"The word was {_hidden(env)}.")
+    return total
 
 
 def watch(
@@ -166,17 +290,16 @@ def watch(
         [C][R][A][N][E]
         Solved in 1 of 6.
     """
-    _check_single(env)
     totals = []
     for game in range(1, games + 1):
-        tensordict = env.reset()
+        tensordict = _begin(env)
         print_fn(f"Game {game}, hidden: {_hidden(env)}")
-        total, turns, done, shown = 0.0, 0, False, 0
-        while not done:
+        total, turns, shown = 0.0, 0, 0
+        while turns == 0 or not tensordict[DONE].all():
             with torch.no_grad():
                 tensordict = env.step(policy(tensordict))["next"]
-            total, turns, done = total + float(tensordict[REWARD].sum()), turns + 1, bool(tensordict[DONE].all())
-            lines = render_row(*_row(tensordict)).splitlines()
+            total, turns = total + float(tensordict[REWARD].sum()), turns + 1
+            lines = render_row(tensordict).splitlines()
             for line in lines[shown:]:
                 print_fn(line)
             shown = len(lines)
@@ -186,47 +309,11 @@ def watch(
     return totals
 
 
-def _ask(
-    env: WordleEnv,
-    prompt: str,
-    hint: Callable[[], str] | None,
-    input_fn: Callable[[str], str],
-    print_fn: Callable[[str], None],
-) -> str | None:
-    """A valid guess, or ``None`` to quit."""
-
-    def is_valid(guess: str) -> bool:
-        return bool(env.is_valid(torch.tensor(env.tokenizer.encode(guess), device=env.device)))
-
-    return ask_guess(prompt, is_valid=is_valid, hint=hint, input_fn=input_fn, print_fn=print_fn)
-
-
-def _hint(env: WordleEnv, policy: Policy, tensordict: TensorDictBase) -> str:
-    """The policy's guess, as text."""
-    with torch.no_grad():
-        tokens = policy(tensordict.clone())[ACTION].flatten().tolist()
-    end = env.tokenizer.control.end_of_action
-    return env.tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
-
-
-def _action(env: WordleEnv, guess: str) -> Tensor:
-    control = env.tokenizer.control
-    tokens = [*env.tokenizer.encode(guess), control.end_of_action]
-    tokens += [control.pad] * env.action_length
-    return torch.tensor(tokens[: env.action_length], device=env.device).expand(*env.batch_size, -1)
-
-
-def _row(tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-    tokens, attention, agent = (tensordict[key].flatten().cpu() for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
-    return tokens, attention, agent
+def _begin(env: WordleEnv) -> TensorDictBase:
+    if env.batch_size.numel() != 1:
+        raise ValueError(f"One game is shown at a time, but batch_size is {list(env.batch_size)}: use batch_size=[1].")
+    return env.reset()
 
 
 def _hidden(env: WordleEnv) -> str:
-    return env.words[env.hidden_word.flatten().tolist()[0]]
-
-
-def _check_single(env: WordleEnv) -> None:
-    if env.batch_size.numel() != 1:
-        raise ValueError(
-            f"Only one game can be shown at a time, but batch_size is {tuple(env.batch_size)}: use batch_size=[1]."
-        )
+    return env.words[int(env.hidden_word)]

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter, wordle_tokenizer
+from torchrl_lang.envs.wordle.rules import (
+    CODE_OF_LETTERS,
+    CODE_OF_SYMBOLS,
+    Rules,
+    code_of,
+    colours_of_codes,
+    tile_colours,
+)
+from torchrl_lang.envs.wordle.words import (
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    is_letter,
+    load_words,
+    wordle_tokenizer,
+)
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, entry
 
-__all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "turns_of_rows", "unanswered_guesses"]
+__all__ = [
+    "COLOUR_TOKENS",
+    "Turns",
+    "consistent_words",
+    "count_consistent",
+    "read_turns",
+    "turns_of_rows",
+    "unanswered_guesses",
+]
+
 
 _TOKENIZER = wordle_tokenizer()
 
@@ -21,20 +47,7 @@ COLOUR_TOKENS = tuple(_TOKENIZER.encode("<b><y><g>"))
 
 
 class Turns(NamedTuple):
-    """The guesses of a batch of rows that got colours, in order, and their colours: what a :class:`Player` reads.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.wordle import CandidateSets, Turns, WordIndex, feedback
-        >>> words = WordIndex(["crane", "slate", "crate"])
-        >>> guess = words.letters[:1, None]  # one game with one guess, crane
-        >>> turns = Turns(guess, feedback(guess, words.letters[2]), torch.tensor([1]), torch.tensor([1]))
-        >>> turns.colours  # for the word crate
-        tensor([[[2, 2, 2, 0, 2]]])
-        >>> sets = CandidateSets(words.letters)
-        >>> sets.members(turns.filter(sets)).tolist()  # crate is the only word that fits them
-        [[False, False, True]]
-    """
+    """The guesses of a batch of rows that got colours, in order, and their colours: what a :class:`Player` reads."""
 
     guess: Tensor
     """int64 letters ``[N, M, 5]``, zero after the last guess."""
@@ -77,19 +90,6 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Tu
 
     Returns:
         The :class:`Turns` of the rows, with ``M = T // 11`` places for guesses.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.wordle import read_turns, wordle_tokenizer
-        >>> tokenizer = wordle_tokenizer()
-        >>> control = tokenizer.control
-        >>> row = [control.begin_action, *tokenizer.encode("crane"), control.end_of_action]
-        >>> row += [*tokenizer.encode("<b><y><b><b><g>"), control.end_of_state]
-        >>> tokens, agent = torch.tensor([row]), torch.zeros(1, 13, dtype=torch.bool)
-        >>> agent[:, 1:7] = True
-        >>> turns = read_turns(tokens, torch.ones_like(agent), agent)
-        >>> turns.colours, turns.answered, turns.tries
-        (tensor([[[0, 1, 0, 0, 2]]]), tensor([1]), tensor([1]))
     """
     tokens = tokens.to(torch.int64)
     n, width = tokens.shape
@@ -145,3 +145,93 @@ def _look(mask: Tensor, distance: int) -> Tensor:
     if distance > 0:
         return torch.cat([mask[:, distance:], away], -1)
     return torch.cat([away, mask[:, :distance]], -1)
+
+
+_TURN = re.compile(r"(?<![a-z])([a-z]{5})</a>((?:<[gby]>){5})")
+_BETWEEN = re.compile(r"(?<![<a-z])[a-z]+(?![a-z>])|</?[as]>|</eod>|<\|pad\|>|\s+")
+"""What else a decoded row may have: letters of guesses without colours, and control tokens."""
+
+
+def consistent_words(
+    transcript: str | TensorDictBase, words: WordList | None = None, *, rules: Rules = "official"
+) -> list[str]:
+    """The words of a list that fit all colours of a transcript, in the order of the list.
+
+    Args:
+        transcript: a row with the entries of a row, each ``[T]``; or text: a decoded row, in which guesses may lack
+            colours, or lines of a guess and its colours as ``b``, ``y`` and ``g`` or as tile emoji.
+        words: the list, or its path; default the shipped common words.
+        rules: the rules of the colours.
+
+    Raises:
+        ValueError: a line or a part of the text is something else.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import consistent_words
+        >>> consistent_words("crane bggbb", ["brash", "trait", "crane", "draft"])
+        ['brash', 'trait', 'draft']
+        >>> len(consistent_words("<a>crane</a><b><g><g><b><g></s>"))
+        12
+    """
+    every = load_words(words)
+    sets = CandidateSets(WordIndex(every).letters, rules)
+    turns = _turns_of_text(transcript) if isinstance(transcript, str) else turns_of_rows(transcript[None])
+    return [every[word] for word in sets.members(turns.filter(sets))[0].nonzero().flatten().tolist()]
+
+
+def count_consistent(rows: TensorDictBase, words: WordList | None = None, *, rules: Rules = "official") -> Tensor:
+    """The number of words that fit all colours of each row, int64 ``[N]``: the size of the filtered vocabulary.
+
+    Args:
+        rows: the entries of a row, ``[N, T]``.
+        words: the list, or its path; default the shipped common words.
+        rules: the rules of the colours.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, count_consistent
+        >>> words = ["crane", "slate", "point"]
+        >>> env = WordleEnv(words, batch_size=[2], seed=0)
+        >>> count_consistent(env.reset(), words)
+        tensor([3, 3])
+    """
+    sets = CandidateSets(WordIndex(load_words(words)).letters, rules)
+    if not len(rows):
+        return torch.zeros(0, dtype=torch.int64, device=rows.device)
+    return torch.cat([sets.size(turns_of_rows(block).filter(sets)) for block in rows.split(4096)])
+
+
+def _turns_of_text(text: str) -> Turns:
+    """One transcript in a batch of one."""
+    if text.lstrip().startswith("<"):
+        found = _read_row(text)
+    else:
+        found = [_read_line(line) for line in text.splitlines() if line.strip()]
+    guesses = WordIndex([guess for guess, _ in found] or ["aaaaa"]).letters
+    codes = torch.tensor([code for _, code in found] or [0])
+    count = torch.tensor([len(found)])
+    return Turns(guesses[None], colours_of_codes()[codes][None], count, count)
+
+
+def _read_row(text: str) -> list[tuple[str, int]]:
+    """The guesses with colours of a decoded row, and the codes of their colours."""
+    other = _BETWEEN.sub("", _TURN.sub("", text))
+    if other:
+        raise ValueError(
+            f"The transcript {shorten(text)} has {shorten(other)}, which is no part of a guess with its colours: write "
+            "guesses as five letters a-z, </a>, and five of <b>, <y> and <g>."
+        )
+    return [(guess, CODE_OF_SYMBOLS[symbols]) for guess, symbols in _TURN.findall(text)]
+
+
+def _read_line(line: str) -> tuple[str, int]:
+    """A guess and the code of its colours."""
+    guess, _, rest = line.strip().partition(" ")
+    colours = tile_colours(rest)
+    is_grid = colours is not None and len(colours) == WORD_LENGTH
+    code = code_of(colours or ()) if is_grid else CODE_OF_LETTERS.get(rest.strip())
+    if code is None or not re.fullmatch("[a-z]{5}", guess):
+        raise ValueError(
+            f"{shorten(line)} is not a guess and its colours: write five letters a-z, a space, and five of b, y and g "
+            "or five tile emoji."
+        )
+    return guess, code

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from torchrl_lang.text.tokenizers import CharTokenizer
 
 __all__ = [
     "LETTERS",
+    "TRIES",
     "WORD_LENGTH",
     "WordIndex",
     "WordList",
@@ -22,11 +25,14 @@ __all__ = [
     "demo_words",
     "guess_words",
     "load_words",
+    "random_words",
     "wordle_tokenizer",
     "words_and_guesses",
 ]
 
 WORD_LENGTH = 5
+TRIES = 6
+"""Number of guesses in the game of newspapers and recipes."""
 TURN_LENGTH = 2 * WORD_LENGTH + 2
 """Tokens of a turn with a valid guess: its letters, the end of the action, five colours, the end of the state."""
 
@@ -59,15 +65,7 @@ def _shipped(name: str) -> tuple[str, ...]:
 
 
 def common_words() -> list[str]:
-    """The shipped list of 2,250 common words, sorted: the default hidden words.
-
-    Derived from SCOWL (see ``words/NOTICE.txt``).
-
-    Examples:
-        >>> from torchrl_lang.envs.wordle import common_words
-        >>> len(common_words()), common_words()[:3]
-        (2250, ['aback', 'abate', 'abbey'])
-    """
+    """The shipped list of 2,250 common words, sorted: the default hidden words, from SCOWL (``words/NOTICE.txt``)."""
     return list(_shipped("common.txt"))
 
 
@@ -75,8 +73,8 @@ def guess_words() -> list[str]:
     """The shipped list of 6,706 valid guesses, sorted; it contains the common words.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import common_words, guess_words
-        >>> set(common_words()) <= set(guess_words())
+        >>> from torchrl_lang.envs.wordle import demo_words, guess_words
+        >>> set(demo_words(2250)) <= set(guess_words())
         True
     """
     return list(_shipped("guesses.txt"))
@@ -102,53 +100,61 @@ def demo_words(n: int = 120) -> list[str]:
     return [words[i * len(words) // n] for i in range(n)]
 
 
-def load_words(words: WordList) -> list[str]:
-    """Check a word list, given as a list or as a text file with one word per line.
+def random_words(n: int, words: WordList | None = None, *, include: WordList = (), seed: int = 0) -> list[str]:
+    """Draw ``n`` random words of a list, united with given words; sorted.
+
+    The word lists of the ILQL paper's experiments are such unions, of random official answers and the answers of
+    tweeted games.
+
+    Args:
+        n: number of random words. The result has more if some words of ``include`` are not among them.
+        words: the list, or its path; default the shipped common words.
+        include: words that the result must have, a list or a path; they need not be on the list.
+        seed: seed of the choice.
+
+    Raises:
+        ValueError: the list has fewer than ``n`` words, or a word is invalid.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import random_words
+        >>> words = random_words(5, include=["panic", "solar"], seed=0)
+        >>> len(words), "panic" in words
+        (7, True)
+    """
+    every = load_words(words)
+    if not 0 <= n <= len(every):
+        raise ValueError(f"There are {len(every)} words: take from 0 to {len(every)} of them, got n={n}.")
+    chosen = np.random.default_rng(seed).choice(len(every), n, replace=False)
+    return sorted({*(every[index] for index in chosen.tolist()), *(load_words(include) if include else ())})
+
+
+def load_words(words: WordList | None = None) -> list[str]:
+    """Check a word list, given as a list or as a text file with one word per line; default the common words.
 
     Words are five lower-case letters a-z, without duplicates. Their order is kept: the index of a word is its position.
     White space around a line and empty lines at the end of a file are ignored.
 
-    Args:
-        words: a list of words or the path of a file.
-
     Raises:
-        FileNotFoundError: there is no such file.
         FileError: the file cannot be read as text.
-        TypeError: an entry of the list is not a string.
-        ValueError: there is no word, or one has another length, capitals or foreign letters, or is a duplicate; the
-            message names its line or position.
-
-    Examples:
-        >>> from torchrl_lang.envs.wordle import load_words
-        >>> load_words(["crane", "slate"])
-        ['crane', 'slate']
-        >>> load_words(["crane", "Slate"])
-        Traceback (most recent call last):
-            ...
-        ValueError: 'Slate' at position 1 of the word list has capital letters: words are five lower-case letters a-z.
+        ValueError: there is no word, or one is something else or a duplicate; the message names its line or position.
     """
+    if words is None:
+        return common_words()
     if isinstance(words, (str, os.PathLike)):
-        path = Path(words)
-        if not path.exists():
-            raise FileNotFoundError(f"No word list at '{path}': give a list of words or a text file with one per line.")
-        text = read_text(path, remedy="give a text file in UTF-8 with one word per line")
+        text = read_text(Path(words), remedy="give a text file in UTF-8 with one word per line")
         entries = [line.strip() for line in text.rstrip().splitlines()]
-        source, places = f"'{path.name}'", [f"line {i}" for i in range(1, len(entries) + 1)]
+        source, place = f"'{Path(words).name}'", "line"
     else:
-        entries = list(words)
-        source, places = "the word list", [f"position {i}" for i in range(len(entries))]
+        entries, source, place = list(words), "the word list", "position"
     if not entries:
-        raise ValueError(f"{source[0].upper() + source[1:]} is empty: give at least one word.")
-    seen: dict[str, str] = {}
-    for word, place in zip(entries, places, strict=True):
-        if not isinstance(word, str):
-            raise TypeError(f"{word!r} at {place} of {source} is a {type(word).__name__}: words must be strings.")
-        fault = _fault(word)
-        if fault:
-            raise ValueError(f"{shorten(word)} at {place} of {source} {fault}: words are five lower-case letters a-z.")
-        if word in seen:
-            raise ValueError(f"{word!r} at {place} of {source} is a duplicate of {seen[word]}: remove one of them.")
-        seen[word] = place
+        raise ValueError(f"{source} is empty: give at least one word.")
+    first = place == "line"
+    seen: dict[str, int] = {}
+    for number, word in enumerate(entries, start=first):
+        if not isinstance(word, str) or not re.fullmatch("[a-z]{5}", word):
+            raise ValueError(f"{shorten(word)} at {place} {number} of {source} is not five lower-case letters a-z.")
+        if seen.setdefault(word, number) != number:
+            raise ValueError(f"{word!r} at {place} {number} of {source} is a duplicate of {place} {seen[word]}.")
     return entries
 
 
@@ -161,22 +167,7 @@ def words_and_guesses(words: Sequence[str], guesses: WordList) -> list[str]:
 def check_action_length(action_length: int) -> None:
     """Raise unless an action has room for a word and its end."""
     if action_length <= WORD_LENGTH:
-        raise ValueError(
-            f"action_length must be at least {WORD_LENGTH + 1}, {WORD_LENGTH} letters and the end-of-action token, got "
-            f"{action_length}."
-        )
-
-
-def _fault(word: str) -> str | None:
-    """The reason why a word is invalid, or None."""
-    if len(word) != WORD_LENGTH:
-        return f"has {len(word)} characters"
-    foreign = sorted({letter for letter in word if letter.lower() not in LETTERS})
-    if foreign:
-        return f"has {', '.join(map(repr, foreign))}"
-    if word != word.lower():
-        return "has capital letters"
-    return None
+        raise ValueError(f"action_length must be at least {WORD_LENGTH + 1}, a word and its end, got {action_length}.")
 
 
 class WordIndex(torch.nn.Module):

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang._checks import at_least_one, within
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import Rules
@@ -20,7 +21,6 @@ from torchrl_lang.envs.wordle.words import (
     WordIndex,
     WordList,
     check_action_length,
-    common_words,
     load_words,
     wordle_tokenizer,
 )
@@ -31,9 +31,11 @@ __all__ = [
     "Player",
     "RandomWordPlayer",
     "RepeatPlayer",
+    "StartWordPlayer",
     "WordPlayer",
     "WrongPlayer",
 ]
+
 
 _OPENERS = """
 adieu aloes arise arose audio crane earls laser opera raise ratio reais reals roast
@@ -128,7 +130,8 @@ class WordPlayer(Player):
         seed: see :class:`Player`.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import WordIndex, WordleEnv, WordPlayer
+        >>> from torchrl_lang.envs.wordle import WordIndex, WordleEnv
+        >>> from torchrl_lang.envs.wordle.players import WordPlayer
         >>> class FirstFitting(WordPlayer):
         ...     def _choose_word(self, turns):
         ...         fitting = self.sets.members(turns.filter(self.sets))
@@ -152,7 +155,7 @@ class WordPlayer(Player):
         seed: int | None = None,
     ) -> None:
         super().__init__(action_length=action_length, seed=seed)
-        self.index = WordIndex(common_words() if words is None else load_words(words))
+        self.index = WordIndex(load_words(words))
         self.sets = CandidateSets(self.index.letters, rules)
         self.openers = None if openers is None else WordIndex(load_words(openers))
 
@@ -220,8 +223,7 @@ class RandomWordPlayer(WordPlayer):
 
     def __init__(self, words: WordList | None = None, *, prob_smart: float = 0.0, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        if not 0 <= prob_smart <= 1:
-            raise ValueError(f"prob_smart is a probability, got {prob_smart}.")
+        within("prob_smart", prob_smart, 0, 1)
         self.prob_smart = prob_smart
 
     def _choose_word(self, turns: Turns) -> Tensor:
@@ -276,8 +278,7 @@ class RepeatPlayer(WordPlayer):
 
     def __init__(self, words: WordList | None = None, *, first_n: int | None = None, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        if first_n is not None and first_n < 1:
-            raise ValueError(f"first_n must be at least 1 or None, got {first_n}.")
+        at_least_one("first_n", 1 if first_n is None else first_n)
         self.first_n = first_n
 
     def _choose_word(self, turns: Turns) -> Tensor:
@@ -286,3 +287,51 @@ class RepeatPlayer(WordPlayer):
         which = self.stream.below(known.clamp_min(1))
         earlier = turns.guess[torch.arange(which.shape[0], device=which.device), which]
         return torch.where((known > 0)[:, None], earlier, letters)
+
+
+class StartWordPlayer(WordPlayer):
+    """Plays a uniform start word that fits all colours; if none fits, a uniform word of its list that does.
+
+    The ILQL paper's start policy. The option ``openers`` of the other players plays such a word in the first turn only.
+
+    Args:
+        words: see :class:`WordPlayer`. If none of these fits either, any of them is played.
+        starts: the start words, which need not be on the list; default :data:`OPENERS`.
+        rules, action_length, seed: see :class:`WordPlayer`.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import StartWordPlayer, WordIndex, WordleEnv
+        >>> env = WordleEnv(["tummy"], batch_size=[2], seed=0)
+        >>> player = StartWordPlayer(["tummy", "point"], starts=["slate", "roast"], seed=0)
+        >>> guesses = env.rollout(2, player)["action"][0, :, :5]
+        >>> [WordIndex.text(guess) for guess in guesses]
+        ['roast', 'tummy']
+    """
+
+    def __init__(
+        self,
+        words: WordList | None = None,
+        *,
+        starts: Sequence[str] = OPENERS,
+        rules: Rules = "official",
+        action_length: int = WORD_LENGTH + 1,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(words, rules=rules, action_length=action_length, seed=seed)
+        self.starts = WordIndex(load_words(starts))
+        self.start_sets = CandidateSets(self.starts.letters, self.sets.rules)
+
+    def _choose_word(self, turns: Turns) -> Tensor:
+        starts = turns.filter(self.start_sets)
+        size = self.start_sets.size(starts)
+        fitting = self.start_sets.pick(starts, self.stream.below(size.clamp_min(1))).clamp_max(len(self.starts) - 1)
+        other = self.any_of(turns.filter(self.sets), fallback=self.any_word(turns))
+        return torch.where((size > 0)[:, None], self.starts.letters[fitting], self.index.letters[other])
+
+    def probability(self, turns: Turns, letters: Tensor) -> Tensor:
+        """See :meth:`Player.probability`."""
+        starts = turns.filter(self.start_sets)
+        size, start, word = self.start_sets.size(starts), self.starts.find(letters), self.index.find(letters)
+        fits = self.start_sets.members(starts).gather(-1, start.clamp_min(0)[:, None]).squeeze(-1) & (start >= 0)
+        other = torch.where(word < 0, 0.0, self.chance_of(turns.filter(self.sets), word.clamp_min(0)))
+        return torch.where(size > 0, fits / size.clamp_min(1).double(), other)

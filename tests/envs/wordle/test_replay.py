@@ -7,14 +7,8 @@ import torch
 
 from tests.envs.wordle.helpers import action, plain_feedback
 from torchrl_lang.data import PolicyGames
-from torchrl_lang.envs.wordle import (
-    RandomWordPlayer,
-    WordIndex,
-    WordleEnv,
-    count_consistent,
-    demo_words,
-    replay_games,
-)
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordIndex, WordleEnv, count_consistent, demo_words
+from torchrl_lang.envs.wordle.replay import replay_games
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.schema import check_row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -10,16 +11,10 @@ import torch
 from tests.envs.wordle.helpers import plain_feedback
 from torchrl_lang._files import FileError
 from torchrl_lang.data import FreshGames, generate_in_parts
-from torchrl_lang.envs.wordle import (
-    HumanGames,
-    WordIndex,
-    example_tweets,
-    feedback_code,
-    guess_words,
-    random_words,
-    read_turns,
-    read_tweets,
-)
+from torchrl_lang.envs.wordle import WordIndex, guess_words, random_words
+from torchrl_lang.envs.wordle.human import HumanGames, example_tweets, grid, load_answers, read_tweets
+from torchrl_lang.envs.wordle.rules import feedback_code
+from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.schema import check_row
 
@@ -30,7 +25,7 @@ GUESSES = guess_words()[::3]
 
 def codes_of(rows):
     """The codes of each row's guesses, and its guesses."""
-    turns = read_turns(rows["tokens"], rows["attention_mask"], rows["agent_mask"])
+    turns = turns_of_rows(rows)
     codes = feedback_code(turns.colours)
     return [
         (tuple(codes[row, :n].tolist()), [WordIndex.text(guess) for guess in turns.guess[row, :n]])
@@ -92,13 +87,6 @@ def test_games_that_cannot_be_refit_are_counted_and_drawn_again():
     assert HumanGames([("fuzzy", [242])], ["crane"]).impossible() == 0
 
 
-def test_unfinished_games_are_truncated():
-    rows = HumanGames([("crane", [0, 0])], ["crane", "fuzzy", "tulip"])(range(10), seed=0)
-    assert rows["truncated"].all()
-    assert not rows["terminated"].any()
-    assert not (rows["tokens"] == 34).any()
-
-
 @pytest.mark.parametrize("rules", ["official", "ilql"])
 def test_json_round_trip(tmp_path, rules):
     human = HumanGames(TWEETS, WORDS[:40], guesses=GUESSES[:200], rules=rules)
@@ -140,26 +128,25 @@ def test_the_authors_file_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda c: c.pop("games"), 'no "games"'),
-        (lambda c: c.update(games={}), "expected list"),
-        (lambda c: c["games"].append(["abide", ["<x>"]]), "as game 2"),
-        (lambda c: c["games"].append(["abide", []]), "as game 2"),
-        (lambda c: c["games"].append("abide"), "as game 2"),
-        (lambda c: c.update(transitions={}), "bad word"),
-        (lambda c: c["transitions"].update(Crane={}), "capital letters"),
-        (lambda c: c["transitions"]["speed"].update(green=["x"]), "the colours 'green'"),
-        (lambda c: c["transitions"]["speed"].update({"<b><b><b><b><b>": [["x"]]}), "expected str"),
+        (lambda c: c.pop("games"), "games"),
+        (lambda c: c.update(games={}), "games"),
+        (lambda c: c["games"].append(["abide", ["<x>"]]), "<x>"),
+        (lambda c: c["games"].append(["abide", []]), r"games\.2"),
+        (lambda c: c["games"].append("abide"), r"games\.2"),
+        (lambda c: c.update(transitions={}), "empty"),
+        (lambda c: c["transitions"].update(Crane={}), "Crane"),
+        (lambda c: c["transitions"]["speed"].update(green=["x"]), "green"),
+        (lambda c: c["transitions"]["speed"].update({"<b><b><b><b><b>": [["x"]]}), "speed"),
         (lambda c: c["transitions"]["speed"].update({"<b><b><b><b><b>": ["abide"]}), "the rules do not give"),
-        (lambda c: c.update(rules="own"), 'as "rules"'),
+        (lambda c: c.update(rules="own"), "rules"),
     ],
 )
 def test_other_content_is_an_error_with_the_path(tmp_path, change, found):
     content = json.loads(json.dumps(AUTHORS))
     change(content)
     (tmp_path / "bad.json").write_text(json.dumps(content))
-    with pytest.raises(FileError, match=found) as caught:
+    with pytest.raises(FileError, match=f"bad.json .*{found}"):
         HumanGames.read(tmp_path / "bad.json")
-    assert "bad.json" in str(caught.value)
 
 
 def test_splits_and_the_best_games():
@@ -172,26 +159,13 @@ def test_splits_and_the_best_games():
     lengths = sorted(len(codes) for _, codes in human.games)
     assert sorted(len(codes) for _, codes in best.games) == lengths[:12]
     assert len(codes_of(best(range(20), 0))) == 20
-    for bad in ([48], [-1]):
-        with pytest.raises(ValueError, match="There are 48 games"):
-            human.select(bad)
-    for fraction in (0.0, 1.0):
-        with pytest.raises(ValueError, match="one side of the split"):
-            human.split(fraction)
-    for fraction in (0.0, -0.5, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="above 0 and at most 1"):
+    for refuse in (lambda: human.split(0.0), lambda: human.split(1.0), lambda: human.best(0.01)):
+        with pytest.raises(ValueError, match="no games"):
+            refuse()
+    for fraction in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="fraction"):
             human.best(fraction)
-    with pytest.raises(ValueError, match="less than one game"):
-        human.best(0.01)
     assert human.best(1.0).games == human.games
-
-
-def test_games_that_were_given_up_are_the_worst():
-    lost, given_up, solved, quick = ("crane", [0] * 6), ("crane", [0]), ("crane", [0] * 5 + [242]), ("crane", [242])
-    human = HumanGames([lost, given_up, solved, quick], ["crane", "fuzzy"])
-    assert human.best(0.25).games == [quick]
-    assert human.best(0.5).games == [solved, quick]
-    assert human.best(0.75).games == [given_up, solved, quick]
 
 
 def test_a_dataset_and_fresh_rows_of_them(tmp_path):
@@ -223,23 +197,137 @@ def test_other_games_do_not_continue_an_interrupted_call(tmp_path, monkeypatch):
     assert len(generate_in_parts(train, tmp_path / "data", **options)) == 40
 
 
-def test_the_notes_change_with_every_game_and_guess():
-    human = HumanGames(TWEETS, WORDS, guesses=GUESSES)
-    others = [
-        HumanGames(TWEETS.games[::-1], WORDS, guesses=GUESSES),
-        HumanGames(TWEETS, WORDS, guesses=[*GUESSES[1:], "zzzzz"]),
-        HumanGames(
-            TWEETS, WORDS, guesses=human.guesses, table=human._table.clone().index_fill_(1, torch.tensor(0), 255)
-        ),
-    ]
-    assert human.notes() == HumanGames(TWEETS, WORDS, guesses=GUESSES).notes()
-    assert len({other.notes()["human_digest"] for other in [human, *others]}) == 4
-    assert len({(other.notes()["human_games"], other.notes()["guesses"]) for other in [human, *others]}) == 1
-
-
 def test_wrong_games_and_tables():
     for codes in ([], [0] * 7, [243], [-1]):
         with pytest.raises(ValueError, match="1 to 6 codes from 0 to 242"):
             HumanGames([("crane", codes)], ["crane"])
     with pytest.raises(ValueError, match="table must be uint8"):
         HumanGames([("crane", [242])], ["crane"], table=torch.zeros(2, 2))
+
+
+GREEN = "🟩🟩🟩🟩🟩"
+MISS = "⬛🟨⬛⬛🟩"
+
+
+def write(path, records, encoding="utf-8"):
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file).writerows(records)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "codes"),
+    [
+        ([GREEN], [242]),
+        ([MISS, GREEN], [29, 242]),
+        (["⬜🟨⬜⬜🟩", "🟧🟧🟧🟧🟧"], [29, 242]),  # the light theme, and high contrast
+        (["⬛🟦⬛⬛🟧", GREEN], [29, 242]),
+        (["text before", MISS, "  " + GREEN + " ", "text after 🟩"], [29, 242]),
+        (["⬛\ufe0f🟨⬛⬛🟩", GREEN], [29, 242]),
+        ([MISS] * 6, [29] * 6),
+        ([MISS] * 5 + [GREEN], [29] * 5 + [242]),
+        (["Wordle 210 2/6*", MISS, GREEN, "1/6 yesterday"], [29, 242]),
+        (["after 4/6, on 3/6/2022:", "Wordle 1,210 2/6", "", MISS, GREEN], [29, 242]),
+        (["Wordle 210 X/6", *[MISS] * 6], [29] * 6),
+    ],
+)
+def test_grids(lines, codes):
+    assert grid(lines) == codes
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["no game", ""], "no line of tiles"),
+        ([f"{MISS} {GREEN}"], "no line of tiles"),
+        ([MISS[:-1], GREEN], "a line of more or fewer than five tiles"),
+        ([MISS + "🟩", GREEN], "a line of more or fewer than five tiles"),
+        ([MISS, GREEN, "", MISS, GREEN], "several grids"),
+        ([MISS] * 7, "more than six guesses"),
+        ([GREEN, MISS], "guesses after the solution"),
+        ([MISS, MISS], "unfinished"),
+        (["Wordle 210 3/6", f"{MISS} ouch", MISS, GREEN], "rows that do not match the score"),
+        ([f"Wordle 210 3/6 {MISS}", MISS, GREEN], "rows that do not match the score"),
+        (["Wordle 210 2/6", MISS, MISS, GREEN], "rows that do not match the score"),
+        (["Wordle 210 X/6", *[MISS] * 5, GREEN], "rows that do not match the score"),
+        (["Wordle 210 6/6", *[MISS] * 6], "rows that do not match the score"),
+    ],
+)
+def test_reasons(lines, reason):
+    assert grid(lines) == reason
+
+
+def test_unfinished_games_can_be_kept():
+    assert grid([MISS, MISS], keep_unfinished=True) == [29, 29]
+    cut_off = ["Wordle 210 4/6", MISS, MISS]
+    assert grid(cut_off, keep_unfinished=True) == "rows that do not match the score"
+
+
+def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
+    records = [
+        ["wordle_id", "tweet_id", "date", "user", "text"],
+        ["210", "1", "x", "y", f"Wordle 210 2/6\n\n{MISS}\n{GREEN}"],
+        ["211", "2", "x", "y", f"{MISS}\r\n{MISS}"],
+        ["999", "3", "x", "y", GREEN],
+        ["x", "4", "x", "y", GREEN],
+        ["212"],
+        [],
+        ["213", "5", "x", "y", "no"],
+    ]
+    tweets = read_tweets(write(tmp_path / "tweets.csv", records))
+    assert tweets.games == [("panic", [29, 242])]
+    assert tweets.left_out == {
+        "unfinished": 1,
+        "puzzle without a known answer": 1,
+        "no puzzle number": 1,
+        "fewer than two columns": 1,
+        "an empty line": 1,
+        "no line of tiles": 1,
+    }
+    assert tweets.examples["an empty line"] == [11]  # the first two tweets have four and two lines
+    assert tweets.report().splitlines()[:2] == ["1 games, 6 tweets left out", "1: an empty line (line 11)"]
+    kept = read_tweets(tmp_path / "tweets.csv", unfinished="keep", answers={210: "crane", 211: "slate"})
+    assert kept.games == [("crane", [29, 242]), ("slate", [29, 29])]
+
+
+@pytest.mark.parametrize("others", [1, 20_000])
+def test_a_quote_that_is_never_closed_costs_its_own_tweet(tmp_path, others):
+    """Also where the rest of the file is longer than a field of a CSV file may be."""
+    good = f'210,"Wordle 210 2/6\n\n{MISS}\n{GREEN}"\n'
+    path = tmp_path / "tweets.csv"
+    path.write_text(f'{good}211,"{MISS}\n{GREEN}\n{good}212,"open\n' + "213,no luck\n" * others, encoding="utf-8")
+    tweets = read_tweets(path)
+    assert tweets.games == [("panic", [29, 242])] * 2
+    assert tweets.left_out == {"quotes that do not match": 2, "no line of tiles": others}
+    assert tweets.examples["quotes that do not match"] == [5, 11]
+    assert "2: quotes that do not match (line 5, 11)" in tweets.report()
+
+
+def test_a_longer_table_of_answers(tmp_path):
+    (tmp_path / "answers.txt").write_text("300 crane\n\n301,\tslate\n")
+    assert load_answers(tmp_path / "answers.txt") == {300: "crane", 301: "slate"}
+    path = write(tmp_path / "tweets.csv", [["300", GREEN], ["210", GREEN]])
+    tweets = read_tweets(path, answers=tmp_path / "answers.txt")
+    assert tweets.games == [("crane", [242])]
+    for bad in ("300", "300 crane extra", "x crane", "300 crane\n300 slate"):
+        (tmp_path / "bad.txt").write_text(bad)
+        with pytest.raises(FileError, match="line"):
+            load_answers(tmp_path / "bad.txt")
+    (tmp_path / "bad.txt").write_text("300 Crane")
+    with pytest.raises(ValueError, match="Crane"):
+        load_answers(tmp_path / "bad.txt")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileError, match=r"not utf-8 .* line 1"):
+        read_tweets(write(tmp_path / "a.csv", [["210", "é" + GREEN[:0]]], "latin-1"))
+    with pytest.raises(FileError):
+        read_tweets(tmp_path / "missing.csv")
+
+
+def test_the_shipped_file_has_games_and_every_reason():
+    tweets = read_tweets(example_tweets())
+    assert len(tweets.games) == 48
+    assert len(tweets.left_out) == 9
+    assert {len(codes) for _, codes in tweets.games} >= {2, 3, 4, 5, 6}
+    assert example_tweets().stat().st_size < 10_000

@@ -10,10 +10,18 @@ from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import GREEN, Rules, check_rules, feedback
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, turns_of_rows
-from torchrl_lang.envs.wordle.words import TURN_LENGTH, WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
+from torchrl_lang.envs.wordle.words import (
+    TRIES,
+    TURN_LENGTH,
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    load_words,
+    wordle_tokenizer,
+    words_and_guesses,
+)
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import (
     AGENT_MASK,
@@ -24,25 +32,19 @@ from torchrl_lang.schema import (
     TRUNCATED,
 )
 
-__all__ = ["Replayed", "replay_games", "rows_of_turns"]
+__all__ = [
+    "Replayed",
+    "replay_games",
+    "rows_of_turns",
+]
+
 
 _CONTROL = wordle_tokenizer().control
 _BLOCK = 4096
 
 
 class Replayed(NamedTuple):
-    """Games replayed with other words or rules, and what became of the others; see :func:`replay_games`.
-
-    Examples:
-        >>> from torchrl_lang.data import PolicyGames
-        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, replay_games
-        >>> games = PolicyGames(WordleEnv(["crane"], batch_size=[4]), RandomWordPlayer(["crane"]))(range(4), seed=0)
-        >>> replayed = replay_games(games, ["slate", "crane"])
-        >>> replayed.kept, replayed.hidden_word  # all four games, whose word is now the second of the list
-        (tensor([0, 1, 2, 3]), tensor([1, 1, 1, 1]))
-        >>> replay_games(games, ["slate"]).left_out["no word of the list fits the colours"]
-        4
-    """
+    """Games replayed with other words or rules, and the numbers of the others; see :func:`replay_games`."""
 
     rows: TensorDict
     """The replayed games, ``[M]``."""
@@ -128,7 +130,8 @@ def replay_games(
 
     Examples:
         >>> from torchrl_lang.data import PolicyGames
-        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, replay_games
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
+        >>> from torchrl_lang.envs.wordle.replay import replay_games
         >>> words = ["crane", "slate", "point", "crate"]
         >>> games = PolicyGames(WordleEnv(words, batch_size=[32]), RandomWordPlayer(words, prob_smart=1.0))
         >>> replayed = replay_games(games(range(32), seed=0), ["slate", "point"], rules="ilql")
@@ -139,7 +142,7 @@ def replay_games(
     at_least_one("max_tries", max_tries)
     every = load_words(words)
     index = WordIndex(every)
-    valid = None if guesses is None else WordIndex([*dict.fromkeys([*every, *load_words(guesses)])])
+    valid = None if guesses is None else WordIndex(words_and_guesses(every, guesses))
     sets = CandidateSets(index.letters, old_rules)
     left_out = dict.fromkeys(_REASONS, 0)
     blocks, numbers, hidden = [], [], []

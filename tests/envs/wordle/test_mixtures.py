@@ -1,0 +1,184 @@
+"""Players made of other players: mixtures by move or by game, and Monte Carlo search."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.envs.wordle.helpers import games, letters, turns_of
+from torchrl_lang.envs.wordle import (
+    MixturePlayer,
+    MonteCarloPlayer,
+    OptimalPlayer,
+    RandomWordPlayer,
+    TreePlayer,
+    WordIndex,
+    WordleEnv,
+    WrongPlayer,
+    demo_words,
+    solve,
+)
+from torchrl_lang.evaluation import play_games
+
+WORDS = demo_words(30)
+
+
+@pytest.mark.parametrize("per", ["move", "game"])
+def test_mixture(per):
+    players = [RandomWordPlayer([word]) for word in ("aaaaa", "bbbbb", "ccccc")]
+    mixture = MixturePlayer(players, [0.5, 0.3, 0.2], per=per, seed=0)
+    _, guesses = games(mixture, batch=3000)
+    who = torch.stack([guess[:, 0] for guess in guesses], 1)
+    for turn in range(4):
+        share = who[:, turn].bincount(minlength=3) / 3000
+        assert torch.allclose(share, torch.tensor([0.5, 0.3, 0.2]), atol=5 * 0.5 / 3000**0.5)
+    constant = (who == who[:, :1]).all(-1).double().mean().item()
+    assert constant == 1 if per == "game" else abs(constant - (0.5**4 + 0.3**4 + 0.2**4)) < 0.03
+
+
+def test_mixture_draws_again_where_a_row_is_fresh():
+    mixture = MixturePlayer([RandomWordPlayer([word]) for word in ("aaaaa", "bbbbb")], per="game", seed=0)
+    env = WordleEnv(["fuzzy"], batch_size=[200], seed=0)
+    td = env.step(mixture(env.reset()))["next"]
+    first = td["tokens"][:, 1].clone()
+    fresh = torch.arange(200) < 100
+    td = mixture(env.reset(td.set("_reset", fresh[:, None])))
+    second = td["action"][:, 0]
+    assert torch.equal(second[100:], first[100:])
+    assert 20 < (second[:100] != first[:100]).sum() < 80
+
+
+def finished_games():
+    return play_games(WordleEnv(WORDS, batch_size=[64]), RandomWordPlayer(WORDS, seed=1), games=64, seed=0).rows
+
+
+def test_a_mixture_per_game_is_the_mean_of_its_games_probabilities():
+    rows = finished_games()
+    careful, wrong = RandomWordPlayer(WORDS, prob_smart=0.3), WrongPlayer(WORDS)
+    mixture = MixturePlayer([careful, wrong], [0.25, 0.75], per="game")
+    expected = (0.25 * careful.log_prob(rows).exp() + 0.75 * wrong.log_prob(rows).exp()).log()
+    torch.testing.assert_close(mixture.log_prob(rows), expected)
+    with pytest.raises(ValueError, match="log_prob"):
+        mixture.probability(None, None)
+
+
+def test_a_mixture_per_move_mixes_each_word():
+    rows = finished_games()
+    careless = MixturePlayer([RandomWordPlayer(WORDS, prob_smart=1.0), RandomWordPlayer(WORDS)], [0.3, 0.7])
+    torch.testing.assert_close(careless.log_prob(rows), RandomWordPlayer(WORDS, prob_smart=0.3).log_prob(rows))
+
+
+@pytest.mark.parametrize("best", ["abbot", "tribe"])  # before and after the others in the alphabet
+def test_the_best_first_guess_of_many_games(best):
+    """One of five words splits the others, worked by hand."""
+    words = ["baker", "maker", "taker", "waker", best]
+    # It separates taker (t), baker (b) and the pair of maker and waker; the others split off only themselves and it.
+    player = MonteCarloPlayer(RandomWordPlayer(words, prob_smart=1.0, seed=0), words, samples=500, seed=1)
+    chosen = player.choose(turns_of(*[()] * 8))
+    assert [WordIndex.text(guess) for guess in chosen] == [best] * 8
+
+
+def test_equal_first_guesses_share_their_games_and_the_first_of_equal_means_wins():
+    player = MonteCarloPlayer(RandomWordPlayer(["crane"]), ["crane"], samples=4)
+    drawn = letters("aaaaa", "bbbbb", "ccccc", "bbbbb", "ccccc", "aaaaa", "bbbbb", "bbbbb")
+    returns = torch.tensor([-6.0, 0, -1, -1, -2, -1, -1, -1], dtype=torch.float64)  # b: -0.5; then a and b: -1
+    player._simulate = lambda turns, hidden: (drawn, returns)
+    assert [WordIndex.text(guess) for guess in player.choose(turns_of([], []))] == ["bbbbb", "aaaaa"]
+
+
+def test_rows_of_a_batch_are_simulated_from_their_own_state():
+    words = ["baker", "maker", "taker", "point"]
+    player = MonteCarloPlayer(RandomWordPlayer(words, prob_smart=1.0, seed=0), words, samples=20, seed=1)
+    chosen = player.choose(
+        turns_of([("baker", "point")], [("point", "taker")], [("point", "maker"), ("baker", "maker")])
+    )
+    assert [WordIndex.text(guess) for guess in chosen[:2]] == ["point", "taker"]  # the t of point is yellow
+    assert WordIndex.text(chosen[2]) == "maker"
+
+
+@pytest.mark.parametrize("used", [0, 4, 5])
+def test_simulated_games_end_with_the_last_try(used):
+    """Invalid guesses have used tries, too."""
+    words = ["crane", "slate"]
+    player = MonteCarloPlayer(RandomWordPlayer(["crane"]), words, seed=1, max_tries=6)
+    before = turns_of([None] * used, [None] * used)
+    first, returns = player._simulate(before, letters("slate", "crane"))
+    assert returns.tolist() == [used - 6, 0]
+    assert [WordIndex.text(guess) for guess in first] == ["crane", "crane"]
+
+
+def test_a_finished_simulation_costs_nothing_more():
+    words = ["crane", "slate", "point"]
+    player = MonteCarloPlayer(RandomWordPlayer(["slate"]), words, seed=0)
+    hidden = letters("slate", "point", "slate")
+    _, returns = player._simulate(turns_of([], [], [("crane", "slate")]), hidden)
+    assert returns.tolist() == [0, -6, 0]
+
+
+def test_where_no_word_agrees_the_players_own_guess_is_played():
+    player = MonteCarloPlayer(RandomWordPlayer(["crane", "fuzzy"], seed=0), ["crane", "slate"], seed=0)
+    impossible = turns_of(*[[("crane", "point")]] * 30)
+    assert {WordIndex.text(guess) for guess in player.choose(impossible)} == {"crane", "fuzzy"}
+
+
+def test_it_improves_on_its_player_and_repeats_with_its_seeds():
+    def games(make):
+        env = WordleEnv(WORDS, batch_size=[600])
+        return play_games(env, make(), games=600, seed=0)
+
+    def sampler():
+        return RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
+
+    improved = games(lambda: MonteCarloPlayer(sampler(), WORDS, samples=20, seed=1))
+    assert improved.returns.mean() > games(sampler).returns.mean() + 0.4
+    again = games(lambda: MonteCarloPlayer(sampler(), WORDS, samples=20, seed=1))
+    assert torch.equal(improved.rows["tokens"], again.rows["tokens"])
+
+
+def test_sampling_players_of_any_kind():
+    players = [RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), OptimalPlayer(WORDS, seed=1)]
+    for player in (
+        MixturePlayer(players, per="game", seed=2),
+        TreePlayer(solve(WORDS)),
+        MonteCarloPlayer(players[0], WORDS, samples=2, seed=3),
+    ):
+        env = WordleEnv(WORDS, batch_size=[20], seed=0)
+        games = env.rollout(6, MonteCarloPlayer(player, WORDS, samples=3, seed=4), break_when_any_done=False)
+        assert games["next", "terminated"].any(1).all()
+
+
+def test_a_copy_plays_the_same_games():
+    player = MonteCarloPlayer(TreePlayer(solve(WORDS), seed=0), WORDS, samples=2, seed=1)
+    env = WordleEnv(WORDS, batch_size=[4])
+    rows = [play_games(env, each, games=4, seed=0).rows for each in (copy.deepcopy(player), player)]
+    assert torch.equal(rows[0]["tokens"], rows[1]["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("players", "options", "noun"),
+    [
+        (2, {"probabilities": [0.5, 0.6]}, "sum to one"),
+        (2, {"probabilities": [1.0]}, "2 players"),
+        (2, {"probabilities": [1.5, -0.5]}, "sum to one"),
+        (2, {"probabilities": [1.0, float("nan")]}, "sum to one"),
+        (2, {"probabilities": [float("nan"), 1.0]}, "sum to one"),
+        (1, {"per": "turn"}, "per='turn'"),
+        (0, {}, "players"),
+    ],
+)
+def test_mixtures_that_are_none(players, options, noun):
+    with pytest.raises(ValueError, match=noun):
+        MixturePlayer([RandomWordPlayer(WORDS)] * players, **options)
+
+
+def test_players_of_a_mixture_have_one_action_length():
+    with pytest.raises(ValueError, match=r"\[6, 8\]"):
+        MixturePlayer([RandomWordPlayer(WORDS), RandomWordPlayer(WORDS, action_length=8)])
+
+
+def test_monte_carlo_options():
+    for options in ({"samples": 0}, {"max_tries": 0}, {"rules": "mine"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            MonteCarloPlayer(RandomWordPlayer(WORDS), WORDS, **options)

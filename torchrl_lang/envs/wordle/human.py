@@ -1,0 +1,449 @@
+"""Games of people: read from tweets, of which only the colours are known, and made into rows with such colours."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, groupby
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from tensordict import TensorDict
+from torch import Tensor
+from tqdm import tqdm
+
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import CSVFault, FileError, json_digest, one_line, read_csv_records, read_text, write_file
+from torchrl_lang.data import GameMaker, seed_of_games
+from torchrl_lang.envs.wordle.replay import rows_of_turns
+from torchrl_lang.envs.wordle.rules import (
+    CODE_OF_SYMBOLS,
+    SOLVED,
+    SYMBOLS_OF_CODE,
+    Rules,
+    check_rules,
+    code_of,
+    colours_of_codes,
+    feedback_table,
+    tile_colours,
+)
+from torchrl_lang.envs.wordle.words import (
+    TRIES,
+    TURN_LENGTH,
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    load_words,
+    wordle_tokenizer,
+    words_and_guesses,
+)
+
+__all__ = ["PUZZLES", "HumanGames", "TweetGames", "example_tweets", "load_answers", "read_tweets"]
+
+_ANSWERS = """
+panic solar shire proxy point robot prick wince crimp knoll sugar whack mount perky could wrung light those moist shard
+pleat aloft skill elder frame humor pause ulcer ultra robin cynic aroma caulk shake dodge swill tacit other thorn trove
+"""
+PUZZLES: Mapping[int, str] = dict(enumerate(_ANSWERS.split(), start=210))
+"""Answers of the newspaper's puzzles 210 to 249, which the ILQL paper's data has."""
+
+# -- tweets ------------------------------------------------------------------------------------------------------------
+
+_NAMED = 3  # tweets that a report names for each reason
+_SCORE = re.compile(r"(?<![\d/])([1-6Xx])/6(?![\d/])")  # such as 3/6, or X/6 for a lost game; not a part of a date
+_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
+
+
+@dataclass
+class TweetGames:
+    """Games read from tweets, and why other tweets were left out; see :func:`read_tweets`."""
+
+    games: list[tuple[str, list[int]]] = field(default_factory=list)
+    """For each game the answer, and a code for the five colours of each guess (see :func:`feedback_code`)."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of tweets left out, by reason."""
+    examples: dict[str, list[int]] = field(default_factory=dict)
+    """For each reason the lines of the file where its first tweets begin, counted from one."""
+
+    def add(self, line: int, game: tuple[str, list[int]] | str) -> None:
+        """Add a game, or the reason for which the tweet that begins in this line is left out."""
+        if isinstance(game, str):
+            self.left_out[game] += 1
+            self.examples[game] = [*self.examples.get(game, ()), line][:_NAMED]
+        else:
+            self.games.append(game)
+
+    def report(self) -> str:
+        """Numbers of games and of tweets left out, a line for each reason, the most frequent first."""
+        lines = [f"{len(self.games)} games, {self.left_out.total()} tweets left out"]
+        for reason, number in sorted(self.left_out.items(), key=lambda pair: (-pair[1], pair[0])):
+            places = ", ".join(map(str, self.examples[reason])) + ", ..." * (number > _NAMED)
+            lines.append(f"{number}: {reason} (line {places})")
+        return "\n".join(lines)
+
+
+def example_tweets() -> Path:
+    """The path of a small shipped file for :func:`read_tweets`, of made-up tweets."""
+    return Path(__file__).with_name("example_tweets.csv")
+
+
+def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
+    """Read answers of puzzles from a text file: a number and a word on each line, separated by white space or a comma.
+
+    Raises:
+        FileError: a line is something else, or a number is repeated.
+    """
+    remedy = "give a puzzle's number and its answer on each line, each number once"
+    answers: dict[int, str] = {}
+    for line, text in enumerate(read_text(Path(path), remedy=remedy).splitlines(), start=1):
+        match text.replace(",", " ").split():
+            case []:
+                pass
+            case [number, answer] if _NUMBER.fullmatch(number) and int(number) not in answers:
+                answers[int(number)] = answer
+            case _:
+                raise FileError(Path(path), f"has {text[:80]!r} on line {line}", remedy)
+    load_words(list(dict.fromkeys(answers.values())))
+    return answers
+
+
+def read_tweets(
+    path: str | os.PathLike[str],
+    *,
+    answers: Mapping[int, str] | str | os.PathLike[str] = PUZZLES,
+    unfinished: Literal["drop", "keep"] = "drop",
+    progress: bool = False,
+) -> TweetGames:
+    r"""Read tweeted games from a CSV file: the puzzle's number is the first column, the tweet's text the last.
+
+    A game is 1 to 6 consecutive lines of five tiles, of the dark, the light or the high-contrast theme. No tweet is
+    dropped silently: the result counts those that are left out, by reason, with the lines of the first ones: broken
+    records, tweets without a grid, with lines of more or fewer than five tiles, with several grids, of more than six
+    guesses, with guesses after the solution, unfinished ones, those whose rows do not match the score before them
+    (``3/6``), and those without text, puzzle number or known answer. A first record without a number is a header.
+
+    Args:
+        path: the file.
+        answers: the answers by puzzle number, as a mapping or a file for :func:`load_answers`; default
+            :data:`PUZZLES`.
+        unfinished: ``"keep"`` keeps games of fewer than six guesses without the solution, as the paper's code does.
+        progress: show a progress bar.
+
+    Returns:
+        The :class:`TweetGames`.
+
+    Raises:
+        FileError: the file cannot be read, or is not UTF-8.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.envs.wordle.human import read_tweets
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "tweets.csv"
+        ...     _ = path.write_text('210,"2/6\n\n⬜🟨⬜⬜🟩\n🟩🟩🟩🟩🟩"\n210,no luck today', encoding="utf-8")
+        ...     tweets = read_tweets(path)
+        >>> tweets.games
+        [('panic', [29, 242])]
+        >>> print(tweets.report())
+        1 games, 1 tweets left out
+        1: no line of tiles (line 5)
+    """
+    one_of("unfinished", unfinished, ("drop", "keep"))
+    table = answers if isinstance(answers, Mapping) else load_answers(answers)
+    path, tweets = Path(path), TweetGames()
+    records = read_csv_records(path, is_row=lambda fields: len(fields) > 1 and _is_number(fields[0]), ragged=True)
+    for record in tqdm(records, unit="tweet", disable=not progress):
+        if record.fault is CSVFault.ENCODING:
+            raise FileError(path, f"{record.error} in the record of line {record.line}", "give a CSV file in UTF-8")
+        if record.fault is not None:
+            tweets.add(record.line, str(record.fault))
+        elif record.line > 1 or _is_number(record.fields[0]):  # otherwise a header
+            tweets.add(record.line, _game(record.fields, table, keep_unfinished=unfinished == "keep"))
+    return tweets
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _game(fields: Sequence[str], answers: Mapping[int, str], *, keep_unfinished: bool) -> tuple[str, list[int]] | str:
+    """The answer and the codes of the guesses of a tweet, or why there are none."""
+    if len(fields) < 2:
+        return "fewer than two columns"
+    if not _is_number(fields[0]):
+        return "no puzzle number"
+    codes = grid(fields[-1].splitlines(), keep_unfinished=keep_unfinished)
+    if isinstance(codes, str):
+        return codes
+    answer = answers.get(int(fields[0]))
+    return "puzzle without a known answer" if answer is None else (answer, codes)
+
+
+def grid(lines: Sequence[str], *, keep_unfinished: bool = False) -> list[int] | str:
+    """The codes of the guesses in the lines of a tweet, or the reason why they are not those of one game."""
+    colours = [tile_colours(line) for line in lines]
+    blocks = [[row or [] for row in block] for tiles, block in groupby(colours, key=bool) if tiles]
+    if not blocks:
+        return "no line of tiles"
+    if any(len(row) != WORD_LENGTH for block in blocks for row in block):
+        return "a line of more or fewer than five tiles"
+    if len(blocks) > 1:
+        return "several grids"
+    codes = [code_of(row) for row in blocks[0]]
+    solved = codes[-1] == SOLVED
+    if len(codes) > TRIES:
+        return "more than six guesses"
+    if SOLVED in codes[:-1]:
+        return "guesses after the solution"
+    if not solved and len(codes) < TRIES and not keep_unfinished:
+        return "unfinished"
+    scores = _SCORE.findall("\n".join(lines[: [row is not None for row in colours].index(True)]))
+    lost = len(codes) == TRIES and not solved
+    if scores and not (lost if scores[-1] in "Xx" else solved and len(codes) == int(scores[-1])):
+        return "rows that do not match the score"
+    return codes
+
+
+# -- rows with the colours of people's games ---------------------------------------------------------------------------
+
+_NONE = -1  # code of places after the last guess of a game
+_NO_GUESS = 255  # code of guesses that are not drawn
+_CODES = 256
+_DRAWS = 200
+"""Draws for every row after which drawing fails if none has succeeded."""
+
+
+class HumanGames(GameMaker):
+    """Rows with the colours of people's games, and guesses drawn uniformly from those that get these colours.
+
+    For each row a game is drawn, and its hidden word: any word of the list (or, with ``true_word``, the answer of the
+    puzzle). Each guess is drawn independently from the guesses that get the game's colours for this word. If there is
+    none for one of them, another game and word are drawn, as in the ILQL paper's code (arXiv 2206.11871). So guesses
+    need not agree with earlier colours of their game. Games that can never be drawn are counted in :meth:`impossible`.
+
+    Args:
+        games: for each game its answer and the codes of its guesses (see
+            :func:`~torchrl_lang.envs.wordle.rules.feedback_code`), as :func:`read_tweets` reads them.
+        words: the words that may be hidden, a list or a path.
+        guesses: the words that may be guessed, a list or a path; hidden words always may. Default ``words``.
+        rules: the rules of the colours. Tweets follow ``"official"``; under ``"ilql"`` some cannot be refit.
+        true_word: hide the puzzle's answer.
+        table: the code of each guess for each hidden word, uint8 ``[words, guesses]``, 255 for guesses not to be drawn;
+            by default computed for all.
+
+    Raises:
+        ValueError: there is no game, a code is out of range, or an option is unknown.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import demo_words
+        >>> from torchrl_lang.envs.wordle.human import HumanGames
+        >>> human = HumanGames([("panic", [29, 242]), ("panic", [29])], demo_words(200))
+        >>> rows = human(range(2), seed=0)
+        >>> human.tokenizer.decode(rows["tokens"][0][rows["attention_mask"][0]])
+        '<a>...</a><b><y><b><b><g></s>...</a><g><g><g><g><g></s></eod>'
+        >>> human.best(0.5).games
+        [('panic', [29, 242])]
+    """
+
+    def __init__(
+        self,
+        games: TweetGames | Iterable[tuple[str, Sequence[int]]],
+        words: WordList,
+        *,
+        guesses: WordList | None = None,
+        rules: Rules = "official",
+        true_word: bool = False,
+        table: Tensor | None = None,
+    ) -> None:
+        check_rules(rules)
+        super().__init__(wordle_tokenizer(), 2 + TRIES * TURN_LENGTH)
+        self.words, self.rules, self.true_word = load_words(words), rules, true_word
+        self.guesses = words_and_guesses(self.words, "words" if guesses is None else guesses)
+        if table is None:
+            table = feedback_table(WordIndex(self.guesses).letters, WordIndex(self.words).letters, rules).T
+        else:
+            self.guesses = [] if guesses is None else load_words(guesses)
+        if table.shape != (len(self.words), len(self.guesses)) or table.dtype != torch.uint8:
+            size = [len(self.words), len(self.guesses)]
+            raise ValueError(f"table must be uint8 of shape {size}, got {table.dtype} {list(table.shape)}.")
+        self._table = table
+        # The guesses of each word by their code, and where each code begins.
+        self._order = table.to(torch.int16).sort(dim=-1, stable=True).indices.to(torch.int32)
+        number = torch.arange(len(table))[:, None] * _CODES + table.long()
+        self._number = torch.bincount(number.flatten(), minlength=_CODES * len(table)).view(-1, _CODES)
+        self._start = self._number.cumsum(-1) - self._number
+        self._letters = WordIndex(self.guesses).letters
+        self._set_games(games.games if isinstance(games, TweetGames) else games)
+
+    def _set_games(self, games: Iterable[tuple[str, Sequence[int]]]) -> None:
+        self.games = [(answer, list(codes)) for answer, codes in games]
+        if not self.games:
+            raise ValueError("There are no games: see the reasons in read_tweets(...).report().")
+        for answer, codes in self.games:
+            if not 1 <= len(codes) <= TRIES or min(codes) < 0 or max(codes) > SOLVED:
+                raise ValueError(f"A game has 1 to {TRIES} codes from 0 to {SOLVED}, got {codes} for {answer!r}.")
+        place = {word: index for index, word in enumerate(self.words)}
+        self._answer = torch.tensor([place.get(answer, _NONE) for answer, _ in self.games])
+        self._codes = torch.tensor([[*codes, *[_NONE] * (TRIES - len(codes))] for _, codes in self.games])
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], *, rules: Rules | None = None, true_word: bool = False) -> HumanGames:
+        """Read a JSON file that :meth:`write` or the ILQL paper's code wrote.
+
+        Args:
+            path: the file: ``{"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess,
+                ...]}}}`` with colours such as ``<b><y><b><b><g>``. The words of the transitions may be hidden.
+            rules: the rules of the colours; by default found from the transitions.
+            true_word: see :class:`HumanGames`.
+
+        Raises:
+            FileError: the file holds something else, or colours that the rules do not give.
+        """
+        path = Path(path)
+        try:
+            file = _File.model_validate_json(read_text(path, remedy=_REMEDY))
+            words = load_words(list(file.transitions))
+            every = (guess for by_code in file.transitions.values() for some in by_code.values() for guess in some)
+            guesses = load_words(list(dict.fromkeys(every)))
+        except (ValidationError, TypeError, ValueError) as error:
+            raise error if isinstance(error, FileError) else FileError(path, one_line(error), _REMEDY) from error
+        place = {guess: index for index, guess in enumerate(guesses)}
+        table = torch.full((len(words), len(guesses)), _NO_GUESS, dtype=torch.uint8)
+        for row, by_colours in zip(table, file.transitions.values(), strict=True):
+            for colours, some in by_colours.items():
+                row[[place[guess] for guess in some]] = CODE_OF_SYMBOLS[colours]
+        found = _rules_of(path, table, words, guesses, file.rules if rules is None else rules)
+        games = [(answer, [CODE_OF_SYMBOLS[colours] for colours in played]) for answer, played in file.games]
+        return cls(games, words, guesses=guesses, rules=found, true_word=true_word, table=table)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write games and transitions as JSON, in the form of the ILQL paper's code, with the rules beside them.
+
+        The file lists every guess once for each hidden word: with 2,300 words and 13,000 guesses it takes 300 MB.
+        """
+        transitions: dict[str, dict[str, list[str]]] = {word: {} for word in self.words}
+        for by_colours, codes in zip(transitions.values(), self._table.tolist(), strict=True):
+            for guess, code in zip(self.guesses, codes, strict=True):
+                if code != _NO_GUESS:
+                    by_colours.setdefault(SYMBOLS_OF_CODE[code], []).append(guess)
+        games = [(answer, [SYMBOLS_OF_CODE[code] for code in codes]) for answer, codes in self.games]
+        file = _File.model_construct(games=games, transitions=transitions, rules=self.rules)
+        write_file(Path(path), file.model_dump_json())
+
+    def select(self, numbers: Iterable[int]) -> HumanGames:
+        """Some of the games, by their numbers, for instance those of a file with a split."""
+        some = copy.copy(self)
+        some._set_games([self.games[number] for number in numbers])
+        return some
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple[HumanGames, HumanGames]:
+        """A random ``fraction`` of the games, and the others."""
+        order = np.random.default_rng(seed).permutation(len(self.games)).tolist()
+        size = round(fraction * len(order))
+        return self.select(sorted(order[:size])), self.select(sorted(order[size:]))
+
+    def best(self, fraction: float) -> HumanGames:
+        """The ``fraction`` of the games, rounded down: solved ones first, then by fewest guesses, then the earlier."""
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}.")
+        effort = [(codes[-1] != SOLVED, len(codes)) for _, codes in self.games]
+        order = sorted(range(len(effort)), key=effort.__getitem__)
+        return self.select(sorted(order[: int(len(order) * fraction)]))
+
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see :meth:`GameMaker.__call__`."""
+        random = torch.Generator().manual_seed(seed_of_games(seed, numbers))
+        n = len(numbers)
+        game = torch.zeros(n, dtype=torch.int64)
+        word, missing = torch.zeros_like(game), torch.arange(n)
+        for draw in count(1):
+            game[missing] = torch.randint(len(self.games), (len(missing),), generator=random)
+            word[missing] = torch.randint(len(self.words), (len(missing),), generator=random)
+            if self.true_word:
+                word[missing] = self._answer[game[missing]]
+            missing = missing[~self._fits(game[missing], word[missing])]
+            if not len(missing):
+                break
+            if draw >= _DRAWS and len(missing) == n:
+                raise ValueError(
+                    f"{draw * n} draws of a game and a hidden word found no guesses with the game's colours; "
+                    f"{self.impossible()} of {len(self.games)} games have none at all. Give more guesses or words, or "
+                    "other rules."
+                )
+        played = self._codes[game] != _NONE
+        codes = self._codes[game].clamp_min(0)
+        number, start = self._number[word[:, None], codes], self._start[word[:, None], codes]
+        rank = (torch.rand((n, TRIES), generator=random, dtype=torch.float64) * number).long()
+        guess = self._order[word[:, None], (start + rank).clamp_max(len(self.guesses) - 1)].long()
+        letters = torch.where(played[..., None], self._letters[guess], 0)
+        return rows_of_turns(letters, colours_of_codes()[codes], played.sum(-1))
+
+    def _fits(self, game: Tensor, word: Tensor) -> Tensor:
+        """Whether each game has guesses for each of its colours with this hidden word, bool ``[N]``."""
+        codes = self._codes[game]
+        number = self._number[word.clamp_min(0)[:, None], codes.clamp_min(0)]
+        return ((number > 0) | (codes == _NONE)).all(-1) & (word >= 0)
+
+    def impossible(self) -> int:
+        """Number of games that can never be drawn: with no hidden word (or not with the true one) they can be refit."""
+        if self.true_word:
+            return int((~self._fits(torch.arange(len(self.games)), self._answer)).sum())
+        every, number = self._codes.unique(dim=0, return_counts=True)
+        lost = 0
+        for codes, times in zip(every.split(64), number.split(64), strict=True):
+            guesses = self._number[:, codes.clamp_min(0)]  # [W, 64, 6]
+            can = ((guesses > 0) | (codes == _NONE)).all(-1).any(0)
+            lost += int(times[~can].sum())
+        return lost
+
+    def notes(self) -> dict[str, Any]:
+        """See :meth:`~torchrl_lang.data.GameMaker.notes`; the digest changes with any game, guess or colouring."""
+        table = hashlib.sha256(self._table.numpy().tobytes()).hexdigest()
+        digest = json_digest({"games": self.games, "guesses": self.guesses, "table": table})
+        task = {"task": "wordle", "words": self.words, "rules": self.rules}
+        options = {"true_word": self.true_word, "human_games": len(self.games), "guesses": len(self.guesses)}
+        return {**task, **super().notes(), **options, "human_digest": digest}
+
+
+# -- their file --------------------------------------------------------------------------------------------------------
+
+_REMEDY = 'give {"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess, ...]}}}'
+
+
+def _known(colours: str) -> str:
+    if colours not in CODE_OF_SYMBOLS:
+        raise ValueError(f"{colours[:80]!r} are not the colours of a guess")
+    return colours
+
+
+Colours = Annotated[str, AfterValidator(_known)]
+
+
+class _File(BaseModel):
+    """Games, and the guesses that get each colouring for each hidden word."""
+
+    model_config = ConfigDict(strict=True)
+    games: list[tuple[str, Annotated[list[Colours], Field(min_length=1, max_length=TRIES)]]]
+    transitions: dict[str, dict[Colours, list[str]]]
+    rules: Rules | None = None
+
+
+def _rules_of(path: Path, table: Tensor, words: list[str], guesses: list[str], named: Rules | None) -> Rules:
+    """The rules that give all colours of the table, the ``named`` ones if they do."""
+    hidden, guessed = WordIndex(words).letters, WordIndex(guesses).letters
+    candidates: tuple[Rules, ...] = ("official", "ilql") if named is None else (named,)
+    for rules in candidates:
+        wrong = (table != _NO_GUESS) & (table != feedback_table(guessed, hidden, rules).T)
+        if not wrong.any():
+            return rules
+    word, guess = wrong.nonzero()[0].tolist()
+    found = f"{SYMBOLS_OF_CODE[int(table[word, guess])]} for the guess {guesses[guess]!r} and the word {words[word]!r}"
+    raise FileError(path, f"has {found}, which the rules do not give", "make the file again")

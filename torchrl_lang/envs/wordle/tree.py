@@ -1,0 +1,377 @@
+"""Decision trees of Wordle: a guess for each state of the game, what they cost, and their files."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import one_line, read_manifest, write_manifest
+from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.optimal import OptimalPlayer
+from torchrl_lang.envs.wordle.players import Player
+from torchrl_lang.envs.wordle.rules import (
+    CODE_OF_LETTERS,
+    LETTERS_OF_CODE,
+    SOLVED,
+    Rules,
+    check_rules,
+    feedback_code,
+    feedback_table,
+)
+from torchrl_lang.envs.wordle.transcript import Turns
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words
+from torchrl_lang.schema import ACTION, DONE, REWARD, TOKENS
+
+__all__ = [
+    "DecisionTree",
+    "TreePlayer",
+    "WordReturns",
+    "expected_return",
+]
+
+
+_VERSION = 1
+_REMEDY = "save the tree again"
+
+
+class _Record(BaseModel):
+    """A tree on disk."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    kind: Literal["wordle decision tree"] = "wordle decision tree"
+    version: Literal[1] = _VERSION
+    rules: Rules
+    max_tries: int | None
+    total: int
+    words: list[str]
+    guesses: list[str]
+    replies: list[dict[str, int]]
+
+
+class DecisionTree:
+    """What to guess after each sequence of colours, until the hidden word is found.
+
+    Node 0 is the first guess. :func:`solve` makes the tree with the fewest guesses, and
+    :class:`~torchrl_lang.envs.wordle.TreePlayer` plays it.
+
+    Args:
+        words: the words that may be hidden.
+        guesses: the guess at each node.
+        replies: for each node, the next node after each code of colours (see
+            :func:`~torchrl_lang.envs.wordle.rules.feedback_code`); parents come before their children.
+        rules: the rules of the colours.
+        max_tries: the guesses of a game; a word that is not found then is lost and counts as ``max_tries + 1`` guesses.
+            By default every word must be found.
+
+    Raises:
+        ValueError: the tree does not find a word, or its nodes are malformed.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import solve
+        >>> tree = solve(["baker", "maker", "taker", "timed"])
+        >>> tree.total, tree.expected_guesses, tree.histogram
+        (7, 1.75, {1: 1, 2: 3})
+        >>> tree.path("baker")
+        ['timed', 'baker']
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        guesses: Sequence[str],
+        replies: Sequence[Mapping[int, int]],
+        *,
+        rules: Rules = "official",
+        max_tries: int | None = None,
+    ) -> None:
+        check_rules(rules)
+        at_least_one("max_tries", 1 if max_tries is None else max_tries)
+        if len(replies) != len(guesses) or not guesses:
+            raise ValueError(f"A tree needs as many replies as guesses, at least one: {len(replies)}, {len(guesses)}.")
+        self.words, self.guesses = tuple(load_words(words)), tuple(guesses)
+        load_words(list(dict.fromkeys(self.guesses)))
+        self.replies = tuple(dict(reply) for reply in replies)
+        self.rules: Rules = rules
+        self.max_tries = max_tries
+        self.next_node = _next_nodes(self.replies, len(self.guesses))
+        """Node after each code at each node, int64 ``[nodes, 243]``; -1 for codes that cannot come."""
+        self.n_guesses = self._count()
+        """Number of guesses for each word, int64 ``[W]``."""
+
+    @property
+    def total(self) -> int:
+        """Number of guesses for all words together."""
+        return int(self.n_guesses.sum())
+
+    @property
+    def expected_guesses(self) -> float:
+        """Mean number of guesses if each word is hidden with the same probability."""
+        return self.total / len(self.words)
+
+    @property
+    def expected_return(self) -> float:
+        """Mean return in a :class:`~torchrl_lang.envs.wordle.WordleEnv` whose games are not shorter than the tree."""
+        return 1 - self.expected_guesses
+
+    @property
+    def deepest(self) -> int:
+        """The largest number of guesses that a word takes."""
+        return int(self.n_guesses.amax())
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """How many words take each number of guesses; lost words under ``max_tries + 1``."""
+        return dict(sorted(Counter(self.n_guesses.tolist()).items()))
+
+    def path(self, word: str) -> list[str]:
+        """The guesses if ``word`` is hidden.
+
+        Raises:
+            ValueError: the word is not on the list.
+        """
+        if word not in self.words:
+            raise ValueError(f"{word!r} is not one of the tree's {len(self.words)} words.")
+        letters, node, guesses = WordIndex([word]).letters, 0, []
+        while node >= 0:
+            guesses.append(self.guesses[node])
+            code = int(feedback_table(WordIndex(guesses[-1:]).letters, letters, self.rules))
+            node = self.replies[node].get(code, -1)
+        return guesses
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tree as JSON, atomically and with a digest.
+
+        Examples:
+            >>> import tempfile
+            >>> from torchrl_lang.envs.wordle import solve
+            >>> from torchrl_lang.envs.wordle.tree import DecisionTree
+            >>> with tempfile.TemporaryDirectory() as home:
+            ...     solve(["crane", "slate"]).save(f"{home}/tree.json")
+            ...     DecisionTree.load(f"{home}/tree.json").total
+            3
+        """
+        replies = [{LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for reply in self.replies]
+        record = _Record(
+            words=list(self.words), guesses=list(self.guesses), replies=replies, total=self.total, rules=self.rules,
+            max_tries=self.max_tries,
+        )  # fmt: skip
+        write_manifest(os.fspath(path), record.model_dump())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DecisionTree:
+        """Read a tree that :meth:`save` wrote; every word is looked up in it once.
+
+        Raises:
+            FileError: the file is missing, damaged, has a later version, or does not hold a tree that finds its words.
+        """
+        fields = read_manifest(os.fspath(path), remedy=_REMEDY, version=_VERSION)
+        try:
+            record = _Record.model_validate(fields.content)
+            replies = [{CODE_OF_LETTERS[colours]: node for colours, node in reply.items()} for reply in record.replies]
+            tree = cls(record.words, record.guesses, replies, rules=record.rules, max_tries=record.max_tries)
+        except (KeyError, ValueError) as error:
+            raise fields.error(f"does not hold a tree ({one_line(error)})") from error
+        if tree.total != record.total:
+            raise fields.error(f'has {record.total} as "total", but its tree takes {tree.total} guesses')
+        return tree
+
+    def _count(self) -> Tensor:
+        """Follow all words through the tree."""
+        table = feedback_table(WordIndex(self.guesses).letters, WordIndex(self.words).letters, self.rules).long()
+        word = torch.arange(len(self.words))
+        count, node = torch.zeros_like(word), torch.zeros_like(word)
+        tries = 0
+        while len(word):
+            tries += 1
+            count[word] = tries
+            code = table[node[word], word]
+            node[word] = self.next_node[node[word], code]
+            open_, missing = code != SOLVED, node[word] < 0
+            if tries == self.max_tries:
+                count[word[open_]] = tries + 1
+                return count
+            if (open_ & missing).any():
+                lost = self.words[int(word[open_ & missing][0])]
+                raise ValueError(f"The tree has no guess that finds {lost!r} after {tries} guesses.")
+            word = word[open_]
+        return count
+
+
+def _next_nodes(replies: Sequence[Mapping[int, int]], n_nodes: int) -> Tensor:
+    next_node = torch.full((n_nodes, SOLVED + 1), -1)
+    for node, reply in enumerate(replies):
+        for code, child in reply.items():
+            # Later nodes only, so that following the tree ends.
+            if not 0 <= code < SOLVED or not node < child < n_nodes:
+                raise ValueError(
+                    f"Node {node} leads to node {child} after code {code}: codes are 0 to {SOLVED - 1}, and children "
+                    f"come after their parent, up to {n_nodes - 1}."
+                )
+            next_node[node, code] = child
+    return next_node
+
+
+class TreePlayer(Player):
+    """Follows a :class:`DecisionTree`, such as the one of :func:`solve`.
+
+    A game whose guesses so far are not the tree's, because it was continued from other rows or another policy plays in
+    turn, has no node. Another player chooses the guess there.
+
+    Args:
+        tree: the tree, or the path of its file.
+        otherwise: plays the games that have left the tree; by default :class:`OptimalPlayer` with the tree's words.
+        **kwargs: see :class:`Player`.
+
+    Raises:
+        ValueError: the actions of ``otherwise`` have another width.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import TreePlayer, WordleEnv, demo_words, expected_return, solve
+        >>> words = demo_words(50)
+        >>> player = TreePlayer(solve(words))
+        >>> games = WordleEnv(words, batch_size=[8], seed=0).rollout(4, player, break_when_any_done=False)
+        >>> bool(games["next", "terminated"].any(1).all())
+        True
+        >>> expected_return(player, words).mean
+        -1.34
+    """
+
+    next_node: Tensor
+    letters: Tensor
+
+    def __init__(
+        self, tree: DecisionTree | str | os.PathLike[str], *, otherwise: Player | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tree = tree if isinstance(tree, DecisionTree) else DecisionTree.load(tree)
+        if otherwise is None:
+            otherwise = OptimalPlayer(self.tree.words, rules=self.tree.rules, **kwargs)
+        if otherwise.action_length != self.action_length:
+            raise ValueError(
+                f"Both players need actions of one width, got action_length={self.action_length} and "
+                f"otherwise.action_length={otherwise.action_length}."
+            )
+        self.otherwise = otherwise
+        next_node = self.tree.next_node.clone()
+        next_node[:, SOLVED] = 0  # a solved game ends, so what is played there does not matter
+        self.register_buffer("next_node", next_node, persistent=False)
+        self.register_buffer("letters", WordIndex(self.tree.guesses).letters, persistent=False)
+
+    def choose(self, turns: Turns) -> Tensor:
+        """The guess of each game's node, int64 letters ``[N, 5]``."""
+        node = self.node(turns)
+        letters = self.letters[node.clamp_min(0)]
+        left = node < 0
+        if left.any():
+            letters[left] = self.otherwise.choose(turns.rows(left))
+        return letters
+
+    def node(self, turns: Turns) -> Tensor:
+        """The node of each game, -1 for games that have left the tree; int64 ``[N]``. Invalid guesses do not count."""
+        node = torch.zeros_like(turns.tries)
+        code = feedback_code(turns.colours)
+        for turn in range(turns.guess.shape[1]):
+            heard = turn < turns.answered
+            if not heard.any():
+                break
+            at = node.clamp_min(0)
+            same = (turns.guess[:, turn] == self.letters[at]).all(-1) & (node >= 0)
+            node = torch.where(heard, torch.where(same, self.next_node[at, code[:, turn]], -1), node)
+        return node
+
+
+class WordReturns(NamedTuple):
+    """The return of each hidden word, as :func:`expected_return` computes it."""
+
+    returns: Tensor
+    """float64 ``[W]``: ``-(k - 1)`` for a word that took ``k`` guesses, ``-max_tries`` for a lost one."""
+    max_tries: int
+
+    @property
+    def mean(self) -> float:
+        """The expected return if each word is hidden with the same probability."""
+        return float(self.returns.mean())
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """How many words took each number of guesses, lost words under ``max_tries + 1``."""
+        count = (1 - self.returns).long().bincount(minlength=self.max_tries + 2).tolist()
+        return {guesses: words for guesses, words in enumerate(count) if guesses}
+
+
+def expected_return(
+    player: Callable[[TensorDictBase], TensorDictBase],
+    words: WordList | None = None,
+    *,
+    rules: Rules = "official",
+    max_tries: int = 6,
+    guesses: WordList | None = None,
+) -> WordReturns:
+    """Play one game for each hidden word, in one batch.
+
+    The mean is exact, since a deterministic policy plays each word in one way:
+    :class:`~torchrl_lang.envs.wordle.TreePlayer`, ``OptimalPlayer(ties="first")``, or a model with greedy decoding. A
+    policy that draws its guesses could be lucky with each word, even above the optimum: estimate its return with
+    :func:`~torchrl_lang.evaluation.play_games`. It is refused where it shows, by different guesses in two games of the
+    same guesses and colours so far; one that draws only where no two words are left together does not show.
+
+    Args:
+        player: writes ``action`` into its tensordict, such as a player or an actor, with actions of any width.
+        words: the words that may be hidden, a list or path; default the shipped common words.
+        rules: the rules of the colours.
+        max_tries: number of guesses in a game.
+        guesses: the valid guesses, see :class:`~torchrl_lang.envs.wordle.WordleEnv`.
+
+    Raises:
+        ValueError: the policy played different guesses in games with the same guesses and colours so far.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, expected_return
+        >>> result = expected_return(RandomWordPlayer(["crane"]), ["crane", "slate", "point"])
+        >>> result.returns, result.mean
+        (tensor([ 0., -6., -6.], dtype=torch.float64), -4.0)
+        >>> result.histogram
+        {1: 1, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 2}
+    """
+    word_list = load_words(words)
+    env = WordleEnv(
+        word_list,
+        [len(word_list)],
+        rules=rules,
+        max_tries=max_tries,
+        guesses=guesses,
+        action_length=getattr(player, "action_length", WORD_LENGTH + 1),
+    )
+    tensordict = env.reset(hidden_word=torch.arange(len(word_list)))
+    returns = torch.zeros(len(word_list), dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(max_tries):
+            tensordict = player(tensordict)
+            _check_deterministic(tensordict)
+            tensordict = env.step(tensordict)["next"]
+            returns += tensordict[REWARD].flatten()
+    return WordReturns(returns, max_tries)
+
+
+def _check_deterministic(tensordict: TensorDictBase) -> None:
+    """Raise ValueError if two unfinished games in the same state have different actions."""
+    live = tensordict[tensordict[DONE].flatten().logical_not()]
+    if len(live) == 0:
+        return
+    states, state = live[TOKENS].unique(dim=0, return_inverse=True)
+    actions = live[ACTION]
+    one_of_each = actions.new_zeros((len(states), actions.shape[-1])).index_copy(0, state, actions)
+    if not torch.equal(one_of_each[state], actions):
+        raise ValueError(
+            "The policy draws its guesses: it played different ones in games with the same guesses and colours so far. "
+            'Make it deterministic, such as OptimalPlayer(ties="first") or an actor that decodes greedily, or estimate '
+            "its return with play_games."
+        )
