@@ -1,6 +1,7 @@
 """How the documentation is built: Sphinx with furo, pages in Markdown, the API reference from the docstrings."""
 
 import importlib
+import inspect
 import re
 import sys
 from importlib.metadata import version as installed_version
@@ -11,6 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
+from sphinx.util.inspect import stringify_signature
 
 project = "torchrl_lang"
 author = "The torchrl_lang developers"
@@ -39,9 +41,23 @@ napoleon_use_rtype = False
 
 
 def setup(app: Sphinx) -> None:
-    """Have every public name of every package in the reference."""
+    """Have every public name of every package in the reference, and every class with its arguments."""
     app.connect("source-read", add_constants)
+    app.connect("autodoc-process-signature", show_arguments)
     app.connect("env-check-consistency", check_public_names)
+
+
+def show_arguments(
+    app: Sphinx, kind: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """The arguments of ``__init__``, where a metaclass or ``__new__`` of TorchRL hides them; none of a protocol."""
+    if kind != "class" or signature != "(*args, **kwargs)":
+        return None
+    if getattr(obj, "_is_protocol", False):
+        return "", None
+    own = inspect.signature(obj.__init__)  # type: ignore[misc]
+    arguments = list(own.parameters.values())[1:]
+    return stringify_signature(own.replace(parameters=arguments, return_annotation=inspect.Signature.empty)), None
 
 
 def add_constants(app: Sphinx, page: str, source: list[str]) -> None:

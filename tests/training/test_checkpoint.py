@@ -267,15 +267,12 @@ def test_figures_of_any_value_come_back(tmp_path):
     assert box.value == [math.inf, -math.inf, 0.1]
 
 
-def test_a_checkpoint_of_the_first_format_is_read(tmp_path):
-    path = Checkpointer(tmp_path).register("box", box := Box(7)).save(10, {"return": 1.0})
+def test_another_format_is_refused_by_its_version(tmp_path):
+    path = Checkpointer(tmp_path).register("box", box := Box(7)).save(10)
     file = path / "manifest.json"
-    content = json.loads(file.read_text()) | {"format": 1}
-    del content["digest"]
-    file.write_text(json.dumps(content))
-    box.value = 0
-    assert Checkpointer(tmp_path).register("box", box).restore("best") == 10
-    assert box.value == 7
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 2}))
+    with pytest.raises(CheckpointError, match="has version 2, but this release reads version 3"):
+        Checkpointer(tmp_path).register("box", box).restore(10)
 
 
 def test_what_is_not_in_the_checkpoint_is_named(tmp_path):

@@ -2,7 +2,7 @@
 
 from torchrl_lang.training.averaging import WeightAverage
 from torchrl_lang.training.checkpoint import Checkpointer, Stateful
-from torchrl_lang.training.checkpoint_files import CheckpointError
+from torchrl_lang.training.state import CheckpointError
 from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
 from torchrl_lang.training.metrics import FiniteCheck, NonFiniteError, Scalar, check_parameters, to_scalars

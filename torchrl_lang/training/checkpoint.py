@@ -5,24 +5,60 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
+import tensordict
+import torch
+import torchrl
+from pydantic import Field
+from safetensors.torch import save_file
+
+from torchrl_lang import __version__
 from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import remove_folder, remove_leftovers, shorten
-from torchrl_lang.training.checkpoint_files import (
-    CheckpointError,
-    CheckpointInfo,
-    read_checkpoint,
-    read_info,
-    write_checkpoint,
+from torchrl_lang._files import (
+    FileError,
+    Record,
+    file_digest,
+    read_json,
+    read_tensors,
+    remove_folder,
+    remove_leftovers,
+    shorten,
+    write_folder,
+    write_json,
 )
 from torchrl_lang.training.metrics import nonfinite_parameters
+from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
 __all__ = ["Checkpointer", "Stateful"]
 
+# torchrl.checkpoint also writes atomically, but reads a pickled payload if there is one, saves replay buffers with
+# torch.save, does not flush to disk before it renames, has no checksums, and needs the metric at every save, although
+# ours is known only after an evaluation.
+
 _NAME = re.compile(r"step-(?P<step>\d+)(-(?P<attempt>\d+))?")
+_MANIFEST, _TENSORS, _STATE = "manifest.json", "tensors.safetensors", "state.json"
+
+
+class _Manifest(Record):
+    """The content of a checkpoint's manifest."""
+
+    FORMAT = "torchrl_lang checkpoint"
+    VERSION = 3
+
+    step: Annotated[int, Field(ge=0)]
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    """Values that are not finite are not JSON: they are written as text."""
+    objects: tuple[str, ...]
+    sha256: dict[Literal["tensors.safetensors", "state.json"], str]
+    versions: dict[str, str]
+
+    def scores(self) -> dict[str, float]:
+        """The metrics as numbers."""
+        return {name: float(value) for name, value in self.metrics.items()}
 
 
 @runtime_checkable
@@ -126,7 +162,7 @@ class Checkpointer:
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
         remove_leftovers(self.folder)
-        write_checkpoint(path, {name: obj.state_dict() for name, obj in self._objects.items()}, step, metrics or {})
+        _write(path, {name: obj.state_dict() for name, obj in self._objects.items()}, step, metrics or {})
         self.prune()
         return path
 
@@ -186,10 +222,10 @@ class Checkpointer:
             raise CheckpointError(message + latest)
         return None
 
-    def _load(self, path: Path, info: CheckpointInfo, state: Mapping[str, Any]) -> int:
+    def _load(self, path: Path, info: _Manifest, state: Mapping[str, Any]) -> int:
         missing = [name for name in self._objects if name not in state and name not in self._optional]
         if missing:
-            raise CheckpointError(f"{path} has no state for {missing}: it holds {info.objects}.")
+            raise CheckpointError(f"{path} has no state for {missing}: it holds {list(info.objects)}.")
         for name, obj in self._objects.items():
             if name not in state:
                 continue
@@ -217,13 +253,13 @@ class Checkpointer:
     def metrics(self, step: int | Literal["latest", "best"] = "latest") -> dict[str, float]:
         """The metrics stored in a checkpoint; empty if there is none."""
         path = self.path(step)
-        return {} if path is None else read_info(path).metrics
+        return {} if path is None else _read_manifest(path).scores()
 
     def _best(self) -> Path | None:
         scores = {}
         for path in self._at_hand().values():
             try:
-                scores[path] = read_info(path).metrics.get(self.best_by, math.nan)
+                scores[path] = _read_manifest(path).scores().get(self.best_by, math.nan)
             except CheckpointError as error:
                 self._leave_out(path, error)
         ranked = [path for path, score in scores.items() if not math.isnan(score)]
@@ -242,10 +278,52 @@ class Checkpointer:
         )
 
 
-def _read(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
-    """A checkpoint's manifest and state; CheckpointError if it is damaged or was renamed."""
-    info, state = read_checkpoint(path)
+def _write(path: Path, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> None:
+    """Write the state dict of each object under a temporary name beside ``path``, flush it to disk, then rename it."""
+    tree, tensors = split_state(state)
+    versions = {"torchrl_lang": __version__, "torch": str(torch.__version__)}
+    versions |= {"torchrl": torchrl.__version__, "tensordict": tensordict.__version__}
+    with write_folder(path) as folder:
+        save_file(tensors, folder / _TENSORS)
+        write_json(folder / _STATE, tree)
+        _Manifest(
+            step=step,
+            metrics={k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()},
+            objects=tuple(state),
+            sha256={name: file_digest(folder / name) for name in (_TENSORS, _STATE)},
+            versions=versions,
+        ).write(folder / _MANIFEST)
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    with _as_checkpoint_error():
+        manifest = _Manifest.read(path / _MANIFEST, remedy=_remedy(path))
     match = _NAME.fullmatch(path.name)
-    if match is not None and int(match["step"]) != info.step:
-        raise CheckpointError(f"{path} holds the checkpoint of step {info.step}: it was renamed; rename it back.")
-    return info, state
+    if match is not None and int(match["step"]) != manifest.step:
+        raise CheckpointError(f"{path} holds the checkpoint of step {manifest.step}: it was renamed; rename it back.")
+    return manifest
+
+
+def _read(path: Path) -> tuple[_Manifest, dict[str, Any]]:
+    """The manifest, and the state dict of each object, by name; tensors are on the CPU."""
+    manifest, remedy = _read_manifest(path), _remedy(path)
+    with _as_checkpoint_error():
+        for name, digest in manifest.sha256.items():
+            if not (path / name).is_file():
+                raise FileError(path / name, "is missing", remedy)
+            if file_digest(path / name) != digest:
+                raise FileError(path / name, "is damaged: its checksum differs from the manifest's", remedy)
+        state = join_state(read_json(path / _STATE, remedy=remedy), read_tensors(path / _TENSORS, remedy=remedy))
+    return manifest, state
+
+
+def _remedy(path: Path) -> str:
+    return f"delete {path} to continue without it"
+
+
+@contextmanager
+def _as_checkpoint_error() -> Iterator[None]:
+    try:
+        yield
+    except FileError as error:
+        raise CheckpointError(str(error)) from error
