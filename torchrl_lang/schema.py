@@ -8,7 +8,7 @@ key                 dtype, shape            meaning
 ==================  ======================  ====================================================================
 ``tokens``          int64 ``[*B, T]``       token ids, right-padded (int32 on disk)
 ``attention_mask``  bool ``[*B, T]``        True on real tokens
-``agent_mask``     bool ``[*B, T]``        True on the agent's tokens, including its end-of-action token
+``agent_mask``      bool ``[*B, T]``        True on the agent's tokens, including its end-of-action token
 ``token_reward``    float32 ``[*B, T]``     reward for writing that token
 ``action``          int64 ``[*B, K]``       the agent's next utterance, right-padded
 ==================  ======================  ====================================================================

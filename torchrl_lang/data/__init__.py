@@ -23,7 +23,7 @@ from torchrl_lang.data.samples import from_samples
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 from torchrl_lang.data.triples import rows_from_triples
 from torchrl_lang.text.conversion import from_row, to_row, to_rows
-from torchrl_lang.text.episodes import Episode, Turn
+
 
 __all__ = [
     "BadLine",
@@ -31,7 +31,6 @@ __all__ = [
     "BucketSampler",
     "DatasetWriter",
     "DialogueReader",
-    "Episode",
     "EpisodeRows",
     "EpochSampler",
     "FileError",
@@ -40,7 +39,6 @@ __all__ = [
     "PolicyGames",
     "RowDataset",
     "TrimRows",
-    "Turn",
     "best_rows",
     "dataset_from_jsonl",
     "dataset_from_records",
