@@ -24,7 +24,6 @@ from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 from torchrl_lang.data.triples import rows_from_triples
 from torchrl_lang.text.conversion import from_row, to_row, to_rows
 
-
 __all__ = [
     "BadLine",
     "BestRows",
