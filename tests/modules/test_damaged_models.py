@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.modules.toys import KINDS, TOKENIZER, heads, rows, tiny_lm
+from tests.modules.toys import KINDS, TOKENIZER, heads, reseal, rows, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import causal_lm, load_causal_lm, load_language_model, save_language_model
 
@@ -237,16 +237,11 @@ def test_models_as_the_hub_has_them(tmp_path):
     torch.testing.assert_close(load_causal_lm(tmp_path)(rows()["tokens"]).logits, lm(rows()["tokens"]).logits)
 
 
-def test_a_folder_of_the_version_before_is_read(model):
-    """Without checksums, and a manifest that promises none."""
+def test_folders_of_other_versions_are_refused(model):
     (model / "checksums.json").unlink()
     assert "checksums.json is missing" in refused(model)
-    content = json.loads((model / "torchrl_lang.json").read_text())
-    content.pop("version")
-    (model / "torchrl_lang.json").write_text(json.dumps(content))
-    assert set(load_language_model(model).heads) == {"qvalue", "value"}
-    edit(model / "torchrl_lang.json", version=3)
-    assert "update the library" in refused(model)
+    reseal(model, lambda content: content.update({"version": 2}))
+    assert "has version 2" in refused(model)
 
 
 def test_no_folder(tmp_path):

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from tests.modules.toys import TOKENIZER, heads, tiny_lm
+from tests.modules.toys import TOKENIZER, heads, reseal, tiny_lm
 from tests.processes import run
 from torchrl_lang._files import FileError, write_checksums
 from torchrl_lang.modules import load_causal_lm, load_language_model, save_language_model
@@ -280,26 +280,18 @@ def test_the_option_lets_code_run(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"class": "os.system"}, "has the unknown class 'os.system' as \"heads.value\""),
-        ({"class": "__import__"}, "has the unknown class"),
-        ({"width": 10**9}, "does not hold the heads' tensors"),
-        ({"width": 1 << 40}, 'describes no head as "heads.value"'),
-        ({"width": "8"}, "has '8' as \"heads.value.width\", expected int"),
-        ({"width": -1}, 'describes no head as "heads.value"'),
-        ({"kind": "other"}, r"kind must be one of \['mlp', 'residual', 'deep'\]"),
-        ({"dropout": 7}, 'describes no head as "heads.value"'),
-        ({"command": "rm"}, "has the unknown fields \\['command'\\]"),
+        ({"kind": "os.system"}, "has 'os.system' as \"heads.value.kind\""),
+        ({"command": "rm"}, 'has the unknown field "heads.value.command"'),
+        ({"options": {"width": 10**9}}, "does not hold the heads' tensors"),
+        *(
+            ({"options": {"width": 8} | options}, 'describes no head as "heads.value"')
+            for options in ({"width": 1 << 40}, {"width": "8"}, {"kind": "other"}, {"dropout": 7}, {"command": "rm"})
+        ),
     ],
 )
 def test_heads_are_built_from_a_table_and_within_their_files(tmp_path, changes, found):
     save_language_model(tmp_path / "model", tiny_lm(), {"value": heads()[1]}, tokenizer=TOKENIZER.config())
-    path = tmp_path / "model" / "torchrl_lang.json"
-    manifest = json.loads(path.read_text())
-    manifest["heads"]["value"] |= changes
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(FileError, match="differs from what checksums"):
-        load_language_model(tmp_path / "model")
-    write_checksums(tmp_path / "model")  # as an attacker would
+    reseal(tmp_path / "model", lambda content: content["heads"]["value"].update(changes))  # as an attacker would
     with pytest.raises(FileError, match=found) as caught:
         load_language_model(tmp_path / "model")
     assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from tests import processes
 from tests.data.chat_templates import CHATML, EXACT, tokenizer_of
 from tests.modules import toys
-from tests.modules.toys import CONTROL, TOKENIZER, heads, tiny_lm
+from tests.modules.toys import CONTROL, TOKENIZER, heads, reseal, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     LikelihoodGuidance,
@@ -302,13 +302,10 @@ def test_a_guidance_without_its_parts_is_damaged(tmp_path, kind):
     guidance = values_of_their_own("gpt2", "likelihood" if kind == "likelihood" else "mlp")
     policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance)
     folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
-    path = folder / "torchrl_lang.json"
-    manifest = json.loads(path.read_text()) | {"version": 1}  # a folder without checksums
-    manifest |= {"value_lm": False} if kind == "likelihood" else {"heads": {}}
     if kind == "heads":
         save_file({}, folder / "heads.safetensors")
-    path.write_text(json.dumps(manifest))
-    (folder / "checksums.json").unlink()
+    without = {"value_lm": False} if kind == "likelihood" else {"heads": {}}
+    reseal(folder, lambda content: content.update(without))
     with pytest.raises(FileError, match="value_lm' is missing" if kind == "likelihood" else "qvalue' is missing"):
         load_agent(folder)
 

@@ -23,7 +23,6 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
-from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 
 V = TOKENIZER.vocab_size
 Q, STATE = heads()
@@ -39,13 +38,10 @@ def guided(qvalue, value=None, **options):
 
 WRONG = {
     "a Q head with too few tokens": (guided(QValueHead(WIDTH, 5)), ValueError, "for 5 tokens, but the model .* for 12"),
-    "its module": (guided(qvalue_module(QValueHead(WIDTH, 5))), ValueError, "for 5 tokens, but the model"),
-    "a Q head of another width": (guided(QValueHead(8, V)), ValueError, "states of width 8, but the trunk's have 16"),
-    "a plain layer with too few tokens for Q": (guided(nn.Linear(WIDTH, 1)), ValueError, "for 1 tokens, but the model"),
     "a plain layer of another width for Q": (
         guided(nn.Linear(8, V)),
         ValueError,
-        r"qvalue fails on states of this model, hidden \[3, 16\] of torch.float32, .* \[N, n_q, V\]",
+        r"qvalue fails on states of this model, hidden \[3, 16\]",
     ),
     "values of all tokens for V": (
         guided(Q, nn.Linear(WIDTH, V), clip=0.0),
@@ -57,27 +53,17 @@ WRONG = {
         ValueError,
         r"value must write \[N, 1\] or \[N\], got \[3, 2\]",
     ),
-    "a plain layer of another dtype": (
-        guided(nn.Linear(WIDTH, V, dtype=torch.float64)),
-        ValueError,
-        "qvalue fails on states of this model, .* of torch.float32",
-    ),
     "other out_keys of Q": (
         guided(head_of(Q, "q")),
         ValueError,
         r"qvalue must write 'action_value', .* \['q'\]",
     ),
-    "other out_keys of V": (guided(Q, head_of(STATE, "v")), ValueError, "value must write 'state_value'"),
-    "a value head for Q": (guided(STATE), ValueError, "qvalue must give 'action_value', a ValueHead does not"),
     "a Q head for V": (guided(Q, Q), ValueError, "value must give 'state_value', a QValueHead does not"),
     "a strength that is not finite": (
         guided(Q, beta=float("nan")),
         ValueError,
         "beta must be a finite number",
     ),
-    "V with other out_keys": (lambda: policy(value=head_of(STATE, "v")), ValueError, "value must write 'state_value'"),
-    "Q as the actor's value": (lambda: policy(value=Q), ValueError, "value must give 'state_value'"),
-    "V of another width": (lambda: policy(value=ValueHead(8)), ValueError, "states of width 8"),
     "V over states that nobody writes": (
         lambda: policy(value=ValueHead(WIDTH, kind="residual")),
         KeyError,
@@ -88,7 +74,6 @@ WRONG = {
         ValueError,
         r"contains the ids \[12\]",
     ),
-    "a negative one": (lambda: policy(forbidden=[-1]), ValueError, r"forbidden contains the ids \[-1\]"),
     "everything forbidden": (lambda: policy(forbidden=range(V)), ValueError, "contains all 12 ids"),
     "more ids than the model": (
         lambda: policy(vocab_size=99),
@@ -100,32 +85,18 @@ WRONG = {
         ValueError,
         "excludes the end-of-action token",
     ),
-    "no ids": (lambda: policy(vocab_size=0), ValueError, "vocab_size must be at least 1"),
     "a model smaller than its tokenizer": (
         lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K),
         ValueError,
         "tokenizer has 12 ids, but the model's vocabulary only 9",
     ),
-    "the tokenizer for its control tokens": (
-        lambda: UtteranceActor(language_actor(tiny_lm()), TOKENIZER, K),
-        TypeError,
-        "got CharTokenizer: pass tokenizer.control",
-    ),
-    "no actor": (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "build one with language_actor"),
-    "half a token": (lambda: policy(action_length=2.5), TypeError, "action_length must be an integer, got 2.5"),
-    "a flag": (lambda: policy(action_length=True), TypeError, "action_length must be an integer, got True"),
+    "no actor": (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "language_actor"),
     "no token": (lambda: policy(action_length=0), ValueError, "action_length must be at least 1, got 0"),
-    "no beam": (lambda: policy(beams=0), ValueError, "beams must be at least 1"),
-    "half a candidate": (lambda: policy(candidates=0.5), TypeError, "candidates must be an integer"),
     "no temperature": (lambda: policy(temperature=float("nan")), ValueError, "temperature must be positive, got nan"),
-    "a rule without ids": (lambda: NextTokenDistribution(vocab_size=0), ValueError, "vocab_size must be at least 1"),
     "no rows' actor": (lambda: RowTokenActor(tiny_lm()), TypeError, "language actor or an UtteranceActor, got GPT2"),
     "a head without width": (lambda: ValueHead(0), ValueError, "ValueHead: width must be .* at least 1, got 0"),
-    "a head without heads": (lambda: QValueHead(8, 5, n_heads=0), ValueError, "number of heads must be"),
-    "a head without tokens": (lambda: QValueHead(8, 0), ValueError, "number of outputs must be"),
     "a tied head without embedding": (lambda: TiedQValueHead(8, nn.ReLU()), TypeError, r"needs a module with a weight"),
     "V as Q module": (lambda: qvalue_module(STATE), TypeError, "qvalue_module needs a ActionValueHead, got ValueHead"),
-    "Q as V module": (lambda: value_module(Q), TypeError, "value_module needs a ValueHead, got QValueHead"),
     "a linear layer as V module": (lambda: value_module(nn.Linear(4, 1)), TypeError, "got Linear: wrap another module"),
     "a head of another width": (
         lambda: language_actor(Trunk(tiny_lm()), head=nn.Linear(8, V)),
@@ -138,11 +109,6 @@ WRONG = {
         lambda: MixedPolicy(policy(), TensorDictModule(nn.Identity(), ["tokens"], ["words"]), 0.5),
         ValueError,
         r"example must be .* writes 'action', but this TensorDictModule writes \['words'\]",
-    ),
-    "a policy that is a function": (
-        lambda: MixedPolicy(lambda td: td, policy(), 0.5),
-        ValueError,
-        "policy must be a TensorDictModule that writes 'action'",
     ),
 }
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from torchrl_lang._files import (
-    CHECKSUMS,
-    Fields,
-    FileError,
-    check_replaceable,
-    non_finite,
-    verify_checksums,
-    write_checksums,
-    write_folder,
-)
+from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, non_finite
 from torchrl_lang.modules.actor import language_actor, split_actor, with_features
+from torchrl_lang.modules.decoding.decoder import Method
 from torchrl_lang.modules.decoding.guidance import (
     LikelihoodGuidance,
     TokenProbabilities,
@@ -32,11 +23,17 @@ from torchrl_lang.modules.decoding.guidance import (
 )
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.head_values import UTTERANCE_VALUE
-from torchrl_lang.modules.heads import UtteranceQValueHead
 from torchrl_lang.modules.hugging_face import base_module, merged_copy
 from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
-from torchrl_lang.modules.saved_heads import HEADS, Head, describe_heads, own_head, read_heads, write_heads
+from torchrl_lang.modules.saved_heads import (
+    HEADS,
+    Head,
+    HeadRecord,
+    describe_heads,
+    own_head,
+    read_heads,
+    write_heads,
+)
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
 from torchrl_lang.text.tokenizer_config import tokenizer_from_config
@@ -44,39 +41,87 @@ from torchrl_lang.text.tokenizers import Tokenizer
 from torchrl_lang.text.transformers_tokenizer import write_tokenizer
 
 __all__ = [
-    "CARD",
     "FEATURES_HEAD",
-    "MANIFEST",
-    "SavedAgent",
-    "SavedGuidance",
-    "SavedModel",
     "VALUE_FEATURES_HEAD",
-    "language_model_around",
+    "ModelRecord",
+    "SavedAgent",
+    "SavedModel",
     "language_model_of",
     "load_agent",
     "load_language_model",
     "push_agent",
-    "read_guidance",
     "read_model",
-    "read_options",
     "save_agent",
     "save_language_model",
     "saved_actor",
-    "saved_guidance",
     "saved_value_actor",
     "saved_value_trunk",
     "write_model",
 ]
 
-MANIFEST = "torchrl_lang.json"
-"""Name of the file that describes the heads and the tokenizer."""
+FEATURES_HEAD = "features"
+"""Name of the head that projects features for the language model, see :func:`~torchrl_lang.modules.with_features`."""
+VALUE_FEATURES_HEAD = "value_features"
+"""Likewise for the model of values."""
 
-CARD = "README.md"
-"""Name of the model card."""
-
-_VALUE_LM = "value_lm"
-_VERSION = 2  # 1, without the field: folders without checksums
+_CARD, _VALUE_LM = "README.md", "value_lm"
 _REMEDY = "save the model again, or copy the folder again"
+
+
+class DecodingRecord(Record):
+    """Options of an :class:`UtteranceActor`."""
+
+    method: Method
+    forbidden: tuple[int, ...]
+    beams: int
+    candidates: int
+    advantage_weight: float
+    end_value_weight: float
+    log_prob_weight: float
+    diagnostics: bool
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    vocab_size: int | None
+
+
+class GuidanceRecord(Record):
+    """Strength of a guidance, and what its values are of."""
+
+    values: Literal["tokens", "utterances", "likelihoods"]
+    beta: float
+    weighting: Literal["exp", "sign"]
+    clip: float | None
+    include_logits: bool
+    value_min: float | None
+    value_max: float | None
+    ratio: bool = False
+
+
+class AgentRecord(Record):
+    """An agent beside its model."""
+
+    action_length: int
+    decoding: DecodingRecord
+    stop: tuple[str, ...] | None
+    guidance: GuidanceRecord | None
+    task: dict[str, Any]
+
+
+class ModelRecord(Record):
+    """Content of ``torchrl_lang.json``: heads, tokenizer and agent of a model."""
+
+    VERSION: ClassVar[int] = 3
+
+    heads: dict[str, HeadRecord]
+    tokenizer: dict[str, Any] | None = None
+    value_lm: bool = False
+    agent: AgentRecord | None = None
+    history: dict[str, Any] | None = None
+
+
+_FOLDER = RecordFolder(ModelRecord, "torchrl_lang.json", (HEADS,), remedy=_REMEDY)
 
 
 class SavedModel(NamedTuple):
@@ -134,45 +179,37 @@ def save_language_model(
         >>> sorted(saved.heads), saved.lm.config.vocab_size
         (['value'], 11)
     """
-    described = {"tokenizer": None if tokenizer is None else dict(tokenizer)}
-    return write_model(folder, lm, heads or {}, described, value_lm=value_lm)
+    config = None if tokenizer is None else dict(tokenizer)
+    return write_model(folder, lm, heads, tokenizer=config, value_lm=value_lm)
 
 
 def write_model(
     folder: str | Path,
     lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
-    heads: Mapping[str, nn.Module],
-    described: Mapping[str, Any],
+    heads: Mapping[str, nn.Module] | None = None,
     *,
-    card: str | None = None,
     value_lm: PreTrainedModel | None = None,
+    card: str | None = None,
+    **described: Any,
 ) -> Path:
-    """Write a model, its heads, fields of the manifest and a model card; see :func:`save_language_model`."""
-    folder, tokenizer = Path(folder), described["tokenizer"]
-    heads = {name: own_head(head) for name, head in heads.items()}
-    target = folder.resolve()  # replace the folder that a link points to, not the link
-    check_replaceable(target, MANIFEST)
+    """Write a model, its heads, fields of its :class:`ModelRecord` and a model card."""
+    own = {name: own_head(head) for name, head in (heads or {}).items()}
     model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
-    read = model if value_lm is None else unwrapped(value_lm)
-    manifest = {"version": _VERSION, "heads": describe_heads(heads, read), **described}
-    models = {".": merged_copy(model)}
-    if value_lm is not None:
-        models[_VALUE_LM] = merged_copy(read)
-        manifest[_VALUE_LM] = True
+    models = {"": model} if value_lm is None else {"": model, _VALUE_LM: unwrapped(value_lm)}
+    record = ModelRecord(heads=describe_heads(own, [*models.values()][-1]), value_lm=value_lm is not None, **described)
+    models = {place: merged_copy(each) for place, each in models.items()}
     if wrong := [name for each in models.values() for name in non_finite(each.named_parameters())]:
         raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
-    with write_folder(target) as new:
-        with quiet_transformers():
-            for place, each in models.items():
-                each.save_pretrained(new / place)
-            if tokenizer is not None:
-                write_tokenizer(tokenizer, new)
-        write_heads(new / HEADS, heads)
-        (new / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    # A link stays: the folder that it points to is replaced.
+    with _FOLDER.write(Path(folder).resolve(), record, replace=True) as new, quiet_transformers():
+        for place, each in models.items():
+            each.save_pretrained(new / place)
+        if record.tokenizer is not None:
+            write_tokenizer(record.tokenizer, new)
+        write_heads(new / HEADS, own)
         if card is not None:
-            (new / CARD).write_text(card, encoding="utf-8")
-        write_checksums(new)
-    return folder
+            (new / _CARD).write_text(card, encoding="utf-8")
+    return Path(folder)
 
 
 def load_language_model(
@@ -215,34 +252,18 @@ def load_language_model(
 
 def read_model(
     folder: str | Path, given: Mapping[str, nn.Module] | None = None, **kwargs: Any
-) -> tuple[SavedModel, Fields | None]:
-    """The model in a folder, see :func:`load_language_model`, and the manifest, if this library saved the folder."""
+) -> tuple[SavedModel, ModelRecord | None]:
+    """The model in a folder, see :func:`load_language_model`, and its record, if this library saved the folder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no model in {folder}: it is not a folder.")
-    manifest = _read_manifest(folder)
+    if not (folder / _FOLDER.config).exists() and not (folder / CHECKSUMS).exists():
+        return SavedModel(load_causal_lm(folder, **kwargs), {}, None), None
+    record = _FOLDER.read(folder)
     lm = load_causal_lm(folder, **kwargs)
-    if manifest is None:
-        return SavedModel(lm, {}, None), None
-    value_lm = load_causal_lm(folder / _VALUE_LM, **kwargs) if manifest.take(_VALUE_LM, bool, False) else None
-    heads = read_heads(folder / HEADS, manifest.object("heads"), value_lm or lm, given or {}, remedy=_REMEDY)
-    tokenizer = manifest.take("tokenizer", dict, None)
-    return SavedModel(lm, heads, tokenizer, value_lm), manifest
-
-
-def _read_manifest(folder: Path) -> Fields | None:
-    """The manifest of a folder whose files match their checksums; None if another program saved it."""
-    if verified := (folder / CHECKSUMS).exists():
-        verify_checksums(folder, remedy=_REMEDY)
-    if not (folder / MANIFEST).exists():
-        return None
-    manifest = Fields.read(folder / MANIFEST, remedy=_REMEDY)
-    version = manifest.take("version", int, 1)
-    if version not in (1, _VERSION):
-        raise FileError(manifest.path, f"has version {version}, this library reads {_VERSION}", "update the library")
-    if version == _VERSION and not verified:
-        raise FileError(folder / CHECKSUMS, "is missing", _REMEDY)
-    return manifest
+    value_lm = load_causal_lm(folder / _VALUE_LM, **kwargs) if record.value_lm else None
+    heads = read_heads(folder / HEADS, record.heads, value_lm or lm, given or {}, remedy=_REMEDY)
+    return SavedModel(lm, heads, record.tokenizer, value_lm), record
 
 
 def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedModel:
@@ -263,20 +284,11 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
             "Only an actor of a Trunk and a linear language-model head is a plain Hugging Face model; this one has "
             f"{type(trunk).__name__} and {type(head).__name__}. Save its state_dict with safetensors instead."
         )
-    return language_model_around(trunk, head)
+    return _model_around(trunk, head)
 
 
-def language_model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTrainedModel:
-    """The Hugging Face model of a trunk and a head, which shares their weights; by default the embeddings are its head.
-
-    Examples:
-        >>> from torchrl_lang.modules import Trunk, causal_lm
-        >>> from torchrl_lang.modules.save import language_model_around
-        >>> trunk = Trunk(causal_lm("llama", vocab_size=11, layers=1, width=8, heads=2, max_length=16))
-        >>> lm = language_model_around(trunk)
-        >>> lm.get_output_embeddings().weight is trunk.model.get_input_embeddings().weight
-        True
-    """
+def _model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTrainedModel:
+    """The Hugging Face model of a trunk and a head, which shares their weights; by default of its embeddings."""
     if trunk.model.is_remote_code():
         raise ValueError(
             f"{type(trunk.model).__name__} is code that came with the model: pass the language model instead of an "
@@ -299,150 +311,33 @@ def language_model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTra
     return lm
 
 
-FEATURES_HEAD = "features"
-"""Name of the head that projects features for the language model, see :func:`~torchrl_lang.modules.actor`."""
-VALUE_FEATURES_HEAD = "value_features"
-"""Likewise for the model of values."""
-
-
 def saved_actor(saved: SavedModel, **options: Any) -> ProbabilisticTensorDictSequential:
-    """The language actor of a saved model, with its projector of features if it has one.
+    """The language actor of a saved model, with its embedding of features if it has one.
 
     Args:
-        saved: the model, its weights are shared.
+        saved: its weights are shared.
         **options: of :func:`~torchrl_lang.modules.language_actor`; ``expose_pre_norm`` where a head reads it.
-
-    Examples:
-        >>> from torchrl_lang.modules import FeatureEmbedding, SavedModel, causal_lm
-        >>> from torchrl_lang.modules.save import saved_actor
-        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
-        >>> saved_actor(SavedModel(lm, {"features": FeatureEmbedding(5, 8)}, None)).in_keys
-        ['tokens', 'attention_mask', 'features', 'features_mask']
     """
-    features: Any = saved.heads.get(FEATURES_HEAD)
     pre_norm = saved.value_lm is None and any(map(_reads_pre_norm, saved.heads.values()))
-    return with_features(language_actor(saved.lm, **{"expose_pre_norm": pre_norm, **options}), features)
+    actor = language_actor(saved.lm, **{"expose_pre_norm": pre_norm, **options})
+    return with_features(actor, saved.heads.get(FEATURES_HEAD))
 
 
 def saved_value_actor(saved: SavedModel) -> ProbabilisticTensorDictSequential:
-    """Likewise the language actor of its model of values, which it has."""
-    features: Any = saved.heads.get(VALUE_FEATURES_HEAD)
-    return with_features(language_actor(saved.value_lm), features)
+    """The language actor of the model of values of a saved model that has one."""
+    return with_features(language_actor(saved.value_lm), saved.heads.get(VALUE_FEATURES_HEAD))
 
 
 def saved_value_trunk(saved: SavedModel, *heads: nn.Module | None) -> Trunk | None:
-    """The trunk of its model of values, as these heads read it; None if it has no such model."""
+    """The trunk of the model of values, as these heads read it; None if there is no such model."""
     if saved.value_lm is None:
         return None
-    pre_norm = any(map(_reads_pre_norm, heads))
-    features: Any = saved.heads.get(VALUE_FEATURES_HEAD)
-    return with_features(Trunk(saved.value_lm, expose_pre_norm=pre_norm), features)
+    trunk = Trunk(saved.value_lm, expose_pre_norm=any(map(_reads_pre_norm, heads)))
+    return with_features(trunk, saved.heads.get(VALUE_FEATURES_HEAD))
 
 
 def _reads_pre_norm(head: nn.Module | None) -> bool:
     return HIDDEN_PRE_NORM in (getattr(head, "in_key", None), *getattr(head, "in_keys", ()))
-
-
-_OPTIONS: Mapping[str, type] = {
-    "beta": float,
-    "weighting": str,
-    "clip": float,
-    "include_logits": bool,
-    "value_min": float,
-    "value_max": float,
-}
-
-
-class SavedGuidance(NamedTuple):
-    """What is saved of a guidance."""
-
-    options: dict[str, Any] | None
-    """Its strength, as JSON; None if there is no guidance."""
-    heads: dict[str, nn.Module]
-    value_lm: PreTrainedModel | None
-    """A model with the weights of the values' own trunk, if they have one."""
-
-
-def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
-    """What to save of a guidance, which shares its weights.
-
-    Raises:
-        ValueError: its own trunk is no :class:`Trunk`.
-
-    Examples:
-        >>> from torchrl_lang.modules import QValueHead, Trunk, ValueGuidance, causal_lm
-        >>> from torchrl_lang.modules.save import saved_guidance
-        >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16))
-        >>> saved = saved_guidance(ValueGuidance(QValueHead(8, 11), beta=4.0, value_trunk=trunk))
-        >>> saved.options["beta"], list(saved.heads), type(saved.value_lm).__name__
-        (4.0, ['qvalue'], 'GPT2LMHeadModel')
-    """
-    if guidance is None:
-        return SavedGuidance(None, {}, None)
-    options = {name: getattr(guidance, name) for name in _OPTIONS}
-    heads: dict[str, nn.Module | None] = {"value": guidance.value}
-    if isinstance(guidance, UtteranceValueGuidance):
-        options["values"] = UTTERANCE_VALUE
-    if isinstance(guidance, LikelihoodGuidance):
-        options["ratio"] = guidance.ratio
-    else:
-        heads["qvalue"] = guidance.qvalue
-    value_lm = None
-    if guidance.value_trunk is not None:
-        trunk = trunk_of(guidance.value_trunk)
-        if trunk is None:
-            raise ValueError(
-                f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face "
-                "model is saved."
-            )
-        heads[VALUE_FEATURES_HEAD] = trunk.features
-        value_lm = _model_of_values(trunk, guidance.qvalue)
-    return SavedGuidance(options, {name: own_head(head) for name, head in heads.items() if head is not None}, value_lm)
-
-
-def read_guidance(saved: SavedModel, agent: Fields) -> ValueGuidance | None:
-    """The guidance of a saved agent, whose fields and model these are."""
-    if agent.content.get("guidance") is None:
-        return None
-    fields, heads = agent.object("guidance"), saved.heads
-    by_likelihood = "ratio" in fields.content
-    if (saved.value_lm if by_likelihood else heads.get("qvalue")) is None:
-        raise fields.error(f"describes a guidance whose {'value_lm' if by_likelihood else 'qvalue'!r} is missing")
-    if by_likelihood:
-        return LikelihoodGuidance(
-            saved_value_actor(saved), beta=fields.take("beta", float), ratio=fields.take("ratio", bool)
-        )
-    trunk = saved_value_trunk(saved, heads["qvalue"], heads.get("value"))
-    if isinstance(heads["qvalue"], UtteranceQValueHead) or fields.content.get("values") == UTTERANCE_VALUE:
-        return UtteranceValueGuidance(heads["qvalue"], value_trunk=trunk)
-    return ValueGuidance(heads["qvalue"], heads.get("value"), value_trunk=trunk, **read_options(fields, _OPTIONS))
-
-
-def read_options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The saved options; those that are null keep their default, which is None."""
-    return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
-
-
-def _model_of_values(trunk: Trunk, qvalue: nn.Module) -> PreTrainedModel:
-    """A model with the weights of the values' trunk; its head is the layer that reads it, if one does."""
-    if isinstance(qvalue, TokenProbabilities):
-        layer: Any = qvalue.head
-        return language_model_around(trunk, layer.module)
-    head: Any = own_head(qvalue)
-    own = not isinstance(head, TiedQValueHead) or head.embedding is trunk.model.get_input_embeddings()
-    return language_model_around(trunk, None if own else head.embedding)
-
-
-_OF_DECODER: Mapping[str, type] = {
-    "beams": int,
-    "candidates": int,
-    "advantage_weight": float,
-    "end_value_weight": float,
-    "log_prob_weight": float,
-    "diagnostics": bool,
-}
-_OF_RULE: Mapping[str, type] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "vocab_size": int}
-_DECODING: Mapping[str, type] = {"method": str, "forbidden": list, **_OF_DECODER, **_OF_RULE}
 
 
 class SavedAgent(NamedTuple):
@@ -505,29 +400,27 @@ def save_agent(
         ('greedy', 4.0, {'name': 'letters'})
     """
     decoder, rule = policy.decoder, policy.decoder.rule
-    guidance = saved_guidance(rule.guidance)
+    guidance, heads, value_lm = _describe_guidance(rule.guidance)
     trunk = trunk_of(split_actor(decoder.actor).trunk)
     if trunk is not None and trunk.returns is not None:
         raise ValueError(
             "The policy is asked for returns, which save_agent cannot write: save its language model with "
             "save_language_model and the head 'returns'."
         )
-    decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
-    decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
-    stop = None if decoder.stop is None else list(decoder.stop.texts)
-    heads = {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
-    kept = guidance.heads | {name: head for name, head in heads.items() if head is not None}
-    agent = {
-        "action_length": decoder.action_length,
-        "decoding": decoding,
-        "stop": stop,
-        "guidance": guidance.options,
-        "task": dict(task or {}),
-    }
-    described = {"tokenizer": tokenizer.config(), "agent": agent}
+    heads |= {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
+    options = {**vars(rule), **vars(decoder), "method": policy.method, "forbidden": tuple(rule.forbidden.tolist())}
+    agent = AgentRecord(
+        action_length=decoder.action_length,
+        decoding=DecodingRecord(**{name: options[name] for name in DecodingRecord.model_fields}),
+        stop=None if decoder.stop is None else decoder.stop.texts,
+        guidance=guidance,
+        task=dict(task or {}),
+    )
+    kept = {name: head for name, head in heads.items() if head is not None}
     custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]
     card = _card(task or {}, data, results, command, custom)
-    return write_model(folder, decoder.actor, kept, described, card=card, value_lm=guidance.value_lm)
+    described = {"tokenizer": tokenizer.config(), "agent": agent}
+    return write_model(folder, decoder.actor, kept, value_lm=value_lm, card=card, **described)
 
 
 def load_agent(
@@ -552,29 +445,73 @@ def load_agent(
         FileError: a file is missing or damaged, or the folder holds a model without an agent.
         ValueError: ``heads`` are not those that the folder needs; the message names them.
     """
-    saved, manifest = read_model(folder, heads, **kwargs)
+    saved, record = read_model(folder, heads, **kwargs)
+    agent = None if record is None else record.agent
     remedy = "save it with save_agent, or read it with load_language_model"
-    if manifest is None or "agent" not in manifest.content or saved.tokenizer is None:
-        raise FileError(Path(folder) / MANIFEST, "describes no agent", remedy)
-    agent = manifest.object("agent")
+    if agent is None or saved.tokenizer is None:
+        raise FileError(Path(folder) / _FOLDER.config, "describes no agent", remedy)
     try:
         tokenizer = tokenizer_from_config(saved.tokenizer)
     except ValueError as error:
         raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
-    for part in (saved.lm, *saved.heads.values(), *([] if saved.value_lm is None else [saved.value_lm])):
-        part.to(device)
-    stop = agent.take("stop", list) if agent.content.get("stop") else None
+    for part in (saved.lm, saved.value_lm, *saved.heads.values()):
+        if part is not None:
+            part.to(device)
     policy = UtteranceActor(
         saved_actor(saved),
         tokenizer.control,
-        agent.take("action_length", int),
-        guidance=read_guidance(saved, agent),
+        agent.action_length,
+        guidance=_read_guidance(saved, agent.guidance, Path(folder)),
         value=saved.heads.get("state_value"),
         seed=seed,
-        stop=None if stop is None else StopStrings(stop, tokenizer),
-        **read_options(agent.object("decoding"), _DECODING),
+        stop=None if agent.stop is None else StopStrings(agent.stop, tokenizer),
+        **dict(agent.decoding),
     )
-    return SavedAgent(policy, tokenizer, agent.take("task", dict))
+    return SavedAgent(policy, tokenizer, agent.task)
+
+
+def _describe_guidance(
+    guidance: ValueGuidance | None,
+) -> tuple[GuidanceRecord | None, dict[str, nn.Module | None], PreTrainedModel | None]:
+    """The record of a guidance, its heads by name, and a model with the weights of the values' own trunk."""
+    if guidance is None:
+        return None, {}, None
+    by_likelihood = isinstance(guidance, LikelihoodGuidance)
+    utterances = isinstance(guidance, UtteranceValueGuidance)
+    values = "likelihoods" if by_likelihood else "utterances" if utterances else "tokens"
+    options = {name: value for name, value in vars(guidance).items() if name in GuidanceRecord.model_fields}
+    record = GuidanceRecord(values=values, **options)
+    heads = {"value": guidance.value, "qvalue": None if by_likelihood else guidance.qvalue}
+    if guidance.value_trunk is None:
+        return record, heads, None
+    trunk = trunk_of(guidance.value_trunk)
+    if trunk is None:
+        raise ValueError(
+            f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face model "
+            "is saved."
+        )
+    # The model's head is the layer that reads the states, if one does.
+    head: Any = guidance.qvalue.head if isinstance(guidance.qvalue, TokenProbabilities) else own_head(guidance.qvalue)
+    layer = head.module if by_likelihood else None
+    if isinstance(head, TiedQValueHead) and head.embedding is not trunk.model.get_input_embeddings():
+        layer = head.embedding
+    return record, {**heads, VALUE_FEATURES_HEAD: trunk.features}, _model_around(trunk, layer)
+
+
+def _read_guidance(saved: SavedModel, record: GuidanceRecord | None, folder: Path) -> ValueGuidance | None:
+    if record is None:
+        return None
+    by_likelihood = record.values == "likelihoods"
+    if (saved.value_lm if by_likelihood else saved.heads.get("qvalue")) is None:
+        missing = "value_lm" if by_likelihood else "qvalue"
+        raise FileError(folder / _FOLDER.config, f"describes a guidance whose {missing!r} is missing", _REMEDY)
+    if by_likelihood:
+        return LikelihoodGuidance(saved_value_actor(saved), beta=record.beta, ratio=record.ratio)
+    qvalue, value = saved.heads["qvalue"], saved.heads.get("value")
+    trunk = saved_value_trunk(saved, qvalue, value)
+    if record.values == "utterances":
+        return UtteranceValueGuidance(qvalue, value_trunk=trunk)
+    return ValueGuidance(qvalue, value, value_trunk=trunk, **record.model_dump(exclude={"values", "ratio"}))
 
 
 def push_agent(

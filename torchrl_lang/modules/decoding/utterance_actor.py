@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.modules.decoding.decoder import Decoder, Method, check_control
+from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, StopStrings
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
@@ -207,8 +207,9 @@ class UtteranceActor(TensorDictModuleBase):
     not change. ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` copies the values to rows.
 
     Raises:
-        TypeError: ``actor`` or ``control`` has the wrong type, or a number is not an integer.
-        ValueError: options contradict each other, an id is outside the model's vocabulary, or a value head does not
+        TypeError: ``actor`` has the wrong type.
+        ValueError: options contradict each other, a number is not an integer of at least 1, an id is outside the
+            model's vocabulary, or a value head does not
             match; on calls, a row is empty, or row and utterance exceed the model's positions.
         KeyError: a trunk does not write what a value head reads; on calls, ``tokens`` or ``attention_mask`` is missing.
 
@@ -262,7 +263,6 @@ class UtteranceActor(TensorDictModuleBase):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
         if stop is not None and method in ("beam", "best_of"):
             raise ValueError(f"stop= is for method='sample' and 'greedy' only, got method={method!r}.")
-        check_control(control)
         rule = NextTokenDistribution(
             control.forbidden_in_action() if forbidden is None else forbidden,
             vocab_size=control.vocab_size if vocab_size is None else vocab_size,

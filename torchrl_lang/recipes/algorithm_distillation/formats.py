@@ -13,7 +13,7 @@ from torch import nn
 from torchrl.objectives import LossModule
 from transformers import PreTrainedModel
 
-from torchrl_lang._files import FileError
+from torchrl_lang._files import Fields, FileError
 from torchrl_lang.algorithm_distillation import (
     ADLoss,
     ADTransformer,
@@ -208,10 +208,10 @@ class LanguageFormat(Format):
     @classmethod
     def load(cls, folder: Path) -> Self:
         """See :class:`Format`."""
-        model, manifest = read_model(folder)
-        if manifest is None:
-            raise FileError(folder, "was not saved by this library", _REMEDY)
-        history = manifest.object("history")
+        model, record = read_model(folder)
+        if record is None or record.history is None:
+            raise FileError(folder, "holds no model of histories", _REMEDY)
+        history = Fields(record.history, folder / "torchrl_lang.json", _REMEDY, "history")
         wording, context = Wording.from_json(history.object("wording")), history.at_least("context", 1)
         steps = history.at_least("steps", 1)
         tokens, positions = template_tokenizer(wording.steps()).vocab_size, model.lm.config.max_position_embeddings
@@ -226,7 +226,7 @@ class LanguageFormat(Format):
         """See :class:`Format`."""
         sizes = {"context": self.context, "steps": self.steps}
         history = {"wording": asdict(self.wording), **sizes, "trained_on": dict(trained_on)}
-        write_model(folder, self.model, {}, {"tokenizer": self.rows.tokenizer.config(), "history": history})
+        write_model(folder, self.model, tokenizer=self.rows.tokenizer.config(), history=history)
 
     def loss(self) -> BCLoss:
         """See :class:`Format`."""
