@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from tests.modules.test_prefix_cache import Counter
-from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, rows, sliding_lm, tiny_lm
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, reseal, rows, sliding_lm, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
@@ -154,17 +154,8 @@ def test_a_saved_folder_holds_a_plain_model_and_the_embedding(tmp_path, kind):
     ("name", "value"), [("mode", "other"), ("low", 9.0), ("target", 3.0), ("n_bins", 1), ("low", None), ("width", 0)]
 )
 def test_a_damaged_description_is_refused(tmp_path, name, value):
-    save_language_model(tmp_path / "m", tiny_lm(), {"returns": embedding()})
-    manifest = tmp_path / "m" / "torchrl_lang.json"
-    held = (
-        f'"{name}": ' + {"mode": '"decremented"', "low": "-8.0", "target": "2.0", "n_bins": "1001", "width": "16"}[name]
-    )
-    text = manifest.read_text()
-    assert held in text
-    new = {None: "null", "other": '"other"'}.get(value, str(value))
-    manifest.write_text(text.replace(held, f'"{name}": {new}'))
-    (tmp_path / "m" / "checksums.json").unlink()
-    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 1'))
+    folder = save_language_model(tmp_path / "m", tiny_lm(), {"returns": embedding()})
+    reseal(folder, lambda content: content["heads"]["returns"]["options"].update({name: value}))
     with pytest.raises(FileError, match="returns"):
         load_language_model(tmp_path / "m")
 

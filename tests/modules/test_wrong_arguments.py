@@ -62,7 +62,7 @@ WRONG = {
     "a strength that is not finite": (
         guided(Q, beta=float("nan")),
         ValueError,
-        "beta must be a finite number",
+        "beta must lie",
     ),
     "V over states that nobody writes": (
         lambda: policy(value=ValueHead(WIDTH, kind="residual")),
@@ -91,10 +91,10 @@ WRONG = {
         "tokenizer has 12 ids, but the model's vocabulary only 9",
     ),
     "no actor": (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "language_actor"),
-    "no token": (lambda: policy(action_length=0), ValueError, "action_length must be at least 1, got 0"),
+    "no token": (lambda: policy(action_length=0), ValueError, "action_length must be .* at least 1, got 0"),
     "no temperature": (lambda: policy(temperature=float("nan")), ValueError, "temperature must be positive, got nan"),
     "no rows' actor": (lambda: RowTokenActor(tiny_lm()), TypeError, "language actor or an UtteranceActor, got GPT2"),
-    "a head without width": (lambda: ValueHead(0), ValueError, "ValueHead: width must be .* at least 1, got 0"),
+    "a head without width": (lambda: ValueHead(0), ValueError, "width must be .* at least 1, got 0"),
     "a tied head without embedding": (lambda: TiedQValueHead(8, nn.ReLU()), TypeError, r"needs a module with a weight"),
     "V as Q module": (lambda: qvalue_module(STATE), TypeError, "qvalue_module needs a ActionValueHead, got ValueHead"),
     "a linear layer as V module": (lambda: value_module(nn.Linear(4, 1)), TypeError, "got Linear: wrap another module"),

@@ -279,12 +279,12 @@ def test_what_was_given_out_does_not_change_and_can_be_differentiated_through():
 def test_a_bad_kl_is_refused_and_changes_nothing(make, kl):
     controller = make()
     before = {name: value.clone() for name, value in controller.state_dict().items()}
-    with pytest.raises(ValueError, match=r"kl must be .*got"):
+    with pytest.raises(ValueError, match=r"kl must .*got"):
         controller.update(kl)
     torch.testing.assert_close(controller.state_dict(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-3, ValueError), (1.5, TypeError)])
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-3, ValueError), (1.5, ValueError)])
 def test_a_bad_number_of_measurements_is_refused(make, n, error):
     with pytest.raises(error):
         make().update(1.0, n)

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional import find_utterances, turn_end_mask
 from torchrl_lang.functional.decisions import UtteranceSpans, row_length, running_mean
 from torchrl_lang.modules.actor import split_actor
@@ -180,8 +180,7 @@ class CandidateSampler:
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         check_sampling_policy("CandidateSampler", policy)
-        at_least_one("candidates", candidates)
-        at_least_one("rows_at_a_time", rows_at_a_time)
+        check_options(candidates=(candidates, 1), rows_at_a_time=(rows_at_a_time, 1))
         self.policy, self.candidates = policy, candidates
         self.rows_at_a_time, self.progress = rows_at_a_time, progress
 
@@ -329,7 +328,7 @@ class CHAIActor(TensorDictModuleBase):
         super().__init__()
         check_sampling_policy("CHAIActor", policy)
         check_writes("qvalue", qvalue, UTTERANCE_VALUE)
-        at_least_one("candidates", candidates)
+        check_options(candidates=(candidates, 1))
         self.policy, self.qvalue, self.candidates = policy, qvalue, candidates
         self.in_keys, self.out_keys = list(policy.in_keys), [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
 

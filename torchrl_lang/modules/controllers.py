@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite, positive, within
+from torchrl_lang._checks import check_options
 
 __all__ = [
     "AdaptiveKLController",
@@ -70,7 +70,7 @@ class KLController(nn.Module, ABC):
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
         self._process = os.getpid()
-        finite("coef", one_number("coef", coef))
+        check_options(coef=(one_number("coef", coef), "[0, inf)"))
         # On the CPU under torch.device(...), too, which building a model on a GPU or on "meta" may have set.
         value = coef.item() if isinstance(coef, Tensor) else float(coef)
         self.register_buffer("coef", torch.tensor(value, dtype=self._dtype, device="cpu"))
@@ -92,11 +92,9 @@ class KLController(nn.Module, ABC):
             ValueError: ``kl`` is not one finite number, or ``n`` is less than 1. The coefficient is unchanged then.
         """
         self._warn_if_stale()
-        value, measurements = one_number("kl", kl), operator.index(n)
-        finite("kl", value, low=None)
-        if measurements < 1:
-            raise ValueError(f"n, the number of measurements behind the KL, must be at least 1, got {n}.")
-        self._update(value, measurements)
+        value = one_number("kl", kl)
+        check_options(kl=(value, "(-inf, inf)"), n=(n, 1))
+        self._update(value, operator.index(n))
 
     @abstractmethod
     def _update(self, kl: float, n: int) -> None:
@@ -226,7 +224,7 @@ class ScheduledKLController(KLController):
     def __init__(self, knots: Sequence[tuple[int, float]]) -> None:
         knots = [(operator.index(seen), coef) for seen, coef in knots]
         for _, coef in knots:
-            finite("coef of a knot", coef)
+            check_options(coef=(coef, "[0, inf)"))
         if not knots or knots[0][0] < 0 or not all(left < right for (left, _), (right, _) in pairwise(knots)):
             raise ValueError(
                 f"knots must be at least one pair (seen, coef), strictly increasing from 0 or later, got {knots}."
@@ -300,10 +298,9 @@ class AdaptiveKLController(KLController):
         max_coef: float = 1e8,
     ) -> None:
         super().__init__(coef)
-        for name, value in (("target", target), ("horizon", horizon), ("clip", clip), ("min_coef", min_coef)):
-            positive(name, value)
-        within("clip", clip, 0, 1, inclusive=False)
-        within("coef", float(self.coef), min_coef, max_coef)
+        above_zero = "(0, inf)"
+        check_options(target=(target, above_zero), horizon=(horizon, above_zero), min_coef=(min_coef, above_zero))
+        check_options(clip=(clip, "(0, 1)"), coef=(float(self.coef), f"[{min_coef}, {max_coef}]"))
         self.target, self.horizon, self.clip, self.min_coef, self.max_coef = target, horizon, clip, min_coef, max_coef
 
     def _update(self, kl: float, n: int) -> None:
@@ -359,10 +356,8 @@ class LagrangeKLController(KLController):
     ) -> None:
         super().__init__(coef)
         self.register_buffer("multiplier", self.coef.clone())
-        for name, value in (("target", target), ("lr", lr), ("max_coef", max_coef)):
-            positive(name, value)
-        finite("proportional", proportional)
-        within("coef", float(self.coef), 0, max_coef)
+        check_options(target=(target, "(0, inf)"), lr=(lr, "(0, inf)"), max_coef=(max_coef, "(0, inf)"))
+        check_options(proportional=(proportional, "[0, inf)"), coef=(float(self.coef), f"[0, {max_coef}]"))
         self.target, self.lr, self.proportional, self.max_coef = target, lr, proportional, max_coef
 
     def _update(self, kl: float, n: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
 
 __all__ = ["FeatureEmbedding", "RowFeatures", "behind", "in_front", "reads_features"]
@@ -187,10 +187,7 @@ class FeatureEmbedding(nn.Module):
 
     def __init__(self, features: int, width: int, *, hidden: int = 0, positions: bool = True) -> None:
         super().__init__()
-        at_least_one("features", features)
-        at_least_one("width", width)
-        if type(hidden) is not int or hidden < 0:
-            raise ValueError(f"hidden must be the width of a hidden layer, or 0 for a linear projection, got {hidden}.")
+        check_options(features=(features, 1), width=(width, 1), hidden=(hidden, 0))
         self.features, self.width, self.hidden, self.positions = features, width, hidden, positions
         self.project: nn.Module = nn.Linear(hidden or features, width)
         if hidden:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional import linear_cross_entropy
 from torchrl_lang.functional.linear import LinearTerm, linear_margin
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
@@ -52,10 +52,7 @@ class StackedHeads(nn.Module):
 
     def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
-        one_of("kind", kind, ("mlp", "residual", "deep"))
-        for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")
+        check_options(kind=(kind, ("mlp", "residual", "deep")), width=(width, 1), n_heads=(n, 1), outputs=(out, 1))
         self.kind = kind
         inner, features = (4 * width, width) if kind == "residual" else (2 * width, 2 * width)
         self.in_weight = _linear_init(n, inner, width)

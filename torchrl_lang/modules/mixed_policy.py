@@ -9,7 +9,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import within
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.hugging_face import is_stochastic
@@ -76,7 +76,7 @@ class MixedPolicy(TensorDictModuleBase):
         self, policy: TensorDictModuleBase, example: TensorDictModuleBase, prob: float, *, seed: int | None = None
     ) -> None:
         super().__init__()
-        within("prob", prob, 0, 1)
+        check_options(prob=(prob, "[0, 1]"))
         for name, player in (("policy", policy), ("example", example)):
             if ACTION not in getattr(player, "out_keys", ()):
                 raise ValueError(

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite, have_shapes, one_of
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.returns import ReturnConditions, ReturnMode
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor, UtteranceDistribution
@@ -67,14 +67,15 @@ class ReturnEmbedding(nn.Module):
         n_bins: int = 1001,
     ) -> None:
         super().__init__()
-        one_of("mode", mode, ("constant", "decremented"))
         target = high if target is None else target
-        for name, value in (("low", low), ("high", high), ("target", target)):
-            finite(name, value, low=None)
-        if low > high:
-            raise ValueError(f"low={low} lies above high={high}: give the lowest and the highest return.")
-        if width < 1 or n_bins < 2:
-            raise ValueError(f"width must be at least 1 and n_bins at least 2, got width={width} and n_bins={n_bins}.")
+        check_options(
+            width=(width, 1),
+            mode=(mode, ("constant", "decremented")),
+            high=(high, "(-inf, inf)"),
+            low=(low, f"(-inf, {high}]"),
+            target=(target, "(-inf, inf)"),
+            n_bins=(n_bins, 2),
+        )
         self.low, self.high, self.mode, self.target, self.n_bins = low, high, mode, target, n_bins
         self.check(torch.tensor(target, dtype=torch.float64, device="cpu"), "target")  # also under the meta device
         self.weight = nn.Parameter(torch.zeros(width))

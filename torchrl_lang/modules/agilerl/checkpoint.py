@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Model
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import Fields, FileError, non_finite, read_tensors
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.modules.heads import QValueHead, StackedHeads, ValueHead
@@ -99,7 +99,7 @@ class AgileRLModel(_PreTrained):
 
     def __init__(self, config: AgileRLConfig) -> None:
         super().__init__(config)
-        one_of("activation", config.activation, ACTIVATIONS)
+        check_options(activation=(config.activation, ACTIVATIONS))
         if config.hidden_size not in (config.n_embd, 2 * config.n_embd):
             raise ValueError(f"hidden_size must be n_embd={config.n_embd} or twice that, got {config.hidden_size}.")
         inner = GPT2Config(

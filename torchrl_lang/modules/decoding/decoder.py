@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner, cacheable_trunks, warn_uncached
@@ -62,8 +62,7 @@ class Decoder(nn.Module):
         stop: StopStrings | None = None,
     ) -> None:
         super().__init__()
-        for name, number in (("action_length", action_length), ("beams", beams), ("candidates", candidates)):
-            at_least_one(name, number)
+        check_options(action_length=(action_length, 1), beams=(beams, 1), candidates=(candidates, 1))
         parts, guidance = split_actor(actor), rule.guidance
         vocabulary = vocabulary_size(parts)
         _check_ids(vocabulary, rule, control)

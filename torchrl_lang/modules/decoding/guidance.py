@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, apply_head, check_writes
@@ -76,10 +76,8 @@ class ValueGuidance(nn.Module):
         value_trunk: Trunk | TensorDictModuleBase | None = None,
     ) -> None:
         super().__init__()
-        one_of("weighting", weighting, ("exp", "sign"))
-        if weighting == "sign" and not 0 <= beta <= 1:
-            raise ValueError(f"With weighting='sign' beta is a weight in [0, 1], got {beta}.")
-        finite("beta", beta, low=None)
+        strength = "[0, 1]" if weighting == "sign" else "(-inf, inf)"
+        check_options(weighting=(weighting, ("exp", "sign")), beta=(beta, strength))
         check_writes("qvalue", qvalue, self._values)
         check_writes("value", value, STATE_VALUE)
         self.needs_value = weighting == "sign" or clip is not None

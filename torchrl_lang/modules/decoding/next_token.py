@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS
@@ -66,8 +66,7 @@ class NextTokenDistribution(nn.Module):
         super().__init__()
         # Invalid settings should fail here, not at the first token.
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        if vocab_size is not None:
-            at_least_one("vocab_size", vocab_size)
+        check_options(vocab_size=(vocab_size, 1))
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
         self.vocab_size = vocab_size
         self.temperature = temperature

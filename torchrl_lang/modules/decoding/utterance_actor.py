@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -258,11 +258,9 @@ class UtteranceActor(TensorDictModuleBase):
         prefix_cache: bool = True,
     ) -> None:
         super().__init__()
-        one_of("method", method, ("sample", "greedy", "beam", "best_of"))
-        if value is not None and method in ("beam", "best_of"):
-            raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
-        if stop is not None and method in ("beam", "best_of"):
-            raise ValueError(f"stop= is for method='sample' and 'greedy' only, got method={method!r}.")
+        check_options(method=(method, ("sample", "greedy", "beam", "best_of")))
+        if method in ("beam", "best_of") and (value is not None or stop is not None):
+            raise ValueError(f"value= and stop= are for method='sample' and 'greedy' only, got method={method!r}.")
         rule = NextTokenDistribution(
             control.forbidden_in_action() if forbidden is None else forbidden,
             vocab_size=control.vocab_size if vocab_size is None else vocab_size,
