@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import interleaved, median, one_core, row
-from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
-from torchrl_lang.algorithm_distillation.sources.tabular import TabularSource
+from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning, TabularSource
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkRoomEnv, random_bandits
 
 ROOM, STREAMS = 9, 100

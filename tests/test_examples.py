@@ -30,6 +30,7 @@ SHORTER = {
     },
     "collector_loop.py": {"64 * 12": "8 * 12", "64 * 36": "8 * 36", "batch_size=[64]": "batch_size=[8]"},
     "grpo_wordle.py": {"steps=150": "steps=3", "range(19)": "range(3)", "% 6": "% 1"},
+    "gymnasium_histories.py": {"LIMIT = 4000": "LIMIT = 300", "skip_episodes=5, ": "", "steps=100": "steps=3"},
     "ilql_corridor.py": {"batch_size=[256]": "batch_size=[16]", "steps=500": "steps=3", "games=256": "games=16"},
     "kl_own_env.py": {"* 50 * 40": "* 50 * 3", "% 10": "% 1"},
     "kl_wordle_rows.py": {"steps=150": "steps=3", "range(61)": "range(3)", "% 10": "% 1"},

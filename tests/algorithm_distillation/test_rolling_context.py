@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchrl_lang.algorithm_distillation import Continuous, Discrete
-from torchrl_lang.algorithm_distillation.rolling_context import RollingContext
+from torchrl_lang.algorithm_distillation.actor import RollingContext
 
 
 class PlainContext:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from pydantic import Field, model_validator
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._files import FileError
-from torchrl_lang.algorithm_distillation.history_format import (
-    REMEDY,
-    HistoryManifest,
-    Part,
-    check_steps,
-    check_tasks,
-    history_files,
-    part_digests,
-    read_history_manifest,
-    step_entries,
+from torchrl_lang._files import FileError, regular_file, shorten
+from torchrl_lang.algorithm_distillation._record import Record, read_record
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_LOG_PROB,
+    DONE,
+    EPISODE,
+    EPISODE_STEP,
+    OBSERVATION,
+    REWARD,
+    TERMINATED,
+    entry,
 )
-from torchrl_lang.data.dataset_format import map_rows
 
 __all__ = ["LearningHistory", "load_history"]
 
@@ -77,12 +79,9 @@ class LearningHistory:
         self, steps: TensorDictBase, tasks: Sequence[Mapping[str, Any]], *, source: Mapping[str, Any] | None = None
     ) -> None:
         if steps.ndim != 3 or steps.shape[0] != len(tasks) or not steps.numel():
-            raise ValueError(
-                f"The steps of {len(tasks)} tasks have batch size [{len(tasks)}, streams, steps], got "
-                f"{list(steps.shape)}."
-            )
-        step_entries(steps)
-        check_steps(steps, None)
+            raise ValueError(f"The steps of {len(tasks)} tasks have another batch size: {list(steps.shape)}.")
+        entries_of(steps)
+        check_steps(steps)
         check_tasks(tasks)
         self._hold(steps.reshape(-1), steps.shape, steps.shape[-1], tasks, source or {})
 
@@ -116,9 +115,221 @@ class LearningHistory:
         return f"{type(self).__name__}({self._shape[0]} tasks, {self._shape[1]} streams, {self.recorded} steps)"
 
 
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+_KNOWN = {
+    REWARD: (torch.float32, (1,)),
+    DONE: (torch.bool, (1,)),
+    TERMINATED: (torch.bool, (1,)),
+    EPISODE: (torch.int64, ()),
+    EPISODE_STEP: (torch.int64, ()),
+    ACTION_LOG_PROB: (torch.float32, ()),
+}
+"""The entries with a fixed dtype and shape of a step; a history also has an observation and an action."""
+REQUIRED = {OBSERVATION, ACTION, *_KNOWN} - {ACTION_LOG_PROB}
+_DTYPES = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
+
+
+class DiskEntry(NamedTuple):
+    """How an entry is stored: dtype and shape of one step."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def size(self, steps: int) -> int:
+        """Bytes of this entry of a number of steps; ``torch.Size.numel()`` would overflow silently."""
+        return steps * self.dtype.itemsize * math.prod(self.shape)
+
+
+def entries_of(steps: TensorDictBase) -> dict[str, DiskEntry]:
+    """How the entries of steps ``[tasks, streams, L]`` are stored.
+
+    Raises:
+        KeyError: an entry that every history has is missing.
+        ValueError: an entry has a dtype or a shape that a history cannot store.
+    """
+    found = {}
+    for key in sorted(REQUIRED | set(steps.keys())):
+        value = entry(steps, key)
+        kind = value.dtype if isinstance(value, Tensor) else None, tuple(value.shape[3:])
+        if kind != _KNOWN.get(key, kind) or kind[0] not in _DTYPES.values() or 0 in kind[1] or not key.isidentifier():
+            known = _KNOWN.get(key, ("bool, int64 or float32", "sizes of at least 1"))
+            raise ValueError(
+                f"'{key}' of a step is {type(value).__name__} {kind[0]} of shape {list(kind[1])}, expected a tensor "
+                f"{known[0]} of shape {known[1]}."
+            )
+        found[key] = DiskEntry(*kind)
+    return found
+
+
+def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError unless each task is described with a number of its own as ``"task"``."""
+    numbers = [task.get("task") for task in tasks]
+    if not numbers or any(type(number) is not int for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError(f'Each task of a history has a number of its own as "task", got {shorten(list(tasks))}.')
+
+
+def check_steps(steps: TensorDictBase, before: TensorDictBase | None = None, first: int = 0) -> None:
+    """Raise ValueError unless steps ``[tasks, streams, L]`` are finite and continue those before.
+
+    Args:
+        steps: the steps, of which the first one is number ``first``.
+        before: the step before, ``[tasks, streams, 1]``; None at the beginning.
+        first: the number of the first step.
+    """
+    for what, bad in _faults(steps, before).items():
+        if bad.any():
+            task, stream, step = bad.nonzero()[0].tolist()
+            where = f"(task {task}, stream {stream}, step {first + step} is the first)"
+            raise ValueError(f"{int(bad.sum())} steps {what} {where}: record finite numbers, and count from 0.")
+
+
+def _faults(steps: TensorDictBase, before: TensorDictBase | None) -> dict[str, Tensor]:
+    """Bool ``[tasks, streams, L]`` by the reason why steps are impossible."""
+    keys = (DONE, TERMINATED, EPISODE, EPISODE_STEP)
+    done, terminated, episode, step = (steps.get(key).flatten(2) for key in keys)
+    if before is None:
+        last_episode = torch.zeros_like(episode[..., :1])
+        over, last_step = last_episode.bool(), last_episode - 1
+    else:
+        over, last_episode, last_step = (before.get(key).flatten(2) for key in (DONE, EPISODE, EPISODE_STEP))
+    over = torch.cat([over, done[..., :-1]], -1)
+    wanted_episode = torch.cat([last_episode, episode[..., :-1]], -1) + over
+    wanted_step = torch.where(over, 0, torch.cat([last_step, step[..., :-1]], -1) + 1)
+    numbers = [key for key in (OBSERVATION, ACTION, REWARD, ACTION_LOG_PROB) if key in steps.keys()]
+    return {
+        "are terminated but not done": terminated & ~done,
+        **{f"have a non-finite '{key}'": ~steps.get(key).isfinite().flatten(3).all(-1)
+           if steps.get(key).ndim > 3 else ~steps.get(key).isfinite() for key in numbers},
+        f"have another '{EPISODE}' than the steps before require": episode != wanted_episode,
+        f"have another '{EPISODE_STEP}' than the steps before require": step != wanted_step,
+    }  # fmt: skip
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+MANIFEST, ROWS = "manifest.json", "rows"
+REMEDY = "the learning history is damaged, record it again"
+
+
+class Part(Record):
+    """Steps that were appended together."""
+
+    first: int
+    steps: Annotated[int, Field(ge=1)]
+    sha256: dict[str, str]
+    """Of each entry of these steps, ``[tasks, streams, steps, ...]``."""
+
+    @property
+    def end(self) -> int:
+        """The number of the first step after the part."""
+        return self.first + self.steps
+
+
+class StoredEntry(Record):
+    """The dtype and shape of an entry of one step."""
+
+    dtype: Literal["bool", "int64", "float32"]
+    shape: list[Annotated[int, Field(ge=1)]]
+
+
+class HistoryManifest(Record):
+    """The description of a learning history on disk."""
+
+    format: Literal["torchrl_lang learning history"] = "torchrl_lang learning history"
+    version: Literal[1] = 1
+    tasks: list[dict[str, Any]]
+    streams: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    """Planned steps of each stream."""
+    source: dict[str, Any]
+    entries: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], StoredEntry]
+    parts: Annotated[list[Part], Field(min_length=1)]
+    created_by: dict[str, str]
+
+    @model_validator(mode="after")
+    def _fit(self) -> HistoryManifest:
+        check_tasks(self.tasks)
+        end = 0
+        for part in self.parts:
+            if part.first != end or part.sha256.keys() != self.entries.keys():
+                raise ValueError(f"a part of {part.steps} steps from step {part.first}, expected one from {end}")
+            end = part.end
+        kinds = self.disk_entries()
+        if (
+            end > self.steps
+            or not kinds.keys() >= REQUIRED
+            or any(kinds[key] != _KNOWN[key] for key in kinds.keys() & _KNOWN)
+        ):
+            raise ValueError(f"{end} of {self.steps} steps with the entries {shorten(kinds)}")
+        return self
+
+    @property
+    def shape(self) -> torch.Size:
+        """Tasks, streams and planned steps."""
+        return torch.Size([len(self.tasks), self.streams, self.steps])
+
+    def disk_entries(self) -> dict[str, DiskEntry]:
+        """How each entry is stored."""
+        return {key: DiskEntry(_DTYPES[each.dtype], tuple(each.shape)) for key, each in self.entries.items()}
+
+
+def read_manifest(folder: Path) -> HistoryManifest:
+    """The manifest of a learning history.
+
+    Raises:
+        FileNotFoundError: there is no learning history.
+        FileError: the manifest is damaged or describes something else.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise FileNotFoundError(f"There is no learning history in {folder}: {MANIFEST} is missing. Record it first.")
+    return read_record(folder / MANIFEST, HistoryManifest, remedy=REMEDY)
+
+
+def entry_file(folder: Path, key: str) -> Path:
+    """The file of an entry."""
+    return folder / ROWS / f"{key}.memmap"
+
+
+def map_steps(folder: Path, entries: Mapping[str, DiskEntry], shape: torch.Size) -> TensorDict:
+    """The memory-mapped steps of a history as one dimension.
+
+    Raises:
+        FileError: a file is missing, or has another size.
+    """
+    mapped, steps = {}, math.prod(shape)
+    for key, kind in entries.items():
+        path = regular_file(entry_file(folder, key), REMEDY)
+        if path.stat().st_size != kind.size(steps):
+            raise FileError(path, f"has {path.stat().st_size} bytes, expected {kind.size(steps)}", REMEDY)
+        mapped[key] = MemoryMappedTensor.from_filename(path, kind.dtype, torch.Size([steps, *kind.shape]))
+    return TensorDict(mapped, batch_size=[steps])
+
+
+def digests_of(steps: TensorDictBase) -> dict[str, str]:
+    """The SHA-256 of each entry of steps ``[tasks, streams, L]``."""
+    return {key: _digest(steps.get(key)) for key in steps.keys()}
+
+
+def _digest(value: Tensor) -> str:
+    array: Any = value.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(memoryview(array).cast("B")).hexdigest()
+
+
+def verify_parts(folder: Path, steps: TensorDictBase, parts: Sequence[Part]) -> None:
+    """Compare steps ``[tasks, streams, planned steps]`` with the digests of their parts.
+
+    Raises:
+        FileError: a part differs.
+    """
+    for part in parts:
+        found = digests_of(steps[..., part.first : part.end])
+        if changed := sorted(key for key in found if found[key] != part.sha256[key]):
+            raise FileError(folder, f"has other {changed} than it recorded in steps {part.first} to {part.end}", REMEDY)
+
+
 def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinished: bool = False) -> LearningHistory:
-    """Open a learning history that :class:`~torchrl_lang.algorithm_distillation.HistoryWriter` wrote; its steps stay
-    on disk.
+    """Open a learning history that :class:`HistoryWriter` wrote; its steps stay on disk.
 
     Args:
         folder: the folder.
@@ -127,7 +338,7 @@ def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinis
 
     Raises:
         FileNotFoundError: there is no learning history.
-        FileError: the history is damaged, was changed, or has a later version.
+        FileError: the history is damaged, was changed, or has another version.
         ValueError: the history is unfinished.
 
     Examples:
@@ -142,40 +353,19 @@ def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinis
         LearningHistory(5 tasks, 2 streams, 300 steps)
     """
     folder = Path(folder)
-    manifest = read_history_manifest(folder)
-    flat, shape, parts = map_history(folder, manifest), manifest.shape, manifest.parts
-    if parts[-1].end < shape[-1] and not unfinished:
+    manifest = read_manifest(folder)
+    flat, shape, recorded = (
+        map_steps(folder, manifest.disk_entries(), manifest.shape),
+        manifest.shape,
+        manifest.parts[-1].end,
+    )
+    if recorded < shape[-1] and not unfinished:
         raise ValueError(
-            f"The history in {folder} has {parts[-1].end} of {shape[-1]} planned steps: resume its recording, or use "
+            f"The history in {folder} has {recorded} of {shape[-1]} planned steps: resume its recording, or use "
             f"unfinished=True."
         )
     if verify:
-        verify_parts(folder, flat.view(shape), parts)
+        verify_parts(folder, flat.view(shape), manifest.parts)
     history = LearningHistory.__new__(LearningHistory)
-    history._hold(flat.lock_(), shape, parts[-1].end, manifest.tasks, manifest.source)
+    history._hold(flat.lock_(), shape, recorded, manifest.tasks, manifest.source)
     return history
-
-
-def map_history(folder: Path, manifest: HistoryManifest) -> TensorDictBase:
-    """The memory-mapped steps of a history as one dimension."""
-    rows = math.prod(manifest.shape)
-    return map_rows(history_files(folder, manifest.entries, rows), rows, manifest.entries)
-
-
-def verify_parts(folder: Path, steps: TensorDictBase, parts: Sequence[Part]) -> None:
-    """Compare steps ``[tasks, streams, planned steps]`` with the digests of their parts, and check their values.
-
-    Raises:
-        FileError: a part differs.
-    """
-    before = None
-    for part in parts:
-        block = steps[..., part.first : part.end]
-        found = part_digests(block)
-        if changed := sorted(key for key in found if found[key] != part.digests[key]):
-            raise FileError(folder, f"has other {changed} than it recorded in steps {part.first} to {part.end}", REMEDY)
-        try:
-            check_steps(block, before, part.first)
-        except ValueError as error:
-            raise FileError(folder, f"holds impossible steps ({error})", REMEDY) from error
-        before = block[..., -1:]

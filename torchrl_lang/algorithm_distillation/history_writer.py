@@ -18,21 +18,25 @@ import torchrl_lang
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._files import folder_lock, write_manifest
 from torchrl_lang._files.folders import allocate_file, flush
-from torchrl_lang.algorithm_distillation.history import LearningHistory, load_history, map_history, verify_parts
-from torchrl_lang.algorithm_distillation.history_format import (
-    FORMAT,
+from torchrl_lang.algorithm_distillation.history import (
     MANIFEST,
-    VERSION,
+    ROWS,
+    DiskEntry,
+    HistoryManifest,
+    LearningHistory,
     Part,
+    StoredEntry,
     check_steps,
     check_tasks,
-    history_files,
-    part_digests,
-    read_history_manifest,
-    step_entries,
+    digests_of,
+    entries_of,
+    entry_file,
+    load_history,
+    map_steps,
+    read_manifest,
+    verify_parts,
 )
-from torchrl_lang.algorithm_distillation.sources import HistorySource
-from torchrl_lang.data.dataset_format import ROWS, DiskEntry, dtype_name, entry_file, map_rows
+from torchrl_lang.algorithm_distillation.sources import TabularSource
 
 __all__ = ["HistoryWriter", "record_history"]
 
@@ -88,7 +92,7 @@ class HistoryWriter:
         about = {"tasks": list(tasks), "streams": streams, "steps": steps, "source": source or {}}
         self._about = json.loads(json.dumps(about))  # as the manifest returns it: tuples become lists
         self._parts: list[Part] = []
-        self._entries: dict[str, DiskEntry] | None = None
+        self._entries: dict[str, DiskEntry] = {}
         self._steps: TensorDictBase
         self._locked = False
 
@@ -115,16 +119,11 @@ class HistoryWriter:
         """Continue after the parts in the folder."""
         if not self.resume:
             raise FileExistsError(f"{self.folder} holds a learning history: give another folder, or resume=True.")
-        manifest = read_history_manifest(self.folder)
-        _, streams, steps = manifest.shape
-        found = {"tasks": manifest.tasks, "streams": streams, "steps": steps, "source": manifest.source}
-        for name, value in self._about.items():
-            if found[name] != value:
-                raise ValueError(
-                    f"The history in {self.folder} was begun with other {name}: give the same, or another folder."
-                )
-        self._steps = map_history(self.folder, manifest).view(self._shape)
-        self._entries, self._parts = manifest.entries, manifest.parts
+        manifest = read_manifest(self.folder)
+        if other := [name for name, value in self._about.items() if getattr(manifest, name) != value]:
+            raise ValueError(f"The history in {self.folder} was begun with other {other}: give another folder.")
+        self._entries, self._parts = manifest.disk_entries(), manifest.parts
+        self._steps = map_steps(self.folder, self._entries, self._shape).view(self._shape)
         verify_parts(self.folder, self._steps, self._parts)
 
     def extend(self, steps: TensorDictBase) -> None:
@@ -137,26 +136,25 @@ class HistoryWriter:
             OSError: writing failed, for instance because the disk is full.
         """
         if not self._locked:
-            raise RuntimeError(
-                "A HistoryWriter writes only while it has its folder's lock: use it in a with statement."
+            raise RuntimeError("A HistoryWriter has the lock of its folder in a with statement only.")
+        first, end = self.recorded, self.recorded + steps.shape[-1]
+        if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not first < end <= self._shape[2]:
+            raise ValueError(
+                f"A part has batch size [tasks, streams, L] and {self._shape[2] - first} more of the planned steps "
+                f"{list(self._shape)} at most, got {list(steps.shape)}."
             )
-        first = self.recorded
-        if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not steps.shape[2]:
-            raise ValueError(f"A part has batch size [{self._shape[0]}, {self._shape[1]}, L], got {list(steps.shape)}.")
-        if first + steps.shape[2] > self._shape[2]:
-            raise ValueError(f"{first} of {self._shape[2]} planned steps were recorded, got {steps.shape[2]} more.")
-        entries = step_entries(steps)
-        if self._entries is not None and entries != self._entries:
+        entries = entries_of(steps)
+        if entries != (self._entries or entries):
             raise ValueError(f"The steps have the entries {entries}, but those before had {self._entries}.")
         check_steps(steps, self._steps[..., first - 1 : first] if first else None, first)
-        if self._entries is None:
+        if not self._entries:
             self._begin(entries)
-        block = self._steps[..., first : first + steps.shape[2]]
+        block = self._steps[..., first:end]
         block.update_(steps)
         for key in entries:
-            flush(self.folder / entry_file(key))
-        parts = [*self._parts, Part(first, steps.shape[2], part_digests(block))]
-        self._write_manifest(entries, parts)
+            flush(entry_file(self.folder, key))
+        parts = [*self._parts, Part(first=first, steps=end - first, sha256=digests_of(block))]
+        self._write_manifest(parts)
         self._parts = parts
 
     def read(self, first: int, end: int) -> TensorDictBase:
@@ -166,30 +164,24 @@ class HistoryWriter:
     def _begin(self, entries: dict[str, DiskEntry]) -> None:
         """Create the files, of zeros, with their space on the disk."""
         (self.folder / ROWS).mkdir(exist_ok=True)
-        rows = math.prod(self._shape)
-        for key, (dtype, shape) in entries.items():
-            allocate_file(self.folder / entry_file(key), rows * dtype.itemsize * math.prod(shape))
+        for key, kind in entries.items():
+            allocate_file(entry_file(self.folder, key), kind.size(math.prod(self._shape)))
         flush(self.folder / ROWS)
-        files = history_files(self.folder, entries, rows)
-        self._steps, self._entries = map_rows(files, rows, entries).view(self._shape), entries
+        self._steps, self._entries = map_steps(self.folder, entries, self._shape).view(self._shape), entries
 
-    def _write_manifest(self, entries: Mapping[str, DiskEntry], listed: Sequence[Part]) -> None:
-        described = {key: {"dtype": dtype_name(dtype), "shape": list(shape)} for key, (dtype, shape) in entries.items()}
-        parts = [{"first": part.first, "steps": part.steps, "sha256": part.digests} for part in listed]
+    def _write_manifest(self, parts: Sequence[Part]) -> None:
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            **self._about,
-            "entries": described,
-            "parts": parts,
-            "created_by": {**versions, "torch": str(torch.__version__)},
+        entries = {
+            key: StoredEntry(dtype=str(dtype).removeprefix("torch."), shape=list(shape))
+            for key, (dtype, shape) in self._entries.items()
         }
-        write_manifest(self.folder / MANIFEST, manifest)
+        created_by = {**versions, "torch": str(torch.__version__)}
+        manifest = HistoryManifest(**self._about, entries=entries, parts=list(parts), created_by=created_by)
+        write_manifest(self.folder / MANIFEST, manifest.model_dump())
 
 
 def record_history(
-    folder: str | os.PathLike[str], source: HistorySource, *, part: int = 1000, resume: bool = True
+    folder: str | os.PathLike[str], source: TabularSource, *, part: int = 1000, resume: bool = True
 ) -> LearningHistory:
     """Record the history of a source algorithm, or the rest of one whose recording was killed, and open it.
 
@@ -197,7 +189,8 @@ def record_history(
 
     Args:
         folder: the folder.
-        source: the source algorithm.
+        source: the source algorithm, or another object with its ``tasks``, ``streams``, ``steps``, ``describe()`` and
+            ``blocks()``.
         part: steps of each stream in a part.
         resume: continue a history in ``folder``.
 

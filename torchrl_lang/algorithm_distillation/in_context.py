@@ -12,7 +12,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._random_stream import seeded_generators
-from torchrl_lang.algorithm_distillation.context_policy import ContextPolicy
+from torchrl_lang.algorithm_distillation.policies import ContextPolicy
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, TERMINATED, entry
 

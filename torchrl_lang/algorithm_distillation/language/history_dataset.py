@@ -12,12 +12,12 @@ from torch.utils.data import Dataset
 
 from torchrl_lang._checks import one_of
 from torchrl_lang.algorithm_distillation.history import LearningHistory
-from torchrl_lang.algorithm_distillation.history_windows import HistoryWindows
 from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows, pack_blocks
 from torchrl_lang.algorithm_distillation.language.block_template import BlockTemplate
 from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, StepRows
 from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate
 from torchrl_lang.algorithm_distillation.language.text_history import TextHistory
+from torchrl_lang.algorithm_distillation.windows import HistoryWindows
 from torchrl_lang.text import Tokenizer
 
 __all__ = ["HistoryDataset"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.algorithm_distillation import TaskSplit, split_tasks
+from torchrl_lang.algorithm_distillation.windows import TaskSplit, split_tasks
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, HiddenTaskEnv, random_bandits
 from torchrl_lang.recipes.options import Options, option
 

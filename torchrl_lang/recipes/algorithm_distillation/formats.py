@@ -18,11 +18,11 @@ from torchrl_lang.algorithm_distillation import (
     ADLoss,
     ADTransformer,
     HistoryActor,
-    PromptablePolicy,
     load_ad_model,
     save_ad_model,
 )
 from torchrl_lang.algorithm_distillation.language import LanguageHistoryPolicy, StepRows, template_tokenizer
+from torchrl_lang.algorithm_distillation.policies import PromptablePolicy
 from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.save import read_model, write_model
 from torchrl_lang.objectives import BCLoss

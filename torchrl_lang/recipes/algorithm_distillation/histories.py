@@ -12,16 +12,16 @@ from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_lang._files import file_digest, shorten
 from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory, load_history
-from torchrl_lang.algorithm_distillation.history_format import MANIFEST, read_history_manifest
+from torchrl_lang.algorithm_distillation.history import MANIFEST, read_manifest
 from torchrl_lang.algorithm_distillation.sources import (
     NO_NOISE,
     SLOW_DECAY,
     UCB,
-    HistorySource,
     LinearDecay,
     NoisyExpert,
     PosteriorSampling,
     QLearning,
+    TabularSource,
 )
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.recipes.algorithm_distillation.families import FamilyName, FamilyOptions
@@ -32,7 +32,7 @@ __all__ = ["FreshWindows", "HistoryOptions", "Recording", "SourceName", "history
 SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
 
 _SOURCES: dict[FamilyName, SourceName] = {"dark_room": "posterior", "dark_key_door": "q_learning", "bandit": "ucb"}
-_CLASSES: dict[SourceName, type[HistorySource]] = {
+_CLASSES: dict[SourceName, type[TabularSource]] = {
     "posterior": PosteriorSampling,
     "noise": NoisyExpert,
     "q_learning": QLearning,
@@ -77,7 +77,7 @@ class HistoryOptions(FamilyOptions):
         """Which episodes are kept: every ``k``-th one."""
         return _SKIPPED.get(self.source_name(), 1) if self.skip_episodes is None else self.skip_episodes
 
-    def source_on(self, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> HistorySource:
+    def source_on(self, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> TabularSource:
         """The source algorithm of the histories, new or recorded, on tasks.
 
         Args:
@@ -210,7 +210,7 @@ def recording_of(options: HistoryOptions) -> Recording | None:
     if options.history is None:
         return None
     folder, family, name = options.history, options.family(), options.source_name()
-    manifest = read_history_manifest(folder)
+    manifest = read_manifest(folder)
     source = manifest.source
     _check_same(folder, source.get("env") or {}, family.env(family.split.train[:1], 1).describe())
     _check_source(folder, source, name)

@@ -13,7 +13,6 @@ from torch import Tensor
 from torchrl_lang._files import read_json, write_json
 from torchrl_lang.algorithm_distillation import (
     ContextPolicy,
-    InContextReport,
     OptimalPolicy,
     PromptedPolicy,
     RandomPolicy,
@@ -21,6 +20,7 @@ from torchrl_lang.algorithm_distillation import (
     evaluate_in_context,
     in_context_report,
 )
+from torchrl_lang.algorithm_distillation.report import InContextReport
 from torchrl_lang.algorithm_distillation.sources import NO_NOISE, NoisyExpert
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, FormatOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchrl_lang.algorithm_distillation import InContextReport
+from torchrl_lang.algorithm_distillation.report import InContextReport
 from torchrl_lang.evaluation import SeedSummary
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
 from torchrl_lang.evaluation.tables import format_columns

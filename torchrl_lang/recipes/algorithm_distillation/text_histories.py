@@ -13,7 +13,6 @@ from tensordict import TensorDict
 
 from torchrl_lang._files import shorten
 from torchrl_lang._files.manifests import json_digest
-from torchrl_lang.algorithm_distillation import read_run
 from torchrl_lang.algorithm_distillation.language import (
     Bins,
     Block,
@@ -30,6 +29,7 @@ from torchrl_lang.algorithm_distillation.language import (
 )
 from torchrl_lang.algorithm_distillation.language.run_texts import BlockOf
 from torchrl_lang.algorithm_distillation.language.step_rows import LossOn
+from torchrl_lang.algorithm_distillation.run_recorder import read_run
 from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 

@@ -8,9 +8,9 @@ from typing import Literal, cast
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields
+from torchrl_lang.algorithm_distillation.entries import Discrete, entry_of_spec
 from torchrl_lang.algorithm_distillation.language import Levels, StepTemplate, TokenKind, template_tokenizer
 from torchrl_lang.algorithm_distillation.language.step_tokens import StepTokens
-from torchrl_lang.algorithm_distillation.step_entries import Discrete, entry_of_spec
 from torchrl_lang.envs.grids import HiddenTaskEnv, RoomEnv
 from torchrl_lang.schema import OBSERVATION
 

@@ -1,10 +1,14 @@
-"""The model of algorithm distillation: a causal transformer over the steps of a learning history."""
+"""The model of algorithm distillation: a causal transformer over the steps of a learning history; saving it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -12,10 +16,10 @@ from torch.distributions import Distribution
 from torchrl.envs import EnvBase
 
 from torchrl_lang._checks import at_least_one, check_heads
-from torchrl_lang.algorithm_distillation.ad_embedding import StepEmbedding, Steps
-from torchrl_lang.algorithm_distillation.ad_heads import ActionHead, OutcomeHead
-from torchrl_lang.algorithm_distillation.ad_trunk import ADTrunk
-from torchrl_lang.algorithm_distillation.step_entries import Discrete, Entry, describe_entry, entry_of_spec
+from torchrl_lang._files import FolderFormat, non_finite, read_tensor_headers
+from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry, entry_of_spec
+from torchrl_lang.algorithm_distillation.network import ActionHead, ADTrunk, OutcomeHead, StepEmbedding, Steps
+from torchrl_lang.modules.saved_heads import read_weights
 from torchrl_lang.schema import (
     ACTION,
     ACTION_PARAMETERS,
@@ -28,7 +32,7 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = ["ADTransformer"]
+__all__ = ["ADTransformer", "load_ad_model", "save_ad_model"]
 
 
 class ADTransformer(TensorDictModuleBase):
@@ -103,7 +107,8 @@ class ADTransformer(TensorDictModuleBase):
         if isinstance(action, Discrete) and len(action.sizes) > 1:
             raise ValueError(f"A discrete action has one component, got sizes={action.sizes}.")
         self.observation, self.action = observation, action
-        self.context, self.episode_length, self.width, self.heads = context, episode_length, width, heads
+        self.context, self.episode_length = context, episode_length
+        self.width, self.layers, self.heads = width, layers, heads
         embedding = StepEmbedding(observation, action, context=context, episode_length=episode_length, width=width)
         self.trunk = ADTrunk(embedding, width=width, layers=layers, heads=heads)
         self._checked = False
@@ -114,27 +119,18 @@ class ADTransformer(TensorDictModuleBase):
         """A model for the observations, actions and episodes of an environment.
 
         Args:
-            env: an environment of :mod:`torchrl_lang.envs.grids`, of a
-                :class:`~torchrl_lang.algorithm_distillation.sources.GymTask`, or another with such specs.
+            env: an environment of :mod:`torchrl_lang.envs.grids`, or another with such specs, as of Gymnasium.
             context: the largest number of steps that the model reads.
             episode_length: the largest number of steps of an episode; default ``env.episode_length``.
             **options: of the model.
 
         Raises:
-            ValueError: ``episode_length`` is missing, or an entry of the steps is none that a model reads.
+            ValueError: ``episode_length`` is missing, or an observation or action is of another kind.
         """
-        length = getattr(env, "episode_length", None) if episode_length is None else episode_length
-        if length is None:
-            raise ValueError(f"{type(env).__name__} does not have the length of its episodes: give episode_length.")
+        length = getattr(env, "episode_length", 0) if episode_length is None else episode_length
         observation = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
         action = entry_of_spec(env.action_spec_unbatched)
         return cls(observation, action, context=context, episode_length=length, **options)
-
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON."""
-        entries = {"observation": describe_entry(self.observation), "action": describe_entry(self.action)}
-        sizes = {"context": self.context, "episode_length": self.episode_length, "width": self.width}
-        return {**entries, **sizes, "layers": len(self.trunk.blocks), "heads": self.heads}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the predictions for windows ``[*B, L]``."""
@@ -188,18 +184,74 @@ class ADTransformer(TensorDictModuleBase):
     ) -> None:
         """Check that entries ``[*S, D]`` and steps in episodes ``[*S]`` lie in their ranges.
 
-        Args:
-            observation: the observations.
-            action: the actions, if there are any.
-            episode_step: the numbers of the steps in their episodes.
-            wait: for the device. Without it, numbers out of range raise RuntimeError, on a GPU in a later call.
-
         Raises:
             ValueError: an entry has another dtype or shape, or, with ``wait``, a number is out of range.
         """
-        clock = Discrete([self.episode_length])
-        given = [(self.observation, OBSERVATION, observation), (clock, EPISODE_STEP, episode_step[..., None])]
+        self.observation.check(OBSERVATION, observation, wait=wait)
         if action is not None:
-            given.insert(1, (self.action, ACTION, action))
-        for entry, name, value in given:
-            (entry.check if wait else entry.check_later)(name, value)
+            self.action.check(ACTION, action, wait=wait)
+        Discrete([self.episode_length]).check(EPISODE_STEP, episode_step[..., None], wait=wait)
+
+
+# -- saved models ------------------------------------------------------------------------------------------------------
+
+_WEIGHTS, _REMEDY = "model.safetensors", "save the model again, or copy the folder again"
+_FORMAT = FolderFormat("ad_model.json", (_WEIGHTS,), remedy=_REMEDY, version=1)
+_SIZES = ("context", "episode_length", "width", "layers", "heads")
+
+
+def save_ad_model(folder: str | Path, model: ADTransformer, *, trained_on: Mapping[str, Any] | None = None) -> Path:
+    """Write a model to a folder, atomically: weights as safetensors, its arguments as JSON, and checksums.
+
+    Args:
+        folder: created if it does not exist. A saved model is replaced when the new one is complete; other folders are
+            not changed.
+        model: the model.
+        trained_on: a description of its training as JSON, such as the numbers of the tasks.
+
+    Raises:
+        ValueError: some weights are not finite.
+        FileExistsError: ``folder`` contains other files than a saved model's.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.algorithm_distillation import ADTransformer, Discrete, load_ad_model, save_ad_model
+        >>> model = ADTransformer(Discrete([9, 9]), Discrete([5]), context=60, episode_length=20, width=8, heads=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     load_ad_model(save_ad_model(folder, model)).context
+        60
+    """
+    target = Path(folder).resolve()  # replace the folder that a link points to, not the link
+    weights = model.state_dict()
+    if wrong := non_finite(weights.items()):
+        raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
+    entries = {"observation": asdict(model.observation), "action": asdict(model.action)}
+    sizes = {name: getattr(model, name) for name in _SIZES}
+    with _FORMAT.write(
+        target, {"model": {**entries, **sizes}, "trained_on": dict(trained_on or {})}, replace=True
+    ) as new:
+        save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, new / _WEIGHTS)
+    return Path(folder)
+
+
+def load_ad_model(folder: str | Path) -> ADTransformer:
+    """Load a model that :func:`save_ad_model` wrote, on the CPU and in evaluation mode; see there for an example.
+
+    Raises:
+        FileError: there is no such model, a file is damaged, or is not what was saved.
+    """
+    folder = Path(folder)
+    config = _FORMAT.read(folder).object("model")
+    if config.at_least("layers", 1) > len(read_tensor_headers(folder / _WEIGHTS, remedy=_REMEDY)):
+        raise config.error(f"describes {config.take('layers', int)} layers, more than it has tensors")
+    sizes: dict[str, Any] = {name: config.at_least(name, 1) for name in _SIZES}
+    try:
+        described = [config.take(name, dict) for name in ("observation", "action")]
+        observation, action = ((Discrete if "sizes" in each else Continuous)(**each) for each in described)
+        with torch.device("meta"):  # sizes from a file cannot exhaust the memory
+            model = ADTransformer(observation, action, **sizes)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise config.error(f'describes no model as "{config.name}" ({error})') from error
+    weights = read_weights(folder / _WEIGHTS, model.state_dict(), "model's", remedy=_REMEDY)
+    model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
+    return model.eval()

@@ -1,4 +1,4 @@
-"""Act with an algorithm-distillation model, which reads its own interactions and improves."""
+"""An actor with an algorithm-distillation model, which reads its own interactions, and its rolling context."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one, finite, have_shapes, within
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.algorithm_distillation.ad_blocks import KeyValues
-from torchrl_lang.algorithm_distillation.ad_transformer import ADTransformer
-from torchrl_lang.algorithm_distillation.context_policy import PromptablePolicy
-from torchrl_lang.algorithm_distillation.rolling_context import RollingContext
+from torchrl_lang.algorithm_distillation.entries import Discrete, Entry
+from torchrl_lang.algorithm_distillation.model import ADTransformer
+from torchrl_lang.algorithm_distillation.network import KeyValues, Steps
 from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
-__all__ = ["HistoryActor", "PromptedPolicy"]
+__all__ = ["HistoryActor", "RollingContext"]
 
 
 class HistoryActor(nn.Module):
@@ -186,39 +185,110 @@ class HistoryActor(nn.Module):
         return loc + self.temperature * scale * noise
 
 
-class PromptedPolicy(nn.Module):
-    """A policy that begins each stream with the steps of a demonstration.
+class RollingContext:
+    """Up to ``context`` steps of each of ``N`` streams, left-aligned, of which the last one may lack its outcome.
 
     Args:
-        actor: the policy, such as a :class:`HistoryActor`.
-        steps: ``[N, L]``, see :meth:`HistoryActor.prompt`; every :meth:`begin` has ``N`` streams.
+        streams: ``N``.
+        context: steps; at least those of an episode.
+        observation: what an observation is made of.
+        action: what an action is made of.
+        device: of the tensors.
+
+    Attributes:
+        length: int64 ``[N]``: the number of steps with an outcome.
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.algorithm_distillation import ADTransformer, HistoryActor
-        >>> from torchrl_lang.algorithm_distillation import PromptedPolicy, evaluate_in_context
-        >>> from torchrl_lang.algorithm_distillation.sources import NoisyExpert
-        >>> from torchrl_lang.envs.grids import DarkRoomEnv
-        >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 2], episode_length=6)
-        >>> actor = HistoryActor(ADTransformer.for_env(env, context=18, width=8, heads=2), seed=0)
-        >>> policy = PromptedPolicy(actor, NoisyExpert(env, steps=3).history().flatten(0, 1))
-        >>> evaluate_in_context(env, policy, episodes=4).shape
-        torch.Size([9, 2, 4])
+        >>> from torchrl_lang.algorithm_distillation import Discrete
+        >>> from torchrl_lang.algorithm_distillation.actor import RollingContext
+        >>> context = RollingContext(1, 4, Discrete([9]), Discrete([5]))
+        >>> for step in range(4):  # two episodes of two steps
+        ...     context.open(torch.tensor([[step]]), torch.tensor([step % 2]))
+        ...     context.close(torch.tensor([0]), torch.tensor([1.0]))
+        >>> context.evict(), context.length
+        (tensor([0]), tensor([2]))
+        >>> context.window(2).observation
+        tensor([[[2],
+                 [3]]])
     """
 
-    def __init__(self, actor: PromptablePolicy, steps: TensorDictBase) -> None:
-        super().__init__()
-        self.actor, self._steps = actor, steps
+    def __init__(
+        self,
+        streams: int,
+        context: int,
+        observation: Entry,
+        action: Entry,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.length = torch.zeros(streams, dtype=torch.int64, device=device)
+        self._row = torch.arange(streams, device=device)
+        shape = (streams, context)
+        self._observation = _empty(shape, observation, device)
+        action_column = _empty(shape, action, device)
+        self._action = action_column.squeeze(-1) if isinstance(action, Discrete) else action_column
+        self._reward = torch.zeros(shape, device=device)
+        self._episode_step = torch.zeros(shape, dtype=torch.int64, device=device)
 
-    def begin(self, streams: int) -> None:
-        """Begin each context with its steps."""
-        self.actor.begin(streams)
-        self.actor.prompt(self._steps)
+    @property
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self._observation, self._action, self._reward, self._episode_step
 
-    def act(self, observation: Tensor) -> Tensor:
-        """See :meth:`ContextPolicy.act`."""
-        return self.actor.act(observation)
+    def fill(self, observation: Tensor, action: Tensor, reward: Tensor, episode_step: Tensor) -> None:
+        """Begin all streams with these ``L`` steps, each ``[N, L, ...]``."""
+        for column, value in zip(self._columns, (observation, action, reward, episode_step), strict=True):
+            column[:, : value.shape[1]] = value
+        self.length = torch.full_like(self.length, episode_step.shape[1])
 
-    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
-        """See :meth:`ContextPolicy.observe`."""
-        self.actor.observe(reward, done, terminated)
+    def open(self, observation: Tensor, episode_step: Tensor) -> None:
+        """Add a step to each stream: what is observed ``[N, D]``, and its number in its episode ``[N]``."""
+        self._observation[self._row, self.length] = observation.to(self._observation.dtype)
+        self._episode_step[self._row, self.length] = episode_step.to(self._episode_step.dtype)
+
+    def close(self, action: Tensor, reward: Tensor) -> None:
+        """The actions ``[N, ...]`` of the added steps, and their rewards ``[N]``."""
+        self._action[self._row, self.length] = action.to(self._action.dtype)
+        self._reward[self._row, self.length] = reward.to(self._reward.dtype)
+        self.length = self.length + 1
+
+    def evict(self) -> Tensor:
+        """Drop the oldest episode of each stream without room for a step.
+
+        Returns:
+            The streams that changed, int64 ``[R]``. The episode in progress is kept, because it is shorter than the
+            context; where the only episode filled the context and is over, nothing remains.
+        """
+        context = self._reward.shape[1]
+        changed = (self.length == context).nonzero()[:, 0]
+        if len(changed):
+            begins = self._episode_step[changed] == 0
+            begins[:, 0] = False
+            first = torch.where(begins.any(-1), begins.int().argmax(-1), context)
+            index = (torch.arange(context, device=first.device) + first[:, None]).clamp_max(context - 1)
+            for column in self._columns:
+                column[changed] = column[changed[:, None], index]
+            self.length[changed] = context - first
+        return changed
+
+    def window(self, width: int, streams: Tensor | slice = slice(None)) -> Steps:
+        """The first ``width`` steps of some streams, ``[R, width]``; those past a stream's end are padding."""
+        return Steps.of_windows(*(column[streams, :width] for column in self._columns))
+
+    def last(self) -> Steps:
+        """The steps that were added and have no outcome yet, ``[N]``."""
+        row, before = self._row, (self.length - 1).clamp_min(0)
+        return Steps(
+            self._observation[row, self.length],
+            self._action[row, before],
+            self._reward[row, before],
+            self._episode_step[row, self.length],
+            self.length,
+        )
+
+
+def _empty(shape: tuple[int, int], entry: Entry, device: torch.device | str | None) -> Tensor:
+    """Zeros for an entry of steps ``[N, C]``, ``[N, C, D]``."""
+    if isinstance(entry, Discrete):
+        return torch.zeros(*shape, len(entry.sizes), dtype=torch.int64, device=device)
+    return torch.zeros(*shape, entry.size, device=device)

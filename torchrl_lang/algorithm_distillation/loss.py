@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torchrl.objectives import LossModule
 
 from torchrl_lang._checks import finite, have_shapes, one_of, within
-from torchrl_lang.algorithm_distillation.ad_heads import Outcomes
-from torchrl_lang.algorithm_distillation.ad_transformer import ADTransformer
-from torchrl_lang.algorithm_distillation.step_entries import Discrete
+from torchrl_lang.algorithm_distillation.entries import Discrete
+from torchrl_lang.algorithm_distillation.model import ADTransformer
+from torchrl_lang.algorithm_distillation.network import Outcomes
 from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE_STEP, OBSERVATION, REWARD, missing_entry

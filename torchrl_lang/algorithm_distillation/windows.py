@@ -1,10 +1,11 @@
-"""Sample windows of learning histories that cross episodes but never streams."""
+"""Windows of learning histories, which cross episodes but never streams, and a split of their tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
@@ -12,11 +13,12 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 
 from torchrl_lang._checks import at_least_one
+from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.data.samplers import EpochSampler
 from torchrl_lang.schema import EPISODE, EPISODE_STEP
 
-__all__ = ["HistoryWindows"]
+__all__ = ["HistoryWindows", "TaskSplit", "split_tasks"]
 
 
 class HistoryWindows(EpochSampler):
@@ -133,3 +135,55 @@ def _task_positions(history: LearningHistory, tasks: Sequence[int] | Tensor | No
         missing = wanted[~found.any(-1)][:5].tolist()
         raise ValueError(f"tasks must be numbers of tasks in the history, {missing or 'none'} are not.")
     return found.int().argmax(-1).unique()
+
+
+class TaskSplit(NamedTuple):
+    """Numbers of tasks, int64, sorted; no task is in two of them.
+
+    Examples:
+        >>> from torchrl_lang.algorithm_distillation import split_tasks
+        >>> train, validation, test = split_tasks(8, validation=0.25, test=0.25)
+        >>> len(train), validation.shape, test.dtype
+        (4, torch.Size([2]), torch.int64)
+    """
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def split_tasks(
+    tasks: int | Sequence[int] | Tensor, *, validation: float = 0.1, test: float = 0.15, seed: int = 0
+) -> TaskSplit:
+    """Split tasks at random.
+
+    Args:
+        tasks: the numbers of the tasks, each once, or how many there are.
+        validation: share of the tasks on which checkpoints are chosen.
+        test: share of the tasks that are reported.
+        seed: seed of the split.
+
+    Raises:
+        ValueError: a number is repeated, a share is negative, or no task is left to train on.
+
+    Examples:
+        >>> from torchrl_lang.algorithm_distillation import split_tasks
+        >>> split = split_tasks(81, seed=0)
+        >>> [len(part) for part in split]
+        [61, 8, 12]
+    """
+    numbers = torch.arange(tasks) if isinstance(tasks, int) else torch.as_tensor(tasks, dtype=torch.int64).flatten()
+    different, counts = numbers.unique(return_counts=True)
+    if len(different) < len(numbers):
+        raise ValueError(
+            f"tasks must differ, but {shorten(different[counts > 1].tolist())} are repeated: give each number once."
+        )
+    held_out = [round(share * len(numbers)) for share in (validation, test)]
+    if min(validation, test) < 0 or sum(held_out) >= len(numbers):
+        raise ValueError(
+            f"validation={validation} and test={test} leave none of {len(numbers)} tasks to train on: give smaller "
+            f"shares, of at least 0."
+        )
+    order = numbers[torch.from_numpy(np.random.default_rng(seed).permutation(len(numbers)))]
+    parts = order.split([len(numbers) - sum(held_out), *held_out])
+    return TaskSplit(*(part.sort().values for part in parts))

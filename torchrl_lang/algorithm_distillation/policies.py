@@ -1,4 +1,4 @@
-"""Policies that act in several streams at once: the protocol of in-context evaluation, and two baselines."""
+"""Policies that act in several streams at once: their protocol, with a demonstration, and two baselines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 
-__all__ = ["ContextPolicy", "OptimalPolicy", "PromptablePolicy", "RandomPolicy"]
+__all__ = ["ContextPolicy", "OptimalPolicy", "PromptablePolicy", "PromptedPolicy", "RandomPolicy"]
 
 
 @runtime_checkable
@@ -47,7 +47,45 @@ class PromptablePolicy(ContextPolicy, Protocol):
         """Begin each context with steps of a demonstration, ``[N, L]``; its next step is the first of an episode."""
 
 
-class RandomPolicy(torch.nn.Module):
+class PromptedPolicy(nn.Module):
+    """A policy that begins each stream with the steps of a demonstration.
+
+    Args:
+        actor: the policy, such as a :class:`HistoryActor`.
+        steps: ``[N, L]``, see :meth:`HistoryActor.prompt`; every :meth:`begin` has ``N`` streams.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.algorithm_distillation import ADTransformer, HistoryActor
+        >>> from torchrl_lang.algorithm_distillation import PromptedPolicy, evaluate_in_context
+        >>> from torchrl_lang.algorithm_distillation.sources import NoisyExpert
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 2], episode_length=6)
+        >>> actor = HistoryActor(ADTransformer.for_env(env, context=18, width=8, heads=2), seed=0)
+        >>> policy = PromptedPolicy(actor, NoisyExpert(env, steps=3).history().flatten(0, 1))
+        >>> evaluate_in_context(env, policy, episodes=4).shape
+        torch.Size([9, 2, 4])
+    """
+
+    def __init__(self, actor: PromptablePolicy, steps: TensorDictBase) -> None:
+        super().__init__()
+        self.actor, self._steps = actor, steps
+
+    def begin(self, streams: int) -> None:
+        """Begin each context with its steps."""
+        self.actor.begin(streams)
+        self.actor.prompt(self._steps)
+
+    def act(self, observation: Tensor) -> Tensor:
+        """See :meth:`ContextPolicy.act`."""
+        return self.actor.act(observation)
+
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
+        """See :meth:`ContextPolicy.observe`."""
+        self.actor.observe(reward, done, terminated)
+
+
+class RandomPolicy(nn.Module):
     """Uniform actions: what a policy earns without any information.
 
     Args:
@@ -79,7 +117,7 @@ class RandomPolicy(torch.nn.Module):
         """Nothing is stored."""
 
 
-class OptimalPolicy(torch.nn.Module):
+class OptimalPolicy(nn.Module):
     """An expert that reads the hidden task of the environment: what can be earned at most.
 
     Args:

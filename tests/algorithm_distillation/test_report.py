@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchrl_lang.algorithm_distillation import TaskResult, bootstrap_band, in_context_report, paired_test
+from torchrl_lang.algorithm_distillation import in_context_report, paired_test
+from torchrl_lang.algorithm_distillation.report import TaskResult, bootstrap_band
 
 # Two seeds, two tasks, two streams, four episodes.
 RETURNS = torch.tensor(
