@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchrl_lang.__main__ import main
-from torchrl_lang.recipes import offline_methods
+from torchrl_lang.recipes import compare
 
 
 class Trainings:
@@ -27,7 +27,7 @@ class Trainings:
             assert main(words) == 0
             self.done.append(Path(out).name)
 
-    def take_over(self, patch: pytest.MonkeyPatch, owner: Any = offline_methods) -> None:
+    def take_over(self, patch: pytest.MonkeyPatch, owner: Any = compare) -> None:
         """Train what commands of the module ``owner`` plan from now on."""
         patch.setattr(owner, "run_in_parallel", self)
 

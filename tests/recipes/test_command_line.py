@@ -22,7 +22,7 @@ from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
-from torchrl_lang.recipes.demo import parallel
+from torchrl_lang.recipes import compare as parallel
 from torchrl_lang.recipes.options import Options, add_options, option, options_from
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
@@ -205,7 +205,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
         for name in ("BC", "BC best 30 %", "BC best 10 %")
         for how in ("greedy", "sampled at 0.2", "sampled at 0.5", "sampled at 1")
     }
-    learned = {f"ILQL beta {beta}, greedy" for beta in (0, 2, 8)}
+    learned = {f"ILQL, greedy, beta {beta}" for beta in (0, 2, 8)}
     for part, optimum in {"graph": "shortest path", "wordle": "optimal (exact)"}.items():
         players = results[part]["players"]
         assert {"data", optimum} | imitations | learned <= set(players)
@@ -217,7 +217,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
         assert results[part]["bc_held_out_loss"] > results[part]["data_entropy"] > 0
         assert results[part]["values"] in text
         assert (out / part / "table.txt").read_text() in text
-        for name in ("pictures.png", "transcripts/BC_greedy.txt", "transcripts/ILQL_beta_8_greedy.txt"):
+        for name in ("pictures.png", "transcripts/BC_greedy.txt", "transcripts/ILQL_greedy_beta_8.txt"):
             assert (out / part / name).stat().st_size > 100
     assert main(["demo", "--out", str(out), *small, "--betas", "2", "--parts", "graph"]) == 0
     assert "using the dataset" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_lang._files import FileError, read_json, write_json
-from torchrl_lang.recipes.comparison import ComparisonOptions, TrainedPlayer
+from torchrl_lang.recipes.compare import ComparisonOptions, TrainedPlayer
 
 
 class Numbers(list):

@@ -21,7 +21,7 @@ from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.task import RedditTask
 from torchrl_lang.modules.save import saved_actor
-from torchrl_lang.recipes.comparison import CHOICE, REPORT
+from torchrl_lang.recipes.compare import CHOICE, REPORT
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, format_report, write_side_by_side

@@ -16,8 +16,7 @@ from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import Round
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
-from torchrl_lang.recipes.comparison import CHOICE, REPORT
-from torchrl_lang.recipes.offline_methods import METHODS
+from torchrl_lang.recipes.compare import CHOICE, METHODS, REPORT
 from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards

@@ -14,8 +14,8 @@ from torchrl_lang.recipes.algorithm_distillation.formats import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.histories import recording_of
 from torchrl_lang.recipes.algorithm_distillation.players import TestPlay, reports
 from torchrl_lang.recipes.algorithm_distillation.report import draw_curves, format_report
+from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.options import check_record, option, with_defaults, write_options
 
 __all__ = ["Distill", "main"]

@@ -9,9 +9,16 @@ from typing import Any
 
 from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
 from torchrl_lang.envs.reddit.task import CorpusOptions, RedditData, RedditTask
-from torchrl_lang.recipes.comparison import CHOICE, REPORT, ComparisonOptions
+from torchrl_lang.recipes.compare import (
+    CHOICE,
+    METHODS,
+    REPORT,
+    ComparisonOptions,
+    PlannedRun,
+    planned_runs,
+    train_missing,
+)
 from torchrl_lang.recipes.datasets import check_place, generate_once
-from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, as_dict, format_report, write_side_by_side
 from torchrl_lang.recipes.reddit_demo.players import CommentPlayer, Scorer

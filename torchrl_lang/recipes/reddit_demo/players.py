@@ -12,9 +12,8 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.envs.reddit.task import RedditTask
 from torchrl_lang.modules.save import saved_actor
-from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
+from torchrl_lang.recipes.compare import CHOICE, METHODS, REPORT, TrainedPlayer, decodings
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.offline_methods import METHODS, decodings
 from torchrl_lang.recipes.reddit_demo.limits import Limits
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments, read_figures
 

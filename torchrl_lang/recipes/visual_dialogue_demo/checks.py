@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
-from torchrl_lang.recipes.offline_methods import METHODS
+from torchrl_lang.recipes.compare import METHODS
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row
 
 __all__ = ["Check", "check"]

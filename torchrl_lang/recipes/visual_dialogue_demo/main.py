@@ -13,9 +13,8 @@ from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.prepare import PrepareVisualDialogue
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueData, VisualDialogueTask
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
-from torchrl_lang.recipes.comparison import ComparisonOptions
+from torchrl_lang.recipes.compare import METHODS, ComparisonOptions, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import check_place, generate_once
-from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards

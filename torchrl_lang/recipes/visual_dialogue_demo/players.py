@@ -11,8 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty
-from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
-from torchrl_lang.recipes.offline_methods import METHODS, decodings
+from torchrl_lang.recipes.compare import CHOICE, METHODS, REPORT, TrainedPlayer, decodings
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
 
 __all__ = ["UNGUIDED", "DialoguePlayer", "play"]

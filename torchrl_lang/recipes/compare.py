@@ -1,0 +1,428 @@
+"""Comparisons: train offline methods on the same data, choose their decodings on other games, and play."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from threading import Event, Thread
+from typing import IO, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import read_json, write_json
+from torchrl_lang.modules import ReturnEmbedding
+from torchrl_lang.recipes.load_run import BETAS, FinishedRun, load_run
+from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
+from torchrl_lang.recipes.run_policy import methods_of
+
+__all__ = [
+    "CHOICE",
+    "ComparisonOptions",
+    "METHODS",
+    "OfflineMethod",
+    "PlannedRun",
+    "Played",
+    "REPORT",
+    "TrainedPlayer",
+    "decodings",
+    "planned_runs",
+    "run_in_parallel",
+    "train_missing",
+]
+
+
+def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
+    """Run commands of this package, as many at a time as there are cores, and print their output.
+
+    Each has one thread: small models gain little from a second one. When one fails, all are stopped.
+
+    Raises:
+        ValueError: a command failed; its message has been printed.
+    """
+    waiting, running = dict(commands), dict[str, subprocess.Popen[str]]()
+    readers: list[Thread] = []
+    stopped = Event()
+    try:
+        while (waiting or _unfinished(running)) and not _failed(running):
+            while waiting and len(_unfinished(running)) < (os.cpu_count() or 1):
+                name = next(iter(waiting))
+                running[name] = _start(waiting.pop(name))
+                readers.append(Thread(target=_relay, args=(running[name].stdout, stopped), daemon=True))
+                readers[-1].start()
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        stopped.set()  # the demo prints one message for all
+        raise
+    finally:
+        failed = _failed(running)
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()  # for the checkpoint that it writes
+        for reader in readers:
+            reader.join()
+    if failed:
+        raise ValueError(f"training {' and '.join(failed)} failed; its message is above.")
+
+
+def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchrl_lang", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _unfinished(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
+    return [name for name, process in running.items() if process.poll() is None]
+
+
+def _failed(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
+    return [name for name, process in running.items() if process.poll() not in (None, 0)]
+
+
+def _relay(stream: IO[str], stopped: Event) -> None:
+    """Print the lines of a stream until its end; none after the commands were stopped."""
+    for line in stream:
+        if not stopped.is_set():
+            print(line, end="", flush=True)
+
+
+_TEMPERATURES = (0.2, 0.5, 1.0)
+_CANDIDATES = (4, 8, 16)
+
+
+class OfflineMethod(NamedTuple):
+    """How a method is named in tables and trained.
+
+    Examples:
+        >>> from torchrl_lang.recipes.compare import METHODS
+        >>> METHODS["best-30"].title, METHODS["best-30"].train
+        ('BC best 30 %', ('bc', '--fraction', '0.3'))
+    """
+
+    title: str
+    train: tuple[str, ...]
+    """Arguments of ``train``."""
+    start: str | None = None
+    """The method whose run it starts from."""
+    by_values: bool = True
+    """Whether values decode if it has some; otherwise they train the policy only."""
+
+
+METHODS: Mapping[str, OfflineMethod] = {
+    "bc": OfflineMethod("BC", ("bc",)),
+    "best-30": OfflineMethod("BC best 30 %", ("bc", "--fraction", "0.3")),
+    "best-20": OfflineMethod("BC best 20 %", ("bc", "--fraction", "0.2")),
+    "best-10": OfflineMethod("BC best 10 %", ("bc", "--fraction", "0.1")),
+    "dt": OfflineMethod("DT", ("dt",)),
+    "dt-to-go": OfflineMethod("DT, return to go", ("dt", "--mode", "decremented")),
+    "monte-carlo": OfflineMethod("Monte-Carlo returns", ("monte-carlo",)),
+    "single-step": OfflineMethod("single-step", ("single-step",)),
+    "awac": OfflineMethod("AWAC", ("awac",), by_values=False),
+    "cql": OfflineMethod("CQL", ("cql",)),
+    "bcq": OfflineMethod("BCQ", ("bcq",)),
+    "psi": OfflineMethod("psi", ("psi",)),
+    "qsft": OfflineMethod("Q-SFT", ("qsft",), start="bc"),
+    "oreo": OfflineMethod("OREO", ("oreo",), start="bc"),
+    "chai": OfflineMethod("CHAI", ("chai",), start="bc"),
+    "utterance-ilql": OfflineMethod("ILQL, utterances", ("utterance-ilql",)),
+    "ilql": OfflineMethod("ILQL", ("ilql",)),
+}
+"""The methods by the names that commands take."""
+
+
+class PlannedRun(NamedTuple):
+    """A run to train, unless it has finished."""
+
+    method: str
+    out: Path
+    options: Mapping[str, Any]
+    """Of ``train``, by name."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its model is there."""
+        return (self.out / "model").exists()
+
+    def command(self) -> list[str]:
+        """The arguments of the package's command line.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> from torchrl_lang.recipes.compare import PlannedRun
+            >>> " ".join(PlannedRun("best-10", Path("run"), {"data": "games", "steps": 9}).command())
+            'train bc --fraction 0.1 --out run --data games --steps 9'
+        """
+        words = ["train", *METHODS[self.method].train, "--out", self.out]
+        for name, value in self.options.items():
+            words += [f"--{name}", value]
+        return [str(word) for word in words]
+
+
+def planned_runs(methods: Sequence[str], out: Mapping[str, Path], options: Mapping[str, Any]) -> list[PlannedRun]:
+    """The runs of some methods, and of those that they start from; methods with values first: they take longest.
+
+    Args:
+        methods: names in :data:`METHODS`.
+        out: the folder of each method's run.
+        options: of ``train`` for all of them.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from torchrl_lang.recipes.compare import METHODS, planned_runs
+        >>> [run.method for run in planned_runs(["chai"], {name: Path(name) for name in METHODS}, {"data": "games"})]
+        ['chai', 'bc']
+    """
+    wanted = {*methods, *(start for name in methods if (start := METHODS[name].start))}
+    runs = []
+    for name in reversed([name for name in METHODS if name in wanted]):
+        start = METHODS[name].start
+        runs.append(PlannedRun(name, out[name], {**options, **({} if start is None else {"start": out[start]})}))
+    return runs
+
+
+def train_missing(runs: Sequence[PlannedRun]) -> None:
+    """Train the runs that have not finished, as many at a time as there are cores; each after the one it starts from.
+
+    Raises:
+        ValueError: a training failed; its message has been printed.
+    """
+    missing = {str(run.out): run for run in runs if not run.finished}
+    for later in (False, True):
+        chosen = {name: run for name, run in missing.items() if (METHODS[run.method].start is not None) == later}
+        if chosen:
+            run_in_parallel({name: run.command() for name, run in chosen.items()})
+
+
+def decodings(
+    finished: FinishedRun,
+    *,
+    by_values: bool = True,
+    temperatures: Sequence[float] = _TEMPERATURES,
+    guided_temperatures: Sequence[float] = (),
+    betas: Sequence[float] = BETAS,
+    min_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[tuple[str, TensorDictModuleBase]]:
+    """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way.
+
+    Args:
+        finished: the run.
+        by_values: whether its values decode, if it has some.
+        temperatures: of sampling.
+        guided_temperatures: of sampling by values, too: where varied utterances are wanted, the likeliest one is not
+            enough.
+        betas: weights of values that are added to the logits; other kinds of values have weights of their own.
+        min_p: by values only write tokens with at least this probability under the language model, relative to the
+            likeliest one's: the values of tokens that the data never have there are not learned.
+        seed: of sampling.
+    """
+    if finished.has_values and by_values:
+        limits: dict[str, Any] = {} if min_p is None else {"min_p": min_p}
+        for beta in betas if finished.betas == BETAS else finished.betas:
+            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy", **limits)
+            for temperature in guided_temperatures:
+                policy = finished.policy(beta, seed=seed, temperature=temperature, **limits)
+                yield f"sampled at {temperature:g}, beta {beta:g}", policy
+        return
+    if "best_of" in methods_of(finished.model):
+        for candidates in _CANDIDATES:
+            yield f"best of {candidates}", finished.policy(method="best_of", seed=seed, candidates=candidates)
+        return
+    returns = finished.model.heads.get("returns")
+    targets = sorted({returns.target, returns.high}) if isinstance(returns, ReturnEmbedding) else [None]
+    for target in targets:
+        asked: dict[str, Any] = {} if target is None else {"target_return": target}
+        about = "" if target is None else f", return {target:.2f}"
+        yield f"greedy{about}", finished.policy(method="greedy", **asked)
+        for temperature in temperatures:
+            yield f"sampled at {temperature:g}{about}", finished.policy(seed=seed, temperature=temperature, **asked)
+
+
+_RECORD = "options.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(Options):
+    """Base of the options of comparisons.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from torchrl_lang.recipes.compare import ComparisonOptions
+        >>> options = ComparisonOptions(out=Path("runs/comparison"), steps=100, width=64)
+        >>> options.of_training(seed=1)
+        {'steps': 100, 'seed': 1, 'width': 64}
+    """
+
+    out: Path = required("folder of all results; the same command continues")
+    folder: Path | None = option(None, "folder of the data; none: they are made in --out")
+    methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
+    seeds: int = option(1, "training seeds, from 0 on", at_least=1)
+    steps: int = option(3000, "training steps of each run", at_least=1)
+    layers: int | None = option(None, "transformer blocks; none: the task's preset", at_least=1)
+    width: int | None = option(None, "hidden size; none: the task's preset", at_least=1)
+    batch_size: int | None = option(None, "episodes in a batch; none: the task's preset", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.methods:
+            one_of("methods", name, list(METHODS))
+
+    def record(self, *free: str) -> None:
+        """Record the options, or check that results of earlier calls in the folder go together with them.
+
+        Args:
+            *free: further options that may differ between calls, beside the folder, the methods and the seeds.
+
+        Raises:
+            ValueError: another option differs.
+        """
+        record, fixed = self.out / _RECORD, replace(self, folder=self.folder and self.folder.resolve())
+        if record.exists():
+            check_record(record, fixed, free=("out", "methods", "seeds", *free))
+        write_options(record, fixed)
+
+    def of_training(self, seed: int) -> dict[str, Any]:
+        """The options of ``train`` that all runs of a seed share."""
+        sizes = {"layers": self.layers, "width": self.width, "batch-size": self.batch_size}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        return {"steps": self.steps, "seed": seed, **given}
+
+    def as_json(self, minutes: float) -> dict[str, Any]:
+        """What ``results.json`` begins with: the options, and how long the call took."""
+        content = json.loads(json.dumps(asdict(self), default=str))
+        return {"options": content, "minutes_of_this_call": round(minutes, 2)}
+
+
+CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
+"""Split on which a decoding is chosen, and the one that is reported, each with the seed of games and sampling there."""
+
+
+class Played(Protocol):
+    """Games of a player that can be written to a file.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from torchrl_lang.recipes.compare import Played
+        >>> class Moves(list):
+        ...     def save(self, path: Path) -> None:
+        ...         path.write_text(" ".join(self))
+        >>> games: Played = Moves(["left", "right"])
+    """
+
+    def save(self, path: Path) -> None:
+        """Write them, atomically."""
+
+
+Games = TypeVar("Games", bound=Played)
+
+
+@dataclass(frozen=True)
+class TrainedPlayer(ABC, Generic[Games]):
+    """A finished run, what was measured with it, and its games; all are kept in the run's folder.
+
+    Args:
+        folder: of the run.
+        method: its name in :data:`~torchrl_lang.recipes.compare.METHODS`.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torchrl_lang.recipes.compare import TrainedPlayer
+        >>> class Words(str):
+        ...     def save(self, path):
+        ...         path.parent.mkdir()
+        ...         path.write_text(self)
+        >>> class Writer(TrainedPlayer[Words]):
+        ...     remedy = "delete it: the words are generated again"
+        ...
+        ...     def ways(self):
+        ...         yield from {"greedy, beta 1": "yes", "sampled at 1": "perhaps"}.items()
+        ...
+        ...     def measure(self, policy):
+        ...         return len(policy)
+        ...
+        ...     def play(self, policy):
+        ...         return Words(policy)
+        ...
+        ...     def load(self, path):
+        ...         return Words(path.read_text())
+        ...
+        ...     def announce(self, decoding, games):
+        ...         print(f"{self.folder.name}, {decoding}: {len(games)} letters")
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     writer = Writer(Path(home, "run"), "bc")
+        ...     writer.measured, [writer.test("greedy, beta 1") for _ in range(2)]
+        ...     [path.name for path in Path(home, "run", "test").iterdir()]
+        run, greedy, beta 1: 3 letters
+        ({'greedy, beta 1': 3, 'sampled at 1': 7}, ['yes', 'yes'])
+        ['greedy_beta_1.json']
+    """
+
+    remedy: ClassVar[str]
+    """What to do about a damaged file of figures."""
+
+    folder: Path
+    method: str
+    _played: dict[str, Games] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @abstractmethod
+    def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
+        """All ways to decode the run, by name; each is built when it is asked for."""
+
+    @abstractmethod
+    def measure(self, policy: TensorDictModuleBase) -> Any:
+        """Figures of a way to decode, on validation games, as JSON."""
+
+    @abstractmethod
+    def play(self, policy: TensorDictModuleBase) -> Games:
+        """Games that are reported."""
+
+    @abstractmethod
+    def load(self, path: Path) -> Games:
+        """Read what their ``save`` wrote."""
+
+    @abstractmethod
+    def announce(self, decoding: str, games: Games) -> None:
+        """Print a line about games that were just played."""
+
+    @cached_property
+    def finished(self) -> FinishedRun:
+        """The run, opened when it is first needed."""
+        return load_run(self.folder)
+
+    @cached_property
+    def policies(self) -> Mapping[str, TensorDictModuleBase]:
+        """All ways to decode the run, by name."""
+        return dict(self.ways())
+
+    @cached_property
+    def measured(self) -> Mapping[str, Any]:
+        """What :meth:`measure` found for each way to decode, measured once and read from the file."""
+        path = self.folder / "choice.json"
+        if not path.exists():
+            write_json(path, {name: self.measure(policy) for name, policy in self.policies.items()})
+        return read_json(path, remedy=self.remedy)
+
+    def test(self, decoding: str) -> Games:
+        """The games that are reported by one way to decode, played once and read from the file."""
+        if decoding not in self._played:
+            path = self.folder / "test" / f"{decoding.replace(',', '').replace(' ', '_')}.json"
+            if not path.exists():
+                games = self.play(self.policies[decoding])
+                games.save(path)
+                self.announce(decoding, games)
+            self._played[decoding] = self.load(path)
+        return self._played[decoding]

@@ -1,0 +1,268 @@
+"""The demo: offline RL beside every way of imitating its data, on a graph and in Wordle."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from tensordict import TensorDictBase
+
+from torchrl_lang._files import folder_lock, write_file
+from torchrl_lang.data import RowDataset, best_rows
+from torchrl_lang.envs.random_walks import FrequentMovePlayer
+from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksTask
+from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, TreePlayer, WordIndex, solve
+from torchrl_lang.envs.wordle.task import WordleData, WordleTask
+from torchrl_lang.envs.wordle.transcript import turns_of_rows
+from torchrl_lang.evaluation import GameRecords, Summary, format_table, imitation_loss, write_transcripts
+from torchrl_lang.modules.save import saved_actor
+from torchrl_lang.recipes import demo_pictures
+from torchrl_lang.recipes.compare import METHODS, decodings, planned_runs, train_missing
+from torchrl_lang.recipes.datasets import check_place, generate_once, open_dataset
+from torchrl_lang.recipes.load_run import BETAS, FinishedRun, load_run
+from torchrl_lang.recipes.offline import held_out_rows
+from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
+from torchrl_lang.schema import AGENT_MASK
+
+__all__ = ["Demo", "Part", "PartResults", "main"]
+
+_METHODS = ("bc", "best-30", "best-10", "ilql")
+_HELD_OUT = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Options):
+    """Offline RL beside every way of imitating its data, on a graph and in Wordle: ten minutes on two cores."""
+
+    out: Path = option(Path("runs/demo"), "folder of all results")
+    parts: tuple[Literal["graph", "wordle"], ...] = option(("graph", "wordle"), "which parts to run")
+    walks: int = option(4000, "random walks in the graph's dataset", at_least=20)
+    graph_steps: int = option(700, "training steps of each run on the graph", at_least=1)
+    words: int = option(50, "how many of the shipped words", at_least=1, at_most=2250)
+    games: int = option(40_000, "games in Wordle's dataset", at_least=20)
+    wordle_steps: int = option(3000, "training steps of each run on Wordle", at_least=1)
+    eval_games: int = option(1000, "games for each row of a table", at_least=2)
+    betas: tuple[float, ...] = option(BETAS, "weights of ILQL's values in the tables", above=0)
+    seed: int = option(0, "seed of everything", at_least=0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part of the demo trains and compares."""
+
+    title: str
+    data: DataOptions
+    steps: int
+    """Training steps of each run."""
+    scripted: Callable[[Task, RowDataset, int], Mapping[str, Player]]
+    """``(task, data, seed)`` to players that learned nothing: perfect imitations of the data, and the optimum last."""
+    illustrate: Callable[[PartResults, list[Any]], None]
+    """Draws one game of each of three players into three axes."""
+    options: Demo
+
+
+@dataclass
+class PartResults:
+    """What a part found: a summary and the games of each player, by its name."""
+
+    part: Part
+    folder: Path
+    task: Task
+    summaries: dict[str, Summary] = field(default_factory=dict)
+    records: dict[str, GameRecords] = field(default_factory=dict)
+    chosen_beta: float = 0.0
+    held_out_loss: float = 0.0
+    """Of BC, nats per token."""
+    data_entropy: float = 0.0
+    """Of the players that made the data on the same episodes, nats per token: no imitation has a lower loss."""
+    values_note: str = ""
+    minutes: float = 0.0
+
+    @property
+    def optimum(self) -> str:
+        """Name of the optimal player."""
+        return list(self.summaries)[-1]
+
+    @property
+    def ilql(self) -> str:
+        """Name of the ILQL player with the chosen beta."""
+        return f"ILQL, greedy, beta {self.chosen_beta:g}"
+
+    def best(self, prefix: str) -> str:
+        """Name of the best player whose name begins with ``prefix``."""
+        names = [name for name in self.summaries if name.startswith(prefix)]
+        return max(names, key=lambda name: self.summaries[name].mean_return)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {
+            "title": self.part.title,
+            "steps": self.part.steps,
+            "eval_games": self.part.options.eval_games,
+            "minutes_of_this_call": round(self.minutes, 2),
+            "chosen_beta": self.chosen_beta,
+            "bc_held_out_loss": self.held_out_loss,
+            "data_entropy": self.data_entropy,
+            "values": self.values_note,
+            "players": {name: summary.as_dict() for name, summary in self.summaries.items()},
+        }
+
+
+def main(options: Demo) -> Path:
+    """Run the demo; returns the folder with tables, pictures, transcripts and ``results.json``."""
+    check_place(options.out)
+    with folder_lock(options.out, "runs this demo"):
+        began = time.monotonic()
+        found = {}
+        for number, name in enumerate(dict.fromkeys(options.parts), 1):
+            part = _graph(options) if name == "graph" else _wordle(options)
+            print(f"\n[{number}/{len(options.parts)}] {part.title}", flush=True)
+            found[name] = _run(part, options.out / name)
+            # Before anything is printed, so that a closed output loses nothing.
+            write_file(options.out / name / "table.txt", format_table(list(found[name].summaries.values())) + "\n")
+            demo_pictures.draw_page(options.out / name / "pictures.png", found[name])
+        minutes = (time.monotonic() - began) / 60
+        chosen = {name: getattr(options, name) for name in ("walks", "words", "games", "eval_games", "seed")}
+        blocks: dict[str, Any] = {name: results.as_dict() for name, results in found.items()}
+        content = {"options": chosen, "minutes_of_this_call": round(minutes, 2), **blocks}
+        write_file(options.out / "results.json", json.dumps(content, indent=2) + "\n")
+        for results in found.values():
+            _print(results)
+        print(f"\nall figures: {options.out / 'results.json'}; {minutes:.1f} minutes")
+    return options.out
+
+
+def _graph(options: Demo) -> Part:
+    return Part(
+        title="shortest paths on a graph of 20 nodes with 3 exits each, from random walks; reward -1 a move",
+        data=RandomWalksData(
+            out=options.out / "graph" / "data",
+            games=options.walks,
+            seed=options.seed,
+            nodes=20,
+            out_degree=3,
+            graph_seed=7,
+            max_turns=12,
+        ),
+        steps=options.graph_steps,
+        scripted=_scripted_walks,
+        illustrate=demo_pictures.draw_paths,
+        options=options,
+    )
+
+
+def _wordle(options: Demo) -> Part:
+    return Part(
+        title=f"Wordle with {options.words} words, from games with a poor favourite first word",
+        data=WordleData(
+            out=options.out / "wordle" / "data",
+            games=options.games,
+            seed=options.seed,
+            words=str(options.words),
+            player="habit",
+        ),
+        steps=options.wordle_steps,
+        scripted=_scripted_games,
+        illustrate=demo_pictures.draw_tiles,
+        options=options,
+    )
+
+
+def _run(part: Part, folder: Path) -> PartResults:
+    """Generate, train and play. What an interrupted call left is continued."""
+    began, seed, games = time.monotonic(), part.options.seed, part.options.eval_games
+    data = generate_once(part.data)
+    shared = {"data": data, "steps": part.steps, "seed": seed, "eval-every": -(-part.steps // 8)}
+    places = {name: folder / name for name in METHODS}
+    train_missing(planned_runs(_METHODS, places, {**shared, "held-out": _HELD_OUT}))
+    dataset, task = open_dataset(data)
+    results = PartResults(part, folder, task)
+    runs = {name: load_run(places[name]) for name in _METHODS}
+    rows = held_out_rows(dataset, _HELD_OUT)
+    results.held_out_loss = imitation_loss(saved_actor(runs["bc"].model), rows)
+    behavior: Any = part.data.behavior_policy(task).policy
+    results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(AGENT_MASK).sum())
+    results.values_note, betas = runs["ilql"].values_note, part.options.betas
+    found = runs["ilql"].choose_beta(seed=seed + 2000, games=max(games // 4, 1), betas=betas)
+    results.chosen_beta = next(iter(found))
+    results.summaries["data"] = task.summary(GameRecords.from_rows(dataset[:], dataset.tokenizer.control), "data")
+    for name, player in {**_trained(part, runs), **part.scripted(task, dataset, seed + 1000)}.items():
+        _play(results, name, player, dataset)
+    results.minutes = (time.monotonic() - began) / 60
+    return results
+
+
+def _trained(part: Part, runs: Mapping[str, FinishedRun]) -> dict[str, Player]:
+    """All players that were trained; a name contains the way of decoding."""
+    options: Any = {"betas": (0.0, *part.options.betas), "seed": part.options.seed + 1000}
+    return {
+        f"{METHODS[method].title}, {decoding}": Player(policy)
+        for method, run in runs.items()
+        for decoding, policy in decodings(run, **options)
+    }
+
+
+def _play(results: PartResults, name: str, player: Player, dataset: RowDataset) -> None:
+    options = results.part.options
+    summary, records = results.task.evaluate(
+        player.policy, games=options.eval_games, seed=options.seed + 1000, name=name, **player.env_options
+    )
+    results.summaries[name], results.records[name] = summary, records
+    print(f"{name}: mean return {summary.mean_return:.2f}", flush=True)
+    path = results.folder / "transcripts" / f"{name.replace(' ', '_').replace(',', '').replace('%', 'percent')}.txt"
+    write_transcripts(path, records, dataset.tokenizer, games=10, title=name, spelling=results.task.spelling)
+
+
+def _print(results: PartResults) -> None:
+    print(f"\n{results.part.title}\n\n{format_table(list(results.summaries.values()))}\n")
+    print(
+        f"Each run trained for {results.part.steps} steps. Beta was chosen on other games: {results.chosen_beta:g}. "
+        f"BC's loss on held-out episodes is {results.held_out_loss:.3f} nats a token; the entropy of the players that "
+        f"made them is {results.data_entropy:.3f}.\nILQL's {results.values_note}.\n"
+        f"pictures     {results.folder / 'pictures.png'}\ntranscripts  {results.folder / 'transcripts'}"
+    )
+
+
+def _scripted_walks(task: Task, data: RowDataset, seed: int) -> Mapping[str, Player]:
+    """The most frequent move of the best walks at each node, and a shortest path."""
+    graph, tokenizer = cast(RandomWalksTask, task).graph, task.tokenizer()
+    copies = {
+        f"perfect copy of the best {round(100 * fraction)} %, greedy": Player(
+            FrequentMovePlayer(graph, tokenizer, best_rows(data, fraction=fraction))
+        )
+        for fraction in (0.3, 0.1)
+    }
+    return copies | {"shortest path": task.player("shortest")}
+
+
+def _scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Player]:
+    """Perfect imitations that begin as the data does and then play on optimally; and the optimum, myopic and exact."""
+    words, rules = list(cast(WordleTask, task).words), cast(WordleTask, task).rules
+    first = _first_words(data[:])
+    best = _first_words(best_rows(data, fraction=0.3))
+    favourite = first.most_common(1)[0][0]
+    players = [OptimalPlayer(words, rules=rules, openers=[word], seed=seed + i) for i, word in enumerate(best)]
+    shares = [count / best.total() for count in best.values()]
+    return {
+        f"perfect copy, greedy: {favourite}, then optimal": Player(
+            OptimalPlayer(words, rules=rules, openers=[favourite], seed=seed)
+        ),
+        "perfect copy of the best 30 %'s first words, then optimal": Player(
+            MixturePlayer(players, shares, per="game", seed=seed)
+        ),
+        "optimal (myopic)": task.player("optimal", seed),
+        "optimal (exact)": Player(TreePlayer(solve(words, rules=rules, progress=False))),
+    }
+
+
+def _first_words(rows: TensorDictBase) -> Counter[str]:
+    turns = turns_of_rows(rows)
+    known = turns.guess[turns.answered > 0, 0]
+    words, counts = known.unique(dim=0, return_counts=True)
+    return Counter({WordIndex.text(word): int(count) for word, count in zip(words, counts, strict=True)})
