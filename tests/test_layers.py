@@ -80,10 +80,10 @@ def test_optional_packages_are_imported_in_one_file_each():
         "matplotlib": {"plots.py"},
         "peft": {"initial_policy.py"},
         "profanity_check": {"profanity.py"},
-        "starlette": {"web.py"},
+        "starlette": {"server.py"},
         "textarena": {"textarena.py"},
         "textworld": {"engine_process.py"},
-        "uvicorn": {"web.py"},
+        "uvicorn": {"server.py"},
         "vaderSentiment": {"sentiment.py"},
         "wandb": set(),
     }

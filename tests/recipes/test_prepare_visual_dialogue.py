@@ -7,6 +7,7 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -159,6 +160,17 @@ def test_existing_files_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_
     assert len(found.data("train").rewards) == 48
     assert command(tmp_path / "other", "--files", tmp_path) == 2
     assert "visdial_0.5_train.json" in capsys.readouterr().err
+
+
+def test_features_that_cannot_be_read_are_found_before_the_training(prepared_dialogues, tmp_path, capsys):
+    shutil.copytree(prepared_dialogues / "data", tmp_path / "files")
+    features = np.load(tmp_path / "files" / "images_val.npy")
+    features[7] = np.nan
+    np.save(tmp_path / "files" / "images_val.npy", features)
+    assert command(tmp_path / "out", "--files", tmp_path / "files", sizes=TINY) == 2
+    shown = capsys.readouterr()
+    assert "images_val.npy has a row 7" in shown.err
+    assert "epoch" not in shown.out
 
 
 @pytest.mark.slow

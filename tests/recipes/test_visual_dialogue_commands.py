@@ -10,7 +10,6 @@ from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import folder_lock
 from torchrl_lang.envs import visual_dialogue as vd
-from torchrl_lang.envs.visual_dialogue import serve as serve_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.reward_recipe import VisualDialogueRewards
 
 DIALOGUES = 12
@@ -96,27 +95,19 @@ def test_a_server_that_does_not_run(home, tmp_path, monkeypatch, capsys):
     assert "http://127.0.0.1:1/health answered none of 13 requests" in capsys.readouterr().err
 
 
-def test_a_server_accepts_the_batches_that_it_offers(home, monkeypatch):
+@pytest.mark.parametrize("items", [1, 1000])
+def test_a_server_accepts_the_batches_that_it_offers(local, items):
     """Features of full batches fit into its limit of bytes."""
-    made = []
+    body = {"route": "percentile", "img_features": [[-0.12345678901234567e-10] * local.feature_size] * 100}
+    assert vd.DialogueServer(local, items=items).limits["body"] >= items / 100 * len(json.dumps(body))
 
-    class Server:
-        def __init__(self, models, questioner, *, limits, **options):
-            made.append((models, limits))
 
-        def run(self, report):
-            pass
-
-    monkeypatch.setattr(serve_visual_dialogue, "DialogueServer", Server)
+@pytest.mark.parametrize("host", ["", "\xe9..x"])
+def test_a_host_that_cannot_be_used_is_an_error_of_one_line(home, host, capsys):
     files = vd.SplitFiles.in_folder(home / "data", "val", npy=True)
-    given = ["--models", str(home / "models"), "--features", str(files.features), "--items", "100000"]
-    assert main(["serve", "visual_dialogue", *given]) == 0
-    models, limits = made[0]
-    body = {"route": "percentile", "img_features": [[-0.12345678901234567e-10] * models.feature_size] * 100}
-    assert limits.items == 100_000
-    assert limits.body >= 1000 * len(json.dumps(body))
-    assert main(["serve", "visual_dialogue", *given[:-1], "1"]) == 0
-    assert made[1][1].body == vd.ServerLimits().body
+    given = ["--models", str(home / "models"), "--features", str(files.features), "--host", host]
+    assert main(["serve", "visual_dialogue", *given]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_one_process_at_a_time_computes_rewards(home, tmp_path, capsys):

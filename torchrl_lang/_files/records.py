@@ -98,7 +98,7 @@ class Record(BaseModel):
         try:
             return cls.model_validate_json(json.dumps(content, allow_nan=False))
         except ValidationError as error:
-            raise FileError(path, _mistake(error), remedy) from None
+            raise FileError(path, mistake(error), remedy) from None
         except ValueError as error:  # such as 1e999
             raise FileError(path, f"is not valid JSON ({error})", remedy) from error
 
@@ -116,7 +116,7 @@ class Record(BaseModel):
         return {**({"format": cls.FORMAT} if cls.FORMAT else {}), "version": cls.VERSION}
 
 
-def _mistake(error: ValidationError) -> str:
+def mistake(error: ValidationError) -> str:
     """The first mistake that pydantic found, as the rest of a sentence that begins with the file."""
     first = error.errors(include_url=False)[0]
     name, found = ".".join(map(str, first["loc"])), shorten(first["input"])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 import re
+import select
 import socket
+import time
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from tests.envs.visual_dialogue.conftest import make_batch
-from tests.envs.visual_dialogue.test_protocol import form, post, send
+from tests.envs.visual_dialogue.test_protocol import form, health, post, send
 
 ASKING = ("fetch_a_bot_response", "step", "step_rank")
 ROUTES = (*ASKING, "fetch_q_bot_response", "fetch_reward", "fetch_reward_rank")
@@ -29,31 +33,32 @@ def history(*texts):
 
 
 DEEP = "[" * 100_000
-WRONG = {
-    "no history": ({"history": None}, 400, "history", "missing"),
+ONES = "1, " * 15
+WRONG = {  # changed fields, status, the field that is named, a part of the message
+    "no history": ({"history": None}, 400, "history", "no field"),
     "history is no JSON": ({"history": "[{"}, 400, "history", "JSON"),
     "history is deep": ({"history": DEEP}, 400, "history", "JSON"),
     "history is an object": ({"history": "{}"}, 400, "history", "list"),
-    "history of texts": ({"history": '["is it red?"]'}, 400, "history", "speaker"),
-    "history without a text": ({"history": '[{"speaker": "question"}]'}, 400, "history", "text"),
-    "text is a number": ({"history": '[{"speaker": "question", "text": 3}]'}, 400, "history", "text"),
+    "history of texts": ({"history": '["is it red?"]'}, 400, "history", "history.0"),
+    "history without a text": ({"history": '[{"speaker": "question"}]'}, 400, "history", "history.0.text"),
+    "text is a number": ({"history": '[{"speaker": "question", "text": 3}]'}, 400, "history", "string"),
     "answer first": ({"history": '[{"speaker": "answer", "text": "no"}]'}, 400, "history", "alternate"),
+    "another speaker": ({"history": '[{"speaker": "me", "text": "no"}]'}, 400, "history", "'question' or 'answer'"),
     "ends with an answer": ({"history": history("is it red?", "no")}, 400, "history", "end with a question"),
-    "a repeated key": ({"history": '[{"speaker": "question", "text": "a", "text": "b"}]'}, 400, "history", "repeated"),
-    "a lone surrogate": ({"history": '[{"speaker": "question", "text": "\\ud800"}]'}, 400, "history", "surrogate"),
+    "a lone surrogate": ({"history": '[{"speaker": "question", "text": "\\ud800"}]'}, 400, "history", "hex escape"),
     "a long text": ({"history": history("x" * 2001)}, 413, "history", "2000"),
     "many rounds": ({"history": history(*["x"] * 65)}, 413, "history", "64"),
-    "no caption": ({"caption": None}, 400, "caption", "missing"),
+    "no caption": ({"caption": None}, 400, "caption", "no field"),
     "a long caption": ({"caption": "x" * 2001}, 413, "caption", "2000"),
-    "no features": ({"img_features": None}, 400, "img_features", "missing"),
+    "no features": ({"img_features": None}, 400, "img_features", "no field"),
     "features are no list": ({"img_features": "1.0"}, 400, "img_features", "list"),
-    "too few features": ({"img_features": "[1.0]"}, 400, "img_features", "16 numbers, got 1"),
-    "NaN": ({"img_features": f"[{'1, ' * 15} NaN]"}, 400, "img_features", "NaN"),
-    "infinity": ({"img_features": f"[{'1, ' * 15} 1e999]"}, 400, "img_features", "numbers"),
-    "a large number": ({"img_features": f"[{'1, ' * 15} 1e30]"}, 400, "img_features", "1e+30"),
-    "null": ({"img_features": f"[{'1, ' * 15} null]"}, 400, "img_features", "None"),
-    "true": ({"img_features": f"[{'1, ' * 15} true]"}, 400, "img_features", "True"),
-    "a long integer": ({"img_features": f"[{'1, ' * 15} {'9' * 5000}]"}, 400, "img_features", ""),
+    "too few features": ({"img_features": "[1.0]"}, 400, "img_features", "1 image features, expected 16"),
+    "NaN": ({"img_features": f"[{ONES} NaN]"}, 400, "img_features", ""),
+    "infinity": ({"img_features": f"[{ONES} 1e999]"}, 400, "img_features", "img_features.15"),
+    "a large number": ({"img_features": f"[{ONES} 1e30]"}, 400, "img_features", "1e+30"),
+    "null": ({"img_features": f"[{ONES} null]"}, 400, "img_features", "None"),
+    "true": ({"img_features": f"[{ONES} true]"}, 400, "img_features", "True"),
+    "a long integer": ({"img_features": f"[{ONES} {'9' * 5000}]"}, 400, "img_features", ""),
     "other decoding": ({"generation_kwargs": '{"inference": "sample"}'}, 400, "generation_kwargs", "greedy"),
 }
 
@@ -63,8 +68,7 @@ def test_the_field_that_is_wrong_is_named(server, name):
     changes, status, field, part = WRONG[name]
     fields = {key: value for key, value in (valid() | changes).items() if value is not None}
     found, reply = post(server, "step_rank", fields)
-    assert (found, reply["field"]) == (status, field)
-    assert field in reply["error"]
+    assert (found, reply["field"]) == (status, field), reply
     assert part in reply["error"]
     assert len(reply["error"]) < 400
 
@@ -82,7 +86,7 @@ WRONG_BATCHES = {
     "no route": ({"route": None}, 400, "route"),
     "unknown route": ({"route": "health"}, 400, "route"),
     "route is a list": ({"route": []}, 400, "route"),
-    "unknown field": ({"captions": []}, 400, "body"),
+    "unknown field": ({"captions": []}, 400, "captions"),
     "caption is a text": ({"caption": "a"}, 400, "caption"),
     "unequal lengths": ({"caption": ["a", "b"]}, 400, "body"),
     "caption in a list": ({"caption": [["a"]]}, 400, "caption"),
@@ -103,11 +107,55 @@ def test_the_field_of_a_batch_that_is_wrong_is_named(server, name):
 def test_other_errors(server):
     assert send(server, "nowhere", b"")[0] == 404
     assert send(server, "distance", b"")[0] == 404
+    assert send(server, "batch/", b"{}")[0] == 404
     assert send(server, "health", b"x")[0] == 405
     assert send(server, "step", b"{}", **{"Content-Type": "application/json"})[0] == 415
-    assert send(server, "step", b"x" * (2**24 + 1))[0] == 413
-    assert post(server, "step", [("history", "[]"), ("history", "[]")])[1]["error"] == "'history' was given twice"
+    assert send(server, "step", b"x" * (server.limits["body"] + 1))[0] == 413
+    twice = post(server, "step", [("history", "[]"), ("history", "[]")])[1]
+    assert (twice["field"], twice["error"]) == ("history", "has history twice")
     assert post(server, "fetch_q_bot_response", valid("fetch_q_bot_response"))[0] == 200
+
+
+def test_the_type_of_a_form_has_any_case_and_parameters(server):
+    body = urllib.parse.urlencode(valid()).encode()
+    kind = {"Content-Type": "Application/X-WWW-Form-URLencoded; charset=utf-8"}
+    assert send(server, "step_rank", body, **kind)[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /batch HTTP/1.1\r\nX: y\r\n"])
+def test_headers_that_never_end_close_the_connection(server, sent, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.envs.visual_dialogue.server._HEADER_SECONDS", 0.5)
+    began = time.monotonic()
+    with socket.create_connection((server.host, server.port), timeout=20) as connection, suppress(ConnectionError):
+        connection.sendall(sent)
+        while not select.select([connection], [], [], 0.1)[0]:
+            if sent:  # further bytes do not extend the time
+                connection.sendall(b"X: y\r\n")
+        assert connection.recv(100) == b""
+    assert 0.4 < time.monotonic() - began < 10
+
+
+def test_a_slow_body_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.envs.visual_dialogue.server._BODY_SECONDS", 0.3)
+    with socket.create_connection((server.host, server.port), timeout=20) as connection:
+        connection.sendall(request("batch", b"{", ["Content-Length: 100"]))
+        assert b" 408 " in connection.recv(1000).splitlines()[0]
+
+
+@pytest.mark.slow
+def test_reading_a_large_request_does_not_hold_up_others(server):
+    """It is parsed beside the loop that answers, and cannot be much larger than the features of a batch."""
+    assert server.limits["body"] == 2**22 + 32 * 64 * 16
+    large = BATCH | {"img_features": [[0.123456789] * (server.limits["body"] // 14)]}
+    with ThreadPoolExecutor(2) as pool:
+        slow = [pool.submit(send, server, "batch", json.dumps(large).encode()) for _ in range(2)]
+        waits = []
+        while not all(each.done() for each in slow):
+            began = time.monotonic()
+            health(server)
+            waits.append(time.monotonic() - began)
+    assert [each.result()[0] for each in slow] == [400, 400]
+    assert max(waits) < 1
 
 
 def raw(server, data):

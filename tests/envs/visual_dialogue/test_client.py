@@ -26,33 +26,42 @@ def test_what_the_server_rejects_is_not_sent_again():
     ("reply", "message"),
     [
         (b"<html>", "expected JSON"),
-        ({}, "expected a list of 1"),
-        ([1.0, 2.0], "expected a list of 1"),
-        (["far"], "finite number"),
-        (b"[NaN]", "finite number"),
-        ([True], "finite number"),
+        ({}, "list"),
+        ([1.0, 2.0], "2 replies, expected 1"),
+        (["far"], "number"),
+        (b"[NaN]", "number"),
+        ([True], "number"),
+        ([-0.5], "greater than or equal to 0"),
+        ([1e300], "less than or equal to"),
     ],
 )
 def test_replies_that_are_none_of_the_protocol(reply, message):
-    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match=message):
+    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match=f"(?s){server.url}.*{message}"):
         RemoteModels(server.url).distances(*make_batch(1)[::2])
 
 
-@pytest.mark.parametrize("reply", [["yes"], [["yes"]], [[1.0, "yes"]], [["yes", None]]])
-def test_steps_are_pairs(reply):
-    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match=r"server|pairs"):
+def test_a_percentile_is_at_most_one():
+    with Scripted(HEALTH, (200, [7])) as server, pytest.raises(ValueError, match="less than or equal to 1"):
+        RemoteModels(server.url).percentiles(*make_batch(1)[::2])
+
+
+@pytest.mark.parametrize(
+    "reply", [["yes"], [["yes"]], [[1.0, "yes"]], [["yes", None]], [["yes", 1e300]], [["yes", -1.5]], [["yes", True]]]
+)
+def test_steps_are_an_answer_and_a_reward(reply):
+    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match="The reply of http"):
         RemoteModels(server.url).answer_and_score(*make_batch(1))
 
 
 @pytest.mark.parametrize("health", [{}, {"feature_size": 0, "limits": {"items": 64}}, {"feature_size": 16}, []])
 def test_a_server_of_something_else(health):
-    with Scripted((200, health)) as server, pytest.raises(ValueError, match="feature_size"):
+    with Scripted((200, health)) as server, pytest.raises(ValueError, match="give the feature_size"):
         RemoteModels(server.url)
 
 
 def test_features_of_other_dialogues():
     models = RemoteModels("http://localhost:1", feature_size=16)
-    with pytest.raises(ValueError, match="one row of features for each dialogue"):
+    with pytest.raises(ValueError, match="one row of features for each of 1 dialogues"):
         models.answers([Dialogue("a")], ["b"], torch.ones(2, 16))
 
 

@@ -13,7 +13,7 @@ from tests.envs.visual_dialogue.conftest import make_batch
 from tests.envs.visual_dialogue.test_bad_requests import raw, request, sized
 from tests.envs.visual_dialogue.test_protocol import form, health, post
 from tests.envs.visual_dialogue.word_overlap import WordOverlap, ask
-from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer, ServerLimits
+from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer
 from torchrl_lang.envs.visual_dialogue.model_queue import ModelQueue
 from torchrl_lang.envs.visual_dialogue.protocol import RequestBatch, RequestError
 
@@ -131,7 +131,7 @@ def test_replies_that_do_not_fit_are_failures():
 @pytest.fixture
 def serving(held):
     pytest.importorskip("uvicorn")
-    with DialogueServer(held, limits=ServerLimits(queue=1)) as running:
+    with DialogueServer(held, queue=1) as running:
         yield running
         held.go.set()
 
@@ -176,7 +176,13 @@ def test_a_port_in_use_is_named(serving):
         DialogueServer(WordOverlap(), port=serving.port).start()
 
 
-@pytest.mark.parametrize("name", ["body", "items", "rounds", "text", "queue"])
-def test_limits_are_positive(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        ServerLimits(**{name: 0})
+@pytest.mark.parametrize("option", [{"items": 0}, {"queue": 0}, {"host": ""}])
+def test_wrong_options(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        DialogueServer(WordOverlap(), **option)
+
+
+@pytest.mark.parametrize("host", ["\xe9..x", "a" * 70 + ".com", "a b"])
+def test_a_host_that_is_no_address(host):
+    with pytest.raises(OSError, match=f"{host}"):
+        DialogueServer(WordOverlap(), host=host).start()

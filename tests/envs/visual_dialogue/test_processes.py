@@ -19,6 +19,7 @@ from torchrl_lang.envs.visual_dialogue import RemoteModels, answer_and_score, co
 pytestmark = pytest.mark.slow
 COMMAND = """
 import sys, time
+{before}
 from torchrl_lang.envs.visual_dialogue import serve as serve_visual_dialogue
 from tests.envs.visual_dialogue.word_overlap import WordOverlap
 from torchrl_lang.__main__ import _run
@@ -40,9 +41,9 @@ class Serving:
 
     host = "127.0.0.1"
 
-    def __init__(self, delay=0.0, port=0):
+    def __init__(self, delay=0.0, port=0, before=""):
         pytest.importorskip("uvicorn")
-        self.program = Program("-c", COMMAND.format(delay=delay, port=port))
+        self.program = Program("-c", COMMAND.format(delay=delay, port=port, before=before))
         end = time.monotonic() + 60
         while not (found := re.search(r"on (http://127\.0\.0\.1:(\d+)),", self.program.stdout)):
             assert self.program.returncode is None, self.program.stderr
@@ -92,6 +93,17 @@ def test_a_client_with_an_idle_connection_does_not_delay_the_end(start):
     assert serving.program.wait() == 0
     assert time.monotonic() - began < 10
     remote.close()
+
+
+def test_more_connections_than_descriptors(start):
+    """The server closes those beyond its own, logs nothing, and goes on."""
+    serving = start(before="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))")
+    opened = [socket.create_connection((serving.host, serving.port), timeout=10) for _ in range(350)]
+    time.sleep(1)
+    for connection in opened:
+        connection.close()
+    assert RemoteModels(serving.url).health()["model"] == "small"
+    assert len(serving.program.stderr) < 10_000
 
 
 def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
@@ -161,7 +173,7 @@ def test_wrong_options_of_the_command(options, message):
 
 def test_a_port_in_use_is_an_error_of_one_line(start):
     serving = start()
-    program = run("-c", COMMAND.format(delay=0, port=serving.port))
+    program = run("-c", COMMAND.format(delay=0, port=serving.port, before=""))
     assert program.returncode == 2
     assert program.stderr.splitlines() == [f"torchrl_lang: 127.0.0.1:{serving.port}: Address already in use."]
 

@@ -16,7 +16,6 @@ from torchrl_lang.envs.visual_dialogue import (
     DialogueServer,
     RemoteModels,
     Round,
-    ServerLimits,
     answer_and_score,
     last_round_rewards,
 )
@@ -168,7 +167,7 @@ def test_a_batch_of_steps_is_one_request(server):
 def test_an_original_server_is_never_asked_for_batches(models):
     pytest.importorskip("uvicorn")
     dialogues, questions, features = make_batch(5)
-    with DialogueServer(models, limits=ServerLimits(items=1)) as running:
+    with DialogueServer(models, items=1) as running:
         remote = RemoteModels(running.url, feature_size=16)
         remote.answer_and_score(dialogues, questions, features)
         remote.distances(dialogues, features)

@@ -23,7 +23,6 @@ from torchrl_lang.envs.visual_dialogue.models import (
     train_dialogue_models,
 )
 from torchrl_lang.envs.visual_dialogue.players import QuestionPlayer
-from torchrl_lang.envs.visual_dialogue.protocol import ServerLimits
 from torchrl_lang.envs.visual_dialogue.reward_cache import RewardCaches, compute_reward_caches, write_reward_caches
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, CutoffRule, DialogueRewards, PercentileCutoff
 from torchrl_lang.envs.visual_dialogue.scene_rows import SceneRows
@@ -53,7 +52,6 @@ __all__ = [
     "Scene",
     "SceneRecord",
     "SceneRows",
-    "ServerLimits",
     "SplitFiles",
     "VisualDialogueEnv",
     "VisualDialogues",

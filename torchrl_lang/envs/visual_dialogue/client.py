@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import Fields, shorten
+from torchrl_lang._checks import check_options
+from torchrl_lang._files.records import mistake
 from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
-from torchrl_lang.envs.visual_dialogue.protocol import BATCH, GREEDY, ROUTES, history_of
+from torchrl_lang.envs.visual_dialogue.protocol import BATCH, REPLIES, ROUTES, Greedy, Health, history_of
 from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
-from torchrl_lang.text.json_checks import read_number
 
 __all__ = ["RemoteModels"]
 
@@ -54,31 +54,25 @@ class RemoteModels:
     """
 
     def __init__(self, url: str, *, feature_size: int | None = None, **connection: Any) -> None:
+        check_options(feature_size=(feature_size, 1))
         self._http = JSONOverHTTP(url, **connection)
         self._items: int | None = None  # of a batch; None: the server has no batches
         if feature_size is None:
-            health = Fields(self.health(), url, "give the feature_size of a server that has no /health")
-            feature_size = health.at_least("feature_size", 1)
-            self._items = health.object("limits").at_least("items", 1)
-        at_least_one("feature_size", feature_size)
-        self.feature_size = feature_size
+            health = self._checked(TypeAdapter(Health), self.health(), "; give the feature_size of an original server")
+            feature_size, self._items = health.feature_size, health.limits.items
+        self.feature_size: int = feature_size
 
-    def health(self) -> dict[str, Any]:
-        """What the server reports about itself."""
-        report = self._http.get("/health")
-        if not isinstance(report, dict):
-            raise ValueError(
-                f"{self._http.url}/health replied {shorten(report)}, expected an object with feature_size."
-            )
-        return report
+    def health(self) -> Any:
+        """The server's report about itself."""
+        return self._http.get("/health")
 
     def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
         """The reply to one new question of each dialogue; features float ``[N, F]``."""
-        return [_text(reply) for reply in self._replies("fetch_a_bot_response", dialogues, questions, features)]
+        return self._replies("fetch_a_bot_response", dialogues, questions, features)
 
     def questions(self, dialogues: Sequence[Dialogue]) -> list[str]:
         """The next question of each dialogue, by the server's questioner."""
-        return [_text(reply) for reply in self._replies("fetch_q_bot_response", dialogues)]
+        return self._replies("fetch_q_bot_response", dialogues)
 
     def distances(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         """Float ``[N]``: squared distance between predicted and true image feature, after the last round."""
@@ -98,9 +92,7 @@ class RemoteModels:
     ) -> AnsweredQuestions:
         """See :func:`~torchrl_lang.envs.visual_dialogue.answer_and_score`; one request a batch."""
         steps = self._replies(_NAMES["step", measure], dialogues, questions, features)
-        if not all(isinstance(step, list) and len(step) == 2 for step in steps):
-            raise ValueError(f"{self._http.url} replied {shorten(steps)}, expected pairs of an answer and a reward.")
-        return AnsweredQuestions([_text(answer) for answer, _ in steps], [_finite(reward) for _, reward in steps])
+        return AnsweredQuestions([answer for answer, _ in steps], [reward for _, reward in steps])
 
     def close(self) -> None:
         """Close idle connections; the next request opens one again."""
@@ -108,7 +100,7 @@ class RemoteModels:
 
     def _values(self, measure: Measure, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         if self._items is not None:
-            values = [_finite(reply) for reply in self._replies(_NAMES["value", measure], dialogues, None, features)]
+            values = self._replies(_NAMES["value", measure], dialogues, None, features)
         else:
             values = [self._sum(measure, *each) for each in zip(dialogues, features, strict=True)]
         return torch.tensor(values, dtype=torch.float32, device=features.device)
@@ -117,7 +109,7 @@ class RemoteModels:
         """A value from rewards: the initial one, and its change in each round, which a distance counts downwards."""
         prefixes = [dialogue.first(count) for count in range(len(dialogue.rounds) + 1)]
         repeated = feature.expand(len(prefixes), -1)
-        first, *changes = map(_finite, self._replies(_NAMES["reward", measure], prefixes, None, repeated))
+        first, *changes = self._replies(_NAMES["reward", measure], prefixes, None, repeated)
         return first + sum(changes) * (1 if measure == "rank" else -1)
 
     def _replies(
@@ -127,47 +119,40 @@ class RemoteModels:
         questions: Sequence[str] | None = None,
         features: Tensor | None = None,
     ) -> list[Any]:
-        """What a route replies to each dialogue, asked in batches or one at a time."""
+        """The reply of a route to each dialogue, asked in batches or one at a time."""
         asked = [None] * len(dialogues) if questions is None else questions
         columns: dict[str, list[Any]] = {
             "history": [history_of(*each) for each in zip(dialogues, asked, strict=True)],
             "caption": [dialogue.caption for dialogue in dialogues],
         }
         if features is not None:
+            if len(features) != len(dialogues):
+                raise ValueError(
+                    f"Expected one row of features for each of {len(dialogues)} dialogues, got {len(features)}."
+                )
             columns["img_features"] = features.float().tolist()
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"Expected one row of features for each dialogue, got {lengths}.")
-        step = self._items or 1
-        parts = [
-            {name: column[start : start + step] for name, column in columns.items()}
-            for start in range(0, len(dialogues), step)
-        ]
-        if self._items is None:
-            return [self._single(route, {name: column[0] for name, column in part.items()}) for part in parts]
-        return [reply for part in parts for reply in self._batch(route, part)]
-
-    def _single(self, route: str, item: Mapping[str, Any]) -> Any:
-        """One dialogue, by the original protocol."""
-        form = {name: value if name == "caption" else json.dumps(value) for name, value in item.items()}
-        if ROUTES[route].replies != "reward":
-            form["generation_kwargs"] = json.dumps(GREEDY)
-        return self._http.post(f"/{route}", urlencode(form).encode(), "application/x-www-form-urlencoded")
-
-    def _batch(self, route: str, columns: Mapping[str, list[Any]]) -> list[Any]:
-        body = json.dumps({"route": route, **columns}).encode()
-        replies = self._http.post(f"/{BATCH}", body, "application/json")
-        expected = len(columns["history"])
-        if not isinstance(replies, list) or len(replies) != expected:
-            raise ValueError(f"{self._http.url} replied {shorten(replies)}, expected a list of {expected}.")
+        ask, step = (self._single, 1) if self._items is None else (self._batch, self._items)
+        replies: list[Any] = []
+        for start in range(0, len(dialogues), step):
+            part = {name: column[start : start + step] for name, column in columns.items()}
+            replies += self._checked(REPLIES[route], ask(route, part))
+            if len(replies) != min(start + step, len(dialogues)):
+                raise ValueError(f"{self._http.url} sent {len(replies)} replies, expected {len(dialogues)}.")
         return replies
 
+    def _single(self, route: str, columns: dict[str, list[Any]]) -> list[Any]:
+        """One dialogue, by the original protocol."""
+        form = {name: value if name == "caption" else json.dumps(value) for name, [value] in columns.items()}
+        if ROUTES[route].replies != "reward":
+            form["generation_kwargs"] = json.dumps(Greedy().model_dump())
+        return [self._http.post(f"/{route}", urlencode(form).encode(), "application/x-www-form-urlencoded")]
 
-def _text(reply: Any) -> str:
-    if not isinstance(reply, str):
-        raise ValueError(f"Expected a text from the server, got {shorten(reply)}.")
-    return reply
+    def _batch(self, route: str, columns: dict[str, list[Any]]) -> Any:
+        body = json.dumps({"route": route, **columns}).encode()
+        return self._http.post(f"/{BATCH}", body, "application/json")
 
-
-def _finite(reply: Any) -> float:
-    return read_number(reply, "A reply of the server")
+    def _checked(self, expected: TypeAdapter[Any], reply: Any, hint: str = "") -> Any:
+        try:
+            return expected.validate_python(reply)
+        except ValidationError as error:
+            raise ValueError(f"The reply of {self._http.url} {mistake(error)}{hint}.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
-from torchrl_lang.envs.visual_dialogue.protocol import ROUTES, RequestBatch, RequestError, Route
+from torchrl_lang.envs.visual_dialogue.protocol import REPLIES, ROUTES, RequestBatch, RequestError
 from torchrl_lang.envs.visual_dialogue.steps import answer_and_score, last_round_rewards, measured
 
 __all__ = ["ModelQueue", "Questioner"]
@@ -42,20 +41,6 @@ class ModelQueue:
         questioner: that asks, if any.
         size: requests that may wait.
         batch: dialogues at which a batch is full; the request that fills it is not split.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.visual_dialogue import Dialogue
-        >>> from torchrl_lang.envs.visual_dialogue.model_queue import ModelQueue
-        >>> from torchrl_lang.envs.visual_dialogue.protocol import RequestBatch
-        >>> class Models:
-        ...     def answers(self, dialogues, questions, features):
-        ...         return ["no"] * len(questions)
-        >>> models = ModelQueue(Models(), None, size=8)
-        >>> batch = RequestBatch([Dialogue("a cat")], ["is it black?"], torch.ones(1, 2))
-        >>> models.submit("fetch_a_bot_response", batch).result()
-        ['no']
-        >>> models.close()
     """
 
     def __init__(self, models: DialogueModels, questioner: Questioner | None, *, size: int, batch: int = 256) -> None:
@@ -79,9 +64,7 @@ class ModelQueue:
         try:
             self._waiting.put_nowait(work)
         except queue.Full:
-            raise RequestError(
-                503, None, f"{self._waiting.maxsize} requests are waiting: send it again later"
-            ) from None
+            raise RequestError(503, f"{self._waiting.maxsize} requests are waiting: send it again later") from None
         return work.replies
 
     def close(self, timeout: float = 30.0) -> None:
@@ -118,7 +101,7 @@ class ModelQueue:
         batch = RequestBatch.joined([work.batch for work in works])
         self.counts.update(batches=1, dialogues=len(batch.dialogues))
         try:
-            replies = self._replies(ROUTES[works[0].route], batch) if batch.dialogues else []
+            replies = self._replies(works[0].route, batch) if batch.dialogues else []
         except Exception as error:
             if len(works) > 1:
                 for work in works:
@@ -136,36 +119,28 @@ class ModelQueue:
         if not isinstance(error, RequestError):
             self.counts["failures"] += 1
             _LOG.error("The models failed on a request of %s.", work.route, exc_info=error)
-            error = RequestError(500, None, "the models failed on this request; the server's log has the reason")
+            error = RequestError(500, "the models failed on this request; the server's log has the reason")
         work.replies.set_exception(error)
 
-    def _replies(self, kind: Route, batch: RequestBatch) -> list[Any]:
-        dialogues, questions, features = batch
+    def _replies(self, route: str, batch: RequestBatch) -> list[Any]:
+        """Replies that the protocol has; raises ValueError for others."""
+        kind, (dialogues, questions, features) = ROUTES[route], batch
+        replies: Any
         if kind.replies == "question":
             if self.questioner is None:
-                raise RequestError(404, None, "this server has no questioner: start it with one")
-            replies: list[Any] = self.questioner(dialogues)
+                raise RequestError(404, "this server has no questioner: start it with one")
+            replies = self.questioner(dialogues)
+        elif kind.replies == "answer":
+            replies = self.models.answers(dialogues, questions, features)
+        elif kind.replies == "step":
+            replies = zip(
+                *answer_and_score(self.models, dialogues, questions, features, measure=kind.measure), strict=True
+            )
+        elif kind.replies == "reward":
+            replies = last_round_rewards(self.models, dialogues, features, measure=kind.measure)
         else:
-            assert features is not None  # of all other routes
-            if kind.replies == "answer":
-                replies = self.models.answers(dialogues, questions, features)
-            elif kind.replies == "step":
-                assert kind.measure is not None
-                steps = answer_and_score(self.models, dialogues, questions, features, measure=kind.measure)
-                replies = [list(step) for step in zip(*steps, strict=True)]
-            else:
-                assert kind.measure is not None
-                score = last_round_rewards if kind.replies == "reward" else measured
-                replies = score(self.models, dialogues, features, measure=kind.measure)
-        return _checked(replies, len(dialogues))
-
-
-def _checked(replies: list[Any], count: int) -> list[Any]:
-    """Replies that the protocol has; raises ValueError for others."""
-    if len(replies) != count:
-        raise ValueError(f"Expected {count} replies of the models, got {len(replies)}.")
-    for reply in replies:
-        for value in reply if isinstance(reply, list) else (reply,):
-            if not isinstance(value, str) and not math.isfinite(value):
-                raise ValueError(f"Expected texts and finite numbers of the models, got {value}.")
-    return replies
+            replies = measured(self.models, dialogues, features, kind.measure)
+        checked: list[Any] = REPLIES[route].validate_python(list(replies))
+        if len(checked) != len(dialogues):
+            raise ValueError(f"Expected {len(dialogues)} replies of the models, got {len(checked)}.")
+        return checked

@@ -109,6 +109,10 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
             choices: dict[str, Any] = {name: getattr(options, name) for name in ("feature_size", "yes_no", "seed")}
             generate_visual_dialogues(generated, splits, npy=True, **choices)
     found = {split: _read(prepared, split) for split in _SPLITS}
+    if not prepared.models_folder.exists():  # what is wrong with them is found before models are trained
+        for data in found.values():
+            for _ in data.features.blocks():
+                pass
     with _timed("measure the tokens of all dialogues"):
         every = {prepared.files(split).dialogues: data.dialogues for split, data in found.items()}
         tokens = measured_tokens(_tokenizer(options, found["train"]), every)

@@ -1,4 +1,4 @@
-"""The server's protocol: routes, limits, and the form of dialogues and errors.
+"""The server's protocol, for the server and its client: routes, requests, replies and errors.
 
 The routes and fields are those of the server that the ILQL paper (arXiv 2206.11871) used: a form with ``history``, a
 JSON list of ``{"speaker": "question" | "answer", "text": ...}``, ``caption``, ``img_features``, a JSON list of numbers,
@@ -9,36 +9,29 @@ fields, each a list with one item a dialogue; its reply is the list of what that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import parse_qsl
 
 import torch
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Json, Strict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
+from torchrl_lang._files.records import mistake
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.steps import Measure
 
-__all__ = [
-    "BATCH",
-    "GREEDY",
-    "ROUTES",
-    "RequestBatch",
-    "RequestError",
-    "Route",
-    "ServerLimits",
-    "error_reply",
-    "history_of",
-]
+__all__ = ["BATCH", "REPLIES", "ROUTES", "Greedy", "Health", "RequestBatch", "RequestError", "Route", "history_of"]
 
 BATCH = "batch"
 """The route of batches."""
-GREEDY = {"inference": "greedy", "beamSize": 1}
-"""The only decoding of answers and questions."""
+LONGEST_TEXT = 2000
+"""Characters of a caption, question or answer."""
+MOST_ROUNDS = 32
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Route(NamedTuple):
-    """What a route needs and replies."""
+    """The fields and the reply of a route."""
 
     replies: Literal["answer", "question", "reward", "step", "value"]
     measure: Measure | None = None
@@ -49,14 +42,18 @@ class Route(NamedTuple):
         return self.replies in ("answer", "step")
 
     @property
-    def batched_only(self) -> bool:
-        """Whether only batches have this route."""
-        return self.replies == "value"
-
-    @property
     def sees(self) -> bool:
         """Whether the image features are needed."""
         return self.replies != "question"
+
+    @property
+    def reply(self) -> Any:
+        """The type of a reply; a percentile lies in [0, 1], and its change in [-1, 1]."""
+        largest = 1 if self.measure == "rank" else 1e7
+        value = Annotated[float, Field(ge=0 if self.replies == "value" else -largest, le=largest)]
+        return {"step": Annotated[tuple[str, value], Strict(False)], "reward": value, "value": value}.get(
+            self.replies, str
+        )
 
 
 ROUTES = {
@@ -69,35 +66,57 @@ ROUTES = {
     "distance": Route("value", "distance"),
     "percentile": Route("value", "rank"),
 }
-"""Routes by name; those of the original protocol, and two that reply the values themselves."""
+"""Routes by name; those of the original protocol, and two of batches that reply the values themselves."""
+REPLIES = {name: TypeAdapter(list[route.reply], config=_STRICT) for name, route in ROUTES.items()}
+"""The replies of each route to some dialogues."""
 
 
-@dataclass(frozen=True)
-class ServerLimits:
-    """Sizes beyond which the server rejects a request.
+class _Utterance(BaseModel):
+    model_config = _STRICT
+    speaker: Literal["question", "answer"]
+    text: Annotated[str, Field(max_length=LONGEST_TEXT)]
 
-    Examples:
-        >>> from torchrl_lang.envs.visual_dialogue import ServerLimits
-        >>> ServerLimits(items=0)
-        Traceback (most recent call last):
-            ...
-        ValueError: items must be at least 1, got 0.
-    """
 
-    body: int = 2**24
-    """bytes of a request"""
-    items: int = 64
-    """dialogues of a batch"""
-    rounds: int = 32
-    """rounds of a dialogue"""
-    text: int = 2000
-    """characters of a caption, question or answer"""
-    queue: int = 256
-    """requests that wait for the models"""
+class Greedy(BaseModel):
+    """The only decoding of answers and questions."""
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            at_least_one(field.name, getattr(self, field.name))
+    model_config = _STRICT
+    inference: Literal["greedy"] = "greedy"
+    beamSize: Literal[1] = 1
+
+
+_Caption = Annotated[str, Field(max_length=LONGEST_TEXT)]
+_History = Annotated[list[_Utterance], FailFast(), Field(max_length=2 * MOST_ROUNDS)]
+_Features = Annotated[list[Annotated[float, Field(ge=-1000, le=1000)]], FailFast()]  # the protocol's are normalized
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    history: Json[_History]
+    caption: _Caption
+    img_features: Json[_Features] = Field(None)
+    generation_kwargs: Json[Greedy] = Greedy()
+
+
+class _Batch(BaseModel):
+    model_config = _STRICT
+    route: str
+    history: Annotated[list[_History], FailFast()]
+    caption: Annotated[list[_Caption], FailFast()]
+    img_features: Annotated[list[_Features], FailFast()] = Field(None)
+    generation_kwargs: Greedy = Greedy()
+
+
+class _Limits(BaseModel):
+    items: Annotated[int, Field(ge=1)]
+
+
+class Health(BaseModel):
+    """The part of the reply of ``/health`` that a client needs."""
+
+    model_config = ConfigDict(strict=True)
+    feature_size: Annotated[int, Field(ge=1)]
+    limits: _Limits
 
 
 class RequestError(ValueError):
@@ -105,29 +124,13 @@ class RequestError(ValueError):
 
     Args:
         status: of the HTTP reply.
-        field: of the request that is wrong; None for the request as a whole.
         message: what came, what was expected.
-
-    Examples:
-        >>> from torchrl_lang.envs.visual_dialogue.protocol import RequestError
-        >>> str(RequestError(400, "caption", "is missing"))
-        'caption is missing'
+        field: of the request that is wrong; None for the request as a whole.
     """
 
-    def __init__(self, status: int, field: str | None, message: str) -> None:
+    def __init__(self, status: int, message: str, field: str | None = None) -> None:
         self.status, self.field = status, field
-        super().__init__(f"{field} {message}" if field else message)
-
-
-def error_reply(message: str, field: str | None = None) -> dict[str, Any]:
-    """The JSON of an error.
-
-    Examples:
-        >>> from torchrl_lang.envs.visual_dialogue.protocol import error_reply
-        >>> error_reply("caption is missing", "caption")
-        {'error': 'caption is missing', 'field': 'caption'}
-    """
-    return {"error": message, "field": field}
+        super().__init__(message)
 
 
 class RequestBatch(NamedTuple):
@@ -149,13 +152,74 @@ class RequestBatch(NamedTuple):
 
 
 def history_of(dialogue: Dialogue, question: str | None = None) -> list[dict[str, str]]:
-    """The field ``history`` of a dialogue, and of a new question.
-
-    Examples:
-        >>> from torchrl_lang.envs.visual_dialogue.protocol import history_of
-        >>> from torchrl_lang.envs.visual_dialogue import Dialogue
-        >>> history_of(Dialogue("a cat"), "is it black?")
-        [{'speaker': 'question', 'text': 'is it black?'}]
-    """
+    """The field ``history`` of a dialogue, and of a new question."""
     texts = dialogue.texts[1:] + ([] if question is None else [question])
     return [{"speaker": ("question", "answer")[place % 2], "text": text} for place, text in enumerate(texts)]
+
+
+def read_request(body: bytes, route: str, *, items: int, feature_size: int) -> tuple[str, RequestBatch]:
+    """The route and the dialogues of a request.
+
+    Args:
+        body: of the request: a form, that of a batch JSON.
+        route: name of the route; the body of a batch names that of its dialogues.
+        items: most dialogues of a batch.
+        feature_size: number of image features.
+
+    Raises:
+        RequestError: with the field that is wrong.
+    """
+    try:
+        name, histories, captions, features = _fields_of(body, route)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        status = 413 if first["type"] in ("too_long", "string_too_long") else 400
+        raise RequestError(status, mistake(error), str(first["loc"][0]) if first["loc"] else "body") from None
+    kind = ROUTES[name]
+    if kind.sees and features is None:
+        raise RequestError(400, 'has no field "img_features"', "img_features")
+    features = features if kind.sees else None
+    lengths = {len(column) for column in (histories, captions, features) if column is not None}
+    if len(lengths) > 1:
+        raise RequestError(400, f"has lists of the lengths {sorted(lengths)}, expected one length", "body")
+    if len(histories) > items:
+        raise RequestError(413, f"has {len(histories)} dialogues, this server takes {items} at once", "history")
+    for row in features or []:
+        if len(row) != feature_size:
+            raise RequestError(400, f"has {len(row)} image features, expected {feature_size}", "img_features")
+    texts = [_texts(history, kind) for history in histories]
+    return name, RequestBatch(
+        [
+            Dialogue(caption, tuple(Round(*each[place : place + 2]) for place in range(0, len(each) - 1, 2)))
+            for caption, each in zip(captions, texts, strict=True)
+        ],
+        [each[-1] for each in texts] if kind.asks else [],
+        None if features is None else torch.tensor(features, dtype=torch.float32).reshape(-1, feature_size),
+    )
+
+
+def _fields_of(body: bytes, route: str) -> tuple[str, list[list[_Utterance]], list[str], list[list[float]] | None]:
+    if route == BATCH:
+        batch = _Batch.model_validate_json(body)
+        if batch.route not in ROUTES:
+            raise RequestError(400, f"has {batch.route[:60]!r} as route, expected one of {list(ROUTES)}", "route")
+        return batch.route, batch.history, batch.caption, batch.img_features
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=16)
+    except ValueError as error:  # not UTF-8, or too many fields
+        raise RequestError(400, f"is no form, encoded as UTF-8 ({error})", "body") from error
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RequestError(400, f"has {twice[0][:60]} twice", twice[0][:60])
+    form = _Form.model_validate(dict(pairs))
+    return route, [form.history], [form.caption], None if form.img_features is None else [form.img_features]
+
+
+def _texts(history: Sequence[_Utterance], kind: Route) -> list[str]:
+    """The texts of a history, in which questions and answers take turns, beginning with a question."""
+    if any(each.speaker != ("question", "answer")[place % 2] for place, each in enumerate(history)):
+        raise RequestError(400, "has a history whose speakers do not alternate, beginning with a question", "history")
+    if len(history) % 2 != kind.asks:
+        ending = "a question" if kind.asks else "an answer, or be empty"
+        raise RequestError(400, f"has a history of {len(history)} texts, which must end with {ending}", "history")
+    return [each.text for each in history]

@@ -7,23 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchrl_lang.envs.visual_dialogue import (
-    Dialogue,
-    DialogueServer,
-    ServerLimits,
-)
+from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer
 from torchrl_lang.envs.visual_dialogue.folder import local_models
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
-from torchrl_lang.text.chat_tokenizer import encode_action
 
 __all__ = ["ServeVisualDialogue", "main", "run_questioner"]
-
-_NUMBER = 32
-"""Bytes of a number in a request, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +35,14 @@ class ServeVisualDialogue(Options):
 def main(options: ServeVisualDialogue) -> None:
     """Serve until SIGTERM or SIGINT."""
     models = local_models(options.models, options.features, options.split)
-    body = max(ServerLimits().body, _NUMBER * options.items * models.feature_size)
     server = DialogueServer(
         models,
         None if options.questioner is None else run_questioner(options.questioner),
         name=options.models.resolve().name,
         host=options.host,
         port=options.port,
-        limits=ServerLimits(items=options.items, body=body, queue=options.queue),
+        items=options.items,
+        queue=options.queue,
     )
     server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
 
@@ -65,15 +57,10 @@ def run_questioner(folder: Path) -> Questioner:
         )
 
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
-        texts = [each.texts for each in dialogues]
         try:
-            for caption, *rest in texts:
-                for text in (caption, *rest[1::2]):
-                    run.tokenizer.encode(text)
-                for question in rest[::2]:
-                    encode_action(run.tokenizer, question)
-        except ValueError as error:
-            raise RequestError(422, None, "the questioner cannot read a character of this dialogue") from error
-        return run.replies(texts)
+            return run.replies([each.texts for each in dialogues])
+        except ValueError as error:  # of a character that its tokenizer does not know, or a full row
+            message = "is too long for the questioner, or has a character that it cannot read"
+            raise RequestError(422, message, "history") from error
 
     return ask

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterable, Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels
-from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
-from torchrl_lang.envs.visual_dialogue.protocol import ServerLimits
-from torchrl_lang.envs.visual_dialogue.service import DialogueService
-from torchrl_lang.envs.visual_dialogue.web import web_app, web_server
+from torchrl_lang.envs.visual_dialogue.model_queue import ModelQueue, Questioner
+from torchrl_lang.envs.visual_dialogue.protocol import (
+    BATCH,
+    LONGEST_TEXT,
+    MOST_ROUNDS,
+    ROUTES,
+    RequestError,
+    read_request,
+)
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
 
 __all__ = ["DialogueServer"]
 
-_BACKLOG = 1024
-"""Connections that wait to be accepted."""
+_LOG = logging.getLogger(__name__)
+_BACKLOG = 128
+"""Connections that wait to be accepted; asyncio accepts as many at once, and logs each that it cannot."""
+_SPARE_DESCRIPTORS = 2 * _BACKLOG
+"""Of the process, beside those of connections."""
+_HEADER_SECONDS = 30.0
+_BODY_SECONDS = 30.0
+_KEEP_ALIVE_SECONDS = 75
+_SHUTDOWN_SECONDS = 30
+_READ_TO_REJECT = 4
+"""Multiple of the largest body that is read before it is rejected: a client that still sends reads no reply."""
+_FORM = "application/x-www-form-urlencoded"
+_NUMBER, _TEXTS = 32, 2**22
+"""Bytes of an image feature, and of all texts of a request, at most."""
 
 
 class DialogueServer:
@@ -37,7 +63,8 @@ class DialogueServer:
         name: of the models, for ``/health``.
         host: address to listen on; the default is reachable from this machine alone.
         port: to listen on; 0 takes a free one.
-        limits: sizes beyond which requests are rejected.
+        items: most dialogues of a batch; it also limits the bytes of a request.
+        queue: requests that may wait for the models.
 
     Raises:
         ImportError: starlette or uvicorn is not installed.
@@ -62,11 +89,23 @@ class DialogueServer:
         name: str = "models",
         host: str = "127.0.0.1",
         port: int = 0,
-        limits: ServerLimits | None = None,
+        items: int = 64,
+        queue: int = 256,
     ) -> None:
-        self.models, self.questioner, self.name = models, questioner, name
-        self.host, self.port, self.limits = host, port, limits or ServerLimits()
-        self._running: tuple[Any, threading.Thread, DialogueService] | None = None
+        check_options(items=(items, 1), queue=(queue, 1))
+        if not host:
+            raise ValueError("host is empty: give an address to listen on, such as 127.0.0.1, or 0.0.0.0 for all.")
+        self.models, self.questioner, self.name, self.host, self.port = models, questioner, name, host, port
+        self.limits = {
+            "body": _TEXTS + _NUMBER * items * models.feature_size,
+            "items": items,
+            "rounds": MOST_ROUNDS,
+            "text": LONGEST_TEXT,
+            "queue": queue,
+        }
+        self._counts = Counter({"requests": 0, "rejected": 0})
+        self._began = 0.0
+        self._running: tuple[uvicorn.Server, threading.Thread, ModelQueue] | None = None
 
     @property
     def url(self) -> str:
@@ -76,25 +115,20 @@ class DialogueServer:
 
     def start(self) -> None:
         """Listen, and answer in a thread of its own."""
-        service = DialogueService(self.models, self.questioner, name=self.name, limits=self.limits)
-        try:
-            server = web_server(web_app(service))
-            listening = _listening(self.host, self.port)
-        except (ImportError, OSError):
-            service.close()
-            raise
-        self.port = listening.getsockname()[1]
+        server = _web_server(self._app())
+        listening = _listening(self.host, self.port)
+        self.port, self._began = listening.getsockname()[1], time.monotonic()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="HTTP server")
+        self._running = server, thread, ModelQueue(self.models, self.questioner, size=self.limits["queue"])
         thread.start()
-        self._running = server, thread, service
 
     def close(self) -> None:
         """Stop listening, answer the requests under way, and end."""
         if self._running is not None:
-            server, thread, service = self._running
+            server, thread, models = self._running
             server.should_exit = True
             thread.join()
-            service.close()
+            models.close()
             self._running = None
 
     def run(self, announce: Callable[[str], object]) -> None:
@@ -121,6 +155,194 @@ class DialogueServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def _queue(self) -> ModelQueue:
+        assert self._running is not None
+        return self._running[2]
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "model": self.name,
+            "feature_size": self.models.feature_size,
+            "questioner": self.questioner is not None,
+            "queue": len(self._queue),
+            "counts": {**self._counts, **self._queue.counts},
+            "limits": self.limits,
+            "uptime": time.monotonic() - self._began,
+        }
+
+    async def _answer(self, route: str, content_type: str, chunks: AsyncIterable[bytes], declared: int) -> Any:
+        """The content of the reply to a POST."""
+        body = await self._body(declared, chunks)
+        if route != BATCH and content_type.partition(";")[0].strip().lower() != _FORM:
+            raise RequestError(415, f"must be a form, sent as {_FORM}", "body")
+        sizes = {"items": self.limits["items"], "feature_size": self.models.feature_size}
+        name, batch = await asyncio.to_thread(read_request, body, route, **sizes)
+        replies = await asyncio.wrap_future(self._queue.submit(name, batch))
+        return replies if route == BATCH else replies[0]
+
+    async def _body(self, declared: int, chunks: AsyncIterable[bytes]) -> bytes:
+        """The body of a request, which must arrive in time."""
+        body, size, largest = bytearray(), 0, self.limits["body"]
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if max(size, declared) <= largest:
+                        body += chunk
+                    elif max(size, declared) > _READ_TO_REJECT * largest:
+                        break
+        except TimeoutError:
+            raise RequestError(408, f"did not arrive within {_BODY_SECONDS:g} seconds", "body") from None
+        if max(size, declared) > largest:
+            raise RequestError(413, f"is larger than {largest} bytes", "body")
+        return bytes(body)
+
+    def _app(self) -> Starlette:
+        try:
+            from starlette.applications import Starlette
+            from starlette.exceptions import HTTPException
+            from starlette.requests import ClientDisconnect, Request
+            from starlette.responses import JSONResponse
+            from starlette.routing import Route
+        except ImportError as error:
+            raise ImportError("DialogueServer needs Starlette: pip install 'torchrl-lang[visdial]'.") from error
+
+        def failure(status: int, message: str, field: str | None = None) -> JSONResponse:
+            headers = {"retry-after": "1"} if status == 503 else {}
+            return JSONResponse(_error(message, field), status, headers)
+
+        def answering(route: str) -> Callable[[Request], Any]:
+            async def answer(request: Request) -> JSONResponse:
+                self._counts["requests"] += 1
+                sent = request.headers
+                given = sent.get("content-type", _FORM), request.stream(), int(sent.get("content-length", 0))
+                return JSONResponse(await self._answer(route, *given))
+
+            return answer
+
+        async def health(request: Request) -> JSONResponse:
+            return JSONResponse(self._health())
+
+        async def rejected(request: Request, error: Any) -> JSONResponse:
+            self._counts["rejected"] += error.status < 500
+            return failure(error.status, str(error), error.field)
+
+        async def no_route(request: Request, error: Any) -> JSONResponse:
+            return failure(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+
+        async def incomplete(request: Request, error: Exception) -> JSONResponse:
+            return failure(400, "the body ended too early", "body")
+
+        async def failed(request: Request, error: Exception) -> JSONResponse:
+            _LOG.error("The server failed on a request of %s.", request.url.path, exc_info=error)
+            return failure(500, "the server failed on this request")
+
+        posts = [*(name for name, kind in ROUTES.items() if kind.replies != "value"), BATCH]
+        routes = [Route("/health", health), *(Route(f"/{name}", answering(name), methods=["POST"]) for name in posts)]
+        handlers: Any = {RequestError: rejected, HTTPException: no_route, ClientDisconnect: incomplete}
+        app = Starlette(routes=routes, exception_handlers={**handlers, Exception: failed})
+        app.router.redirect_slashes = False
+        return app
+
+
+def _error(message: str, field: str | None = None) -> dict[str, str | None]:
+    return {"error": message, "field": field}
+
+
+def _web_server(app: Starlette) -> uvicorn.Server:
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ImportError("DialogueServer needs uvicorn: pip install 'torchrl-lang[visdial]'.") from error
+    config = uvicorn.Config(
+        app,
+        http=_protocol(),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # the server logs what matters
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+def _protocol() -> Any:
+    """The class by which uvicorn reads HTTP, with what it lacks.
+
+    Headers must arrive in time, errors are JSON, clients that close their side before the reply get it, and connections
+    beyond the descriptors of the process are closed.
+    """
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    most = _most_connections()
+
+    class Protocol(H11Protocol):
+        late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.close()
+            self.expect_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.expect_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.late is not None:
+                self.late.cancel()
+
+        def expect_headers(self) -> None:
+            """Bound the time until a request's headers are complete; further bytes of them do not extend it."""
+            waits = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+            if waits and self.late is None:
+                self.late = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+            elif not waits and self.late is not None:
+                self.late.cancel()
+                self.late = None
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                body = json.dumps(_error(msg)).encode()
+                headers = [
+                    ("content-type", "application/json"),
+                    ("content-length", str(len(body))),
+                    ("connection", "close"),
+                ]
+                for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+
+        def eof_received(self) -> Any:
+            """Whether a reply is still to come, so that the connection stays open."""
+            begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+            if begun or self.conn.their_state is h11.SEND_BODY:
+                self.send_400_response("The request ended too early.")
+            answering = self.cycle is not None and not self.cycle.response_complete
+            if answering:
+                self.cycle.keep_alive = False
+            return answering
+
+    return Protocol
+
+
+def _most_connections() -> int:
+    """Connections that leave the process spare descriptors."""
+    if os.name != "posix":
+        return 1 << 16
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(soft - _SPARE_DESCRIPTORS, 8) if soft != resource.RLIM_INFINITY else 1 << 16
+
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -134,4 +356,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         made.close()
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
+    except (TypeError, UnicodeError) as error:  # of a name that no host can have
+        made.close()
+        raise OSError(f"{host!r} is no address to listen on ({error}).") from error
     return made
