@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import overview
-from benchmarks.common import RESULTS, Median, compared, row
+from benchmarks.common import RESULTS, Median, row
 from benchmarks.figures import described
 
 NAMES = ("toy", "other")
@@ -30,26 +30,6 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "benchmarks.toy", toy([row("a", Median(0.5, 0.4, 0.7), "x", 1.0, at_most=True)]))
     monkeypatch.setitem(sys.modules, "benchmarks.other", toy([row("b|c", 3.0, "ms", note="noted")]))
     return tmp_path
-
-
-def test_one_table_with_a_group_for_each_benchmark(tmp_path):
-    records = {name: compared([row(f"figure of {name}", 1.0, "x")], tmp_path / "none.json") for name in NAMES}
-    lines = overview.text(records).splitlines()
-    assert sum(line.startswith("what") for line in lines) == 1
-    found = [
-        next(i for i, line in enumerate(lines) if line.startswith(start))
-        for start in ("toy (cpu", "figure of toy", "other (cpu", "figure of other")
-    ]
-    assert found == sorted(found)
-
-
-def test_a_heading_says_what_was_other_the_last_time():
-    record = {
-        "machine": {"device": "cpu: X", "processor": "X"},
-        "changed": {"torch": "1.0"},
-        "rows": [row("a", 1.0, "x")],
-    }
-    assert "toy (cpu: X); last time: torch 1.0" in overview.text({"toy": record})
 
 
 def test_a_run_prints_the_table_and_writes_records_and_page(folder, capsys):
@@ -82,16 +62,6 @@ def test_a_quick_look_compares_and_records_nothing(folder, capsys):
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
 
 
-def test_what_was_measured_is_shown_when_a_later_benchmark_fails(folder, capsys, monkeypatch):
-    def fail():
-        raise RuntimeError("broken")
-
-    monkeypatch.setitem(sys.modules, "benchmarks.other", toy(fail))
-    with pytest.raises(RuntimeError, match="broken"):
-        command.main(["--device", "cpu"])
-    assert "0.5 [0.4, 0.7]" in capsys.readouterr().out
-
-
 def test_without_matplotlib_it_says_so_and_goes_on(folder, capsys, monkeypatch):
     figure = described("curves", "Title", "x", {"y": {"line": {1: 1.0, 2: 2.0}}})
     monkeypatch.setitem(sys.modules, "benchmarks.toy", toy([row("a", 1.0, "x", figure=figure)]))
@@ -99,15 +69,6 @@ def test_without_matplotlib_it_says_so_and_goes_on(folder, capsys, monkeypatch):
     assert command.main(["--device", "cpu", "toy"]) == 0
     assert "no pictures: Pictures need matplotlib" in capsys.readouterr().out
     assert (folder / "toy.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"), [(["nothing"], "there is no benchmark nothing"), (["--device", "nowhere"], "nowhere")]
-)
-def test_what_there_is_not_is_refused(folder, capsys, arguments, error):
-    with pytest.raises(SystemExit):
-        command.main(arguments)
-    assert error in capsys.readouterr().err
 
 
 def test_every_record_of_the_repository_can_be_shown():
