@@ -12,7 +12,7 @@ import pytest
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.wordle import play_human
 from torchrl_lang.evaluation import Summary, format_table
-from torchrl_lang.recipes.errors import describe
+from torchrl_lang.recipes.command_line import describe
 
 PRINTING = """
 import dataclasses, runpy, sys, types

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import importlib
 import io
@@ -12,106 +11,88 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from torchrl_lang.recipes.errors import describe
-from torchrl_lang.recipes.options import add_options, options_from
+from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang.recipes.command_line import UsageError, describe, parse
+from torchrl_lang.recipes.options import near
 from torchrl_lang.recipes.stopping import Stopped
-from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, find_task, task_class
+from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, options_of
 
 __all__ = ["main"]
 
-
-Load = Callable[[], tuple[Any, Callable[[Any], Any]]]
-"""Imports a recipe and returns its options class and its function; ``--help`` does not wait for that."""
+_PROG = "python -m torchrl_lang"
 
 
-def _recipe(module: str, options: str, task: str | None = None, *, run: str | None = None) -> Load:
-    """A recipe whose options class is its module's, or a task's; a variant is ``run`` by another module."""
+class Recipe(NamedTuple):
+    """A command: where its options class and its function are, as ``module:name``; ``--help`` imports no torch."""
 
-    def load() -> tuple[Any, Callable[[Any], Any]]:
-        recipe = importlib.import_module(_full_name(module))
-        main = importlib.import_module(_full_name(run or module)).main
-        return getattr(recipe if task is None else find_task(task), options), main
+    options: str
+    main: str
 
-    return load
+    def load(self) -> type[Any]:
+        """The options class."""
+        return _attribute(self.options)
+
+    def run(self, options: Any) -> None:
+        """Run it; its module is imported now."""
+        _attribute(self.main)(options)
 
 
-def _full_name(module: str) -> str:
-    return f"torchrl_lang.{'' if module.startswith('envs.') else 'recipes.'}{module}"
+def _attribute(place: str) -> Any:
+    module, _, name = place.partition(":")
+    prefix = "torchrl_lang" if module.startswith("envs.") else "torchrl_lang.recipes"
+    return getattr(importlib.import_module(f"{prefix}.{module}"), name)
 
 
-OF_TASKS: dict[str, Callable[[str], Load]] = {
-    "generate": partial(_recipe, "datasets", "data_options"),
-    "play": partial(_recipe, "play", "play_options"),
-}
-"""Commands that take the name of a task, which may be one of the user's own."""
-COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
-    "generate": ("generate a dataset", {task: OF_TASKS["generate"](task) for task in TASKS}),
+OF_TASKS = {"generate": "datasets:main", "play": "play:main"}
+"""Commands that take the name of a task, which may be one of the user's own, and their functions."""
+COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
+    "generate": ("generate a dataset", {}),
     "train": (
         "train on a dataset, or on games of a policy",
         {
-            "bc": _recipe("bc", "BC"),
-            "percent-bc": _recipe("variants", "PercentBC", run="bc"),
-            "dt": _recipe("dt", "DT"),
-            "ilql": _recipe("ilql", "ILQL"),
-            "single-step": _recipe("variants", "SingleStep", run="ilql"),
-            "monte-carlo": _recipe("variants", "MonteCarlo", run="ilql"),
-            "awac": _recipe("variants", "AWAC", run="ilql"),
-            "paper-ilql": _recipe("variants", "PaperILQL", run="ilql"),
-            "cql": _recipe("cql", "CQL"),
-            "psi": _recipe("psi", "Psi"),
-            "bcq": _recipe("bcq", "BCQ"),
-            "qsft": _recipe("qsft", "QSFT"),
-            "oreo": _recipe("oreo", "OREO"),
-            "chai": _recipe("chai", "CHAI"),
-            "utterance-ilql": _recipe("utterance_ilql", "UtteranceILQL"),
-            "ppo": _recipe("ppo", "PPO"),
-            "ad": _recipe("algorithm_distillation.ad", "AD"),
-            "text-ad": _recipe("algorithm_distillation.text_ad", "TextAD"),
-            "rejection": _recipe("rejection", "Rejection"),
+            **{name: Recipe(f"algorithms:{kind.options.__name__}", kind.place) for name, kind in ALGORITHMS.items()},
+            "ad": Recipe("algorithm_distillation.ad:AD", "algorithm_distillation.ad:main"),
+            "text-ad": Recipe("algorithm_distillation.text_ad:TextAD", "algorithm_distillation.text_ad:main"),
         },
     ),
     "prepare": (
         "prepare what a task needs",
-        {"visual_dialogue": _recipe("envs.visual_dialogue.prepare", "PrepareVisualDialogue")},
+        {"visual_dialogue": Recipe("tasks.visual_dialogue:PrepareVisualDialogue", "envs.visual_dialogue.prepare:main")},
     ),
-    "play": ("play yourself, or watch a policy", {task: OF_TASKS["play"](task) for task in TASKS}),
+    "play": ("play yourself, or watch a policy", {}),
     "rewards": (
         "compute the rewards of a dataset",
-        {"visual_dialogue": _recipe("envs.visual_dialogue.reward_recipe", "VisualDialogueRewards")},
+        {
+            "visual_dialogue": Recipe(
+                "tasks.visual_dialogue:VisualDialogueRewards", "envs.visual_dialogue.reward_recipe:main"
+            )
+        },
     ),
     "serve": (
         "serve models over HTTP",
-        {"visual_dialogue": _recipe("envs.visual_dialogue.serve", "ServeVisualDialogue")},
+        {"visual_dialogue": Recipe("tasks.visual_dialogue:ServeVisualDialogue", "envs.visual_dialogue.serve:main")},
     ),
-    "solve": ("find the best possible play", {"wordle": _recipe("envs.wordle.task", "SolveWordle")}),
+    "solve": (
+        "find the best possible play",
+        {"wordle": Recipe("tasks.wordle:SolveWordle", "envs.wordle.task:main")},
+    ),
 }
-"""Commands that take the name of a task or of an algorithm."""
-WHOLE: dict[str, tuple[str, Load]] = {
-    "evaluate": ("evaluate a finished run", _recipe("evaluate", "Evaluate")),
-    "convert-agilerl": ("make a run of an agent of AgileRL's ILQL", _recipe("convert_agilerl", "ConvertAgileRL")),
-    "demo": ("generate, train and compare on Wordle in ten minutes", _recipe("demo", "Demo")),
-    "textworld": ("the same on TextWorld in half an hour", _recipe("textworld_demo", "TextWorldDemo")),
-    "visual_dialogue": (
-        "the same on visual dialogue under three rewards",
-        _recipe("visual_dialogue_demo", "VisualDialogueDemo"),
-    ),
-    "reddit": ("the same on Reddit comments in a quarter of an hour", _recipe("reddit_demo", "RedditDemo")),
-    "distill": (
-        "algorithm distillation: models that improve in their context",
-        _recipe("algorithm_distillation", "Distill"),
-    ),
+"""Commands that take the name of an algorithm or of a task; those of :data:`OF_TASKS` take any task."""
+WHOLE: dict[str, Recipe] = {
+    "evaluate": Recipe("algorithms:Evaluate", "evaluate:main"),
+    "convert-agilerl": Recipe("algorithms:ConvertAgileRL", "convert_agilerl:main"),
+    "demo": Recipe("demo:Demo", "demo:main"),
+    "textworld": Recipe("textworld_demo:TextWorldDemo", "textworld_demo:main"),
+    "visual_dialogue": Recipe("visual_dialogue_demo:VisualDialogueDemo", "visual_dialogue_demo:main"),
+    "reddit": Recipe("reddit_demo:RedditDemo", "reddit_demo:main"),
+    "distill": Recipe("algorithm_distillation:Distill", "algorithm_distillation:main"),
 }
 """Commands that take options alone."""
 RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")
-
-
-class UsageError(ValueError):
-    """The command line cannot be parsed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,13 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if arguments is None else list(arguments)
     options = None
     try:
-        parsed = _parsed(argv)
-        if parsed is not None and parsed.command == "list":
-            print(_listing())
-        elif parsed is not None:
-            kind, run = parsed.load()
-            options = options_from(kind, parsed)
-            run(options)
+        found = _find(argv)
+        if found is None:
+            print(_listing(argv[:1]))
+        else:
+            kind, run, words = found
+            prog = " ".join([_PROG, *argv[: len(argv) - len(words)]])
+            options = parse(kind, words, prog)
+            if options is not None:
+                run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         resumes = argv[:1] and argv[0] in RESUMABLE
@@ -163,68 +146,52 @@ def _nobody_reads() -> bool:
     return closed
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises errors, so that they are printed as one line like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`.")
-
-
-def _parsed(argv: Sequence[str]) -> argparse.Namespace | None:
-    """The arguments, or ``None`` where ``--help`` was among them and has been printed."""
-    try:
-        return _parser(argv).parse_args(argv)
-    except SystemExit:
+def _find(argv: Sequence[str]) -> tuple[type[Any], Callable[[Any], None], Sequence[str]] | None:
+    """The options class and the function of a command, and the words that are left; None where it asks for a list."""
+    command, *rest = [*argv] or [""]
+    if command in ("list", "-h", "--help"):
         return None
+    if command in WHOLE:
+        return WHOLE[command].load(), WHOLE[command].run, rest
+    if command not in COMMANDS:
+        raise UsageError(_unknown("command", command, [*COMMANDS, *WHOLE, "list"], _PROG))
+    recipes = COMMANDS[command][1]
+    name, *words = rest or [""]
+    if name in ("-h", "--help"):
+        return None
+    if command in OF_TASKS:
+        if ":" not in name and name not in TASKS:
+            raise UsageError(_unknown("task", name, [*TASKS, OWN_TASK], f"{_PROG} {command}"))
+        return options_of(name, command), Recipe("", OF_TASKS[command]).run, words  # type: ignore[arg-type]
+    if name not in recipes:
+        raise UsageError(_unknown("recipe", name, [*recipes], f"{_PROG} {command}"))
+    return recipes[name].load(), recipes[name].run, words
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; only the recipe that is asked for is imported for its options."""
-    parser = _Parser(prog="python -m torchrl_lang", description="Reinforcement learning on language.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser("list", help="list all recipes")
-    for name, (text, load) in WHOLE.items():
-        whole = commands.add_parser(name, help=text)
-        if argv[:1] == [name]:
-            _add_recipe(whole, load)
-    for name, (text, recipes) in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        shown = [*recipes, OWN_TASK] if name in OF_TASKS else [*recipes]
-        choices = command.add_subparsers(dest="recipe", required=True, metavar="|".join(shown))
-        for recipe_name, load in (recipes | _own_task(argv)).items():
-            recipe = choices.add_parser(recipe_name)
-            if list(argv[:2]) == [name, recipe_name]:
-                _add_recipe(recipe, load)
-    return parser
+def _unknown(kind: str, name: str, names: Sequence[str], prog: str) -> str:
+    if not name or name.startswith("-"):
+        return f"The {kind} is missing after `{prog}`: give {', '.join(names)}."
+    return f"There is no {kind} {name!r} after `{prog}`{near(name, names)} The choices are {', '.join(names)}."
 
 
-def _own_task(argv: Sequence[str]) -> dict[str, Load]:
-    """The recipe for a task of the user's own, if one is named."""
-    command, name = [*argv, "", ""][:2]
-    return {name: OF_TASKS[command](name)} if command in OF_TASKS and ":" in name else {}
-
-
-def _add_recipe(parser: argparse.ArgumentParser, load: Load) -> None:
-    """The options of a recipe, with the presets of all tasks in their help."""
-    options, _ = load()
-    parser.description = options.__doc__
-    parser.set_defaults(load=load)
-    tasks = TASKS if options.preset else ()
-    add_options(parser, options, {task: options.preset_of(task_class(task)) for task in tasks})
-
-
-def _listing() -> str:
+def _listing(argv: Sequence[str]) -> str:
+    """All commands with their recipes, or those of one command."""
+    chosen = [name for name in argv if name in COMMANDS] or [*COMMANDS]
     lines = []
-    for name, (text, recipes) in COMMANDS.items():
+    for name in chosen:
+        text, recipes = COMMANDS[name]
         lines.append(f"{name}: {text}")
-        lines += [f"  {name} {recipe:13} {_first_line(load)}" for recipe, load in recipes.items()]
-        lines += [f"  {name} {OWN_TASK}: your own Task or environment factory"] * (name in OF_TASKS)
-    lines += [f"{name}: {_first_line(load)}" for name, (_, load) in WHOLE.items()]
-    return "\n".join([*lines, "", "Options of each: python -m torchrl_lang COMMAND [RECIPE] --help"])
+        if name in OF_TASKS:
+            lines += [f"  {name} {task:15} {_first_line(options_of(task, name))}" for task in TASKS]  # type: ignore[arg-type]
+            lines.append(f"  {name} {OWN_TASK}: your own Task or environment factory")
+        lines += [f"  {name} {recipe:15} {_first_line(found.load())}" for recipe, found in recipes.items()]
+    if len(chosen) > 1:
+        lines += [f"{name}: {_first_line(found.load())}" for name, found in WHOLE.items()]
+    return "\n".join([*lines, "", f"Options of each: {_PROG} COMMAND [RECIPE] --help"])
 
 
-def _first_line(load: Load) -> str:
-    return load()[0].__doc__.splitlines()[0]
+def _first_line(kind: type[Any]) -> str:
+    return (kind.__doc__ or "").splitlines()[0]
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.algorithm_distillation.conftest import source
 from torchrl_lang.algorithm_distillation import HistoryWriter, history_writer, load_history
-from torchrl_lang.recipes.errors import describe
+from torchrl_lang.recipes.command_line import describe
 
 
 def test_the_space_of_the_planned_steps_is_taken_at_the_first_part(tmp_path):

@@ -146,5 +146,5 @@ def test_a_run_resumes_with_the_same_numbers(home, monkeypatch):
 def test_wrong_options_are_named(home, capsys):
     assert train(home, "wrong", "--target-return", "much") == 2
     assert "invalid float value: 'much'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="target_return must be finite"):
+    with pytest.raises(ValueError, match="--target-return should be"):
         DT(data=home, out=home, target_return=float("nan"))

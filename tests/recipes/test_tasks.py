@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +21,18 @@ from torchrl_lang.recipes import bc, datasets
 from torchrl_lang.recipes.bc import BC
 from torchrl_lang.recipes.bcq import BCQ
 from torchrl_lang.recipes.chai import CHAI
+from torchrl_lang.recipes.command_line import parse
 from torchrl_lang.recipes.cql import CQL
 from torchrl_lang.recipes.dt import DT
 from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.options import add_options, options_from
 from torchrl_lang.recipes.oreo import OREO
 from torchrl_lang.recipes.ppo import PPO
 from torchrl_lang.recipes.psi import Psi
 from torchrl_lang.recipes.qsft import QSFT
 from torchrl_lang.recipes.rejection import Rejection
-from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
+from torchrl_lang.recipes.tasks import TASKS, presets_of, register, task_class, task_from_notes
 from torchrl_lang.recipes.utterance_ilql import UtteranceILQL
 
 FOLDERS = {
@@ -49,9 +47,7 @@ FOLDERS = {
 
 
 def parsed(options, *arguments):
-    parser = argparse.ArgumentParser()
-    add_options(parser, options)
-    return options_from(options, parser.parse_args(list(map(str, arguments))))
+    return parse(options, list(map(str, arguments)), "x")
 
 
 def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
@@ -70,15 +66,15 @@ def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
 def test_every_preset_gives_valid_options(options, name):
     required = {FOLDERS[options]: Path("x")} | ({} if options is Evaluate else {"out": Path("x")})
     chosen = options.for_task(task_class(name), **required)
-    preset = options.preset_of(task_class(name))
+    preset = options.preset_of(presets_of(name))
     assert all(getattr(chosen, key) == value for key, value in preset.items())
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_of_a_preset_is_one_of_a_recipe(name):
     for preset, values in task_class(name).presets.items():
-        kinds = [kind for kind in FOLDERS if preset in (kind.preset, kind.own_preset)]
-        assert set(values) <= {key for kind in kinds for key in kind.preset_of(task_class(name))}
+        kinds = [kind for kind in FOLDERS if preset in (kind.preset, kind.algorithm)]
+        assert set(values) <= {key for kind in kinds for key in kind.preset_of(presets_of(name))}
 
 
 def test_values_of_a_recipes_own_preset_count_more(monkeypatch):
@@ -96,19 +92,6 @@ def test_in_visual_dialogue_one_step_methods_have_a_faster_target():
     places = {"data": Path("x"), "out": Path("x")}
     taus = {kind: kind.for_task(task_class("visual_dialogue"), **places).tau for kind in (CQL, BCQ, Psi, ILQL)}
     assert taus == {CQL: 0.2, BCQ: 0.2, Psi: 0.2, ILQL: 0.02}
-
-
-def test_help_shows_presets(capsys):
-    assert main(["train", "ilql", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "(default: 0.01; at least 0; random_walks: 0.2; visual_dialogue: 0.1)" in text
-    assert "(default: 8000; at least 1; textworld: 700; random_walks: " in text
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["generate", "--help"]])
-def test_help_does_not_import_torch(arguments):
-    code = f"import sys; from torchrl_lang.__main__ import main; main({arguments}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 # -- the registry ---------------------------------------------------------------------------------------------------
@@ -222,6 +205,6 @@ def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks,
 def test_a_dataset_records_the_numbers_of_its_player(tmp_path, monkeypatch):
     options = WordleData(out=tmp_path / "data", player="habit", words="8", games=20)
     datasets.generate_once(options)
-    monkeypatch.setattr("torchrl_lang.envs.wordle.task.HABIT", (0.9, *HABIT[1:]))
+    monkeypatch.setattr("torchrl_lang.recipes.tasks.wordle.HABIT", (0.9, *HABIT[1:]))
     with pytest.raises(ValueError, match="holds a dataset of other options"):
         datasets.generate_once(options)

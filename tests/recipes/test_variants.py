@@ -10,11 +10,11 @@ import torch
 
 from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.modules import SavedModel, causal_lm
+from torchrl_lang.recipes.algorithms import AWAC, MonteCarlo, PaperILQL, PercentBC, SingleStep
 from torchrl_lang.recipes.bc import BC
 from torchrl_lang.recipes.ilql import ILQL, build_loss
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import TASKS, task_class
-from torchrl_lang.recipes.variants import AWAC, MonteCarlo, PaperILQL, PercentBC, SingleStep
 
 VARIANTS = {"percent-bc": PercentBC, "single-step": SingleStep, "monte-carlo": MonteCarlo, "awac": AWAC}
 PLACES = {"data": Path("data"), "out": Path("out")}

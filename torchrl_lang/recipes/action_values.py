@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,14 @@ from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import QBackupLoss
 from torchrl_lang.objectives.value_base import QValueRowLoss
-from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, train_offline
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.algorithms import ActionValueOptions
+from torchrl_lang.recipes.offline import OfflineData, build_actor, train_offline
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
 from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.text import Tokenizer
 
 __all__ = ["ActionValueOptions", "save_model", "train_action_values"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActionValueOptions(OfflineOptions):
-    """Options of all these recipes."""
-
-    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
-    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", at_least=0)
-    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
 
 
 def save_model(

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, open_data, train_offline
+from torchrl_lang.recipes.algorithms import BC
+from torchrl_lang.recipes.offline import build_actor, open_data, train_offline
 from torchrl_lang.recipes.start_model import build_model
 
 __all__ = ["BC", "main"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BC(OfflineOptions):
-    """Behaviour cloning on a dataset, or with --fraction below 1 on its best episodes."""
-
-    preset: ClassVar[str] = "bc"
 
 
 def main(options: BC) -> float:

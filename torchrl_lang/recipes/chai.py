@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -19,24 +18,13 @@ from torchrl_lang.modules import (
     save_language_model,
 )
 from torchrl_lang.objectives import CHAILoss
+from torchrl_lang.recipes.algorithms import CHAI
 from torchrl_lang.recipes.offline import build_actor, held_out_rows, open_data, train_offline
-from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
 from torchrl_lang.recipes.start_model import build_model
-from torchrl_lang.recipes.utterance_values import UtteranceOptions
 from torchrl_lang.training import Progress, total_loss
 
 __all__ = ["CHAI", "main"]
-
-
-@with_defaults(optimizer="adamw")  # the heads have no linear layer for Muon
-class CHAI(UtteranceOptions):
-    """CHAI (arXiv 2204.08426): values of utterances of a language model that stays as it is; needs --start."""
-
-    preset: ClassVar[str] = "ilql"
-
-    cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", at_least=0)
-    proposals: int = option(5, "utterances that are sampled in each state of the dataset", at_least=1)
 
 
 def main(options: CHAI) -> float:

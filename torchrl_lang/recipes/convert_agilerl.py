@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from torchrl_lang._files import refuse_content
 from torchrl_lang.data import load_dataset
-from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import read_agilerl, save_language_model
+from torchrl_lang.recipes.algorithms import ConvertAgileRL
 from torchrl_lang.recipes.datasets import check_place, open_task
 from torchrl_lang.recipes.offline import evaluation_of
-from torchrl_lang.recipes.options import required, write_options
-from torchrl_lang.recipes.task_options import TaskOptions
+from torchrl_lang.recipes.options import write_options
 
 __all__ = ["ConvertAgileRL", "main"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvertAgileRL(TaskOptions):
-    """Make a finished run of an agent that AgileRL's ILQL trained."""
-
-    task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
-
-    source: Path = required("folder of the agent, written by torchrl_lang/modules/agilerl/export.py beside AgileRL")
-    data: Path = required("folder of a dataset of the agent's task, with the agent's tokens, see `generate`")
-    out: Path = required("folder of the run, which does not exist yet")
 
 
 def main(options: ConvertAgileRL) -> Path:

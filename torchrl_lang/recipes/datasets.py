@@ -20,7 +20,7 @@ def main(options: DataOptions) -> Path:
     """Generate the dataset; returns its folder."""
     check_place(options.out, new=True)
     task = options.task()
-    maker = options.maker(task)
+    maker = task.maker(options)
     dataset = _played(options, task) if maker is None else _made(options, task, maker)
     figures = dataset.manifest
     print(f"{len(dataset)} games, mean return {figures['mean_return']:.2f}, {figures['tokens']} tokens: {options.out}")
@@ -32,7 +32,7 @@ def _made(options: DataOptions, task: Task, maker: GameMaker) -> RowDataset:
     return generate_in_parts(
         maker,
         options.out,
-        games=options.number_of_episodes(),
+        games=task.number_of_episodes(options),
         seed=options.seed,
         games_per_part=options.batch,
         source=f"{type(maker).__name__} in {task.name}",
@@ -43,14 +43,14 @@ def _made(options: DataOptions, task: Task, maker: GameMaker) -> RowDataset:
 
 def _played(options: DataOptions, task: Task) -> RowDataset:
     """Games of one player."""
-    player = options.behavior_policy(task)
-    env = task.env(min(options.batch, options.number_of_episodes()), **player.env_options)
+    player = task.behavior_policy(options)
+    env = task.env(min(options.batch, task.number_of_episodes(options)), **player.env_options)
     try:
         return generate_dataset(
             env,
             player.policy,
             options.out,
-            episodes=options.number_of_episodes(),
+            episodes=task.number_of_episodes(options),
             seed=options.seed,
             source=f"{type(player.policy).__name__} in {task.name}",
             notes=_notes(options, task, None),
@@ -63,7 +63,7 @@ def _played(options: DataOptions, task: Task) -> RowDataset:
 def _notes(options: DataOptions, task: Task, maker: GameMaker | None) -> dict[str, Any]:
     """What the dataset records; with a maker also the number of games, as it may make several rows of one."""
     notes = task.notes() | options.notes()
-    return notes if maker is None else {**maker.notes(), **notes, "games": options.number_of_episodes()}
+    return notes if maker is None else {**maker.notes(), **notes, "games": task.number_of_episodes(options)}
 
 
 def generate_once(options: DataOptions) -> Path:
@@ -75,8 +75,8 @@ def generate_once(options: DataOptions) -> Path:
     if not (options.out / MANIFEST).exists():
         return main(options)
     dataset, task = load_dataset(options.out), options.task()
-    maker = options.maker(task)
-    same_number = maker is not None or len(dataset) == options.number_of_episodes()  # a maker's is in the notes
+    maker = task.maker(options)
+    same_number = maker is not None or len(dataset) == task.number_of_episodes(options)  # a maker's is in the notes
     notes = json.loads(json.dumps(_notes(options, task, maker)))
     if not same_number or dataset.manifest["notes"] != notes:
         raise ValueError(

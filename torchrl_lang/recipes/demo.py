@@ -186,7 +186,7 @@ def _run(part: Part, folder: Path) -> PartResults:
     runs = {name: load_run(places[name]) for name in _METHODS}
     rows = held_out_rows(dataset, _HELD_OUT)
     results.held_out_loss = imitation_loss(saved_actor(runs["bc"].model), rows)
-    behavior: Any = part.data.behavior_policy(task).policy
+    behavior: Any = task.behavior_policy(part.data).policy
     results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(AGENT_MASK).sum())
     results.values_note, betas = runs["ilql"].values_note, part.options.betas
     found = runs["ilql"].choose_beta(seed=seed + 2000, games=max(games // 4, 1), betas=betas)

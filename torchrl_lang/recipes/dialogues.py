@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from torchrl_lang._files import folder_lock
 from torchrl_lang.data import DialogueReader, RowDataset, dataset_from_jsonl, read_jsonl
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.data.datasets import load_dataset
+from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.load_run import load_model
-from torchrl_lang.recipes.options import Options, option
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, HFTokenizer, RowFormat, Tokenizer
 from torchrl_lang.text.encoded_episode import encode_episode
 from torchrl_lang.training import Checkpointer
 
 if TYPE_CHECKING:
-    from torchrl_lang.recipes.offline import OfflineOptions
     from torchrl_lang.recipes.tasks.base import Task
 
-__all__ = ["DialogueOptions", "dialogue_dataset"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DialogueOptions(Options):
-    """Options for --data FILE.jsonl, in the order of :func:`~torchrl_lang.data.dataset_from_jsonl`."""
-
-    tokenizer: str | None = option(
-        None, "of dialogues: name or folder of a Hugging Face tokenizer; none: the characters of the file"
-    )
-    chat: bool = option(False, "write dialogues as the chat template of --tokenizer does")
-    system: str | None = option(None, "system prompt of the chat template; implies --chat")
-    history: Literal["exact", "kept"] = option(
-        "exact", "kept: accept chat templates that change earlier messages, which rows keep as they were"
-    )
-    row_length: int | None = option(
-        None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", at_least=1
-    )
-    on_error: Literal["raise", "skip"] = option("raise", "skip: leave out lines that hold no valid dialogue")
-    on_overflow: Literal["error", "truncate"] = option("error", "truncate: cut dialogues longer than --row-length")
-    ignore: tuple[str, ...] = option((), "keys to ignore in the lines of dialogues")
-    reward: str = option("reward", "key of the lines of dialogues that holds their reward")
-
-    def reader(self) -> DialogueReader:
-        """Reads the lines."""
-        # The default may be missing; another key must be there.
-        return DialogueReader(reward=None if self.reward == "reward" else self.reward, ignore=self.ignore)
-
-    def check_unused(self, data: Path) -> None:
-        """Raise ValueError if one of these options was given for a dataset, which has rows already."""
-        fields = dataclasses.fields(DialogueOptions)
-        given = [field.name for field in fields if getattr(self, field.name) != field.default]
-        if given:
-            raise ValueError(
-                f"{data} is no file of dialogues, but options of dialogues were given: {', '.join(given)}. Leave them "
-                "out, or give a JSONL file as data."
-            )
+__all__ = ["dialogue_dataset"]
 
 
 def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
@@ -100,7 +61,7 @@ def _write(options: OfflineOptions, task: Task | None, folder: Path) -> None:
         folder,
         tokenizer,
         length,
-        reader=options.reader(),
+        reader=_reader(options),
         on_error=options.on_error,
         on_overflow=options.on_overflow,
         overwrite=True,
@@ -110,7 +71,7 @@ def _write(options: OfflineOptions, task: Task | None, folder: Path) -> None:
 def _read(options: OfflineOptions, tokenizer: Tokenizer | None) -> Sequence[Episode]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the second reading warns of skipped lines
-        return read_jsonl(options.data, tokenizer, reader=options.reader(), on_error=options.on_error)[0]
+        return read_jsonl(options.data, tokenizer, reader=_reader(options), on_error=options.on_error)[0]
 
 
 def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | None:
@@ -144,3 +105,8 @@ def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:
         with suppress(ValueError):
             longest = max(longest, len(encode_episode(episode, tokenizer).tokens))
     return longest
+
+
+def _reader(options: OfflineOptions) -> DialogueReader:
+    """Reads the lines; the default key of rewards may be missing, another one must be there."""
+    return DialogueReader(reward=None if options.reward == "reward" else options.reward, ignore=options.ignore)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -23,14 +21,13 @@ from torchrl_lang.modules import (
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import DecisionTransformerLoss
+from torchrl_lang.recipes.algorithms import DT
 from torchrl_lang.recipes.offline import (
-    OfflineOptions,
     build_actor,
     number_to_train,
     open_data,
     train_offline,
 )
-from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.schema import ROW_KEYS
 
@@ -38,20 +35,6 @@ __all__ = ["DT", "build_returns", "held_out_loss", "main"]
 
 _BEST = 0.1
 """Share of the episodes whose mean return is the target ``best``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DT(OfflineOptions):
-    """Decision transformer on a dataset (arXiv 2106.01345), which imitates given the return."""
-
-    preset: ClassVar[str] = "bc"
-
-    mode: Literal["constant", "decremented"] = option(
-        "constant", "condition on the return of the whole episode, or at each turn on the return to go"
-    )
-    target_return: float | Literal["best"] = option(
-        "best", "return that the policy is asked for at play; best: mean return of the best tenth of the episodes"
-    )
 
 
 def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: int) -> ReturnEmbedding:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
-from typing import ClassVar, Literal
 
 from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import (
@@ -18,10 +17,9 @@ from torchrl_lang.evaluation import (
     plot_guess_histogram,
     write_transcripts,
 )
+from torchrl_lang.recipes.algorithms import Evaluate
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
-from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_policy import methods_of
-from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.recipes.tasks.base import Player
 
 __all__ = ["Evaluate", "main"]
@@ -31,33 +29,6 @@ _OTHER_GAMES = 1_000_000
 
 _REPEATS = 5
 """Times that each game of a finite split is played by a random player or sampled policy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate(TaskOptions):
-    """Evaluate a finished run on its task, beside the task's scripted players."""
-
-    preset: ClassVar[str] = "evaluate"
-    task_from: ClassVar[tuple[str, str]] = ("run", "config.json")
-
-    run: Path = required("folder of a finished run")
-    also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
-    games: int | None = option(
-        None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", at_least=1
-    )
-    split: str | None = option(None, "games of which split; none: the task's own choice")
-    beta: tuple[float | Literal["auto"], ...] = option(
-        (0.0, 2.0, 4.0),
-        "weights of the values, for runs that have values; auto: the best of 1, 2, 4, 8 and 16 on 250 other games. "
-        "Runs of bcq and psi play by their values alone, with weight 1",
-        at_least=0,
-    )
-    method: Method | None = option(None, "decoding method; none: greedy, and without values sampling as well")
-    candidates: int = option(
-        8, "samples for each utterance of best_of, which plays the one of highest value", at_least=1
-    )
-    seed: int = option(2_000_000, "seed of games and sampling; training evaluates on games of its seed + 1", at_least=0)
-    plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
 
 
 def main(options: Evaluate) -> Path:

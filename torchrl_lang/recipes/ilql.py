@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -24,48 +22,13 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.objectives.base import ActorNormalizer
-from torchrl_lang.objectives.value_targets import Target
-from torchrl_lang.recipes.action_values import ActionValueOptions, save_model
+from torchrl_lang.recipes.action_values import save_model
+from torchrl_lang.recipes.algorithms import ILQL
 from torchrl_lang.recipes.offline import build_actor, held_out_rows, open_data, train_offline
-from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.start_model import build_model
 
 __all__ = ["ILQL", "build_loss", "main"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ILQL(ActionValueOptions):
-    """Implicit language Q-learning on a dataset (arXiv 2206.11871).
-
-    The defaults are the settings to begin with; those of the paper's code for Wordle are paper-ilql's.
-    """
-
-    preset: ClassVar[str] = "ilql"
-
-    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
-    expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
-    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
-    guidance_clip: float | None = option(
-        None,
-        "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound",
-        at_least=0,
-    )
-    advantage_temperature: float = option(
-        0.0,
-        "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
-        at_least=0,
-    )
-    weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", above=0)
-    actor_normalizer: ActorNormalizer = option(
-        "action", "what the policy's loss is divided by: the number of the agent's tokens (action) or of all real ones"
-    )
-    cql_weight: float = option(0.01, "weight of the CQL term", at_least=0)
-    target: Target = option("lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns")
-    lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
-    turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", at_least=0, at_most=1)
-    qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", at_least=0, at_most=1)
 
 
 def build_loss(options: ILQL, model: SavedModel, end_of_action: int) -> tuple[ILQLLoss, ActionValueHead, ValueHead]:

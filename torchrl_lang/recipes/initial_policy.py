@@ -13,9 +13,9 @@ import torch
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
 from torchrl_lang.modules.save import FEATURES_HEAD, saved_actor
 from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.recipes.algorithms import OnlineOptions
 from torchrl_lang.recipes.datasets import check_features
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
-from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
@@ -58,8 +58,6 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
             that the games show.
     """
     rank, top_layers = options.lora_rank, options.top_layers
-    if rank is not None and top_layers is not None:
-        raise ValueError(f"Train adapters or the top layers: got lora_rank={rank} and top_layers={top_layers}.")
     torch.manual_seed(options.seed)
     run, device = load_run(options.start, options.given_task()), options.torch_device()
     refuse_returns(options.start, run.model)
@@ -99,5 +97,5 @@ def _with_adapters(lm: Any, rank: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ImportError("lora_rank needs PEFT: pip install 'torchrl-lang[peft]'.") from error
+        raise ImportError("--lora-rank needs PEFT: pip install 'torchrl-lang[peft]'.") from error
     return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))

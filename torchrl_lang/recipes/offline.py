@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
 
-from torchrl_lang._checks import check_heads
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
-from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import SavedModel, train_top_layers
 from torchrl_lang.modules.save import saved_actor
+from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
-from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
+from torchrl_lang.recipes.dialogues import dialogue_dataset
 from torchrl_lang.recipes.offline_evaluation import (
     Evaluation,
     GamesEvaluation,
@@ -26,10 +25,9 @@ from torchrl_lang.recipes.offline_evaluation import (
     first_text,
     longest_utterance,
 )
-from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.run_common import RunOptions, open_run
+from torchrl_lang.recipes.run_common import open_run
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
+from torchrl_lang.recipes.training_loop import train_and_evaluate
 from torchrl_lang.schema import FEATURES
 
 __all__ = [
@@ -42,48 +40,6 @@ __all__ = [
     "open_data",
     "train_offline",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfflineOptions(DialogueOptions, LoopOptions, RunOptions):
-    """Options of all offline recipes."""
-
-    task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
-
-    data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
-    fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
-    bottom_fraction: float = option(
-        1.0, "share of episodes that --fraction chooses from, those with the worst return", above=0, at_most=1
-    )
-    held_out: int = option(
-        500,
-        "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned",
-        at_least=0,
-    )
-    transition_weight: float = option(1.0, "weight of the environment's tokens in the policy's loss", at_least=0)
-    pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
-    start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
-    kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
-    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
-    width: int = option(64, "hidden size of a model from scratch", at_least=1)
-    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
-    features_hidden: int = option(
-        0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", at_least=0
-    )
-    feature_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
-    length_groups: int | None = option(
-        None, "groups of similar length that a batch is split into to reduce padding; none: automatic", at_least=1
-    )
-    compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
-    checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_heads(self.width, self.heads)
-        if self.start is not None and self.pretrained is not None:
-            raise ValueError(
-                f"Start from a run or from a pretrained model: got start={self.start} and pretrained={self.pretrained}."
-            )
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation import RunRecorder
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import MixedPolicy
+from torchrl_lang.recipes.algorithms import OnlineOptions
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_policy import InitialPolicy
-from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.run_common import FREE_OPTIONS, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.trainable_state import TrainableState

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import difflib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from torchrl_lang.recipes.option_types import from_words, read_path, shown, word_reader
-from torchrl_lang.recipes.ranges import Range, check_ranges
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
-if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
+if TYPE_CHECKING:  # it imports torch, and `--help` must not wait for torch
     from torchrl_lang._files import Fields
-    from torchrl_lang.recipes.tasks.base import Task
 
 __all__ = [
+    "GROUPS",
     "Options",
-    "add_options",
     "check_record",
+    "near",
     "option",
-    "options_from",
     "pairs",
+    "range_in_words",
+    "read_config",
     "read_options",
     "required",
+    "unknown_option",
+    "validated",
     "with_defaults",
+    "write_config",
     "write_options",
 ]
 
 T = TypeVar("T")
 
+GROUPS = ("data", "model", "optimisation", "loss", "evaluation", "run")
+"""Groups of options in a help text, in this order; see :attr:`Options.group`."""
+_LARGEST = 2**31 - 1
+"""Upper bound of integers without another one; larger sizes, counts or seeds are typing errors."""
+_ENDS = {"at_least": "ge", "above": "gt", "at_most": "le", "below": "lt"}
+_REMEDY = "give a YAML file with one option per line, such as `steps: 100`"
 _VERSION = 1
 """Version of the record that :func:`write_options` writes; a record without a version has this one."""
 _CHECKSUM = "checksum"
@@ -50,14 +75,17 @@ class Options:
         >>> Training(steps=0)
         Traceback (most recent call last):
             ...
-        ValueError: steps must be at least 1, got 0.
+        ValueError: --steps should be greater than or equal to 1, got 0.
     """
 
-    preset: ClassVar[str] = ""
-    """Name under which a task keeps option values for this recipe in :attr:`Task.presets`."""
+    group: ClassVar[str] = "run"
+    """Group in the help text of the options that the class itself adds."""
 
-    own_preset: ClassVar[str] = ""
-    """Likewise for this recipe alone; these values count more than those of :attr:`preset`."""
+    algorithm: ClassVar[str] = ""
+    """Name of the algorithm in ``train``, and of its option values in :attr:`Task.presets`."""
+
+    preset: ClassVar[str] = ""
+    """Name of further option values in :attr:`Task.presets`, which count less than those of the algorithm."""
 
     defining: ClassVar[tuple[str, ...]] = ()
     """Options whose values make a variant of an algorithm what it is: presets of tasks do not change them."""
@@ -66,44 +94,34 @@ class Options:
     """An option with a folder, and the file there that names the task."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        names = [field.name for field in dataclasses.fields(cast(Any, self))]
+        for name, value in validated(type(self), {name: getattr(self, name) for name in names}).items():
+            object.__setattr__(self, name, value)
 
     @classmethod
-    def for_task(cls, task: Task | type[Task], /, **given: Any) -> Self:
+    def for_task(cls, task: Any, /, **given: Any) -> Self:
         """Options for a task: ``given`` values first, then the task's preset, then the defaults."""
-        return cls(**{**cls.preset_of(task), **given})
+        return cls(**{**cls.preset_of(task.presets), **given})
 
     @classmethod
-    def preset_of(cls, task: Task | type[Task]) -> dict[str, Any]:
-        """A task's preset, without options that define this variant and options that it does not have."""
+    def preset_of(cls, presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Values of a task's presets, without options that define this variant and options that it does not have."""
         names = {field.name for field in dataclasses.fields(cast(Any, cls))} - set(cls.defining)
-        values = {**task.presets.get(cls.preset, {}), **task.presets.get(cls.own_preset, {})}
+        values = {**presets.get(cls.preset, {}), **presets.get(cls.algorithm, {})}
         return {name: value for name, value in values.items() if name in names}
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """Options from the values given on the command line, with the preset of the task.
-
-        It is the task that is given, or else the one that the file of ``task_from`` names.
-
-        A missing file is reported by the recipe, after the checks of the options.
-        """
-        from torchrl_lang._files import Fields
-        from torchrl_lang.recipes.tasks import TASKS, find_task, task_class
-
-        if cls.task_from and given.get("task") is not None:
-            return cls.for_task(find_task(given["task"]), **given)
-        path = given[cls.task_from[0]] / cls.task_from[1] if cls.task_from else None
-        if path is None or not path.is_file():
-            return cls(**given)
-        notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
-        name = notes.take("task", str, "")  # dialogues record none
-        return cls.for_task(task_class(name), **given) if name in TASKS else cls(**given)
+        """Options from the values that a user gave, with those of a preset."""
+        return cls(**given)
 
 
-def option(default: Any, text: str, **ends: float) -> Any:
-    """A dataclass field with a default, a help text and the bounds of its :class:`Range`."""
-    return dataclasses.field(default=default, metadata={"help": text, "range": Range(**ends)})
+def option(default: Any, text: str, *, group: str | None = None, **ends: float) -> Any:
+    """A dataclass field with a default, a help text and a range: ``at_least``, ``above``, ``at_most``, ``below``.
+
+    ``group`` is that of the help text; default the one of the class.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "range": ends, "group": group})
 
 
 def pairs(text: str) -> Any:
@@ -116,12 +134,14 @@ def required(text: str) -> Any:
     return dataclasses.field(metadata={"help": text})
 
 
+def range_in_words(field: dataclasses.Field) -> str:
+    """The range of an option, such as "above 0, at most 1"."""
+    return ", ".join(f"{name.replace('_', ' ')} {end:g}" for name, end in field.metadata.get("range", {}).items())
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
     """Make a frozen dataclass of a class that changes defaults of inherited fields; their help and range stay.
-
-    Raises:
-        TypeError: the base has no such field.
 
     Examples:
         >>> import dataclasses
@@ -141,9 +161,6 @@ def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
         fields: dict[str, dataclasses.Field] = {}
         for base in reversed(cls.__mro__):
             fields |= getattr(base, "__dataclass_fields__", {})
-        unknown = sorted(defaults.keys() - fields.keys())
-        if unknown:
-            raise TypeError(f"{cls.__name__} changes defaults of {unknown}, its base has {list(fields)}.")
         cls.__annotations__ = inspect.get_annotations(cls) | {name: hints[name] for name in defaults}
         for name, default in defaults.items():
             setattr(cls, name, dataclasses.field(default=default, metadata=fields[name].metadata))
@@ -152,100 +169,201 @@ def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def add_options(
-    parser: argparse.ArgumentParser, options: type, presets: Mapping[str, Mapping[str, Any]] | None = None
-) -> None:
-    """Give ``parser`` an option ``--name`` for every field of a dataclass, and ``--config`` for a file of them.
-
-    A help text names the default.
-
-    Only options that are given end up in the parsed arguments, so that a preset can replace the defaults of the others.
-
-    Args:
-        parser: where to add the options.
-        options: the dataclass.
-        presets: other defaults by name of the task, for the help text.
-
-    Examples:
-        >>> import argparse, dataclasses
-        >>> from torchrl_lang.recipes.options import Options, add_options, option, options_from
-        >>> @dataclasses.dataclass
-        ... class Training(Options):
-        ...     steps: int = option(10, "training steps")
-        ...     seed: int = option(0, "random seed")
-        >>> parser = argparse.ArgumentParser()
-        >>> add_options(parser, Training)
-        >>> options_from(Training, parser.parse_args(["--steps", "3"]))
-        Training(steps=3, seed=0)
-    """
-    hints, required = get_type_hints(options), []
-    for field in dataclasses.fields(options):
-        text = field.metadata.get("help", "")
-        settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, **word_reader(hints[field.name])}
-        default = field.default if field.default_factory is dataclasses.MISSING else ()
-        if default is dataclasses.MISSING:
-            settings["required"] = True
-        else:
-            notes = [f"default: {shown(default)}"]
-            allowed = field.metadata.get("range", Range())
-            notes += [] if allowed == Range() else [str(allowed)]
-            for task, values in (presets or {}).items():
-                notes += [f"{task}: {shown(values[field.name])}"] if field.name in values else []
-            text += f" ({'; '.join(notes)})"
-        if settings.get("nargs") == "*" and default:
-            settings["nargs"] = "+"
-        action = parser.add_argument("--" + field.name.replace("_", "-"), help=text, **settings)
-        required += [action] if action.required else []
-    text = "YAML file with values of these options; those on the command line override it"
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=read_path,
-        default=argparse.SUPPRESS,
-        help=text,
-        action=_ConfigAction,
-        options=options,
-        required_options=required,
-    )
+# -- values and their types -----------------------------------------------------------------------------------------
 
 
-class _ConfigAction(argparse.Action):
-    """Reads the file of ``--config``; its options are no longer required on the command line."""
-
-    def __init__(self, *args: Any, options: type, required_options: list[argparse.Action], **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.options, self.required_options = options, required_options
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        from torchrl_lang.recipes.config_file import read_config
-
-        if hasattr(namespace, self.dest):
-            parser.error("--config was given twice: give one file")
-        content = read_config(values, self.options)
-        setattr(namespace, self.dest, content)
-        for action in self.required_options:
-            action.required = action.required and action.dest not in content
-
-
-def options_from(options: type[Any], arguments: argparse.Namespace) -> Any:
-    """The options that parsed arguments describe: those on the command line, then those of the file of ``--config``.
+def validated(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of some options of a class in their types, from words of a command line, from YAML or from Python.
 
     Raises:
-        ValueError: the file names code that would be imported, which may come from another person.
+        ValueError: there is no such option, or a value is of another type or out of range.
+
+    Examples:
+        >>> import dataclasses
+        >>> from torchrl_lang.recipes.options import Options, option, validated
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Training(Options):
+        ...     lr: float = option(1e-3, "learning rate", above=0)
+        ...     layers: int | None = option(None, "blocks to train")
+        >>> validated(Training, {"lr": "1e-2", "layers": "none"})
+        {'lr': 0.01, 'layers': None}
     """
-    hints = get_type_hints(options)
-    names = [field.name for field in dataclasses.fields(options)]
-    given = {name: value for name, value in vars(arguments).items() if name in names}
-    of_file, task = getattr(arguments, "config", {}), given.get("task")
-    own_task = of_file.get("task") or ""
-    if ":" in own_task and task is None:
-        raise ValueError(
-            f"The file of --config names the task {own_task}, whose code is imported only if the command line names "
-            f"it: add --task {own_task}."
-        )
-    return options.from_given(of_file | {name: from_words(hints[name], value) for name, value in given.items()})
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name in values:
+        if name not in names:
+            raise ValueError(unknown_option(str(name), names))
+    try:
+        return _adapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        raise ValueError(_in_one_line(error)) from None
+
+
+def unknown_option(name: str, names: Iterable[str]) -> str:
+    """The error about an option that does not exist, with the one that is most like it."""
+    written = name.lstrip("-").partition("=")[0].replace("_", "-")
+    return f"There is no option --{written}" + near(written, [each.replace("_", "-") for each in names], "--")
+
+
+def near(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """The end of a sentence about a wrong name: the one that is most like it, if there is one."""
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {prefix}{found[0]}?" if found else "."
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[dict[str, Any]]:
+    """Checks values of the fields of a dataclass, of which some may be missing."""
+    hints = get_type_hints(kind)
+    found = {}
+    for field in dataclasses.fields(kind):
+        ends = {_ENDS[name]: end for name, end in field.metadata.get("range", {}).items()}
+        checked = _with_range(hints[field.name], ends)
+        if get_origin(hints[field.name]) is tuple and field.default:
+            checked = Annotated[checked, Field(min_length=1)]
+        found[field.name] = checked
+    config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(with_config(config)(TypedDict(kind.__name__, found, total=False)))  # type: ignore[operator]
+
+
+def _with_range(hint: Any, ends: Mapping[str, float]) -> Any:
+    """A type whose numbers lie in a range."""
+    parts = get_args(hint)
+    if hint in (int, float):
+        largest = {} if hint is float or {"le", "lt"} & ends.keys() else {"le": _LARGEST}
+        return Annotated[hint, BeforeValidator(_no_switch), Field(**largest, **ends)]  # type: ignore[arg-type]
+    if hint is Path:
+        return Annotated[Path, BeforeValidator(_no_empty_path)]
+    if get_origin(hint) in (Union, types.UnionType):
+        union = Union[tuple(_with_range(part, ends) for part in parts)]  # noqa: UP007  # of a tuple
+        return Annotated[union, BeforeValidator(_none)] if type(None) in parts else union
+    if get_origin(hint) is tuple:
+        return tuple[_with_range(parts[0], ends), ...]  # type: ignore[misc]
+    if get_origin(hint) is dict:
+        return Annotated[dict[str, JsonValue], BeforeValidator(_named)]
+    return hint
+
+
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("should be a number")
+    return value
+
+
+def _no_empty_path(value: Any) -> Any:
+    if value == "":  # pathlib would take it for the current folder
+        raise ValueError("should be a path")
+    return value
+
+
+def _none(value: Any) -> Any:
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+def _named(value: Any) -> Any:
+    """A dict from words ``name=value``, whose values are JSON or else texts."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    found: dict[str, Any] = {}
+    for word in value:
+        name, equals, text = str(word).partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError("should be name=value")
+        if name in found:
+            raise ValueError(f"has {name} twice")
+        try:
+            found[name] = json.loads(text, parse_constant=_no_constant)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _in_one_line(error: ValidationError) -> str:
+    """The first option that is wrong, what it should be, and what it is."""
+    found = error.errors(include_url=False)
+    name = found[0]["loc"][0]
+    if found[0]["type"] == "too_short":
+        return f"--{_dashed(name)} takes at least one value, got none."
+    of_range = [each for each in found if each["type"].startswith(("greater", "less", "finite"))]
+    texts = [each["msg"].removeprefix("Input ").removeprefix("Value error, ") for each in of_range or found[:1]]
+    choices = [each["msg"].removeprefix("Input should be ") for each in found if each["type"] == "literal_error"]
+    text = " or ".join(dict.fromkeys([texts[0], *([] if of_range or texts[0].endswith(tuple(choices)) else choices)]))
+    value = str(found[0]["input"])
+    return f"--{_dashed(name)} {text}, got {value if len(value) < 200 else value[:200] + '...'}."
+
+
+def _dashed(name: Any) -> str:
+    return str(name).replace("_", "-")
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path, kind: type) -> dict[str, Any]:
+    r"""Read values of options from a YAML file; keys are written with ``-`` or ``_``.
+
+    Raises:
+        FileError: the file is missing or no YAML, a key is unknown or repeated, or a value is of another type or out
+            of range.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torchrl_lang.recipes.algorithms import BC
+        >>> from torchrl_lang.recipes.options import read_config
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = Path(home, "bc.yaml")
+        ...     _ = path.write_text("lr: 1e-3\nlogger: [wandb]\nsteps: 9")
+        ...     read_config(path, BC)
+        {'logger': ('wandb',), 'lr': 0.001, 'steps': 9}
+    """
+    import yaml
+
+    from torchrl_lang._files import FileError, one_line, read_text, shorten
+
+    class Loader(yaml.SafeLoader):
+        """Plain values only, and no key twice: PyYAML would take the last one."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            if twice := [key for key in keys if isinstance(key, str) and keys.count(key) > 1]:
+                problem = f"the key {twice[0]!r} is repeated"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    text = read_text(path, remedy=_REMEDY)
+    try:
+        content = Loader(text).get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise FileError(path, f"is not valid YAML ({one_line(error)})", _REMEDY) from error
+    if content is None:  # an empty file
+        return {}
+    if not isinstance(content, dict):
+        raise FileError(path, f"holds {shorten(content)}, not names of options with values", _REMEDY)
+    names = [str(key).replace("-", "_") for key in content]
+    if len(set(names)) < len(names):
+        raise FileError(path, "has an option twice, with - and with _", "give it once")
+    try:
+        return validated(kind, dict(zip(names, content.values(), strict=True)))
+    except ValueError as error:
+        raise FileError(path, f"cannot be used ({str(error).rstrip('.')})", "see --help for the options") from error
+
+
+def write_config(path: Path, options: Any) -> None:
+    """Write the options of a run except its folder, for ``--config``."""
+    import yaml
+
+    from torchrl_lang._files import write_file
+
+    plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    plain.pop("out")
+    task = plain.get("task")
+    own_task = f" --task {task}" if task is not None and ":" in task else ""
+    header = f"# python -m torchrl_lang train {options.algorithm} --config {path.name} --out FOLDER{own_task}\n"
+    write_file(path, header + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 def write_options(path: Path, options: Any, **more: Any) -> None:
@@ -295,13 +413,11 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
 
     before = read_options(path).content
     now = json.loads(json.dumps(dataclasses.asdict(options) | more, default=str))
-    # An option that the run's version of the library did not have yet had the effect of its default.
-    defaults = json.loads(json.dumps({field.name: field.default for field in dataclasses.fields(options)}, default=str))
-    changed = [key for key, value in now.items() if before.get(key, defaults.get(key)) != value and key not in free]
+    changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
     if changed:
         # The values of options are short, the checksums of a dataset are not.
         shown = [
-            key if key in more else f"{key} was {shorten(before.get(key))} and is {shorten(now[key])}"
+            key if key in more else f"--{key.replace('_', '-')} was {shorten(before.get(key))} and is {now[key]}"
             for key in changed
         ]
         raise ValueError(

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torchrl_lang.evaluation import imitation_loss
-from torchrl_lang.functional.returns import PathLevel
 from torchrl_lang.modules import UtteranceActor, ValueHead, save_language_model, value_module
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import OREOLoss
-from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.algorithms import OREO
+from torchrl_lang.recipes.offline import open_data, train_offline
 from torchrl_lang.recipes.reference import start_with_reference
 
 __all__ = ["OREO", "main"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OREO(OfflineOptions):
-    """OREO on a dataset (arXiv 2412.16145): path consistency of a policy and its values; needs --start."""
-
-    preset: ClassVar[str] = "ilql"
-    defining: ClassVar[tuple[str, ...]] = ("value_weight",)
-
-    reward_scale: float = option(
-        0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", above=0
-    )
-    kl_weight: float = option(
-        0.3,
-        "weight of the divergence from the reference, the paper's alpha (0.01 there): keeps tokens without data rare",
-        at_least=0,
-    )
-    value_weight: float = option(1.0, "weight of V's loss; the policy's has weight 1", at_least=0)
-    level: PathLevel = option("token", "what an action is: a token, an utterance, or all of a row")
 
 
 def main(options: OREO) -> float:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -14,43 +12,13 @@ from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, tu
 from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, save_language_model
 from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, language_model_of
 from torchrl_lang.objectives import QSFTLoss
-from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.algorithms import QSFT
+from torchrl_lang.recipes.offline import open_data, train_offline
 from torchrl_lang.recipes.reference import start_with_reference
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.text import Tokenizer
 
 __all__ = ["QSFT", "main", "return_range"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class QSFT(OfflineOptions):
-    """Q-SFT on a dataset (arXiv 2411.05193): Q-learning by weighted fine-tuning, without heads; needs --start."""
-
-    preset: ClassVar[str] = "ilql"
-    defining: ClassVar[tuple[str, ...]] = ("beta", "tau")
-
-    beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", at_least=0)
-    guide: Literal["ratio", "likelihood"] = option(
-        "likelihood",
-        "what guides the policy: the likelihood p, as in the paper, or the value, which is the ratio p / pi",
-    )
-    rest: Literal["padding", "all"] = option(
-        "padding", "tokens that get the probability that is left: padding, which the agent never writes, or all alike"
-    )
-    threshold: float = option(
-        0.3,
-        "least probability of a token relative to the likeliest one's, in the backup and where the ratio guides; 0: as "
-        "in the paper",
-        at_least=0,
-        at_most=1,
-    )
-    value_min: float | None = option(None, "return to go that is the value 0; none: the data's least")
-    value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
-    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
-    # All values begin at the greatest return, and what is less has to travel back through the target.
-    tau: float = option(0.2, "soft update rate of the target", above=0, at_most=1)
 
 
 def return_range(rows: TensorDictBase, tokenizer: Tokenizer, gamma: float, turn_gamma: float) -> tuple[float, float]:

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import BestRows, best_rows
 from torchrl_lang.objectives import BCLoss
+from torchrl_lang.recipes.algorithms import Rejection
 from torchrl_lang.recipes.initial_policy import InitialPolicy, load_initial_policy
 from torchrl_lang.recipes.online import Learner, kl_transform, train_online
-from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.training import Stateful
 from torchrl_lang.transforms import KLController
 
 __all__ = ["BestGames", "Rejection", "main"]
-
-
-# Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.
-@with_defaults(iterations=40, games=2048, epochs=4, lr=1e-3, kl_coef=0.1, kl_target=6.0, kl_horizon=4000, eval_every=10)
-class Rejection(OnlineOptions):
-    """Rejection sampling or expert iteration: imitate the best games of the policy, with a KL penalty."""
-
-    preset: ClassVar[str] = "rejection"
-
-    fraction: float = option(0.2, "share of the games of an iteration to imitate", above=0, at_most=1)
-    best_so_far: int | None = option(None, "number of the best games of all iterations to imitate instead", at_least=1)
-    turn_gamma: float = option(1.0, "discount factor of turns in the ranking", at_least=0, at_most=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature != 1:
-            raise ValueError(f"The BC loss is at temperature 1, so games must be as well: got {self.temperature}.")
 
 
 class BestGames(Learner):

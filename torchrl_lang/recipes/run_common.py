@@ -5,27 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule
 
-from torchrl_lang._checks import one_of
 from torchrl_lang._files import folder_lock, remove_leftovers
-from torchrl_lang.recipes.config_file import write_config
+from torchrl_lang.recipes.algorithms import TrainingOptions
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
-from torchrl_lang.recipes.task_options import TaskOptions
-from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
+from torchrl_lang.recipes.options import check_record, write_config, write_options
+from torchrl_lang.training import Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
 __all__ = [
     "FREE_OPTIONS",
-    "RunOptions",
-    "TrainingOptions",
     "finish",
     "is_due",
     "make_optimizer",
@@ -35,50 +29,6 @@ __all__ = [
 
 FREE_OPTIONS = ("out", "logger", "device", "task", "option")
 """Options that may change when any run is resumed; the task is among the notes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(Options):
-    """Options of all training runs, whatever they train."""
-
-    out: Path = required("folder of the run; an existing run is resumed")
-    batch_size: int = option(64, "games in a batch", at_least=1)
-    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", above=0, at_most=1)
-    warmup: int = option(100, "steps (online: iterations) until the peak, at most a tenth of all", at_least=0)
-    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
-    optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
-    max_grad_norm: float | None = option(1.0, "gradients are clipped to this norm; none: never", above=0)
-    device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
-    bf16: bool = option(False, "compute in bfloat16")
-    eval_every: int = option(1000, "steps (online: iterations) between evaluations, each with a checkpoint", at_least=1)
-    log_every: int = option(50, "steps (online: iterations) between rows of the log", at_least=1)
-    logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
-    seed: int = option(0, "seed of weights, batches, games and sampling", at_least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.logger:
-            one_of("logger", name, LOGGERS)
-        try:
-            torch.zeros(1, device=self.torch_device()).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:  # the type depends on the device
-            raise ValueError(
-                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}): give auto, cpu, or cuda "
-                "where there is a GPU."
-            ) from error
-
-    def torch_device(self) -> torch.device:
-        """The device to compute on."""
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        return torch.device(name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(TrainingOptions, TaskOptions):
-    """Options of the training runs of language models."""
-
-    top_layers: int | None = option(None, "number of transformer blocks to train, from the last; none: all", at_least=1)
-    eval_games: int = option(256, "games in an evaluation", at_least=1)
 
 
 @contextmanager

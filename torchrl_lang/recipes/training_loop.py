@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import LossModule, TargetNetUpdater
 
-from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.run_common import TrainingOptions, finish, is_due, make_optimizer, resume
+from torchrl_lang.recipes.algorithms import LoopOptions
+from torchrl_lang.recipes.run_common import finish, is_due, make_optimizer, resume
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.training import (
@@ -27,21 +26,7 @@ from torchrl_lang.training import (
     train_steps,
 )
 
-__all__ = ["LoopOptions", "train_and_evaluate"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopOptions(TrainingOptions):
-    """Options of the recipes with this loop."""
-
-    steps: int = option(8000, "training steps", at_least=1)
-    weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
-    ema_decay: float = option(
-        0.0,
-        "decay of an exponential moving average of the weights, which is evaluated and saved; 0: no average",
-        at_least=0,
-        below=1,
-    )
+__all__ = ["train_and_evaluate"]
 
 
 def train_and_evaluate(

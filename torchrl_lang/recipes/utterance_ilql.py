@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torchrl.objectives import SoftUpdate
@@ -21,26 +19,13 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import UtteranceILQLLoss
+from torchrl_lang.recipes.algorithms import UtteranceILQL
 from torchrl_lang.recipes.offline import build_actor, open_data, train_offline
-from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
 from torchrl_lang.recipes.start_model import build_model
-from torchrl_lang.recipes.utterance_values import UtteranceOptions
 
 __all__ = ["UtteranceILQL", "main"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class UtteranceILQL(UtteranceOptions):
-    """Implicit Q-learning with one value for each utterance (arXiv 2206.11871), on a dataset."""
-
-    preset: ClassVar[str] = "ilql"
-
-    expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
-    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
-    qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
-    log_prob_weight: float = option(0.0, "weight of a candidate's log-probability beside its value", at_least=0)
 
 
 def main(options: UtteranceILQL) -> float:

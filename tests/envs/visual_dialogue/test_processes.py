@@ -160,7 +160,7 @@ def test_reward_caches_survive_a_restart(start, models, tmp_path):
         (["--port", "70000"], "port must be"),
         (["--items", "0"], "items must be at least 1"),
         (["--queue", "0"], "queue must be at least 1"),
-        (["--split", "dev"], "invalid choice"),
+        (["--split", "dev"], "--split should be"),
         (None, "--models"),
     ],
 )

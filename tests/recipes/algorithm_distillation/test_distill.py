@@ -271,7 +271,7 @@ def test_quick_values_and_what_was_given():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--methods", "rl2"], "argument --methods: invalid choice: 'rl2'"),
+        (["--methods", "rl2"], "--methods should be 'ad' or 'ed', got rl2"),
         (["--episodes", "5"], "episodes must be at least 6, got 5"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--test", "1"], "test must be above 0 and below 1, got 1.0"),

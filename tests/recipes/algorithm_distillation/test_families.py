@@ -117,11 +117,11 @@ def test_the_description_has_the_family_and_its_split():
         ({"size": 3, "tasks": 9}, "tasks must be at most 8 in this room of size=3, got 9"),
         ({"size": 3, "tasks": 82, "env": "dark_key_door"}, "tasks must be at most 81 in this room of size=3, got 82"),
         ({"validation": 0.6, "test": 0.5}, "leave none of 48 tasks to train on"),
-        ({"env": "maze"}, "env must be one of dark_room, dark_key_door, bandit, got 'maze'"),
-        ({"start": "corner"}, "start must be one of centre, random, got 'corner'"),
-        ({"size": 1}, "size must be at least 2 and at most 64, got 1"),
-        ({"test": 0.0}, "test must be above 0 and below 1, got 0.0"),
-        ({"episode_length": 0}, "episode_length must be at least 1, got 0"),
+        ({"env": "maze"}, "--env should be"),
+        ({"start": "corner"}, "--start should be"),
+        ({"size": 1}, "--size should be"),
+        ({"test": 0.0}, "--test should be"),
+        ({"episode_length": 0}, "--episode-length should be"),
     ],
 )
 def test_bad_options(options, message):

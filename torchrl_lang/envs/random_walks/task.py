@@ -22,41 +22,12 @@ from torchrl_lang.envs.random_walks import (
     walk_tokenizer,
 )
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
-from torchrl_lang.recipes.options import Options, option, with_defaults
-from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.random_walks import PRESETS, RandomWalksData, RandomWalksPlay
 from torchrl_lang.schema import TOKENS
 from torchrl_lang.text import Tokenizer
 
 __all__ = ["RandomWalksData", "RandomWalksPlay", "RandomWalksTask"]
-
-_MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomWalksGames(Options):
-    """Options that define the graph."""
-
-    nodes: int = option(20, "nodes of the graph", at_least=2, at_most=1000)
-    out_degree: int = option(2, "edges out of each node", at_least=1)
-    graph_seed: int = option(4, "seed of the graph", at_least=0)
-    max_turns: int = option(12, "moves before a walk is truncated", at_least=1)
-    edge_probability: float = option(
-        0.0, "probability of each possible edge; 0: --out-degree edges out of each node", at_least=0, at_most=1
-    )
-
-    def task(self) -> RandomWalksTask:
-        """The task."""
-        return RandomWalksTask(self.nodes, self.out_degree, self.graph_seed, self.max_turns, self.edge_probability)
-
-
-@with_defaults(games=2000)
-class RandomWalksData(RandomWalksGames, DataOptions):
-    """Generate a dataset of uniform random walks on a directed graph."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomWalksPlay(RandomWalksGames, PlayOptions):
-    """Look for the shortest path to the goal yourself, or watch a policy."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +43,7 @@ class RandomWalksTask(Task):
     name: ClassVar[str] = "random_walks"
     data_options = RandomWalksData
     play_options = RandomWalksPlay
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bc": {**_MODEL, "steps": 200},
-        "ilql": {
-            **_MODEL,
-            "steps": 600,
-            "beta": 2.0,
-            "expectile": 0.9,
-            "value_weight": 1.0,
-            "qvalue_weight": 1.0,
-            # All rewards are negative, so moves without data look good unless the CQL term is strong.
-            "cql_weight": 0.2,
-            "tau": 0.05,
-            "reward_scale": 0.2,  # of psi-learning: a move is worth more than the choice among exits
-        },
-        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
-    }
+    presets = PRESETS
     baselines = ("random", "shortest")
     turns_name = "moves"
     metric_meanings: ClassVar[Mapping[str, str]] = {

@@ -28,162 +28,11 @@ from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder
 from torchrl_lang.envs.reddit.reward_options import RedditReward, RewardName
 from torchrl_lang.envs.reddit.rewards import Noised
 from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize, transcript_turns
-from torchrl_lang.recipes.options import Options, option, with_defaults
-from torchrl_lang.recipes.options import pairs as named_values
-from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.reddit import PRESETS, CorpusOptions, RedditData, RedditGames, RedditPlay
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["CorpusOptions", "RedditData", "RedditPlay", "RedditTask", "comments_of", "distinct"]
-
-_MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1500, "eval_every": 750, "eval_games": 200}
-
-_ILQL: Mapping[str, Any] = {
-    # The reward of -5 a level follows the last token, and lambda-returns show it to tokens far ahead. Nearer to 1 the
-    # value of a harmless sentence has the noise of the sentences after it, and that of a noised reward; with larger
-    # weights the errors of values would take the shared layers from the language model.
-    **{"target": "lambda", "lmbda": 0.5, "qvalue_weight": 0.1, "value_weight": 0.1},
-    # Among many harmless tokens, values choose by their noise: the policy's own probabilities must do a part.
-    **{"advantage_temperature": 2.0, "weight_clip": 20.0},
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusOptions(Options):
-    """Options of comments, which may be generated."""
-
-    folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments")
-    encoding: str = option("utf-8", "of the CSV files")
-    on_bad_rows: Literal["raise", "report"] = option("raise", "malformed rows are an error, or left out and listed")
-    index_files: bool = option(
-        False,
-        "split the comments by the folder's train_idxs.json, eval_idxs.json and test_idxs.json, not by their texts",
-    )
-    pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", at_least=100)
-    sentences: int = option(1, "sentences of a generated comment", at_least=1, at_most=20)
-    rude_when_calm: float = option(
-        0.1, "probability that a generated sentence on a calm parent is rude", at_least=0, at_most=1
-    )
-    rude_when_provoked: float = option(0.7, "the same on a provoking parent", at_least=0, at_most=1)
-    corpus_seed: int = option(0, "seed of generated comments", at_least=0)
-
-    def generate(self, folder: Path) -> None:
-        """Generate the comments, unless the folder is there."""
-        if not folder.exists():
-            names = ("sentences", "rude_when_calm", "rude_when_provoked")
-            rates: dict[str, Any] = {name: getattr(self, name) for name in names}
-            generate_reddit_comments(folder, self.pairs, seed=self.corpus_seed, **rates)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RedditGames(CorpusOptions):
-    """Options that define the task."""
-
-    reward: RewardName = option("profanity", "what is rewarded or punished")
-    model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
-    labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
-    url: str | None = option(None, "with --reward moderation, the base URL of the endpoint")
-    scale: float | None = option(
-        None, "factor of the reward; none: -5 for profanity and moderation, else 1", at_least=-1e6, at_most=1e6
-    )
-    shift: float = option(0.0, "added to the scaled reward", at_least=-1e6, at_most=1e6)
-    include_parent: bool = option(True, "show the text that a comment replies to")
-    tokenizer: str = option(WORDS, "words: those of the training texts; or name or folder of a Hugging Face tokenizer")
-    split_seed: int = option(0, "seed of the splits into training, validation and test comments", at_least=0)
-
-    def task(self) -> RedditTask:
-        """The task; comments are generated unless they are there."""
-        if self.index_files and self.split_seed:
-            raise ValueError(f"Splits by index files have no seed, got split_seed={self.split_seed}: leave it out.")
-        labels = tuple(sorted(self.labels.items()))
-        reward = RedditReward(self.reward, self.model, labels, self.url)
-        folder = self.corpus() if self.folder is None else self.folder
-        if self.folder is None:
-            self.generate(folder)
-        where = str(folder.resolve())
-        comments = CommentFolder(where, self.encoding, self.on_bad_rows, self.split_seed, self.index_files)
-        scale = reward.paper_scale if self.scale is None else self.scale
-        return RedditTask.of(
-            comments, reward, self.tokenizer, scale=scale, shift=self.shift, include_parent=self.include_parent
-        )
-
-    def corpus(self) -> Path:
-        """Where generated comments are."""
-        raise ValueError("Give --folder: `generate reddit` writes generated comments to one beside its dataset.")
-
-
-@with_defaults(batch=1024)
-class RedditData(RedditGames, DataOptions):
-    """Generate a dataset: the training comments with the chosen reward, or games of a player."""
-
-    player: Literal["none", "data", "random"] = option(
-        "none", "none: all training comments, instead of --games; otherwise a player that writes some of them"
-    )
-    cutoff: float | None = option(
-        None,
-        "keep comments whose reward, scaled and shifted, is at least this: the ILQL paper's cutoff",
-        at_least=-1e18,
-        at_most=1e18,
-    )
-    min_upvotes: float | None = option(
-        None, "keep comments with at least this number of upvotes, downvotes subtracted", at_least=-1e18, at_most=1e18
-    )
-    upvote_quantile: float = option(
-        0.0, "keep comments with at least this quantile of the upvotes: 0.9 for the best tenth", at_least=0, below=1
-    )
-
-    def corpus(self) -> Path:
-        """Generated comments are beside the dataset."""
-        rudeness = f"{self.sentences}-{self.rude_when_calm:g}-{self.rude_when_provoked:g}"
-        return self.out.with_name(f"{self.out.name}-comments-{self.pairs}-{rudeness}-{self.corpus_seed}")
-
-    def maker(self, task: Task) -> GameMaker:
-        """The comments in a random order, or games of the player; the same command continues an interrupted one."""
-        assert isinstance(task, RedditTask)
-        if self.player != "none":
-            if self.upvote_quantile or self.min_upvotes is not None or self.cutoff is not None:
-                raise ValueError(
-                    f"--cutoff, --min-upvotes and --upvote-quantile choose comments of the data, not games of a "
-                    f"player: {self.player!r}."
-                )
-            return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
-        return self._rows(task)
-
-    def _rows(self, task: RedditTask) -> CommentRows:
-        data = self._comments(task)
-        shuffled = data.take(Random(self.seed).sample(range(len(data)), len(data)))  # the files are sorted by score
-        options: dict[str, Any] = {"scale": task.scale, "shift": task.shift, "include_parent": task.include_parent}
-        reward = task.reward_of_training()
-        return CommentRows(shuffled, reward, task.tokenizer(), task.row_length, cutoff=self.cutoff, **options)
-
-    def _comments(self, task: RedditTask) -> RedditComments:
-        """The training comments, by their upvotes."""
-        if self.min_upvotes is None:
-            return task.data("train").with_scores(quantile=self.upvote_quantile)
-        if self.upvote_quantile:
-            raise ValueError(
-                f"Give either --min-upvotes or --upvote-quantile, got {self.min_upvotes:g} and "
-                f"{self.upvote_quantile:g}."
-            )
-        return task.data("train").with_scores(at_least=self.min_upvotes)
-
-    def number_of_episodes(self) -> int:
-        """Number of comments."""
-        if self.player != "none":
-            return self.games
-        task = self.task()
-        return len(self._comments(task) if self.cutoff is None else self._rows(task).data)
-
-    def notes(self) -> dict[str, Any]:
-        """What the rows depend on beside the task."""
-        if self.player != "none":
-            return {"player": self.player, **super().notes()}
-        chosen = {"cutoff": self.cutoff, "min_upvotes": self.min_upvotes, "upvote_quantile": self.upvote_quantile}
-        return {**{name: value for name, value in chosen.items() if value is not None}, "order": self.seed}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RedditPlay(RedditGames, PlayOptions):
-    """Reply to a comment, or watch a policy."""
+__all__ = ["CorpusOptions", "RedditData", "RedditPlay", "RedditTask", "comments_of", "distinct", "generate_corpus"]
 
 
 @dataclass(frozen=True)
@@ -208,11 +57,7 @@ class RedditTask(Task):
     name: ClassVar[str] = "reddit"
     data_options = RedditData
     play_options = RedditPlay
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bc": _MODEL,
-        "ilql": {**_MODEL, **_ILQL},
-        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0)},
-    }
+    presets = PRESETS
     baselines = ("random", "data")
     turns_name = "comments"
     metric_meanings: ClassVar[Mapping[str, str]] = {
@@ -261,6 +106,44 @@ class RedditTask(Task):
         fields: dict[str, Any] = {**asdict(comments), **asdict(reward), **lengths._asdict(), **options}
         fields["reward"] = fields.pop("name")
         return cls(vocabulary=vocabulary, include_parent=include_parent, **fields)
+
+    @classmethod
+    def of_options(cls, options: RedditGames) -> RedditTask:
+        """The task of a command; comments are generated unless they are there."""
+        reward = RedditReward(options.reward, options.model, tuple(sorted(options.labels.items())), options.url)
+        folder = options.corpus() if options.folder is None else options.folder
+        if options.folder is None:
+            generate_corpus(options, folder)
+        where = str(folder.resolve())
+        comments = CommentFolder(where, options.encoding, options.on_bad_rows, options.split_seed, options.index_files)
+        scale = reward.paper_scale if options.scale is None else options.scale
+        more: dict[str, Any] = {"shift": options.shift, "include_parent": options.include_parent}
+        return cls.of(comments, reward, options.tokenizer, scale=scale, **more)
+
+    def maker(self, options: RedditData) -> GameMaker:
+        """The comments in a random order, or games of the player; the same command continues an interrupted one."""
+        if options.player != "none":
+            return PolicyGames(self.env(min(options.batch, options.games)), self.player(options.player).policy)
+        return self._rows(options)
+
+    def _rows(self, options: RedditData) -> CommentRows:
+        data = self._comments(options)
+        shuffled = data.take(Random(options.seed).sample(range(len(data)), len(data)))  # the files are sorted by score
+        more: dict[str, Any] = {"scale": self.scale, "shift": self.shift, "include_parent": self.include_parent}
+        reward = self.reward_of_training()
+        return CommentRows(shuffled, reward, self.tokenizer(), self.row_length, cutoff=options.cutoff, **more)
+
+    def _comments(self, options: RedditData) -> RedditComments:
+        """The training comments, by their upvotes."""
+        if options.min_upvotes is None:
+            return self.data("train").with_scores(quantile=options.upvote_quantile)
+        return self.data("train").with_scores(at_least=options.min_upvotes)
+
+    def number_of_episodes(self, options: RedditData) -> int:
+        """Number of comments."""
+        if options.player != "none":
+            return options.games
+        return len(self._comments(options) if options.cutoff is None else self._rows(options).data)
 
     @classmethod
     def from_notes(cls, notes: Fields) -> RedditTask:
@@ -341,6 +224,14 @@ class RedditTask(Task):
             "words": lambda records: torch.tensor([float(len(text.split())) for text in texts]),
         }
         return summarize(records, name=name, won=lambda records: ~harmful, metrics=metrics)
+
+
+def generate_corpus(options: CorpusOptions, folder: Path) -> None:
+    """Generate comments, unless the folder is there."""
+    if not folder.exists():
+        names = ("sentences", "rude_when_calm", "rude_when_provoked")
+        rates: dict[str, Any] = {name: getattr(options, name) for name in names}
+        generate_reddit_comments(folder, options.pairs, seed=options.corpus_seed, **rates)
 
 
 def comments_of(records: GameRecords, tokenizer: Tokenizer) -> list[tuple[str, str]]:

@@ -28,10 +28,9 @@ from torchrl_lang.envs.textworld import (
     word_tokenizer,
 )
 from torchrl_lang.envs.textworld.game_sets import Apart
-from torchrl_lang.envs.textworld.games import Kind
 from torchrl_lang.evaluation import GameRecords, Summary
-from torchrl_lang.recipes.options import Options, option, with_defaults
-from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
 from torchrl_lang.text import CharTokenizer
 
 __all__ = ["TextWorldData", "TextWorldPlay", "TextWorldTask"]
@@ -42,93 +41,6 @@ _BY_KIND: dict[str, dict[str, Any]] = {
 }
 """Template and limits for each kind of game."""
 _OTHER_KINDS = {"template": "short", "row_length": 1024, "action_length": 16, "max_turns": 30}
-
-_OFFLINE: Mapping[str, Any] = {
-    "steps": 700,
-    # The engine has a large vocabulary, and what it writes about one game does not help in the next.
-    "transition_weight": 0.05,
-    "weight_decay": 0.05,
-    "batch_size": 32,
-    "eval_every": 350,
-    "eval_games": 64,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextWorldGames(Options):
-    """Options that define the games."""
-
-    kind: Kind = option("coin_collector", "the engine's kind of game")
-    level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", at_least=1)
-    games: int = option(400, "games to build, 1 to 3 seconds each and core, once for all", at_least=1)
-    first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", at_least=0)
-    valid: int = option(32, "least number of games for evaluations during training", at_least=1)
-    test: int = option(48, "least number of games for the final evaluation", at_least=1)
-    apart: Apart = option("solutions", "what the splits do not share: winning commands, or merely whole games")
-    template: str | None = option(None, "template of observations; none takes what fits the kind")
-    row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", at_least=1)
-    action_length: int | None = option(
-        None, "tokens of a command, its end included; none takes what fits the kind", at_least=1
-    )
-    max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind", at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        levels = {"coin_collector": 300, "treasure_hunter": 30}
-        if self.level is not None and not self.level <= levels.get(self.kind, 0):
-            known = " and ".join(f"1 to {most} for {kind}" for kind, most in levels.items())
-            raise ValueError(f"There is no level {self.level} of {self.kind}: levels are {known}.")
-
-    def task(self) -> TextWorldTask:
-        """The task."""
-        limits = {name: getattr(self, name) for name in ("template", "row_length", "action_length", "max_turns")}
-        return TextWorldTask.of(
-            self.kind,
-            options={} if self.level is None else {"level": self.level},
-            games=self.games,
-            seed=self.first_game,
-            valid=self.valid,
-            test=self.test,
-            apart=self.apart,
-            **{name: value for name, value in limits.items() if value is not None},
-        )
-
-
-@with_defaults(batch=96)
-class TextWorldData(TextWorldGames, DataOptions):
-    """Generate a dataset of TextWorld games by experts, some of whom make random moves."""
-
-    episodes: int = option(2000, "episodes to play", at_least=1)
-    epsilon: tuple[float, ...] = option(
-        (0.0, 0.1, 0.2),
-        "shares of random commands, one expert for each; they play equally often",
-        at_least=0,
-        at_most=1,
-    )
-    foreign: float = option(
-        0.0, "share of the random commands taken from another game, most often impossible", at_least=0, at_most=1
-    )
-
-    def behavior_policy(self, task: Task) -> Player:
-        """The experts."""
-        return Player(
-            ExpertPlayer(epsilon=self.epsilon, foreign=self.foreign, seed=self.seed),
-            {"offers": ("expert", "admissible")},
-        )
-
-    def number_of_episodes(self) -> int:
-        """Number of episodes."""
-        return self.episodes
-
-    def notes(self) -> dict[str, Any]:
-        """What the episodes depend on beside the task."""
-        options = {"foreign": self.foreign, "batch": self.batch, "seed_of_play": self.seed}
-        return {"epsilon": list(self.epsilon), **options}
-
-
-@with_defaults(games=12, valid=1, test=1)
-class TextWorldPlay(TextWorldGames, PlayOptions):
-    """Play a TextWorld game in the terminal, or watch a policy."""
 
 
 @dataclass(frozen=True)
@@ -151,37 +63,7 @@ class TextWorldTask(Task):
     name: ClassVar[str] = "textworld"
     data_options = TextWorldData
     play_options = TextWorldPlay
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bc": _OFFLINE,
-        "ilql": {**_OFFLINE, "beta": 2.0},
-        # A policy that imitates experts rarely fails, so a batch is mostly noise: small steps, many games.
-        "ppo": {
-            "iterations": 40,
-            "games": 192,
-            "turns": 12,
-            "epochs": 4,
-            "lr": 5e-5,
-            "kl_coef": 0.1,
-            "kl_target": 1.5,
-            "kl_horizon": 2000,
-            "turn_gamma": 0.95,
-            "eval_games": 96,
-        },
-        "rejection": {
-            "iterations": 30,
-            "games": 192,
-            "turns": 12,
-            "epochs": 2,
-            "batch_size": 32,
-            "lr": 2e-4,
-            "kl_target": 2.0,
-            "kl_horizon": 1000,
-            "eval_games": 96,
-            "fraction": 0.5,
-            "turn_gamma": 0.95,
-        },
-        "evaluate": {"beta": (0.0, 1.0, 4.0)},
-    }
+    presets = PRESETS
     baselines = ("random", "expert")
     turns_name = "commands"
     splits = ("test", "valid", "train")
@@ -266,6 +148,15 @@ class TextWorldTask(Task):
         return TextWorldEnv(
             getattr(self.sets(), split), self.tokenizer(), batch_size=[batch_size], **{**fixed, **options}
         )
+
+    def behavior_policy(self, options: TextWorldData) -> Player:
+        """The experts."""
+        player = ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, seed=options.seed)
+        return Player(player, {"offers": ("expert", "admissible")})
+
+    def number_of_episodes(self, options: TextWorldData) -> int:
+        """Number of episodes."""
+        return options.episodes
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: admissible commands, uniformly; ``"expert"``: the engine's walkthrough."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from torchrl_lang.envs.visual_dialogue.folder import (
 )
 from torchrl_lang.envs.visual_dialogue.reward_cache import unfinished_rewards
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
+from torchrl_lang.recipes.options import check_record, write_options
+from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 
 __all__ = ["PrepareVisualDialogue", "main"]
@@ -44,28 +45,6 @@ __all__ = ["PrepareVisualDialogue", "main"]
 _SPLITS = ("train", "val", "test")
 _BATCH = 64
 """Dialogues that the models score at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareVisualDialogue(Options):
-    """Prepare visual dialogue: dialogues, models that answer and guess the image, rewards, a tokenizer."""
-
-    out: Path = required("folder to fill; the same command continues after an interruption")
-    files: Path | None = option(
-        None, "folder with files in the layout of the real dataset, for train, val and test; none: generate some"
-    )
-    train: int = option(10_000, "dialogues to generate for training", at_least=1)
-    val: int = option(500, "dialogues to generate for validation; true images are ranked among theirs", at_least=2)
-    test: int = option(1000, "dialogues to generate for the final evaluation", at_least=1)
-    feature_size: int = option(128, "numbers of a generated image feature", at_least=64, at_most=1 << 20)
-    yes_no: float = option(0.5, "share of yes-or-no questions to generate", at_least=0, at_most=1)
-    tokenizer: str | None = option(
-        None, "name or folder of a Hugging Face tokenizer; none: the words of the training dialogues"
-    )
-    guesser_epochs: int = option(6, "passes of the image guesser over the training dialogues", at_least=1)
-    answerer_epochs: int = option(3, "passes of the answerer over the training dialogues", at_least=1)
-    width: int = option(128, "width of the states of guesser and answerer", at_least=1)
-    seed: int = option(0, "seed of the generated dialogues and of the models", at_least=0)
 
 
 def main(options: PrepareVisualDialogue) -> Path:

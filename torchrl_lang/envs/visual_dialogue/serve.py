@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer
 from torchrl_lang.envs.visual_dialogue.folder import local_models
@@ -13,23 +11,9 @@ from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.recipes.tasks.visual_dialogue import ServeVisualDialogue
 
 __all__ = ["ServeVisualDialogue", "main", "run_questioner"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeVisualDialogue(Options):
-    """Serve an answerer and an image guesser, and possibly a questioner, over HTTP."""
-
-    models: Path = required("folder of the trained models")
-    features: Path = required("file of the image features: HDF5, or .npy")
-    split: Literal["train", "val", "test"] = option("val", "split whose images a true image is ranked among")
-    questioner: Path | None = option(None, "folder of a finished run that asks questions; none: no such route")
-    host: str = option("127.0.0.1", "address to listen on; the default is reachable from this machine alone")
-    port: int = option(5000, "port to listen on; 0: a free one", at_least=0, at_most=65535)
-    items: int = option(64, "dialogues that a batch may have", at_least=1)
-    queue: int = option(256, "requests that may wait for the models", at_least=1)
 
 
 def main(options: ServeVisualDialogue) -> None:

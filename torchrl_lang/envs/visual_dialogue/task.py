@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -34,8 +33,8 @@ from torchrl_lang.envs.visual_dialogue.folder import PreparedFolder
 from torchrl_lang.envs.visual_dialogue.rewards import Mode
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
 from torchrl_lang.evaluation import GameRecords, Summary, summarize
-from torchrl_lang.recipes.options import Options, option, required, with_defaults
-from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS, VisualDialogueData, VisualDialoguePlay
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.text import Tokenizer
 
@@ -43,60 +42,6 @@ __all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "ro
 
 _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
-
-_MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisualDialogueGames(Options):
-    """Options that define the dialogues."""
-
-    folder: Path = required("folder that `prepare visual_dialogue` filled")
-    mode: Mode = option("env_stops", "who ends a dialogue: a percentile that is reached, `<stop>`, or ten rounds")
-    penalty: Penalty = option("none", "which replies are yes-or-no answers, whose questions are penalized")
-    penalty_value: float = option(-2.0, "added to the reward of such a question", at_least=-1e6, at_most=1e6)
-    scale: float = option(
-        1.0, "factor of the rewards; not of those of the files with `--mode env_stops`", at_least=-1e6, at_most=1e6
-    )
-    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", at_least=-1e6, at_most=1e6)
-    measure: Measure = option("rank", "what a round changes: the percentile of the image, or the guess's distance")
-    image: bool = option(True, "the agent sees the image")
-    server: str | None = option(None, "address of a server of the models; none: the folder's models, in this process")
-
-    def task(self) -> VisualDialogueTask:
-        """The task."""
-        names = ("mode", "penalty", "penalty_value", "scale", "shift", "measure", "image", "server")
-        return VisualDialogueTask(str(self.folder.resolve()), **{name: getattr(self, name) for name in names})
-
-
-@with_defaults(batch=256)
-class VisualDialogueData(VisualDialogueGames, DataOptions):
-    """Generate a dataset: the training dialogues with the chosen rewards, or games of a player."""
-
-    player: Literal["none", "data", "random"] = option(
-        "none", "none: all dialogues of the files, instead of --games; otherwise a player that plays with the models"
-    )
-
-    def maker(self, task: Task) -> GameMaker:
-        """The files' dialogues, or games of the player; the same command continues an interrupted one."""
-        assert isinstance(task, VisualDialogueTask)
-        if self.player == "none":
-            tokens, data = task.prepared.tokens(), task.data("train")
-            return SceneRows(data, tokens.tokenizer, tokens.row_length, rewards=task.rewards, image=task.image)
-        return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
-
-    def number_of_episodes(self) -> int:
-        """Number of dialogues."""
-        return len(self.task().data("train")) if self.player == "none" else self.games
-
-    def notes(self) -> dict[str, Any]:
-        """What the games depend on beside the task."""
-        return {} if self.player == "none" else {"player": self.player, **super().notes()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisualDialoguePlay(VisualDialogueGames, PlayOptions):
-    """Ask about an image that you do not see, or watch a policy."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +68,7 @@ class VisualDialogueTask(Task):
     name: ClassVar[str] = "visual_dialogue"
     data_options = VisualDialogueData
     play_options = VisualDialoguePlay
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bc": _MODEL,
-        # All rewards are negative, so questions without data, such as repeated ones, look good unless the CQL term is
-        # strong. Whether a question is the last one is chance for the most part: returns over turns make Q less noisy.
-        "ilql": {**_MODEL, "cql_weight": 0.1, "qvalue_lmbda": 0.5},
-        # They learn from one token to the one before, across dozens of tokens: a slow target Q takes too many steps.
-        **{name: {"tau": 0.2} for name in ("cql", "bcq", "psi")},
-        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0)},
-    }
+    presets = PRESETS
     baselines = ("random", "data")
     turns_name = "questions"
     metric_meanings: ClassVar[Mapping[str, str]] = {
@@ -207,6 +144,17 @@ class VisualDialogueTask(Task):
     def features(self) -> tuple[int, int] | None:
         """See :meth:`Task.features`; it reads the validation split, which evaluations play."""
         return (1, self.data("val").features.feature_size) if self.image else None
+
+    def maker(self, options: VisualDialogueData) -> GameMaker:
+        """The files' dialogues, or games of the player; the same command continues an interrupted one."""
+        if options.player == "none":
+            tokens, data = self.prepared.tokens(), self.data("train")
+            return SceneRows(data, tokens.tokenizer, tokens.row_length, rewards=self.rewards, image=self.image)
+        return PolicyGames(self.env(min(options.batch, options.games)), self.player(options.player).policy)
+
+    def number_of_episodes(self, options: VisualDialogueData) -> int:
+        """Number of dialogues."""
+        return len(self.data("train")) if options.player == "none" else options.games
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"data"``: a random question of the training dialogues that it has not asked; ``"random"``: any of them."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count, repeat
-from pathlib import Path
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from tensordict import TensorDictBase
@@ -39,8 +38,8 @@ from torchrl_lang.envs.wordle.transcript import read_turns
 from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.envs.wordle.words import common_words, load_words
 from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize, unanswered
-from torchrl_lang.recipes.options import Options, option, with_defaults
-from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.wordle import HABIT, MEDIOCRE, PRESETS, PlayerName, SolveWordle, WordleData, WordlePlay
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text import Tokenizer
 
@@ -55,76 +54,8 @@ __all__ = [
 ]
 
 
-MEDIOCRE = (0.5, 0.3, 0.2)
-"""Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
-
-HABIT = (0.25, "tummy", ("learn", "canoe", "drove", "windy", "price"))
-"""The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
-
 _FIRST_TURN = 13
 """Tokens of a first turn: five letters and five colours, and the control tokens before, between and after them."""
-
-DataKind = Literal["games", "branched", "adversarial", "human"]
-
-PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordleGames(Options):
-    """Options that define the games."""
-
-    words: str = option("100", "how many of the shipped words, `all` of them, or a file with one word a line")
-    rules: Rules = option("official", "`ilql` does not count repeated letters")
-
-    def task(self) -> WordleTask:
-        """The task."""
-        return WordleTask.of(self.words, self.rules)
-
-
-@with_defaults(games=60_000, batch=2048)
-class WordleData(WordleGames, DataOptions):
-    """Generate a dataset of Wordle games by scripted players."""
-
-    player: PlayerName = option("mediocre", "the behaviour policy: a mixture of scripted players, or one of them")
-    make: DataKind = option("games", "games of the player, or those of a maker, which take its place")
-    tweets: Path | None = option(None, "with `--make human`: a CSV file of tweeted games")
-
-    def behavior_policy(self, task: Task) -> Player:
-        """The scripted player."""
-        return task.player(self.player, self.seed)
-
-    def maker(self, task: Task) -> GameMaker | None:
-        """The maker of the games, if they are not those of one player."""
-        if (self.make == "human") != (self.tweets is not None):
-            raise ValueError("--make human needs --tweets with the CSV file of tweeted games, and others take none.")
-        if self.make == "games":
-            return None
-        if self.player != "mediocre":
-            raise ValueError(f"--make {self.make} has players of its own: omit --player {self.player}.")
-        assert isinstance(task, WordleTask)
-        if self.tweets is not None:
-            tweets = read_tweets(self.tweets)
-            print(tweets.report())
-            human = HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
-            print(
-                f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list and are never drawn"
-            )
-            return human
-        kind = BranchedGames if self.make == "branched" else AdversarialGames
-        return kind(task.env(min(self.batch, self.games)))
-
-    def notes(self) -> dict[str, Any]:
-        """What the games depend on beside the task."""
-        if self.make != "games":
-            return super().notes()
-        mixture = list(MEDIOCRE) if self.player in ("mediocre", "habit") else None
-        habit = {"habit": list(HABIT)} if self.player == "habit" else {}
-        return {"player": self.player, "mixture": mixture, **habit, **super().notes()}
-
-
-@with_defaults(words="all")
-class WordlePlay(WordleGames, PlayOptions):
-    """Play Wordle in the terminal with coloured tiles, or watch a policy."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +65,7 @@ class WordleTask(Task):
     name: ClassVar[str] = "wordle"
     data_options = WordleData
     play_options = WordlePlay
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q
-        # less noisy; the players of the data are good enough for that.
-        "bc": {"batch_size": 32, "layers": 2},
-        "ilql": {"batch_size": 32, "layers": 2, "qvalue_lmbda": 0.5},
-        "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
-    }
+    presets = PRESETS
     spelling = TILES
     turns_name = "guesses"
     action_length = 6  # five letters and the end of the action
@@ -186,6 +111,25 @@ class WordleTask(Task):
             values = torch.tensor(exact.guesses(tuple(members.tolist())))
             states.append(KnownValues(torch.tensor(first_turn), letters[members], values))
         return states
+
+    def behavior_policy(self, options: WordleData) -> Player:
+        """The scripted player."""
+        return self.player(options.player, options.seed)
+
+    def maker(self, options: WordleData) -> GameMaker | None:
+        """The maker of the games, if they are not those of one player."""
+        if options.make == "games":
+            return None
+        if options.tweets is not None:
+            tweets = read_tweets(options.tweets)
+            print(tweets.report())
+            human = HumanGames(tweets, self.words, guesses=guess_words(), rules=self.rules)
+            print(
+                f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list and are never drawn"
+            )
+            return human
+        kind = BranchedGames if options.make == "branched" else AdversarialGames
+        return kind(self.env(min(options.batch, options.games)))
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """A scripted player.
@@ -233,18 +177,6 @@ class WordleTask(Task):
     def watch(self, player: Player, *, games: int, seed: int) -> None:
         """Print games of a player, guess by guess."""
         watch(self.env(1, seed=seed), player.policy, games=games)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolveWordle(WordleGames):
-    """Find the least expected number of guesses in Wordle and the decision tree that needs it."""
-
-    guesses: str | None = option(None, "valid guesses beside the words: `all` of the shipped ones, or a file")
-    opener: str | None = option(None, "the first guess, instead of the best one")
-    max_tries: int | None = option(
-        None, "guesses of a game, after which a word is lost and counts as one guess more", at_least=1
-    )
-    out: Path | None = option(None, "file for the decision tree, as JSON")
 
 
 def main(options: SolveWordle) -> None:

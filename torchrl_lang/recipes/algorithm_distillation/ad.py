@@ -15,9 +15,10 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.recipes.algorithm_distillation.families import TaskFamily
 from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, Format, FormatOptions, RLFormat
 from torchrl_lang.recipes.algorithm_distillation.histories import history_windows, recording_of
+from torchrl_lang.recipes.algorithms import LoopOptions
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import open_run
-from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
+from torchrl_lang.recipes.training_loop import train_and_evaluate
 
 __all__ = ["AD", "main"]
 
@@ -34,7 +35,7 @@ class AD(LoopOptions, FormatOptions):
     The command line has other defaults with ``--format language``: 1,000 steps of 32 windows of 3 episodes, and Muon.
     """
 
-    preset: ClassVar[str] = "ad"
+    algorithm: ClassVar[str] = "ad"
     of_language: ClassVar[Mapping[str, Any]] = {
         **FormatOptions.of_language,
         "batch_size": 32,

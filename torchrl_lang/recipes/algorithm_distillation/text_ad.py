@@ -18,10 +18,11 @@ from torchrl_lang.modules import fit_vocabulary, language_actor, load_causal_lm,
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.algorithm_distillation.text_histories import TextHistories, TextHistoryOptions, open_histories
 from torchrl_lang.recipes.algorithm_distillation.text_report import format_text_report, text_report
+from torchrl_lang.recipes.algorithms import LoopOptions
 from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import open_run
-from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
+from torchrl_lang.recipes.training_loop import train_and_evaluate
 
 __all__ = ["TextAD", "main"]
 

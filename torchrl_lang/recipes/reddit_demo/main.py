@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
-from torchrl_lang.envs.reddit.task import CorpusOptions, RedditData, RedditTask
+from torchrl_lang.envs.reddit.task import CorpusOptions, RedditData, RedditTask, generate_corpus
 from torchrl_lang.recipes.compare import (
     CHOICE,
     METHODS,
@@ -72,7 +72,7 @@ def _comments(options: RedditDemo) -> Path:
     """The folder of the comments, which are generated unless they are given or there."""
     if options.folder is not None:
         return options.folder
-    options.generate(options.out / "comments")
+    generate_corpus(options, options.out / "comments")
     return options.out / "comments"
 
 

@@ -1,16 +1,28 @@
-"""The tasks that recipes train on: one file and one line here for each, and those that users name as module:name."""
+"""The tasks that recipes train on: one line here for each, and those that users name as module:name."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchrl_lang.recipes.options import Options
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
     from torchrl_lang._files import Fields
     from torchrl_lang.recipes.tasks.base import Task
 
-__all__ = ["DIALOGUES", "OWN_TASK", "TASKS", "find_task", "register", "task_class", "task_from_notes"]
+__all__ = [
+    "DIALOGUES",
+    "OWN_TASK",
+    "TASKS",
+    "find_task",
+    "options_of",
+    "presets_of",
+    "register",
+    "task_class",
+    "task_from_notes",
+]
 
 DIALOGUES = "dialogues"
 """What a run records in place of a task if it was trained on dialogues alone."""
@@ -18,13 +30,15 @@ OWN_TASK = "package.module:name"
 """How users name a task of their own, in help texts and errors."""
 
 TASKS: dict[str, str | type[Task]] = {
-    "wordle": "WordleTask",
-    "textworld": "TextWorldTask",
-    "random_walks": "RandomWalksTask",
-    "visual_dialogue": "VisualDialogueTask",
-    "reddit": "RedditTask",
+    "wordle": "Wordle",
+    "textworld": "TextWorld",
+    "random_walks": "RandomWalks",
+    "visual_dialogue": "VisualDialogue",
+    "reddit": "Reddit",
 }
-"""Name of each task -> its class; of this package's tasks the class in the module of that name."""
+"""Name of each task -> its class; of this package's tasks the word ``X`` that the names of its classes begin with:
+``XTask`` in ``torchrl_lang/envs/<name>/task.py``, ``XData`` and ``XPlay`` beside ``PRESETS`` in
+``torchrl_lang/recipes/tasks/<name>.py``."""
 
 
 def task_class(name: str) -> type[Task]:
@@ -36,7 +50,31 @@ def task_class(name: str) -> type[Task]:
         'WordleTask'
     """
     kind = TASKS[name]
-    return getattr(importlib.import_module(f"torchrl_lang.envs.{name}.task"), kind) if isinstance(kind, str) else kind
+    if not isinstance(kind, str):
+        return kind
+    return getattr(importlib.import_module(f"torchrl_lang.envs.{name}.task"), f"{kind}Task")
+
+
+def options_of(name: str, command: Literal["generate", "play"]) -> type[Options]:
+    """The options of a command for a task, registered or a user's own; torch is not imported for those of this package.
+
+    Examples:
+        >>> from torchrl_lang.recipes.tasks import options_of
+        >>> options_of("wordle", "play").__name__
+        'WordlePlay'
+    """
+    kind = TASKS.get(name)
+    if isinstance(kind, str):
+        ending = "Data" if command == "generate" else "Play"
+        return getattr(importlib.import_module(f"{__name__}.{name}"), f"{kind}{ending}")
+    task = find_task(name)
+    return task.data_options if command == "generate" else task.play_options
+
+
+def presets_of(name: str) -> Mapping[str, Mapping[str, Any]]:
+    """The presets of a registered task, without torch for those of this package."""
+    kind = TASKS[name]
+    return importlib.import_module(f"{__name__}.{name}").PRESETS if isinstance(kind, str) else kind.presets
 
 
 def register(task: type[Task]) -> type[Task]:
@@ -70,9 +108,12 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> type[Task]
         2
     """
     if ":" in name:
-        from torchrl_lang.recipes.tasks.user_task import import_task
+        from torchrl_lang.recipes.tasks.env_task import import_task
 
-        return import_task(name, options or {})
+        task = import_task(name, options or {})
+        if task.name == DIALOGUES or (task.name in TASKS and task_class(task.name) is not task):
+            raise ValueError(f"There is a task {task.name!r} already: give {name} another 'name'.")
+        return task
     if name not in TASKS:
         raise ValueError(f"There is no task {name!r}: give {', '.join(TASKS)}, or your own as {OWN_TASK}.")
     if options:

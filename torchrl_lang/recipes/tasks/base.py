@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -16,12 +16,21 @@ from torchrl.envs import EnvBase
 from torchrl_lang._files import Fields
 from torchrl_lang.data import GameMaker
 from torchrl_lang.envs import LanguageEnv
-from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, play_games, solved, summarize
-from torchrl_lang.recipes.options import Options, option, required
-from torchrl_lang.schema import FEATURES
+from torchrl_lang.evaluation import (
+    GameRecords,
+    KnownValues,
+    Summary,
+    format_transcript,
+    play_games,
+    solved,
+    summarize,
+)
+from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
+from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
+from torchrl_lang.text.chat_tokenizer import encode_action
 
-__all__ = ["DataOptions", "PlayOptions", "Player", "Task"]
+__all__ = ["DataOptions", "PlayOptions", "Player", "Task", "play_in_terminal"]
 
 
 class Player(NamedTuple):
@@ -31,51 +40,6 @@ class Player(NamedTuple):
     env_options: Mapping[str, Any] = {}
     is_random: bool = True
     """Whether it may play the same game differently a second time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions(Options):
-    """Base of the options of ``generate TASK``."""
-
-    out: Path = required("folder of the dataset")
-    games: int = option(10_000, "number of games", at_least=1)
-    batch: int = option(1024, "games played in parallel", at_least=1)
-    seed: int = option(0, "seed of games and players", at_least=0)
-    overwrite: bool = option(False, "replace an existing dataset")
-
-    def task(self) -> Task:
-        """The task that the options describe."""
-        raise NotImplementedError
-
-    def behavior_policy(self, task: Task) -> Player:
-        """Who plays the games."""
-        return task.player("random", self.seed)
-
-    def maker(self, task: Task) -> GameMaker | None:
-        """What makes the games, if it is not one player: it is written in parts, and the same command resumes."""
-        return None
-
-    def number_of_episodes(self) -> int:
-        """Number of episodes to generate."""
-        return self.games
-
-    def notes(self) -> dict[str, Any]:
-        """What the manifest records beside the task, as JSON."""
-        return {"batch": self.batch, "seed": self.seed}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayOptions(Options):
-    """Base of the options of ``play TASK``."""
-
-    watch: str | None = option(None, "watch instead of playing: the folder of a finished run, or a scripted player")
-    beta: float = option(4.0, "weight of the learned values in a watched run", at_least=0)
-    games: int = option(3, "games to watch", at_least=1)
-    seed: int | None = option(None, "seed of the games; default: a new one each time", at_least=0)
-
-    def task(self) -> Task:
-        """The task that the options describe; a watched run has its own."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -158,6 +122,18 @@ class Task(ABC):
         except TypeError as error:
             raise ValueError(f"The task {cls.name} cannot be made without a dataset of it ({error}).") from error
 
+    def behavior_policy(self, options: Any) -> Player:
+        """Who plays the games of a dataset with these options of ``generate``."""
+        return self.player("random", options.seed)
+
+    def maker(self, options: Any) -> GameMaker | None:
+        """What makes the games, if it is not one player: it is written in parts, and the same command resumes."""
+        return None
+
+    def number_of_episodes(self, options: Any) -> int:
+        """Number of episodes of a dataset with these options of ``generate``."""
+        return options.games
+
     def notes(self) -> dict[str, Any]:
         """The task as JSON, for a dataset's manifest or a run's record."""
         return {"task": self.name, **asdict(self)}
@@ -210,14 +186,10 @@ class Task(ABC):
 
     def play(self, seed: int) -> None:
         """Let a person play one game in the terminal."""
-        from torchrl_lang.recipes.play import play_in_terminal
-
         play_in_terminal(self.env(1, seed=seed), spelling=self.spelling)
 
     def watch(self, player: Player, *, games: int, seed: int) -> None:
         """Print games of a player."""
-        from torchrl_lang.evaluation import format_transcript
-
         _, records = self.evaluate(player.policy, games=games, seed=seed, **player.env_options)
         for row in records.rows:
             print(format_transcript(row, self.tokenizer(), spelling=self.spelling), end="\n\n")
@@ -227,3 +199,66 @@ def _size_of_features(env: EnvBase) -> tuple[int, int] | None:
     """``(P, F)`` of the features that an environment shows; None if it shows none."""
     spec = env.observation_spec
     return tuple(spec[FEATURES].shape[-2:]) if FEATURES in spec.keys() else None
+
+
+def play_in_terminal(
+    env: LanguageEnv, *, spelling: Mapping[str, str] | None = None, input_fn: Callable[[str], str] = input
+) -> float | None:
+    """Let a person play one game: each line typed is an action; ``q`` or the end of the input quits.
+
+    Args:
+        env: an environment of one game.
+        spelling: symbols to write differently, as in :func:`~torchrl_lang.evaluation.format_transcript`.
+        input_fn: asks for a line, as :func:`input` does.
+
+    Returns:
+        The return of the game, ``None`` if the person quit.
+
+    Examples:
+        >>> from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
+        >>> from torchrl_lang.recipes.tasks.base import play_in_terminal
+        >>> env = RandomWalksEnv(random_graph(5, out_degree=2, seed=0), batch_size=[1], seed=1)
+        >>> moves = iter("da")
+        >>> play_in_terminal(env, input_fn=lambda prompt: next(moves))
+        < c
+        > d  (-1)
+        < d
+        > a  (-1)
+        < a
+        The game is over, return -2.
+        -2.0
+    """
+    td, shown, total = env.reset(), 0, 0.0
+    while True:
+        lines = format_transcript(td[0].select(*ROW_KEYS).cpu(), env.tokenizer, spelling=spelling).splitlines()
+        print("\n".join(lines[shown:]))
+        shown = len(lines)
+        if bool(td[DONE].all()):
+            print(f"The game is over, return {total:g}.")
+            return total
+        tokens = _ask(env, input_fn)
+        if tokens is None:
+            return None
+        td[ACTION] = torch.tensor([tokens], device=env.device)
+        td = env.step(td)["next"]
+        total += float(td[REWARD].sum())
+
+
+def _ask(env: LanguageEnv, input_fn: Callable[[str], str]) -> list[int] | None:
+    """The tokens of an action, padded; ``None`` to quit."""
+    control = env.tokenizer.control
+    while True:
+        try:
+            text = input_fn("> ").strip()
+        except EOFError:
+            return None
+        if text == "q":
+            return None
+        try:
+            tokens = [*encode_action(env.tokenizer, text), control.end_of_action]
+        except ValueError as error:
+            print(error)
+            continue
+        if len(tokens) <= env.action_length:
+            return tokens + [control.pad] * (env.action_length - len(tokens))
+        print(f"An action has at most {env.action_length - 1} tokens, {text!r} has {len(tokens) - 1}.")

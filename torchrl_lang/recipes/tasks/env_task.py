@@ -1,7 +1,9 @@
-"""Any environment factory as a task of the recipes, with a random player."""
+"""Tasks of users: a subclass of Task or any environment factory, named as ``package.module:name``."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torchrl.envs import TransformedEnv
+from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields, FileError, one_line, shorten
@@ -24,12 +26,14 @@ from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Ta
 from torchrl_lang.schema import ACTION, TOKENS, ControlTokens
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["SIGNATURE", "EnvFactory", "EnvTask", "RandomTokens", "describe_failure", "env_task"]
+__all__ = ["EnvFactory", "EnvTask", "RandomTokens", "env_task", "import_task"]
 
 EnvFactory = Callable[..., LanguageEnv]
 """Called as ``make_env(batch_size=8, seed=0, device=None, **options)``."""
 
 SIGNATURE = "a function make_env(batch_size, *, seed=None, device=None, **options) that returns a LanguageEnv"
+
+_EXPECTED = f"expected a subclass of Task, or {SIGNATURE}"
 
 _RESERVED = ("batch_size", "seed", "device")
 
@@ -222,3 +226,57 @@ def describe_failure(error: BaseException) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""  # the first is the caller's
     return f"{type(error).__name__}: {one_line(error)}{place}"
+
+
+def import_task(name: str, options: Mapping[str, Any]) -> type[Task]:
+    """Import a :class:`Task` class, or make one of an environment factory.
+
+    Args:
+        name: ``package.module:name``, as the user gave it; the module is imported.
+        options: of an environment factory.
+
+    Raises:
+        ValueError: the module cannot be imported, or has no such task or factory; the message has the reason.
+    """
+    found = _attribute(name)
+    if isinstance(found, type) and issubclass(found, Task):
+        if options:
+            raise ValueError(f"--option is for environment factories, but {name} is a Task: got {dict(options)}.")
+        return _checked(name, found)
+    if callable(found) and not isinstance(found, EnvBase):
+        return env_task(name, found, options)
+    raise ValueError(f"{name} is {shorten(found)}, of the type {type(found).__name__}: {_EXPECTED}.")
+
+
+def _attribute(name: str) -> Any:
+    place, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*place.split("."), attribute)):
+        raise ValueError(f"{name!r} does not name a task: expected package.module:name.")
+    try:
+        module = importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"The module {place!r} of the task {name!r} cannot be imported ({describe_failure(error)}): it must be "
+            "importable from the folder in which the command runs."
+        ) from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"The module {place!r} ({module.__file__}) has no {attribute!r}: {_EXPECTED}.")
+    return getattr(module, attribute)
+
+
+def _checked(name: str, task: type[Task]) -> type[Task]:
+    """The class, if it has all that recipes need."""
+    expected: dict[str, tuple[str, type]] = {
+        "data_options": ("a subclass of DataOptions", DataOptions),
+        "play_options": ("a subclass of PlayOptions", PlayOptions),
+    }
+    missing = sorted(getattr(task, "__abstractmethods__", ()))
+    if inspect.isabstract(task):
+        raise ValueError(f"The task {name} lacks the methods {', '.join(missing)}: see the base class Task.")
+    if not isinstance(getattr(task, "name", None), str):
+        raise ValueError(f"The task {name} needs a class attribute 'name', a text: see the base class Task.")
+    for attribute, (text, base) in expected.items():
+        value = getattr(task, attribute, None)
+        if not (isinstance(value, type) and issubclass(value, base)):
+            raise ValueError(f"The task {name} has {shorten(value)} as {attribute!r}: expected {text}.")
+    return task

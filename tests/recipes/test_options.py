@@ -1,0 +1,320 @@
+"""Options of recipes: their types and ranges, words of a command line, YAML files, help, and errors of one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from torchrl_lang.__main__ import COMMANDS, OF_TASKS, WHOLE, main
+from torchrl_lang._files import FileError, read_tensors
+from torchrl_lang.recipes.algorithms import BC, CQL, ILQL, PPO, PercentBC
+from torchrl_lang.recipes.command_line import UsageError, parse
+from torchrl_lang.recipes.options import Options, option, pairs, read_config, with_defaults, write_config
+from torchrl_lang.recipes.tasks import TASKS, options_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Everything(Options):
+    """Each kind of option."""
+
+    path: Path = option(Path("x"), "a path")
+    kind: Literal["a", "b"] = option("a", "a choice")
+    flag: bool = option(True, "a switch")
+    name: str = option("", "a text")
+    maybe: int | None = option(None, "a number or none", at_least=0, below=5)
+    perhaps: Literal["c", "d"] | None = option(None, "a choice or none")
+    share: float = option(0.5, "a share", above=0, at_most=1)
+    shift: float = option(0.0, "any finite number")
+    steps: int = option(10, "a count", at_least=1)
+    many: tuple[float | Literal["auto"], ...] = option((1.0, 2.0), "numbers", at_least=0)
+    some: tuple[str, ...] = option((), "texts")
+    option: dict[str, Any] = pairs("names with values")
+
+
+@with_defaults(steps=20)
+class More(Everything):
+    """Keeps the ranges of its base."""
+
+
+VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "--steps"),
+    ({"steps": 10**30}, "--steps"),
+    ({"steps": True}, "--steps"),
+    ({"share": 0.0}, "--share"),
+    ({"share": 1.5}, "--share"),
+    ({"share": float("nan")}, "--share"),
+    ({"share": "little"}, "--share"),
+    ({"shift": float("-inf")}, "--shift"),
+    ({"maybe": 5}, "--maybe"),
+    ({"maybe": 1.5}, "--maybe"),
+    ({"many": [1.0, -1.0]}, "--many"),
+    ({"many": []}, "--many"),
+    ({"many": [1, "often"]}, "--many"),
+    ({"kind": "c"}, "--kind should be 'a' or 'b', got c."),
+    ({"path": ""}, "--path"),
+    ({"path": 1}, "--path"),
+    ({"name": True}, "--name"),
+    ({"flag": "perhaps"}, "--flag"),
+    ({"option": "a"}, "--option"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), VALUES)
+@pytest.mark.parametrize("kind", [Everything, More])
+def test_a_wrong_value_is_named_as_the_command_line_writes_it(kind, values, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        kind(**values)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("values", [values for values, _ in VALUES if "inf" not in str(values)])
+def test_a_file_with_a_wrong_value_is_named(values, tmp_path):
+    path = tmp_path / "options.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(FileError, match=f"options.yaml.*--{next(iter(values))}"):
+        read_config(path, Everything)
+
+
+WORDS = (
+    "--path y --kind b --no-flag --name 100 --maybe none --perhaps d --share 1e-2 --shift -3 --many 4 auto --some f e "
+    '--option a=1 b={"c":[true]} --option d=x'
+)
+EXPECTED: dict[str, Any] = {
+    "path": Path("y"),
+    "kind": "b",
+    "flag": False,
+    "name": "100",
+    "maybe": None,
+    "perhaps": "d",
+    "share": 0.01,
+    "shift": -3.0,
+    "many": (4.0, "auto"),
+    "some": ("f", "e"),
+    "option": {"a": 1, "b": {"c": [True]}, "d": "x"},
+}
+
+
+def test_words_of_every_kind():
+    assert parse(Everything, [], "x") == Everything()
+    found = parse(Everything, WORDS.split(), "x")
+    assert found == Everything(**EXPECTED)
+    assert {name: type(getattr(found, name)) for name in EXPECTED} == {n: type(v) for n, v in EXPECTED.items()}
+    assert parse(Everything, ["--maybe", "3", "--path=z"], "x") == Everything(maybe=3, path=Path("z"))
+
+
+def test_a_file_of_every_kind(tmp_path):
+    path = tmp_path / "options.yaml"
+    text = "path: y\nkind: b\nflag: false\nname: 100\nmaybe: None\nperhaps: d\nshare: 1e-2\nshift: -3\n"
+    path.write_text(text + "many: [4, auto]\nsome: [f, e]\noption: {a: 1, b: {c: [true]}, d: x}\n")
+    assert read_config(path, Everything) == EXPECTED
+    assert parse(Everything, ["--config", str(path), "--kind", "a"], "x") == Everything(**{**EXPECTED, "kind": "a"})
+    path.write_text("")
+    assert read_config(path, Everything) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--step 3", "no option --step; did you mean --steps?"),  # never taken for --steps
+        ("--stepz=3", "no option --stepz; did you mean --steps?"),
+        ("--nothing", "no option --nothing"),
+        ("stray", "'stray' belongs to no option"),
+        ("--steps", "--steps takes one value, got none"),
+        ("--steps 1 2", "--steps takes one value, got 1 2"),
+        ("--option x", "--option should be name=value"),
+        ("--option a=1 --option a=2", "--option has a twice"),
+        ("--config", "--config takes one value"),
+        ("--config nowhere.yaml", "nowhere.yaml is missing"),
+    ],
+)
+def test_wrong_words(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, FileError), match=message.replace("?", r"\?")):
+        parse(Everything, words.split(), "x")
+
+
+def test_required_options_may_stand_in_the_file(tmp_path):
+    with pytest.raises(UsageError, match="--out is missing"):
+        parse(BC, ["--data", "d"], "x")
+    (tmp_path / "run.yaml").write_text("out: o")
+    assert parse(BC, ["--data", "d", "--config", str(tmp_path / "run.yaml")], "x").out == Path("o")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step: 1", "no option --step; did you mean --steps"),
+        ("- path", "holds .'path'., not names of options"),
+        ("share: 1\nshare: 0.5", "the key 'share' is repeated"),
+        ("option: {a: 1, a: 2}", "the key 'a' is repeated"),
+        ("share: [", "is not valid YAML"),
+        ("share: !!python/object/apply:os.system [ls]", "is not valid YAML"),
+    ],
+)
+def test_files_that_cannot_be_read(text, message, tmp_path):
+    (tmp_path / "options.yaml").write_text(text)
+    with pytest.raises(FileError, match=message):
+        read_config(tmp_path / "options.yaml", Everything)
+
+
+def test_dashes_and_underscores_are_the_same(tmp_path):
+    path = tmp_path / "options.yaml"
+    for text in ("batch-size: 8", "batch_size: 8"):
+        path.write_text(text)
+        assert read_config(path, BC) == {"batch_size": 8}
+    path.write_text("batch-size: 8\nbatch_size: 8")
+    with pytest.raises(FileError, match="twice"):
+        read_config(path, BC)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        CQL(data=Path("d"), out=Path("o"), lr=1e-12, length_groups=3, logger=("wandb", "mlflow"), tokenizer="100"),
+        ILQL(data=Path("d.jsonl"), out=Path("o"), system="line\nline: ü", target="mc", task="a.b:c", option={"n": 1.5}),
+        PPO(start=Path("s"), out=Path("o"), kl_target=None, max_staleness=2, detach_value=False),
+        PercentBC(data=Path("d"), out=Path("o")),
+    ],
+    ids=lambda options: options.algorithm,
+)
+def test_a_written_file_gives_the_same_options(tmp_path, options):
+    path = tmp_path / "config.yaml"
+    write_config(path, options)
+    found = read_config(path, type(options))
+    assert "out" not in found
+    assert type(options)(out=options.out, **found) == options
+    assert path.read_text().startswith(f"# python -m torchrl_lang train {options.algorithm} --config config.yaml")
+
+
+def kinds():
+    found = {f"{command} {task}": options_of(task, command) for command in OF_TASKS for task in TASKS}
+    found |= {f"{name} {key}": recipe.load() for name, (_, group) in COMMANDS.items() for key, recipe in group.items()}
+    return found | {name: recipe.load() for name, recipe in WHOLE.items()}
+
+
+@pytest.mark.parametrize("command", kinds())
+def test_every_command_has_a_help_and_refuses_prefixes(command, capsys):
+    kind = kinds()[command]
+    for field in dataclasses.fields(kind):
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        if any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+            assert field.metadata["range"], field.name
+    assert main([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(any(f"--{field.name.replace('_', '-')}" in line for line in lines) for field in dataclasses.fields(kind))
+    assert main([*command.split(), "--no-such-option", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "There is no option --no-such-option" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train ilql --help", "train ppo --help", "generate reddit --help"])
+def test_a_help_text_imports_no_torch(command):
+    code = f"import sys; from torchrl_lang.__main__ import main; main({command.split()})"
+    code += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+
+
+def test_a_help_text_shows_ranges_presets_and_groups(capsys):
+    assert main(["train", "ilql", "--help"]) == 0
+    said = capsys.readouterr().out
+    groups = [f" {name} options " for name in ("data", "model", "optimisation", "loss", "evaluation", "run")]
+    places = [said.index(group) for group in groups]
+    assert places == sorted(places)
+    plain = " ".join(re.sub(r"[│|]", " ", said).split())
+    assert "(default: 64; at least 1; wordle: 32; textworld: 32; visual_dialogue: 32; reddit: 32)" in plain
+
+
+def train(*more):
+    return ["train", "ilql", "--data", "data", "--out", "run", *more]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (train("--lr", "1e30"), "--lr should be less than or equal to 1, got 1e30"),
+        (train("--width", "15"), "--width must be a multiple of --heads 4, got 15"),
+        (train("--start", "a", "--pretrained", "b"), "Give one of --start a and --pretrained b"),
+        (train("--logger", "wandbb"), "--logger should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
+        (
+            ["train", "ppo", "--start", "bc", "--out", "run", "--accumulate", "1000"],
+            "--accumulate 1000 batches never come together: an iteration has at most 48",
+        ),
+        (["generate", "textworld", "--out", "x", "--level", "301"], "no --level 301 of coin_collector"),
+        (["trian"], "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
+        (["train", "ilq"], "did you mean ilql?"),
+        (["generate", "wordl"], "did you mean wordle?"),
+        (["train"], "The recipe is missing after `python -m torchrl_lang train`: give bc"),
+        ([], "The command is missing"),
+    ],
+)
+def test_the_command_line_says_so_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torchrl_lang: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(Path().iterdir())
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A dataset and a run, both of YAML files."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "data.yaml").write_text(f"out: {folder / 'data'}\nnodes: 10\nmax-turns: 7\ngames: 60\n")
+    assert main(["generate", "random_walks", "--config", str(folder / "data.yaml")]) == 0
+    options = {"data": str(folder / "data"), "layers": 1, "width": 16, "heads": 2, "batch_size": 8}
+    options |= {"steps": 3, "eval_games": 4, "lr": "1e-3", "seed": 5}
+    (folder / "run.yaml").write_text(yaml.safe_dump(options))
+    assert main(["train", "ilql", "--config", str(folder / "run.yaml"), "--out", str(folder / "run")]) == 0
+    return folder
+
+
+def weights(run):
+    files = sorted((run / "model").glob("*.safetensors"))
+    return {
+        f"{file.name}:{key}": value.tolist() for file in files for key, value in read_tensors(file, remedy="").items()
+    }
+
+
+def test_a_run_is_repeated_from_its_own_file(home, tmp_path):
+    again = ["train", "ilql", "--config", str(home / "run" / "config.yaml")]
+    assert main([*again, "--out", str(tmp_path / "again")]) == 0
+    assert weights(tmp_path / "again") == weights(home / "run")
+    assert (tmp_path / "again" / "config.yaml").read_text() == (home / "run" / "config.yaml").read_text()
+    assert main([*again, "--out", str(home / "run")]) == 0  # continues the run, which has finished
+
+
+def test_the_line_overrides_the_file_and_the_file_the_preset(home, tmp_path):
+    written = json.loads((home / "run" / "config.json").read_text())
+    assert (written["lr"], written["seed"], written["tau"]) == (0.001, 5, 0.05)  # the task's preset
+    (tmp_path / "tau.yaml").write_text((home / "run.yaml").read_text() + "tau: 0.5\n")
+    run = ["train", "ilql", "--config", str(tmp_path / "tau.yaml"), "--out", str(tmp_path / "run"), "--seed", "6"]
+    assert main(run) == 0
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (written["lr"], written["seed"], written["tau"]) == (0.001, 6, 0.5)
+
+
+def test_a_file_never_imports_a_task(home, tmp_path, monkeypatch, capsys):
+    """Also not the file of a run, which may come from somebody else."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "trap_in_yaml.py").write_text("raise BaseException('imported')\n")
+    (tmp_path / "run.yaml").write_text((home / "run.yaml").read_text() + "task: trap_in_yaml:make_env\n")
+    run = ["train", "ilql", "--config", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")]
+    assert main(run) == 2
+    assert "add --task trap_in_yaml:make_env" in capsys.readouterr().err
+    assert main([*run, "--task", "random_walks"]) == 0

@@ -1,0 +1,694 @@
+"""The algorithms of ``train``: their options and where each is run. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from torchrl_lang.recipes.options import Options, option, pairs, required, with_defaults
+from torchrl_lang.recipes.tasks import OWN_TASK, find_task
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchrl_lang.recipes.tasks.base import Task
+
+__all__ = [
+    "ALGORITHMS",
+    "AWAC",
+    "BC",
+    "BCQ",
+    "CHAI",
+    "CQL",
+    "ConvertAgileRL",
+    "DT",
+    "Evaluate",
+    "ILQL",
+    "OREO",
+    "PPO",
+    "QSFT",
+    "ActionValueOptions",
+    "Algorithm",
+    "DialogueOptions",
+    "LoopOptions",
+    "MonteCarlo",
+    "OfflineOptions",
+    "OnlineOptions",
+    "PaperILQL",
+    "PercentBC",
+    "Psi",
+    "Rejection",
+    "RunOptions",
+    "SingleStep",
+    "TaskOptions",
+    "TrainingOptions",
+    "UtteranceILQL",
+    "UtteranceOptions",
+]
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Options):
+    """Options of the recipes that find their task in a dataset or a run."""
+
+    group: ClassVar[str] = "data"
+
+    task: str | None = option(
+        None, f"name of the task, to check it, or {OWN_TASK}: the code of a task or environment factory of your own"
+    )
+    option: dict[str, Any] = pairs("options of an environment factory given as --task, to check them: JSON or texts")
+
+    def given_task(self) -> type[Task] | None:
+        """The task that was given, if any; its module is imported.
+
+        Raises:
+            ValueError: there is no such task, or only options of one were given.
+        """
+        if self.task is None and self.option:
+            raise ValueError(f"--option {self.option} is for an environment factory: give it as --task {OWN_TASK}.")
+        return None if self.task is None else find_task(self.task, self.option)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimisationOptions(Options):
+    """Options of the optimizer."""
+
+    group: ClassVar[str] = "optimisation"
+
+    batch_size: int = option(64, "games in a batch", at_least=1)
+    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", above=0, at_most=1)
+    warmup: int = option(100, "steps (online: iterations) until the peak, at most a tenth of all", at_least=0)
+    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
+    optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
+    max_grad_norm: float | None = option(1.0, "gradients are clipped to this norm; none: never", above=0)
+    bf16: bool = option(False, "compute in bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(OptimisationOptions):
+    """Options of all training runs, whatever they train."""
+
+    group: ClassVar[str] = "run"
+
+    out: Path = required("folder of the run; an existing run is resumed")
+    device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
+    eval_every: int = option(
+        1000,
+        "steps (online: iterations) between evaluations, each with a checkpoint",
+        group="evaluation",
+        at_least=1,
+    )
+    log_every: int = option(50, "steps (online: iterations) between rows of the log", at_least=1)
+    logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option((), "further loggers")
+    seed: int = option(0, "seed of weights, batches, games and sampling", at_least=0)
+
+    def torch_device(self) -> torch.device:
+        """The device to compute on.
+
+        Raises:
+            ValueError: there is no such device here.
+        """
+        import torch
+
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        try:
+            torch.zeros(1, device=name).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # the type depends on the device
+            raise ValueError(
+                f"--device {self.device} cannot be used here ({str(error).splitlines()[0]}): give auto, cpu, or cuda "
+                "where there is a GPU."
+            ) from error
+        return torch.device(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions(TrainingOptions):
+    """Options of training on stored or drawn data."""
+
+    group: ClassVar[str] = "optimisation"
+
+    steps: int = option(8000, "training steps", at_least=1)
+    weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
+    ema_decay: float = option(
+        0.0,
+        "decay of an exponential moving average of the weights, which is evaluated and saved; 0: no average",
+        at_least=0,
+        below=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TrainingOptions, TaskOptions):
+    """Options of the training runs of language models."""
+
+    top_layers: int | None = option(
+        None, "number of transformer blocks to train, from the last; none: all", group="model", at_least=1
+    )
+    eval_games: int = option(256, "games in an evaluation", group="evaluation", at_least=1)
+
+
+# -- offline --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueOptions(Options):
+    """Options for --data FILE.jsonl, in the order of :func:`~torchrl_lang.data.dataset_from_jsonl`."""
+
+    group: ClassVar[str] = "data"
+
+    tokenizer: str | None = option(
+        None, "of dialogues: name or folder of a Hugging Face tokenizer; none: the characters of the file"
+    )
+    chat: bool = option(False, "write dialogues as the chat template of --tokenizer does")
+    system: str | None = option(None, "system prompt of the chat template; implies --chat")
+    history: Literal["exact", "kept"] = option(
+        "exact", "kept: accept chat templates that change earlier messages, which rows keep as they were"
+    )
+    row_length: int | None = option(
+        None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", at_least=1
+    )
+    on_error: Literal["raise", "skip"] = option("raise", "skip: leave out lines that hold no valid dialogue")
+    on_overflow: Literal["error", "truncate"] = option("error", "truncate: cut dialogues longer than --row-length")
+    ignore: tuple[str, ...] = option((), "keys to ignore in the lines of dialogues")
+    reward: str = option("reward", "key of the lines of dialogues that holds their reward")
+
+    def check_unused(self, data: Path) -> None:
+        """Raise ValueError if one of these options was given for a dataset, which has rows already."""
+        fields = dataclasses.fields(DialogueOptions)
+        given = [field.name.replace("_", "-") for field in fields if getattr(self, field.name) != field.default]
+        if given:
+            raise ValueError(
+                f"{data} is no file of dialogues, but options of dialogues were given: --{', --'.join(given)}. Leave "
+                "them out, or give a JSONL file as data."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """Options of the model that offline training begins with."""
+
+    group: ClassVar[str] = "model"
+
+    pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
+    start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
+    kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
+    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
+    width: int = option(64, "hidden size of a model from scratch", at_least=1)
+    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
+    features_hidden: int = option(
+        0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", at_least=0
+    )
+    feature_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
+    length_groups: int | None = option(
+        None, "groups of similar length that a batch is split into to reduce padding; none: automatic", at_least=1
+    )
+    compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
+    checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ValueError(f"--width must be a multiple of --heads {self.heads}, got {self.width}.")
+        if self.start is not None and self.pretrained is not None:
+            raise ValueError(f"Give one of --start {self.start} and --pretrained {self.pretrained}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineOptions(DialogueOptions, ModelOptions, LoopOptions, RunOptions):
+    """Options of all offline recipes."""
+
+    group: ClassVar[str] = "data"
+    task_from: ClassVar[tuple[str, str]] = ("data", "manifest.json")
+
+    data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
+    fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
+    bottom_fraction: float = option(
+        1.0, "share of episodes that --fraction chooses from, those with the worst return", above=0, at_most=1
+    )
+    held_out: int = option(
+        500,
+        "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned",
+        at_least=0,
+    )
+    transition_weight: float = option(
+        1.0, "weight of the environment's tokens in the policy's loss", group="loss", at_least=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BC(OfflineOptions):
+    """Behaviour cloning on a dataset, or with --fraction below 1 on its best episodes."""
+
+    algorithm: ClassVar[str] = "bc"
+    preset: ClassVar[str] = "bc"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DT(OfflineOptions):
+    """Decision transformer on a dataset (arXiv 2106.01345), which imitates given the return."""
+
+    group: ClassVar[str] = "loss"
+    algorithm: ClassVar[str] = "dt"
+    preset: ClassVar[str] = "bc"
+
+    mode: Literal["constant", "decremented"] = option(
+        "constant", "condition on the return of the whole episode, or at each turn on the return to go"
+    )
+    target_return: float | Literal["best"] = option(
+        "best", "return that the policy is asked for at play; best: mean return of the best tenth of the episodes"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionValueOptions(OfflineOptions):
+    """Options of the recipes with values of tokens."""
+
+    group: ClassVar[str] = "loss"
+    preset: ClassVar[str] = "ilql"
+
+    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
+    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", at_least=0)
+    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQL(ActionValueOptions):
+    """Implicit language Q-learning on a dataset (arXiv 2206.11871).
+
+    The defaults are the settings to begin with; those of the paper's code for Wordle are paper-ilql's.
+    """
+
+    algorithm: ClassVar[str] = "ilql"
+
+    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", above=0, below=1)
+    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
+    guidance_clip: float | None = option(
+        None,
+        "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound",
+        at_least=0,
+    )
+    advantage_temperature: float = option(
+        0.0,
+        "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
+        at_least=0,
+    )
+    weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", above=0)
+    actor_normalizer: Literal["all", "action"] = option(
+        "action", "what the policy's loss is divided by: the number of the agent's tokens (action) or of all real ones"
+    )
+    cql_weight: float = option(0.01, "weight of the CQL term", at_least=0)
+    target: Literal["td", "mc", "lambda"] = option(
+        "lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns"
+    )
+    lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
+    turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", at_least=0, at_most=1)
+    qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CQL(ActionValueOptions):
+    """Conservative Q-learning on a dataset (arXiv 2006.04779)."""
+
+    algorithm: ClassVar[str] = "cql"
+
+    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    cql_weight: float = option(0.1, "weight of the CQL term, the paper's alpha", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BCQ(ActionValueOptions):
+    """Discrete batch-constrained Q-learning on a dataset (arXiv 1910.01708)."""
+
+    algorithm: ClassVar[str] = "bcq"
+
+    threshold: float = option(
+        0.3, "least probability of a token relative to the likeliest one's, the paper's tau", at_least=0, at_most=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Psi(ActionValueOptions):
+    """Psi-learning (KL control) on a dataset (arXiv 1611.02796)."""
+
+    algorithm: ClassVar[str] = "psi"
+
+    prior: Path | None = option(
+        None, "folder of a finished run with the same tokens whose policy is the prior; none: the policy, as it learns"
+    )
+    reward_scale: float = option(1.0, "reward that is worth one nat of divergence from the prior", above=0)
+    threshold: float = option(
+        0.05,
+        "least probability of a token relative to the likeliest one's; 0: as in the papers, which suits data that take "
+        "every token at every state",
+        at_least=0,
+        at_most=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSFT(OfflineOptions):
+    """Q-SFT on a dataset (arXiv 2411.05193): Q-learning by weighted fine-tuning, without heads; needs --start."""
+
+    group: ClassVar[str] = "loss"
+    algorithm: ClassVar[str] = "qsft"
+    preset: ClassVar[str] = "ilql"
+    defining: ClassVar[tuple[str, ...]] = ("beta", "tau")
+
+    beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    guide: Literal["ratio", "likelihood"] = option(
+        "likelihood",
+        "what guides the policy: the likelihood p, as in the paper, or the value, which is the ratio p / pi",
+    )
+    rest: Literal["padding", "all"] = option(
+        "padding", "tokens that get the probability that is left: padding, which the agent never writes, or all alike"
+    )
+    threshold: float = option(
+        0.3,
+        "least probability of a token relative to the likeliest one's, in the backup and where the ratio guides; 0: as "
+        "in the paper",
+        at_least=0,
+        at_most=1,
+    )
+    value_min: float | None = option(None, "return to go that is the value 0; none: the data's least")
+    value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
+    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
+    # All values begin at the greatest return, and what is less has to travel back through the target.
+    tau: float = option(0.2, "soft update rate of the target", above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OREO(OfflineOptions):
+    """OREO on a dataset (arXiv 2412.16145): path consistency of a policy and its values; needs --start."""
+
+    group: ClassVar[str] = "loss"
+    algorithm: ClassVar[str] = "oreo"
+    preset: ClassVar[str] = "ilql"
+    defining: ClassVar[tuple[str, ...]] = ("value_weight",)
+
+    reward_scale: float = option(
+        0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", above=0
+    )
+    kl_weight: float = option(
+        0.3,
+        "weight of the divergence from the reference, the paper's alpha (0.01 there): keeps tokens without data rare",
+        at_least=0,
+    )
+    value_weight: float = option(1.0, "weight of V's loss; the policy's has weight 1", at_least=0)
+    level: Literal["token", "utterance", "row"] = option(
+        "token", "what an action is: a token, an utterance, or all of a row"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtteranceOptions(OfflineOptions):
+    """Options of the recipes whose policy ranks sampled utterances by their values."""
+
+    group: ClassVar[str] = "loss"
+    preset: ClassVar[str] = "ilql"
+
+    gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
+    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
+    candidates: int = option(8, "utterances that the policy samples to play the best one", at_least=1)
+
+
+@with_defaults(optimizer="adamw")  # the heads have no linear layer for Muon
+class CHAI(UtteranceOptions):
+    """CHAI (arXiv 2204.08426): values of utterances of a language model that stays as it is; needs --start."""
+
+    algorithm: ClassVar[str] = "chai"
+
+    cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", at_least=0)
+    proposals: int = option(5, "utterances that are sampled in each state of the dataset", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtteranceILQL(UtteranceOptions):
+    """Implicit Q-learning with one value for each utterance (arXiv 2206.11871), on a dataset."""
+
+    algorithm: ClassVar[str] = "utterance-ilql"
+
+    expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", above=0, below=1)
+    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
+    qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
+    log_prob_weight: float = option(0.0, "weight of a candidate's log-probability beside its value", at_least=0)
+
+
+def _variant(base: type[O], name: str, text: str, **defaults: Any) -> type[O]:
+    """An algorithm with other defaults, which define it."""
+    title = "".join(word.upper() if word in ("bc", "ilql", "awac") else word.title() for word in name.split("-"))
+    given = {"__doc__": text, "algorithm": name, "defining": tuple(defaults), "__module__": __name__}
+    return with_defaults(**defaults)(type(title, (base,), given))
+
+
+PercentBC = _variant(BC, "percent-bc", "Behaviour cloning on the best tenth of the episodes (%BC).", fraction=0.1)
+SingleStep = _variant(
+    ILQL,
+    "single-step",
+    """Single-step RL: values of the policy that made the data (SARSA), which is ILQL with the mean of Q as V.
+
+    All else is as in ilql, its CQL term included: --cql-weight 0 leaves it out.
+    """,
+    expectile=0.5,
+)
+MonteCarlo = _variant(
+    ILQL,
+    "monte-carlo",
+    """Monte-Carlo returns: Q and V regress on the rewards to go instead of on learned values.
+
+    Q of a truncated episode bootstraps from V of its last state; V takes the rewards that the episode holds. All
+    else is as in ilql, its CQL term included: --cql-weight 0 leaves it out.
+    """,
+    expectile=0.5,
+    target="mc",
+    qvalue_lmbda=1.0,
+)
+AWAC = _variant(
+    ILQL,
+    "awac",
+    """Advantage-weighted actor-critic (arXiv 2006.09359): values weigh the policy's loss, and do not guide decoding.
+
+    The values are those of ilql, its CQL term included: --cql-weight 0 leaves it out.
+    """,
+    beta=0.0,
+    advantage_temperature=4.0,
+    weight_clip=20.0,
+)
+
+
+@with_defaults(
+    optimizer="adamw",
+    lr=1e-5,
+    warmup=0,
+    final_lr=1.0,
+    weight_decay=0.0,
+    max_grad_norm=None,
+    batch_size=1024,
+    layers=12,
+    width=768,
+    heads=12,
+    gamma=0.99,
+    turn_gamma=0.99,
+    expectile=0.7,
+    value_weight=1.0,
+    qvalue_weight=1.0,
+    cql_weight=1e-4,
+    target="td",
+    qvalue_lmbda=0.0,
+    tau=0.005,
+    transition_weight=0.0,
+    actor_normalizer="all",
+    beta=16.0,
+    guidance_clip=0.0,
+)
+class PaperILQL(ILQL):
+    """ILQL with the paper's settings for Wordle (arXiv 2206.11871): GPT-2's size, small steps; meant for a GPU.
+
+    The settings are those of the paper's code. Unlike there, policy, values and target values share one trunk in place
+    of three, models from scratch have no dropout, and the checkpoint is chosen by its games rather than its loss.
+    """
+
+    algorithm: ClassVar[str] = "paper-ilql"
+    preset: ClassVar[str] = ""
+
+
+# -- online ---------------------------------------------------------------------------------------------------------
+
+
+@with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_every=20, eval_games=512, log_every=1)
+class OnlineOptions(RunOptions):
+    """Options of all recipes that learn from games of the current policy."""
+
+    group: ClassVar[str] = "optimisation"
+    task_from: ClassVar[tuple[str, str]] = ("start", "config.json")
+
+    start: Path = required("folder of a finished run: the initial policy, and the reference of the KL penalty")
+    iterations: int = option(200, "training iterations, each with new games", at_least=1)
+    games: int = option(256, "games played in parallel", at_least=1)
+    turns: int = option(6, "turns of each of them in an iteration", at_least=1)
+    collector: Literal["single", "sync", "async"] = option(
+        "single", "single: in this process; sync, async: in worker processes"
+    )
+    workers: int = option(2, "number of worker processes", at_least=1)
+    max_staleness: int | None = option(
+        None, "drop games with tokens sampled more than this number of weight updates ago", at_least=0
+    )
+    examples: float = option(
+        0.0, "probability that a turn is played by a random player and excluded from the loss", at_least=0, below=1
+    )
+    epochs: int = option(2, "epochs over the games of an iteration", at_least=1)
+    accumulate: int = option(1, "batches per optimizer step", at_least=1)
+    kl_coef: float = option(0.2, "initial KL coefficient", at_least=0)
+    kl_target: float | None = option(4.0, "target KL, in nats per game; none keeps the coefficient constant", above=0)
+    kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", at_least=1)
+    temperature: float = option(1.0, "temperature of the policy, in games and in the loss", above=0)
+    lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", at_least=1)
+    record_history: Path | None = option(
+        None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.collector != "single" and self.games % self.workers:
+            raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
+        most = self.epochs * -(-self.games * self.turns // self.batch_size)
+        if self.accumulate > most:
+            raise ValueError(
+                f"--accumulate {self.accumulate} batches never come together: an iteration has at most {most}, from "
+                f"--games {self.games}, --turns {self.turns}, --epochs {self.epochs}, --batch-size {self.batch_size}."
+            )
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ValueError(
+                f"--kl-coef must be above 0 with --kl-target {self.kl_target}, got 0. For rewards without a KL penalty "
+                "give --kl-coef 0 --kl-target none."
+            )
+        if self.lora_rank is not None and self.top_layers is not None:
+            raise ValueError(f"Give one of --lora-rank {self.lora_rank} and --top-layers {self.top_layers}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(OnlineOptions):
+    """Proximal policy optimization (arXiv 1707.06347) from a finished run, with a KL penalty to it."""
+
+    group: ClassVar[str] = "loss"
+    algorithm: ClassVar[str] = "ppo"
+
+    clip_epsilon: float = option(0.2, "clipping range of the probability ratio", above=0)
+    value_lr: float = option(3e-3, "peak learning rate of the value head", above=0, at_most=1)
+    value_weight: float = option(0.5, "weight of the value loss", at_least=0)
+    entropy_weight: float = option(0.0, "weight of the policy's entropy", at_least=0)
+    gamma: float = option(1.0, "discount factor between tokens of an utterance", at_least=0, at_most=1)
+    lmbda: float = option(0.95, "lambda of the advantage estimate inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor between turns", at_least=0, at_most=1)
+    turn_lmbda: float = option(0.95, "lambda of the advantage estimate across turns", at_least=0, at_most=1)
+    detach_value: bool = option(True, "stop value gradients at the trunk")
+    value_warmup: int = option(10, "iterations at the beginning in which only the value head is trained", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_warmup >= self.iterations:
+            raise ValueError(
+                f"--value-warmup {self.value_warmup} of {self.iterations} iterations leaves none for the policy."
+            )
+
+
+# Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.
+@with_defaults(iterations=40, games=2048, epochs=4, lr=1e-3, kl_coef=0.1, kl_target=6.0, kl_horizon=4000, eval_every=10)
+class Rejection(OnlineOptions):
+    """Rejection sampling or expert iteration: imitate the best games of the policy, with a KL penalty."""
+
+    group: ClassVar[str] = "loss"
+    algorithm: ClassVar[str] = "rejection"
+
+    fraction: float = option(0.2, "share of the games of an iteration to imitate", above=0, at_most=1)
+    best_so_far: int | None = option(None, "number of the best games of all iterations to imitate instead", at_least=1)
+    turn_gamma: float = option(1.0, "discount factor of turns in the ranking", at_least=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature != 1:
+            raise ValueError(f"The BC loss is at --temperature 1, so games must be as well: got {self.temperature}.")
+
+
+# -- finished runs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(TaskOptions):
+    """Evaluate a finished run on its task, beside the task's scripted players."""
+
+    group: ClassVar[str] = "evaluation"
+    preset: ClassVar[str] = "evaluate"
+    task_from: ClassVar[tuple[str, str]] = ("run", "config.json")
+
+    run: Path = required("folder of a finished run")
+    also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
+    games: int | None = option(
+        None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", at_least=1
+    )
+    split: str | None = option(None, "games of which split; none: the task's own choice")
+    beta: tuple[float | Literal["auto"], ...] = option(
+        (0.0, 2.0, 4.0),
+        "weights of the values, for runs that have values; auto: the best of 1, 2, 4, 8 and 16 on 250 other games. "
+        "Runs of bcq and psi play by their values alone, with weight 1",
+        at_least=0,
+    )
+    method: Literal["sample", "greedy", "beam", "best_of"] | None = option(
+        None, "decoding method; none: greedy, and without values sampling as well"
+    )
+    candidates: int = option(
+        8, "samples for each utterance of best_of, which plays the one of highest value", at_least=1
+    )
+    seed: int = option(2_000_000, "seed of games and sampling; training evaluates on games of its seed + 1", at_least=0)
+    plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertAgileRL(TaskOptions):
+    """Make a finished run of an agent that AgileRL's ILQL trained."""
+
+    group: ClassVar[str] = "data"
+    task_from: ClassVar[tuple[str, str]] = ("data", "manifest.json")
+
+    source: Path = required("folder of the agent, written by torchrl_lang/modules/agilerl/export.py beside AgileRL")
+    data: Path = required("folder of a dataset of the agent's task, with the agent's tokens, see `generate`")
+    out: Path = required("folder of the run, which does not exist yet")
+
+
+class Algorithm(NamedTuple):
+    """How an algorithm is run."""
+
+    options: type[Options]
+    place: str
+    """``module:function`` in ``torchrl_lang.recipes``."""
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    kind.algorithm: Algorithm(kind, place)
+    for kind, place in (
+        (BC, "bc:main"),
+        (PercentBC, "bc:main"),
+        (DT, "dt:main"),
+        (ILQL, "ilql:main"),
+        (SingleStep, "ilql:main"),
+        (MonteCarlo, "ilql:main"),
+        (AWAC, "ilql:main"),
+        (PaperILQL, "ilql:main"),
+        (CQL, "cql:main"),
+        (Psi, "psi:main"),
+        (BCQ, "bcq:main"),
+        (QSFT, "qsft:main"),
+        (OREO, "oreo:main"),
+        (CHAI, "chai:main"),
+        (UtteranceILQL, "utterance_ilql:main"),
+        (PPO, "ppo:main"),
+        (Rejection, "rejection:main"),
+    )
+}
+"""The algorithms of ``train`` by name."""
