@@ -12,7 +12,7 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv, TokenEnv, ToolText, check_language_env, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
-from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row
+from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row, to_row
 
 from .helpers import say_after
 
@@ -128,7 +128,7 @@ def test_texts_that_do_not_fit():
         episode = from_row(row, tokenizer)
         assert episode.cut
         assert torch.equal(to_row(episode, tokenizer, 64)["tokens"], row["tokens"])
-    with pytest.raises(ValueError, match=r"row_length=12 cannot hold an opening of .* tokens"):
+    with pytest.raises(ValueError, match="row_length"):
         TextGameEnv(Long, tokenizer, row_length=12, action_length=4)
 
 
@@ -143,33 +143,6 @@ def test_rows_are_continued():
     assert torch.equal(say_after(other, came, "a", "b")["tokens"], say_after(env, td, "a", "b")["tokens"])
     with pytest.raises(ValueError, match="differs from the replay"):
         other.reset(state.clone(), set_state=True, game_seed=torch.tensor([3, 2]))
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda row, end: row["attention_mask"][0, end - 2 :].fill_(False), "generation prompt"),
-        (lambda row, end: row["agent_mask"][0, end - 1 :].fill_(True), "utterances without end|on padding"),
-    ],
-)
-def test_rows_that_cannot_be_continued(damage, reason):
-    env = make(batch_size=[1])
-    row = say_after(env, env.reset(game_seed=torch.tensor([2])), "red?").select(*ROW_KEYS).clone()
-    damage(row, int(row["attention_mask"].sum()))
-    with pytest.raises(ValueError, match=reason):
-        env.reset(row, set_state=True, game_seed=torch.tensor([2]))
-
-
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("last", ["bye", ""])
-def test_transcripts_need_no_flags(name, last):
-    """The records of played games have none; a task that ended shows its last text without the template's strings."""
-    source = tokenizer_of(EXACT[name])
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-    row = to_row(Episode([Turn("hi"), Turn("yo", 1.0), Turn(last)], terminated=True), tokenizer, 90)
-    expected = "< hi\n> yo  (+1)" + "\n< bye" * bool(last)
-    for given in (row, row.select(*ROW_KEYS)):
-        assert format_transcript(given, tokenizer) == expected
 
 
 class Calculator:

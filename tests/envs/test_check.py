@@ -247,21 +247,3 @@ def test_a_transform_that_breaks_a_rule_is_found():
 
     with pytest.raises(LanguageEnvError, match=r"\[reward\]"):
         check_language_env(TransformedEnv(CorridorEnv(batch_size=[4]), PaysBesideTheRow(0.5)), utterances="lr")
-
-
-def test_global_stream_is_left_alone():
-    state = torch.get_rng_state()
-    check_language_env(CorridorEnv(batch_size=[2]), utterances="lr")
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_other_environments_are_refused():
-    from torchrl.envs import PendulumEnv
-
-    with pytest.raises(TypeError, match="takes a LanguageEnv or a TokenEnv, got PendulumEnv"):
-        check_language_env(PendulumEnv())
-
-
-def test_the_error_is_an_assertion_that_names_rule_and_entry():
-    with pytest.raises(AssertionError, match=r"\[aliasing\] 'tokens' differs at step \d+"):
-        check_language_env(ReturnsItsState(batch_size=[2]), utterances="lr")

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.collectors import Collector
 from torchrl.envs import (
     Compose,
     DoubleToFloat,
@@ -27,7 +27,7 @@ from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import check_row
 
-from .conftest import ENVS, parrot_env
+from .conftest import ENVS
 
 torch.set_num_threads(1)
 
@@ -49,10 +49,6 @@ def test_a_batch_of_no_rows(make_env):
     check_env_specs(env)
 
 
-def test_torchrl_specs(make_env):
-    check_env_specs(make_env(batch_size=[2], seed=0), seed=0, break_when_any_done="both")
-
-
 def test_rollout_goes_through_resets(make_env):
     env = make_env(batch_size=[3], seed=0)
     rollout = env.rollout(60, break_when_any_done=False)
@@ -62,13 +58,6 @@ def test_rollout_goes_through_resets(make_env):
     begun = rollout["next", "done"][:, :-1, 0]
     lengths = rollout["attention_mask"].sum(-1)
     assert (lengths[:, 1:][begun] == lengths[0, 0]).all()
-
-
-def test_two_environments_of_a_seed_agree_and_share_no_stream(make_env):
-    first, second = make_env(batch_size=[4], seed=7), make_env(batch_size=[4], seed=7)
-    for _ in range(3):
-        one = first.reset()["tokens"]
-        assert torch.equal(one, second.reset()["tokens"])
 
 
 def test_collector(make_env):
@@ -157,10 +146,6 @@ def test_observations_can_be_renamed_dropped_and_cast(name, transform):
         check_row(rollout.rename_key_("input_ids", "tokens").rename_key_(("labels", "reward"), "token_reward"))
 
 
-def test_no_state_is_declared(make_env):
-    assert make_env(batch_size=[2]).state_spec.is_empty()
-
-
 # Plain-Python games cannot be compiled. The corridor is compiled by token, and Wordle also in wordle/test_torchrl.py.
 @pytest.mark.parametrize(
     "name", [name for name, (_, _, tensors) in ENVS.items() if tensors and name not in ("wordle_by_token", "corridor")]
@@ -187,22 +172,6 @@ def test_parallel_env():
             check_row(rollout.reshape(-1))
         finally:
             env.close(raise_if_closed=False)
-
-
-def test_workers_do_not_die_of_what_the_agent_writes():
-    """A random policy writes control tokens, which its game says back and the tokenizer cannot encode."""
-    make = partial(parrot_env, batch_size=[2], seed=0)
-    collector = MultiSyncCollector(
-        [make, make], None, frames_per_batch=40, total_frames=80, auto_register_policy_transforms=False
-    )
-    try:
-        batches = [batch.clone() for batch in collector]
-    finally:
-        collector.shutdown()
-    assert [batch.numel() for batch in batches] == [40, 40]
-    for batch in batches:
-        check_row(batch.reshape(-1))
-        assert batch["next", "truncated"].any()
 
 
 def test_token_env_takes_language_envs_only():

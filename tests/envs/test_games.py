@@ -67,39 +67,6 @@ def test_the_player_never_walks_straight_and_mostly_errs():
         assert 0 < here.sum() < there.sum()
 
 
-def test_the_best_walk_can_be_joined_from_walks_that_are_not():
-    """Dynamic programming over the places and moves of the data finds the value that no walk of the data has."""
-    length, gamma = 4, 0.9
-    env = CorridorEnv(length=length, start=0, batch_size=[64], seed=0)
-    player = CorridorPlayer(env.tokenizer, length, seed=0)
-    final = env.rollout(8, player, break_when_any_done=False, break_when_all_done=True)["next"][:, -1]
-    best_walk = final["token_reward"].sum(-1).max()
-    assert best_walk < corridor_value(length - 1)
-    left, right = env.tokenizer.encode("lr")
-    seen = {}  # (place, move): (place after it, reward)
-    for tokens, rewards in zip(final["tokens"].tolist(), final["token_reward"].tolist(), strict=True):
-        for p, move in enumerate(tokens):
-            if move in (left, right):
-                seen[tokens[p - 2], move] = (tokens[p + 2], rewards[p + 1])
-    value = [0.0] * length
-    for _ in range(length):
-        value = [
-            max(gamma * r + gamma**2 * value[to] for (at, _), (to, r) in seen.items() if at == place)
-            for place in range(length - 1)
-        ] + [0.0]
-    assert value[0] == pytest.approx(corridor_value(length - 1, gamma).item(), rel=1e-5)
-
-
-def test_the_player_has_its_own_stream():
-    env = CorridorEnv(length=4, batch_size=[64], seed=0)
-    state = torch.get_rng_state()
-    td = env.reset()
-    actions = [CorridorPlayer(env.tokenizer, 4, seed=seed)(td.clone())["action"] for seed in (0, 0, 1)]
-    assert torch.equal(actions[0], actions[1])
-    assert not torch.equal(actions[0], actions[2])
-    assert torch.equal(state, torch.get_rng_state())
-
-
 @pytest.mark.parametrize("options", [{"length": 1}, {"length": 11}, {"start": 3}, {"start": -1}])
 def test_corridors_that_cannot_be(options):
     with pytest.raises(ValueError, match="got"):

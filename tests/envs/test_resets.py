@@ -16,7 +16,7 @@ from torchrl_lang.envs import TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv, guess_number_env
 from torchrl_lang.schema import ROW_KEYS
 
-from .conftest import WORDS, wordle_env
+from .conftest import wordle_env
 
 NAMED = torch.tensor([2, 0, 1])
 # name: (factory, the entry that a reset may name)
@@ -56,32 +56,11 @@ def test_what_is_played_can_be_named_by_keyword(task, wrap):
     assert key not in given
 
 
-@pytest.mark.parametrize("wrap", ["bare", "by_token"])
-@pytest.mark.parametrize("task", TASKS)
-def test_what_is_played_can_be_named_in_the_tensordict(task, wrap):
-    make, key = TASKS[task]
-    env = make(batch_size=[3], seed=0)
-    WRAPS[wrap](env).reset(TensorDict({key: NAMED}, batch_size=[3]))
-    assert torch.equal(played(env, key), NAMED)
-
-
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_unknown_keywords_are_refused(wrap):
     env = WRAPS[wrap](wordle_env(batch_size=[3]))
     with pytest.raises(TypeError, match=r"WordleEnv.reset\(\) got \['nonsense'\], .*'hidden_word'"):
         env.reset(nonsense=3)
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("value", [torch.tensor([1.0, 0.0, 1.0]), torch.tensor([1, 0]), torch.ones(3, 2, dtype=int)])
-def test_named_entries_are_checked(task, value):
-    make, key = TASKS[task]
-    env = make(batch_size=[3], seed=0)
-    with pytest.raises(ValueError, match=rf"'{key}' must be int64 of shape \(3,\)"):
-        env.reset(**{key: value})
-    if value.shape[0] == 3:
-        with pytest.raises(ValueError, match=rf"'{key}' must be int64 of shape \(3,\)"):
-            env.reset(TensorDict({key: value}, batch_size=[3]))
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
@@ -115,9 +94,7 @@ def test_set_state_reaches_a_wrapped_environment(task, wrap):
         assert torch.equal(came[row_key], td[row_key])
     wrapped.reset()
     if "transformed" in wrap:
-        with pytest.raises(
-            KeyError, match="TransformedEnv removes such entries from the tensordict: with transforms pass"
-        ):
+        with pytest.raises(KeyError, match="by keyword"):
             wrapped.reset(rows, set_state=True, **named)
     else:
         assert torch.equal(wrapped.reset(rows, set_state=True, **named)["tokens"], td["tokens"])
@@ -127,7 +104,7 @@ def test_set_state_reaches_a_wrapped_environment(task, wrap):
 def test_rows_by_keyword_need_set_state(wrap):
     env = WRAPS[wrap](CorridorEnv(batch_size=[2], seed=0))
     rows = env.reset().select(*ROW_KEYS).clone()
-    with pytest.raises(TypeError, match=r"by keyword without set_state=True"):
+    with pytest.raises(TypeError, match="set_state=True"):
         env.reset(**rows)
 
 
@@ -148,10 +125,10 @@ def test_some_rows_can_be_continued_by_keyword(wrap):
 def test_masks_are_checked(wrap, mask):
     env = WRAPS[wrap](CorridorEnv(batch_size=[3], seed=0))
     td = env.reset()
-    with pytest.raises(ValueError, match="'_reset' must be bool with one flag for each of the 3 rows, got torch"):
+    with pytest.raises(ValueError, match="'_reset' must be 3 bool flags"):
         env._reset(TensorDict(_reset=mask, batch_size=[3]))
     step = env.base_env._step if "transformed" in wrap else env._step  # TransformedEnv looks at the mask itself
-    with pytest.raises(ValueError, match="'_step' must be bool with one flag for each of the 3 rows, got torch"):
+    with pytest.raises(ValueError, match="'_step' must be 3 bool flags"):
         step(env.rand_action(td).set("_step", mask))
 
 
@@ -176,14 +153,6 @@ def test_to_moves_everything_and_forgets_the_rows(wrap):
     assert {value.device.type for value in tensors} == {"meta"}
     with pytest.raises(RuntimeError, match="before its first reset"):
         (wrapped.base_env if "transformed" in wrap else wrapped)._step(TensorDict())
-
-
-def test_moving_to_the_same_device_changes_nothing():
-    env = TokenEnv(WordleEnv(WORDS, device="cpu"))
-    td = env.reset()
-    env.to("cpu")
-    grown = env.step(env.rand_action(td))["next"]
-    assert (grown["attention_mask"].sum(-1) > td["attention_mask"].sum(-1)).all()
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, through_pickle])

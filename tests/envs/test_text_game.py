@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.envs import TextGame, TextGameEnv, TokenEnv
-from torchrl_lang.envs.games import GuessNumber, guess_number_env
-from torchrl_lang.envs.private_random import PrivateRandom
+from torchrl_lang.envs import TextGameEnv, TokenEnv
+from torchrl_lang.envs.adapters.private_random import PrivateRandom
+from torchrl_lang.envs.games import guess_number_env
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import CharTokenizer
 
@@ -56,10 +56,6 @@ def guess(env, *numbers):
     return say(env, [row + [control.pad] * (k - len(row)) for row in rows])
 
 
-def test_protocol():
-    assert isinstance(GuessNumber(), TextGame)
-
-
 def test_game_seeds_do_not_depend_on_the_batch():
     one, (game,) = scribes(1)
     four, games = scribes(4)
@@ -88,13 +84,6 @@ def test_named_game_seeds():
     assert env.game_seed.tolist() == [5, 6, 5]
     numbers = [game.number for game in env._games]
     assert numbers[0] == numbers[2] != numbers[1]
-
-
-@pytest.mark.parametrize("seeds", [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2])])
-def test_a_named_game_seed_is_one_whole_number_a_row(seeds):
-    env = guess_number_env(100, batch_size=[3], seed=0)
-    with pytest.raises(ValueError, match=r"'game_seed' must be int64 of shape \(3,\)"):
-        env.reset(game_seed=seeds)
 
 
 def test_control_tokens_reach_the_game_by_name():
@@ -147,7 +136,7 @@ def test_set_state_of_other_rows_is_refused():
         env.reset(state.clone(), set_state=True)
     wrong_reward = state.clone().set("game_seed", torch.tensor([0]))
     wrong_reward["token_reward"] *= 2
-    with pytest.raises(ValueError, match=r"rewards \[-2.0\], the replay .* with rewards \[-1.0\]"):
+    with pytest.raises(ValueError, match="Row 0 differs"):
         env.reset(wrong_reward, set_state=True)
     wrong_reply = state.clone().set("game_seed", torch.tensor([0]))
     higher, lower = env.tokenizer.encode("higherlower")
@@ -259,8 +248,3 @@ def test_an_error_in_a_thread_names_the_first_game_that_failed_and_the_env_goes_
     for one in (env, again):
         one.reset()
         assert guess(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4
-
-
-def test_workers_are_a_number_of_at_least_one():
-    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
-        in_letters(Scribe, 1, workers=0)

@@ -10,7 +10,7 @@ from torchrl_lang.envs import TokenEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import ROW_KEYS
 
-from .conftest import ENVS, countdown_env
+from .conftest import ENVS
 
 FLAGS = ("done", "terminated", "truncated")
 
@@ -58,17 +58,6 @@ def test_the_same_text_gives_the_same_rows(name):
             assert torch.equal(one[key], other[key]), key
 
 
-def test_rewards_come_with_the_last_token_of_an_utterance():
-    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2]))
-    env.reset()
-    left, right, end = *env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action
-    rewards = [
-        step(env, torch.tensor(tokens))["reward"].flatten().tolist()
-        for tokens in ([right, left], [end, left], [right, right], [end, end])
-    ]
-    assert rewards == [[0, 0], [-1, -1], [0, 0], [0, -1]]
-
-
 def test_padding_is_read_as_the_end_of_the_action():
     env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2], seed=0))
     env.reset()
@@ -85,12 +74,6 @@ def test_ids_outside_the_vocabulary_are_read_as_the_end_of_the_action():
     env.reset()
     td = step(env, torch.tensor([500, -1]))
     assert [env.tokenizer.decode(row[:6]) for row in td["tokens"]] == ["<s>0</s></a>0</s>"] * 2
-
-
-def test_a_step_without_action_says_so():
-    env = TokenEnv(CorridorEnv())
-    with pytest.raises(KeyError, match=r"needs 'action', found only .*'tokens'"):
-        env.step(env.reset())
 
 
 def test_other_control_tokens_are_written():
@@ -135,29 +118,3 @@ def test_set_state_goes_on_from_any_token(made):
     for key in ROW_KEYS:
         assert torch.equal(came[key], state[key])
     assert (play(env, None, moves[made:]) == play(other, None, moves[made:])).all()
-
-
-def test_countdown_by_token_needs_no_reply():
-    env = TokenEnv(countdown_env(batch_size=[1]))
-    env.reset()
-    ids = [*env.tokenizer.encode("go"), env.tokenizer.control.end_of_action] * 3
-    rewards = []
-    for token in ids:
-        td = step(env, torch.tensor([token]))
-        rewards.append(td["reward"].item())
-    assert rewards == [0, 0, 0.5] * 3
-    assert env.tokenizer.decode(td["tokens"][0][td["attention_mask"][0]]) == "<a>go</a>go</a>go</a></eod>"
-    assert td["terminated"].all()
-
-
-def test_errors():
-    env = TokenEnv(CorridorEnv(batch_size=[2]))
-    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
-        step(env, torch.zeros(2, dtype=torch.int64))
-    env.reset()
-    with pytest.raises(ValueError, match=r"'action' as int64 token ids of shape \(2,\), got torch.int64"):
-        step(env, torch.zeros(2, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="float32"):
-        step(env, torch.zeros(2))
-    with pytest.raises(KeyError, match=r"reset\(set_state=True\) needs '"):
-        env.reset(set_state=True)

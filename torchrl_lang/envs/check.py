@@ -101,16 +101,16 @@ def check_language_env(
             raise LanguageEnvError("specs", f"check_env_specs raised {type(error).__name__}: {error}") from error
         actions = _random_actions(env, utterances, seed)
         game = _play(env, seed, actions)
-        _check_moments(env, game)
-        _check_same("seed", game, _play(env, seed, actions), "played twice with one seed and the same actions")
+        _inspect(env, game)
+        _same("seed", game, _play(env, seed, actions), "played twice with one seed and the same actions")
         scribbled = _play(env, seed, actions, scribble=True)
-        _check_same("aliasing", game, scribbled, "played again, with tensors changed in place outside")
+        _same("aliasing", game, scribbled, "played again, with tensors changed in place outside")
         if env.batch_size.numel() > 1:
-            _check_partial_reset(env, seed, actions, game)
-            _check_mask(env, seed, actions, game)
-        _check_state(env, seed, actions, game)
+            _partial_reset(env, seed, actions, game)
+            _mask(env, seed, actions, game)
+        _state(env, seed, actions, game)
         if make_env is not None:
-            _check_batch(make_env, utterances, seed)
+            _batch(make_env, utterances, seed)
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------
@@ -126,8 +126,7 @@ def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
     for row in range(n):
         utterances = [_random_utterance(env, texts, width, generator) for _ in range(steps)]
         if one_token:
-            stream = [token for ids in utterances for token in ids][:steps]
-            rows[:, row, 0] = torch.tensor(stream)
+            rows[:, row, 0] = torch.tensor([token for ids in utterances for token in ids][:steps])
         else:
             for step, ids in enumerate(utterances):
                 rows[step, row, : len(ids)] = torch.tensor(ids)[:width]
@@ -158,15 +157,15 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
             _scribble(returned[-1])
         returned.append(env.step(given).get("next"))
         copies.append(returned[-1].clone())
-        _require("stepping", torch.equal(given.get(ACTION), action), "a step changed the action that it was given")
+        _hold("stepping", torch.equal(given.get(ACTION), action), "a step changed the action that it was given")
         if scribble:
             _scribble(given.exclude("next"))
         over += bool(copies[-1][DONE].all())
         if over == 3:
             break
-    _require("global stream", torch.equal(stream, torch.get_rng_state()), "torch's global random stream has moved")
+    _hold("global stream", torch.equal(stream, torch.get_rng_state()), "torch's global random stream has moved")
     if not scribble:
-        _check_same("stepping", copies, returned, "returned by an earlier step, before and after later steps")
+        _same("stepping", copies, returned, "returned by an earlier step, before and after later steps")
     return copies
 
 
@@ -184,85 +183,72 @@ def _scribble(tensordict: TensorDictBase) -> None:
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
 
-def _require(rule: str, holds: Tensor | bool, message: str) -> None:
+def _hold(rule: str, holds: Tensor | bool, message: str) -> None:
+    """Raise an error if a rule does not hold."""
     if not holds:
         raise LanguageEnvError(rule, message)
 
 
-def _check_same(
+def _same(
     rule: str, one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], what: str, rows: Tensor | None = None
 ) -> None:
-    """Check that two sequences of observations are equal, in all rows or where ``rows`` (bool ``[*B]``) is True."""
+    """Compare two sequences of observations in all rows, or where ``rows`` (bool ``[*B]``) is True."""
     for step, (a, b) in enumerate(zip(one, other, strict=False)):
         for key in (*_KEYS, REWARD):
             x, y = a.get(key, None), b.get(key, None)
-            if x is None or y is None:
-                continue
-            if rows is not None:
-                x, y = x[rows], y[rows]
-            _require(rule, torch.equal(x, y), f"'{key}' differs at step {step}: {what}")
+            if x is not None and y is not None:
+                equal = torch.equal(x, y) if rows is None else torch.equal(x[rows], y[rows])
+                _hold(rule, equal, f"'{key}' differs at step {step}: {what}")
 
 
-def _check_moments(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
+def _inspect(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
     first = game[0]
     idle = ~(first[DONE].any() | first[AGENT_MASK].any() | (first[TOKEN_REWARD] != 0).any())
-    _require("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset returned empty rows or rows with a past")
-    _check_row(env, first)
-    _check_flags(env, first)
-    earned = torch.zeros_like(game[0][TOKEN_REWARD].sum(-1, keepdim=True))
-    shape = (*env.batch_size, 1)
+    _hold("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset returned empty rows or rows with a past")
+    earned = torch.zeros_like(first[TOKEN_REWARD].sum(-1, keepdim=True))
+    _row_and_flags(env, first)
     for step, (before, after) in enumerate(pairwise(game)):
-        _check_row(env, after)
-        _check_flags(env, after)
-        _check_growth(step, before, after)
-        reward = after[REWARD]
-        right = reward.shape == shape and reward.dtype == torch.float32
-        _require("reward", right, f"'reward' is {reward.dtype} {tuple(reward.shape)}, expected torch.float32 {shape}")
-        earned = earned + reward
+        _row_and_flags(env, after)
+        over, real = before[DONE], before[ATTENTION_MASK]
+        for key in (*_KEYS, REWARD):
+            past = 0 if key == REWARD else before[key]
+            stays = ((after[key] == past) | ~over).all()
+            _hold("latch", stays, f"step {step} changed '{key}' of a row that was done")
+        grown = after[ATTENTION_MASK].sum(-1, keepdim=True) > real.sum(-1, keepdim=True)
+        _hold("growth", (grown | over).all(), f"step {step} appended nothing to a row")
+        for key in ROW_KEYS:
+            kept = ((after[key] == before[key]) | ~real).all()
+            _hold("growth", kept, f"step {step} changed '{key}' at tokens that were written before")
+        _typed("reward", env, after[REWARD], torch.float32)
+        earned = earned + after[REWARD]
         total = after[TOKEN_REWARD].sum(-1, keepdim=True)
-        _require(
-            "reward",
-            torch.allclose(total, earned, rtol=1e-4, atol=1e-4),
-            f"after step {step} the rows' token_reward sum to {total.flatten().tolist()}, the rewards of the turns to "
-            f"{earned.flatten().tolist()}",
-        )
+        sums = f"{total.flatten().tolist()}, the rewards of the turns to {earned.flatten().tolist()}"
+        close = torch.allclose(total, earned, rtol=1e-4, atol=1e-4)
+        _hold("reward", close, f"after step {step} the rows' token_reward sum to {sums}")
 
 
-def _check_row(env: Any, moment: TensorDictBase) -> None:
+def _typed(rule: str, env: EnvBase, value: Tensor, dtype: torch.dtype) -> None:
+    shape = (*env.batch_size, 1)
+    right = value.shape == shape and value.dtype == dtype
+    _hold(rule, right, f"an entry is {value.dtype} {tuple(value.shape)}, expected {dtype} {shape}")
+
+
+def _row_and_flags(env: Any, moment: TensorDictBase) -> None:
+    control, real = env.tokenizer.control, moment[ATTENTION_MASK]
     try:
         check_row(moment, vocab_size=env.observation_spec[TOKENS].n)
     except (KeyError, TypeError, ValueError) as error:
         raise LanguageEnvError("row", str(error)) from error
-    padded = torch.where(moment[ATTENTION_MASK], env.tokenizer.control.pad, moment[TOKENS])
-    _require("row", (padded == env.tokenizer.control.pad).all(), "something other than the padding token pads a row")
-
-
-def _check_flags(env: Any, moment: TensorDictBase) -> None:
+    padded = torch.where(real, control.pad, moment[TOKENS]) == control.pad
+    _hold("row", padded.all(), "something other than the padding token pads a row")
     done, terminated, truncated = (moment[key] for key in (DONE, TERMINATED, TRUNCATED))
     for flag in (done, terminated, truncated):
-        right = flag.shape == (*env.batch_size, 1) and flag.dtype == torch.bool
-        _require("flags", right, f"a flag is {flag.dtype} {tuple(flag.shape)}, expected bool {(*env.batch_size, 1)}")
-    _require("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
-    if not env.tokenizer.control.marks_turns:  # no token of a chat marks its end
-        return
-    closing = (moment[TOKENS] == env.tokenizer.control.end_of_dialogue) & moment[ATTENTION_MASK] & ~moment[AGENT_MASK]
-    closed = closing.any(-1, keepdim=True)
-    _require("flags", (terminated | ~closed).all(), "a row ends in end_of_dialogue but its task is not 'terminated'")
-    _require("flags", (closed | truncated | ~terminated).all(), "'terminated' without end_of_dialogue: 'truncated'?")
-
-
-def _check_growth(step: int, before: TensorDictBase, after: TensorDictBase) -> None:
-    """Rows that are not done grow at their end, rows that are done do not change."""
-    over, real = before[DONE], before[ATTENTION_MASK]
-    for key in (*_KEYS, REWARD):
-        past = 0 if key == REWARD else before[key]
-        stays = ((after[key] == past) | ~over).all()
-        _require("latch", stays, f"step {step} changed '{key}' of a row that was done")
-    grown = after[ATTENTION_MASK].sum(-1, keepdim=True) > real.sum(-1, keepdim=True)
-    _require("growth", (grown | over).all(), f"step {step} appended nothing to a row")
-    for key in ROW_KEYS:
-        kept = ((after[key] == before[key]) | ~real).all()
-        _require("growth", kept, f"step {step} changed '{key}' at tokens that were written before")
+        _typed("flags", env, flag, torch.bool)
+    _hold("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
+    if control.marks_turns:  # no token of a chat marks its end
+        closed = ((moment[TOKENS] == control.end_of_dialogue) & real & ~moment[AGENT_MASK]).any(-1, keepdim=True)
+        _hold("flags", (terminated | ~closed).all(), "a row ends in end_of_dialogue but its task is not 'terminated'")
+        _hold("flags", (closed | truncated | ~terminated).all(), "'terminated' without end_of_dialogue: 'truncated'?")
 
 
 def _alternate(env: EnvBase) -> Tensor:
@@ -270,31 +256,30 @@ def _alternate(env: EnvBase) -> Tensor:
     return (torch.arange(env.batch_size.numel(), device=env.device) % 2 == 0).reshape(env.batch_size)
 
 
-def _check_partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
+def _partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     again = _alternate(env)
     now = _play(env, seed, actions[:2])[-1]
     came = env.reset(now.exclude(REWARD).clone().set("_reset", again.unsqueeze(-1)))
     past = came[AGENT_MASK].any(-1) | came[DONE].squeeze(-1)
-    _require("partial reset", not (past & again).any(), "rows that were reset still have a past")
+    _hold("partial reset", not (past & again).any(), "rows that were reset still have a past")
     played = []
     for action in actions[2 : len(game) - 1]:
         played.append(env.step(_given(came, action)).get("next").clone())
         came = played[-1]
-    what = "rows that were not reset, after others were reset"
-    _check_same("partial reset", game[3:], played, what, rows=~again)
+    _same("partial reset", game[3:], played, "rows that were not reset, after others were reset", rows=~again)
 
 
-def _check_mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
+def _mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     stepped = _alternate(env)
     start = _play(env, seed, [])[-1]
     given = _given(start, actions[0]).set("_step", stepped.unsqueeze(-1))
     after = env.step(given).get("next")
-    _check_same("mask", [start], [after], "rows that the mask excludes", rows=~stepped)
-    _check_same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
-    _require("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask excludes has a reward")
+    _same("mask", [start], [after], "rows that the mask excludes", rows=~stepped)
+    _same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
+    _hold("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask excludes has a reward")
 
 
-def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
+def _state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     state = game[0] if game[1][DONE].any() else game[1]
     _play(env, seed + 1, actions[:1])
     given = state.select(*_KEYS).clone()
@@ -303,13 +288,13 @@ def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Seque
         came = env.reset(given, set_state=True, **named)
     except (KeyError, ValueError, NotImplementedError):
         return
-    _check_same("state", [state.exclude(REWARD)], [came], "passed to reset and returned by it")
+    _same("state", [state.exclude(REWARD)], [came], "passed to reset and returned by it")
     after = env.step(_given(came, actions[1])).get("next")
     kept = ((after[TOKENS] == state[TOKENS]) | ~state[ATTENTION_MASK]).all()
-    _require("state", kept, "a step after reset(observation, set_state=True) continued from other rows")
+    _hold("state", kept, "a step after reset(observation, set_state=True) continued from other rows")
 
 
-def _check_batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed: int) -> None:
+def _batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed: int) -> None:
     """Episode ``k`` of a seed is the ``k``-th row to be reset: row ``k`` of three, or the ``k``-th reset of one row."""
     three, one = make_env(3), make_env(1)
     actions = _random_actions(three, texts, seed)
@@ -319,4 +304,4 @@ def _check_batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed:
         alone = [one.reset().clone()]
         for action in actions[: len(together) - 1]:
             alone.append(one.step(_given(alone[-1], action[row : row + 1])).get("next").clone())
-        _check_same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and in a batch")
+        _same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and in a batch")

@@ -1,14 +1,28 @@
-"""The protocol of plain-Python games, and checks of what they return."""
+"""The protocol of plain-Python games, and what they return: turns, and features beside their texts."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
+from torch import Tensor
+
 from torchrl_lang._files import shorten
+from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.episodes import LARGEST_REWARD
 
-__all__ = ["GamePlace", "GameTurn", "TextGame", "ToolText", "read_opening", "read_turn", "without_thoughts"]
+__all__ = [
+    "GamePlace",
+    "GameTurn",
+    "TextGame",
+    "ToolText",
+    "padded_features",
+    "read_features",
+    "read_opening",
+    "read_turn",
+    "without_thoughts",
+]
 
 
 @runtime_checkable
@@ -79,17 +93,10 @@ class GameTurn(NamedTuple):
 
 
 def read_opening(returned: Any, place: GamePlace) -> str:
-    """Read the opening text from the result of a game's ``reset``.
-
-    Raises:
-        TypeError: the result is neither a text nor a text and an info.
-    """
+    """Read the opening text from the result of a game's ``reset``: a text, or a text and an info."""
     text = returned[0] if type(returned) is tuple and len(returned) == 2 else returned
     if not isinstance(text, str):
-        raise TypeError(
-            f"{place} returned {shorten(returned)} from reset, expected its opening text, or (text, info): return a "
-            f"string, empty if the player has the first turn."
-        )
+        raise TypeError(f"{place} returned {shorten(returned)} from reset, expected a text, or (text, info).")
     return text
 
 
@@ -100,42 +107,55 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
         TypeError: the values have other types.
         ValueError: the reward is not a finite number in float32.
     """
-    if not isinstance(returned, tuple) or len(returned) not in (3, 5):
-        many = f"{len(returned)} values" if isinstance(returned, tuple) else "no tuple"
-        raise TypeError(
-            f"{place} returned {shorten(returned)} from step, {many}, expected (text, reward, terminated) or "
-            f"(text, reward, terminated, truncated, info)."
-        )
-    text = returned[0]
-    if not isinstance(text, str):
-        raise TypeError(f"{place} returned {shorten(text)} as its reply, expected a string, which may be empty.")
-    truncated = _flag(returned[3], "truncated", place) if len(returned) == 5 else False
-    return GameTurn(text, _reward(returned[1], place), _flag(returned[2], "terminated", place), truncated)
+    match returned:
+        case (str(text), reward, terminated):
+            truncated: Any = False
+        case (str(text), reward, terminated, truncated, _):
+            pass
+        case _:
+            raise TypeError(
+                f"{place} returned {shorten(returned)} from step, expected a text (which may be empty), reward and "
+                "terminated, or these with truncated and info."
+            )
+    earned, ends = _number("reward", reward, place), {"terminated": terminated, "truncated": truncated}
+    if not abs(earned) <= LARGEST_REWARD:  # also True for NaN
+        raise ValueError(f"{place} returned the reward {shorten(reward)}, expected a finite number in float32.")
+    for name, value in ends.items():
+        if _number(name, value, place) not in (0, 1):  # bool("False") is True
+            raise TypeError(f"{place} returned {shorten(value)} as its {name}, expected True or False.")
+    return GameTurn(text, earned, bool(terminated), bool(truncated))
 
 
-def _reward(value: Any, place: GamePlace) -> float:
+def _number(name: str, value: Any, place: GamePlace) -> float:
+    """A number of any library; a text is none."""
     try:
-        reward = float(value) if not isinstance(value, str | bytes) else None
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        reward = None
-    if reward is None:
-        raise TypeError(f"{place} returned {shorten(value)} as its reward, expected one number.")
-    if not abs(reward) <= LARGEST_REWARD:  # also True for NaN
-        kind = "not a number" if math.isnan(reward) else "not finite in float32"
-        raise ValueError(
-            f"{place} returned the reward {shorten(value)}, which is {kind} and would make losses NaN: "
-            f"return a finite number."
-        )
-    return reward
+        return float(None if isinstance(value, str | bytes) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{place} returned {shorten(value)} as its {name}, expected one number.") from error
 
 
-def _flag(value: Any, name: str, place: GamePlace) -> bool:
-    if value is True or value is False:
-        return value
-    # bool("False") is True, so accept only values equal to 0 or 1 (including NumPy booleans and 1-element tensors).
+def read_features(given: Any, place: GamePlace, size: tuple[int, int]) -> Tensor:
+    """The features of a game, float32 ``[n, F]`` with ``n`` up to ``P``, on the CPU."""
+    count, width = size
     try:
-        if not isinstance(value, str | bytes) and value is not None and float(value) in (0.0, 1.0):
-            return bool(value)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise TypeError(f"{place} returned {shorten(value)} as '{name}', expected True or False.")
+        features = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{place} shows {shorten(given)} as its features: set game.features to numbers.") from error
+    if not features.numel():  # a game may show none
+        return torch.zeros(0, width)
+    if features.ndim != 2 or features.shape[0] > count or features.shape[1] != width:
+        shape = tuple(features.shape)
+        raise ValueError(f"{place} shows features of shape {shape}, expected up to {count} vectors of {width} numbers.")
+    if not bool(features.isfinite().all()):
+        raise ValueError(f"{place} shows features that are not finite: replace such numbers.")
+    return features
+
+
+def padded_features(
+    shown: Mapping[int, Tensor], n: int, size: tuple[int, int], device: torch.device | None
+) -> dict[str, Tensor]:
+    """The features of ``n`` rows, padded with zeros, and their mask; of rows without any, zeros."""
+    padded, mask = torch.zeros(n, *size), torch.zeros(n, size[0], dtype=torch.bool)
+    for row, features in shown.items():
+        padded[row, : len(features)], mask[row, : len(features)] = features, True
+    return {FEATURES: padded.to(device), FEATURES_MASK: mask.to(device)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Required
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, Unbounded
 
+from torchrl_lang._checks import at_least_one, count
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import (
     GrowingRows,
@@ -20,12 +20,10 @@ from torchrl_lang.envs.row_state import (
     Writes,
     initial_rows,
     read_action,
-    read_mask,
     read_utterance,
     where_rows,
 )
-from torchrl_lang.envs.seeded_env import SeededEnv
-from torchrl_lang.envs.specs import flags, row_specs, token_ids
+from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, row_specs, token_ids
 from torchrl_lang.schema import (
     AGENT_MASK,
     ATTENTION_MASK,
@@ -38,10 +36,18 @@ from torchrl_lang.schema import (
 )
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["LanguageEnv", "Reply", "TaskState"]
+__all__ = ["LanguageEnv", "LanguageOptions", "Reply", "TaskState"]
 
 TaskState = dict[str, Tensor]
 """The state of a task beside the transcript: named tensors, each ``[N, ...]``."""
+
+
+class LanguageOptions(EnvOptions, total=False):
+    """Options of :class:`LanguageEnv` that its subclasses pass on."""
+
+    row_length: Required[int]
+    action_length: Required[int]
+    max_turns: int | None
 
 
 class LanguageEnv(SeededEnv):
@@ -100,25 +106,16 @@ class LanguageEnv(SeededEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=batch_size)
-        if action_length < 1:
-            raise ValueError(f"action_length must be at least 1 token, got {action_length}.")
+        at_least_one("action_length", action_length)
+        at_least_one("max_turns", 1 if max_turns is None else max_turns)
         opening = shortest_opening(tokenizer)
-        needed = opening + action_length + 1
-        if row_length < needed:
-            raise ValueError(
-                f"row_length={row_length} cannot hold an opening of {opening} tokens and an utterance of "
-                f"action_length={action_length} tokens with its end: give at least {needed}."
-            )
-        if max_turns is not None and max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1 or None, got {max_turns}.")
+        count("row_length (opening, utterance and its end)", row_length, low=opening + action_length + 1)
         self.tokenizer = tokenizer
         self.row_length = row_length
         self.action_length = action_length
         self.max_turns = max_turns
         self._rows: GrowingRows | None = None
         self._task: TaskState
-        self._terminated: Tensor
-        self._truncated: Tensor
         self._turns: Tensor
         self._set_seed(seed)
         self._make_specs()
@@ -159,7 +156,7 @@ class LanguageEnv(SeededEnv):
         """Further observations, ``[N, ...]``, declared in :meth:`_task_observation_spec`.
 
         Features of a row are such, ``features`` and ``features_mask``, see
-        :func:`~torchrl_lang.envs.specs.feature_specs`.
+        :func:`~torchrl_lang.envs.seeded_env.feature_specs`.
         """
         return {}
 
@@ -172,11 +169,8 @@ class LanguageEnv(SeededEnv):
     def _make_specs(self) -> None:
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
         rows = row_specs(vocabulary, batch, self.row_length, device)
-        self.observation_spec = Composite({**rows, **self._task_observation_spec()}, shape=batch, device=device)
-        self.action_spec = token_ids(vocabulary, batch, self.action_length, device=device)
-        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
-        self.full_done_spec = Composite(done, shape=batch, device=device)
+        action = token_ids(vocabulary, batch, self.action_length, device=device)
+        self._set_specs({**rows, **self._task_observation_spec()}, action)
 
     def _drop_rows(self) -> None:
         self._rows = None
@@ -192,10 +186,7 @@ class LanguageEnv(SeededEnv):
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
         shape = (*self.batch_size, self.action_length)
         action = read_action(f"{type(self).__name__}.step()", tensordict, shape).reshape(self._n, self.action_length)
-        live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
-        if mask is not None:
-            live = live & mask
-        writes, reward = self._plan_turn(action, live)
+        writes, reward = self._plan_turn(action, self._rows_to_step(tensordict))
         self._rows.write_(writes)
         return self._observe().set(REWARD, reward.reshape(*self.batch_size, 1))
 
@@ -253,25 +244,26 @@ class LanguageEnv(SeededEnv):
     ) -> TensorDictBase:
         tensordict = merge_keywords(self, self._reset_entries, tensordict, kwargs, set_state=set_state)
         options = None if tensordict is None else tensordict.reshape(self._n)
-        mask = read_mask("_reset", options, self._n)
-        fresh = torch.ones(self._n, dtype=torch.bool, device=self.device) if mask is None else mask
-        if self._rows is None and not fresh.all():
-            raise RuntimeError(
-                f"The first reset of {type(self).__name__} must reset every row, got a partial '_reset' mask: call "
-                f"reset() once without it."
-            )
+        fresh = self._rows_to_reset(options, begun=self._rows is not None)
         given = None
         if set_state:
             assert options is not None
             widths = (self.row_length, self.action_length)
             given = rows_to_continue(options, fresh, self.tokenizer, *widths, self.max_turns)
-        self._begin_rows(fresh, options, given, partial=self._rows is not None and mask is not None)
+        masked = options is not None and options.get("_reset", None) is not None
+        self._begin_rows(fresh, options, given, partial=self._rows is not None and masked)
         return self._observe()
 
     def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
         """The entry of ``reset`` under one of the :attr:`_reset_entries`, int64 ``[N]``, or None."""
         value = None if options is None else options.get(key, None)
         return None if value is None else value.reshape(-1)
+
+    def _current(self, key: str) -> Tensor:
+        """An entry of the task's state, ``[*B]``, a copy."""
+        if self._rows is None:
+            raise RuntimeError(f"{type(self).__name__} has no episode yet: call reset() first.")
+        return self._task[key].reshape(self.batch_size).clone()
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""

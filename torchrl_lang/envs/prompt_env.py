@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace
-from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
+from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
 from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -34,9 +34,8 @@ class PromptEnv(TextGameEnv):
         features: what belongs to each prompt and is no text, such as the vectors of an image, ``[n, F]`` for each
             prompt with ``n`` up to ``P``; observations then have ``features`` float32 ``[*B, P, F]`` and
             ``features_mask``.
-        tokenizer, row_length, action_length, batch_size, read, on_bad_text, seed, device: as in
-            :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.text.ChatTokenizer` prompts are
-            messages of the user.
+        tokenizer: with a :class:`~torchrl_lang.text.ChatTokenizer` prompts are messages of the user.
+        **options: ``row_length``, ``action_length``, ``read`` and others of :class:`~torchrl_lang.envs.TextGameEnv`.
 
     Raises:
         ValueError: there are no prompts, their features do not fit, or an index is out of range; on steps, the reward
@@ -63,34 +62,24 @@ class PromptEnv(TextGameEnv):
         reward: RewardFunction,
         tokenizer: Tokenizer,
         *,
-        row_length: int,
-        action_length: int,
-        batch_size: int | Sequence[int] = (1,),
-        read: Callable[[str], str] | None = None,
         features: Sequence[Any] | Tensor | None = None,
-        on_bad_text: OnBadText = "truncate",
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[GameOptions],
     ) -> None:
-        self.prompts = list(prompts)
-        wrong = [prompt for prompt in self.prompts if not isinstance(prompt, str)]
-        if wrong or not self.prompts:
-            found = f"{shorten(wrong[0])} among them" if wrong else "none"
-            raise ValueError(f"PromptEnv needs a list of texts as prompts, got {found}.")
-        self.reward = reward
-        self._of_prompts = None if features is None else _read_all(features, len(self.prompts))
-        super().__init__(
-            cast(Any, lambda: None),  # there are no game objects
-            tokenizer,
-            row_length=row_length,
-            action_length=action_length,
-            batch_size=batch_size,
-            read=read,
-            features=None if self._of_prompts is None else _size(self._of_prompts),
-            on_bad_text=on_bad_text,
-            seed=seed,
-            device=device,
-        )
+        self.prompts, self.reward = list(prompts), reward
+        if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(self.prompts)}.")
+        self._of_prompts, size = None, None
+        if features is not None:
+            self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
+            shapes = {tuple(one.shape[1:]) if one.ndim == 2 else None for one in self._of_prompts}
+            if len(self._of_prompts) != len(self.prompts) or len(shapes) != 1 or None in shapes:
+                raise ValueError(
+                    f"PromptEnv needs features [n, F] of one width for each of its {len(self.prompts)} prompts, got "
+                    f"{len(self._of_prompts)} of shapes {[list(one.shape) for one in self._of_prompts[:3]]}."
+                )
+            size = max(map(len, self._of_prompts)), self._of_prompts[0].shape[1]
+        no_game: Any = lambda: None  # noqa: E731 (there are no game objects)
+        super().__init__(no_game, tokenizer, features=size, **options)
 
     def _set_seed(self, seed: int | None) -> None:
         super()._set_seed(seed)
@@ -118,26 +107,6 @@ class PromptEnv(TextGameEnv):
         completions = [self._read(ids) for ids in utterances.values()]
         rewards = self.reward(prompts, completions)
         if not hasattr(rewards, "__len__") or len(rewards) != len(prompts):
-            raise ValueError(
-                f"The reward function returned {shorten(rewards)} for {len(prompts)} completions: return a list or "
-                f"tensor with one number each."
-            )
+            raise ValueError(f"The reward function returned {shorten(rewards)}, expected {len(prompts)} numbers.")
         for row, reward in zip(utterances, rewards, strict=True):
             yield row, ("", reward, True)
-
-
-def _read_all(features: Sequence[Any] | Tensor, prompts: int) -> list[Tensor]:
-    """The features of each prompt, float32 ``[n, F]``, on the CPU."""
-    if len(features) != prompts:
-        raise ValueError(f"PromptEnv needs the features of each of its {prompts} prompts, got {len(features)}.")
-    given = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
-    shapes = {tuple(one.shape[1:]) if one.ndim == 2 else tuple(one.shape) for one in given}
-    if len(shapes) != 1 or any(one.ndim != 2 for one in given):
-        raise ValueError(
-            f"The features of a prompt are [n, F], vectors of one width, got those of shapes {sorted(shapes)[:3]}."
-        )
-    return given
-
-
-def _size(features: Sequence[Tensor]) -> tuple[int, int]:
-    return max(len(one) for one in features), features[0].shape[1]

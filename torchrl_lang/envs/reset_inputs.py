@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -37,34 +37,21 @@ def merge_keywords(
         KeyError: with ``set_state=True`` an entry of the rows is missing.
     """
     reset, batch = f"{type(env).__name__}.reset", env.batch_size
-    unknown = sorted(keywords.keys() - {*known, *ROW_KEYS})
+    takes = [*known, *ROW_KEYS] if set_state else list(known)
+    unknown = sorted(keywords.keys() - {*takes})
     if unknown:
-        takes = f"the entries {list(known)} by name" if known else "no entries by name"
-        raise TypeError(f"{reset}() got {unknown}, it takes {takes} (and set_state).")
-    rows = [key for key in ROW_KEYS if key in keywords]
-    if rows and not set_state:
-        raise TypeError(
-            f"{reset}() got the rows {rows} by keyword without set_state=True: add it to continue from these rows, or "
-            f"omit them to begin new episodes."
-        )
+        raise TypeError(f"{reset}() got {unknown}, it takes {takes} by name; rows only with set_state=True.")
     given = {key: torch.as_tensor(value, device=env.device) for key, value in keywords.items()}
     found = {**({} if tensordict is None else dict(tensordict.items())), **given}
     for key in {*known} & found.keys():
         value = found[key]
         if value.shape not in (batch, (*batch, 1)) or value.dtype != torch.int64:
-            raise ValueError(
-                f"'{key}' must be int64 of shape {tuple(batch)}, one number per row, got {value.dtype} of shape "
-                f"{tuple(value.shape)}."
-            )
+            got = f"{value.dtype} of shape {tuple(value.shape)}"
+            raise ValueError(f"'{key}' must be int64 of shape {tuple(batch)}, one number per row, got {got}.")
     missing = [key for key in ROW_KEYS if key not in found]
     if set_state and missing:
-        raise missing_entry(
-            f"{reset}(set_state=True)",
-            missing,
-            found,
-            "TransformedEnv removes such entries from the tensordict: with transforms pass them by keyword, "
-            f"reset(set_state=True, **rows.select{ROW_KEYS}).",
-        )
+        remedy = f"With transforms pass them by keyword: reset(set_state=True, **rows.select{ROW_KEYS})."
+        raise missing_entry(f"{reset}(set_state=True)", missing, found, remedy)
     return TensorDict(found, batch, device=env.device) if given else tensordict
 
 
@@ -100,21 +87,14 @@ def rows_to_continue(
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
     refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
+    if isinstance(tokenizer, ChatTokenizer):
+        _check_chat(rows, fresh, tokenizer)
+    else:
+        _check_order(rows, fresh, control)
     full = rows.length + action_length + 1 > row_length
     if max_turns is not None:
         full = full | (count_turns(rows, control) >= max_turns)
-    if isinstance(tokenizer, ChatTokenizer):
-        _check_chat(rows, fresh, tokenizer)
-        refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
-        return rows
-    kinds = _token_kinds(rows, control)
-    _check_order(rows, kinds, fresh)
-    last = kinds.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
-    in_reply = (last == _Kind.REPLY) | (last == _Kind.BEGIN_STATE)
-    refuse(fresh & (last == _Kind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
     refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
-    refuse(fresh & (last == _Kind.ACTION), "end inside an utterance", "finish it with end_of_action, or use TokenEnv")
-    refuse(fresh & in_reply, "end inside a text of the environment", "finish it with end_of_state")
     return rows
 
 
@@ -138,72 +118,36 @@ def refuse(bad: Tensor, what: str, advice: str) -> None:
         raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} cannot be continued, they {what}: {advice}.")
 
 
-# -- the valid orders of tokens, to reject damaged rows ----------------------------------------------------------------
-
-
-class _Kind(IntEnum):
-    """The role of a token in a row."""
-
-    BEGIN_STATE = 0
-    BEGIN_ACTION = 1
-    ACTION = 2
-    """A token of the agent other than its end of action."""
-    END_OF_ACTION = 3
-    """An end of action that the agent wrote."""
-    CLOSED = 4
-    """An end of action that the environment added to an utterance without one."""
-    REPLY = 5
-    """A token of the environment's text."""
-    END_OF_STATE = 6
-    END_OF_DIALOGUE = 7
-    PADDING = 8
-    """A padding token among the real ones, which is always an error."""
-
-
-_AGENT = (_Kind.ACTION, _Kind.END_OF_ACTION)
-_AFTER_TURN = (*_AGENT, _Kind.REPLY, _Kind.END_OF_DIALOGUE)  # the environment's reply may be empty
-_FOLLOWERS = {  # nothing follows the others
-    _Kind.BEGIN_STATE: (_Kind.REPLY,),
-    _Kind.BEGIN_ACTION: _AGENT,
-    _Kind.ACTION: (*_AGENT, _Kind.CLOSED),
-    _Kind.END_OF_ACTION: _AFTER_TURN,
-    _Kind.CLOSED: _AFTER_TURN,
-    _Kind.REPLY: (_Kind.REPLY, _Kind.END_OF_STATE),
-    _Kind.END_OF_STATE: (*_AGENT, _Kind.END_OF_DIALOGUE),
+# The orders of tokens that environments write, by a letter for the role of each: s begin_state, r a text of the
+# environment, z end_of_state, a begin_action, x tokens of the agent, e its end_of_action, c one that was added to an
+# utterance without one, d end_of_dialogue, p padding.
+_TURNS = re.compile(rb"(?:sr+z|a)(?:(?:x*e|x+c)(?:r+z)?)*")
+_ENDS = {
+    rb"d": "it has ended: reset it without set_state",
+    rb"x+": "it ends inside an utterance: finish it with end_of_action, or use TokenEnv",
+    rb"sr*|r+": "it ends inside a text of the environment: finish it with end_of_state",
 }
 
 
-def _token_kinds(rows: Rows, control: ControlTokens) -> Tensor:
-    """The :class:`_Kind` of every token, int64 ``[N, T]``; undefined after a row's end."""
-    own = torch.full_like(rows.tokens, _Kind.REPLY)
-    agent = torch.full_like(rows.tokens, _Kind.ACTION)
-    agent = torch.where(rows.tokens == control.end_of_action, int(_Kind.END_OF_ACTION), agent)
-    for token, kind in (
-        (control.begin_state, _Kind.BEGIN_STATE),
-        (control.begin_action, _Kind.BEGIN_ACTION),
-        (control.end_of_action, _Kind.CLOSED),
-        (control.end_of_state, _Kind.END_OF_STATE),
-        (control.end_of_dialogue, _Kind.END_OF_DIALOGUE),
+def _check_order(rows: Rows, fresh: Tensor, control: ControlTokens) -> None:
+    """Raise unless environments could have written the ``fresh`` rows (bool ``[N]``) and would continue them."""
+    roles = torch.full_like(rows.tokens, ord("r"), dtype=torch.uint8)
+    for token, role in (
+        (control.begin_state, "s"),
+        (control.begin_action, "a"),
+        (control.end_of_action, "c"),
+        (control.end_of_state, "z"),
+        (control.end_of_dialogue, "d"),
     ):
-        own = torch.where(rows.tokens == token, int(kind), own)
-    kinds = torch.where(rows.agent_mask, agent, own)
-    return torch.where(rows.tokens == control.pad, int(_Kind.PADDING), kinds)
-
-
-def _check_order(rows: Rows, kinds: Tensor, fresh: Tensor) -> None:
-    """Raise unless environments could have written the ``fresh`` rows (bool ``[N]``, none of them empty)."""
-    n = len(_Kind)
-    allowed = torch.zeros((n, n), dtype=torch.bool, device=kinds.device)
-    for kind, followers in _FOLLOWERS.items():
-        allowed[kind, list(followers)] = True
-    begins = kinds[:, :1] <= _Kind.BEGIN_ACTION
-    follows = allowed[kinds[:, :-1], kinds[:, 1:]]
-    bad = rows.attention_mask & fresh[:, None] & ~torch.cat([begins, follows], -1)
-    if bad.any():
-        row, position = bad.nonzero()[0].tolist()
-        part = _Kind(int(kinds[row, position])).name
-        where = f"after {_Kind(int(kinds[row, position - 1])).name}" if position else "at its beginning"
-        raise ValueError(
-            f"Row {row} cannot be continued: at position {position} it has {part} {where}, an order that no "
-            f"environment writes. Pass rows as reset and step return them."
-        )
+        roles = torch.where(rows.tokens == token, ord(role), roles)
+    roles = torch.where(rows.agent_mask, ord("x"), roles)
+    roles = torch.where(rows.agent_mask & (rows.tokens == control.end_of_action), ord("e"), roles)
+    roles = torch.where(rows.tokens == control.pad, ord("p"), roles).cpu().numpy()
+    for row, length in zip(fresh.nonzero().flatten().tolist(), rows.length[fresh].tolist(), strict=True):
+        order = roles[row, :length].tobytes()
+        turns = _TURNS.match(order)
+        position = turns.end() if turns else 0
+        if position < length:
+            other = f"at position {position} it has an order of tokens that no environment writes"
+            found = (end for pattern, end in _ENDS.items() if re.fullmatch(pattern, order[position:]))
+            raise ValueError(f"Row {row} cannot be continued: {next(found, other)}.")

@@ -99,12 +99,8 @@ def initial_rows(
 
     ``opening`` is int64 ``[N, R]`` with ``length`` tokens, int64 ``[N]``, and must leave room for an utterance.
     """
-    needed = opening.shape[-1] + 2 * control.marks_turns + action_length + 1
-    if needed > row_length and opening.shape[-1]:
-        raise ValueError(
-            f"An opening of up to {opening.shape[-1]} tokens leaves no room for an utterance: row_length is "
-            f"{row_length}, give at least {needed}."
-        )
+    if opening.shape[-1] + 2 * control.marks_turns + action_length + 1 > row_length and opening.shape[-1]:
+        raise ValueError(f"An opening of {opening.shape[-1]} tokens leaves no room for an utterance in {row_length}.")
     if not control.marks_turns:
         none = torch.zeros_like(opening, dtype=torch.float32)
         return Rows(opening, none.to(torch.bool), none, length)
@@ -262,10 +258,7 @@ def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | N
     if mask is None:
         return None
     if mask.dtype != torch.bool or mask.numel() != n:
-        raise ValueError(
-            f"'{key}' must be bool with one flag for each of the {n} rows, got {mask.dtype} of shape "
-            f"{tuple(mask.shape)}."
-        )
+        raise ValueError(f"'{key}' must be {n} bool flags, one per row, got {mask.dtype} {tuple(mask.shape)}.")
     return mask.reshape(n)
 
 
@@ -275,8 +268,6 @@ def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...], i
     if action is None:
         raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
     if action.shape != shape or action.dtype != torch.int64:
-        raise ValueError(
-            f"{what} expects 'action' as int64 {ids} of shape {shape}, got {action.dtype} of shape "
-            f"{tuple(action.shape)}."
-        )
+        got = f"{action.dtype} of shape {tuple(action.shape)}"
+        raise ValueError(f"{what} expects 'action' as int64 {ids} of shape {shape}, got {got}.")
     return action

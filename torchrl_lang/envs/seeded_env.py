@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-__all__ = ["SeededEnv"]
+from torchrl_lang.envs.row_state import read_mask
+from torchrl_lang.schema import (
+    AGENT_MASK,
+    ATTENTION_MASK,
+    DONE,
+    FEATURES,
+    FEATURES_MASK,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRUNCATED,
+)
+
+__all__ = ["EnvOptions", "SeededEnv", "feature_specs", "flags", "row_specs", "token_ids"]
+
+
+class EnvOptions(TypedDict, total=False):
+    """Options that every environment takes: the number of parallel rows as a torch size, a seed and a device."""
+
+    batch_size: int | Sequence[int]
+    seed: int | None
+    device: torch.device | str | int | None
 
 
 class SeededEnv(EnvBase):
@@ -21,19 +44,11 @@ class SeededEnv(EnvBase):
 
     A copy of an environment with a seed continues as the original would; a copy of one without a seed takes a new seed.
 
-    Args:
-        batch_size: number of parallel rows, as a torch size.
-        device: device of the tensors.
-
-    Call :meth:`_set_seed` at the end of the subclass's ``__init__``.
-
-    Examples:
-        >>> from torchrl_lang.envs import LanguageEnv
-        >>> from torchrl_lang.envs.grids import DarkRoomEnv
-        >>> from torchrl_lang.envs.seeded_env import SeededEnv
-        >>> issubclass(LanguageEnv, SeededEnv), issubclass(DarkRoomEnv, SeededEnv)
-        (True, True)
+    Call :meth:`_set_seed` and :meth:`_set_specs` at the end of the subclass's ``__init__``.
     """
+
+    _terminated: Tensor
+    _truncated: Tensor
 
     def __init__(
         self, *, batch_size: int | Sequence[int] = (1,), device: torch.device | str | int | None = None
@@ -52,6 +67,27 @@ class SeededEnv(EnvBase):
         key = torch.randint(2**62, (), generator=self.generator, device=self.generator.device)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def _set_specs(self, observation: dict[str, Any], action: TensorSpec) -> None:
+        batch, device = self.batch_size, self.device
+        self.observation_spec = Composite(observation, shape=batch, device=device)
+        self.action_spec = action
+        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
+        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
+
+    def _rows_to_step(self, tensordict: TensorDictBase) -> Tensor:
+        """The rows that are not done and that a ``"_step"`` mask does not exclude, bool ``[N]``."""
+        live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
+        return live if mask is None else live & mask
+
+    def _rows_to_reset(self, tensordict: TensorDictBase | None, *, begun: bool) -> Tensor:
+        """The rows of a ``"_reset"`` mask, all without one, bool ``[N]``."""
+        mask = read_mask("_reset", tensordict, self._n)
+        fresh = torch.ones(self._n, dtype=torch.bool, device=self.device) if mask is None else mask
+        if not begun and not fresh.all():
+            raise RuntimeError(f"The first reset of {type(self).__name__} must reset every row: omit '_reset'.")
+        return fresh
 
     def _number_episodes(self, fresh: Tensor) -> Tensor:
         """Count the episodes that begin in the ``fresh`` rows, bool ``[N]``, and number them; others' are undefined."""
@@ -76,3 +112,31 @@ class SeededEnv(EnvBase):
     def _drop_rows(self) -> None:
         """Drop the current episodes, which are on another device."""
         raise NotImplementedError
+
+
+def flags(batch: torch.Size, n: int, device: torch.device | None) -> Binary:
+    """``n`` flags per row: bool ``[*B, n]``."""
+    return Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
+
+
+def token_ids(vocab_size: int, batch: torch.Size, *shape: int, device: torch.device | None) -> Categorical:
+    """Token ids, int64 ``[*B, *shape]``."""
+    return Categorical(vocab_size, shape=(*batch, *shape), dtype=torch.int64, device=device)
+
+
+def row_specs(vocab_size: int, batch: torch.Size, width: int, device: torch.device | None) -> dict[str, TensorSpec]:
+    """The four entries of a row, ``[*B, T]``."""
+    return {
+        TOKENS: token_ids(vocab_size, batch, width, device=device),
+        ATTENTION_MASK: flags(batch, width, device),
+        AGENT_MASK: flags(batch, width, device),
+        TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
+    }
+
+
+def feature_specs(batch: torch.Size, size: tuple[int, int], device: torch.device | None) -> dict[str, TensorSpec]:
+    """Specs of ``features`` ``[*B, P, F]`` and ``features_mask`` ``[*B, P]`` for a ``size`` of ``(P, F)``."""
+    return {
+        FEATURES: Unbounded(shape=(*batch, *size), dtype=torch.float32, device=device),
+        FEATURES_MASK: flags(batch, size[0], device),
+    }

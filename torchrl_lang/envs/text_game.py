@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from tensordict import TensorDictBase
@@ -15,19 +15,35 @@ from torch import Tensor
 
 from torchrl_lang._checks import at_least_one, one_of
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.game_features import check_size, padded_features, read_features
-from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, ToolText, read_opening, read_turn
-from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.game_turn import (
+    GamePlace,
+    GameTurn,
+    TextGame,
+    ToolText,
+    padded_features,
+    read_features,
+    read_opening,
+    read_turn,
+)
+from torchrl_lang.envs.language_env import LanguageEnv, LanguageOptions, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
-from torchrl_lang.envs.specs import feature_specs
+from torchrl_lang.envs.seeded_env import feature_specs
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["OnBadText", "TextGame", "TextGameEnv"]
+__all__ = ["GameOptions", "OnBadText", "TextGame", "TextGameEnv"]
 
 OnBadText = Literal["truncate", "raise"]
+
+
+class GameOptions(LanguageOptions, total=False):
+    """Options of :class:`TextGameEnv` that its subclasses pass on."""
+
+    read: Callable[[str], str] | None
+    on_bad_text: OnBadText
+
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 """The text that a game gets if the tokenizer cannot decode the agent's tokens."""
@@ -64,7 +80,7 @@ class TextGameEnv(LanguageEnv):
     With ``workers`` above 1 as many games are reset or stepped at a time, each in a thread, for games that wait: for a
     server, a process or a model. Rows and errors are the same as without, as long as games share nothing that they
     change. The threads end with the step. Games that compute in Python gain from several environments in a
-    ``ParallelEnv`` instead; games with :class:`~torchrl_lang.envs.private_random.PrivateRandom` run one at a time.
+    ``ParallelEnv`` instead; games of TextArena and GEM run one at a time.
 
     Args:
         make_game: makes a new game, a :class:`TextGame`; called once per row of the batch.
@@ -73,7 +89,8 @@ class TextGameEnv(LanguageEnv):
         features: number and width of the vectors that a game shows; None if games show none.
         on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         workers: number of games that are reset or stepped at a time.
-        tokenizer, row_length, action_length, max_turns, batch_size, seed, device: as in
+        tokenizer: encodes the texts of the games.
+        **options: ``row_length``, ``action_length``, ``max_turns``, ``batch_size``, ``seed`` and ``device``, as in
             :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
@@ -102,41 +119,25 @@ class TextGameEnv(LanguageEnv):
         make_game: Callable[[], TextGame],
         tokenizer: Tokenizer,
         *,
-        row_length: int,
-        action_length: int,
-        max_turns: int | None = None,
         read: Callable[[str], str] | None = None,
         features: tuple[int, int] | None = None,
         on_bad_text: OnBadText = "truncate",
         workers: int = 1,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[LanguageOptions],
     ) -> None:
-        one_of("on_bad_text", on_bad_text, ("truncate", "raise"))
+        one_of("on_bad_text", on_bad_text, get_args(OnBadText))
         at_least_one("workers", workers)
-        self._workers = workers
-        self.on_bad_text: OnBadText = on_bad_text
-        self.read = read
-        self.features = None if features is None else check_size(features)
+        for name, size in zip(("number of features", "width of features"), features or (), strict=False):
+            at_least_one(name, size)
+        self._workers, self.on_bad_text, self.read, self.features = workers, on_bad_text, read, features
         self._warned: set[str] = set()
-        super().__init__(
-            tokenizer,
-            row_length=row_length,
-            action_length=action_length,
-            max_turns=max_turns,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+        super().__init__(tokenizer, **options)
         self._games: list[Any] = [make_game() for _ in range(self._n)]
 
     @property
     def game_seed(self) -> Tensor:
         """The seeds of the current games, int64 ``[*B]``."""
-        if self._rows is None:
-            raise RuntimeError("No game has begun: call reset() first.")
-        return self._task["game_seed"].clone().reshape(self.batch_size)
+        return self._current("game_seed")
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         named = self._named(options, "game_seed")
@@ -177,19 +178,15 @@ class TextGameEnv(LanguageEnv):
         with self._all_or_none():
             if self._named(options, "game_seed") is None:
                 raise KeyError(
-                    "reset(tensordict, set_state=True) needs the seeds of the rows, 'game_seed': pass them as an "
-                    "entry, or by keyword if the environment is wrapped."
+                    "reset(set_state=True) needs the seeds of the rows: pass the entry or keyword game_seed."
                 )
             seeds, lengths = task["game_seed"].tolist(), rows.length.tolist()
             for row in _true(fresh):
                 came = [values[row, : lengths[row]].tolist() for values in rows[:3]]
                 played = self._replay(row, seeds[row], *came[:2])
                 if played != (came[0], came[2]):
-                    raise ValueError(
-                        f"Row {row} differs from the replay of game seed {seeds[row]}. The row is "
-                        f"{self._decode(came[0])!r} with rewards {[r for r in came[2] if r]}, the replay "
-                        f"{self._decode(played[0])!r} with rewards {[r for r in played[1] if r]}."
-                    )
+                    texts = f"{self._decode(came[0])!r}, the replay {self._decode(played[0])!r}"
+                    raise ValueError(f"Row {row} differs from the replay of game seed {seeds[row]}: it is {texts}.")
         return {**task, **self._standing()}
 
     @contextmanager
@@ -285,7 +282,7 @@ class TextGameEnv(LanguageEnv):
                 reply, lost = self._fit_reply(played, place, self.row_length)
                 if played.truncated or lost:
                     raise ValueError(
-                        f"{place} was truncated, so row {row} cannot be continued: reset it without set_state."
+                        f"{place} was truncated, so its row cannot be continued: reset it without set_state."
                     )
                 turn = [*utterance, token, *complete_reply(reply, played.terminated, self.tokenizer.control)]
                 earned = [0.0] * len(turn)

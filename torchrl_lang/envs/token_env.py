@@ -10,9 +10,9 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_lang.envs.language_env import LanguageEnv
-from torchrl_lang.envs.reset_inputs import merge_keywords
+from torchrl_lang.envs.reset_inputs import merge_keywords, refuse
 from torchrl_lang.envs.row_state import read_action, read_mask, where_rows
-from torchrl_lang.envs.specs import token_ids
+from torchrl_lang.envs.seeded_env import token_ids
 from torchrl_lang.schema import (
     ACTION,
     AGENT_MASK,
@@ -70,10 +70,7 @@ class TokenEnv(EnvBase):
 
     def __init__(self, env: LanguageEnv) -> None:
         if not isinstance(env, LanguageEnv):
-            raise TypeError(
-                f"TokenEnv needs a LanguageEnv, got {type(env).__name__}. Put transforms around it: "
-                f"TransformedEnv(TokenEnv(env), ...)."
-            )
+            raise TypeError(f"TokenEnv needs a LanguageEnv, got {type(env).__name__}: TransformedEnv(TokenEnv(env)).")
         super().__init__(device=env.device, batch_size=env.batch_size)
         self.env, self.tokenizer, self.row_length = env, env.tokenizer, env.row_length
         self._n = env.batch_size.numel()
@@ -150,9 +147,7 @@ class TokenEnv(EnvBase):
         begin = torch.where(boundary, position + 1, 0).amax(-1, keepdim=True)
         tail = real & (position >= begin)
         written = tail.sum(-1)
-        if (written >= self.env.action_length).any():
-            rows = (written >= self.env.action_length).nonzero().flatten().tolist()
-            raise ValueError(f"Rows {rows} end in an unfinished utterance without room for another token and its end.")
+        refuse(written >= self.env.action_length, "end in an utterance without room for another token", "finish it")
         slot = torch.arange(self.env.action_length, device=tokens.device)
         is_pending = slot < written[:, None]
         source = (begin + slot).clamp_max(tokens.shape[-1] - 1)

@@ -11,7 +11,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._files import Fields, FileError
-from torchrl_lang.envs.game_features import padded_features
+from torchrl_lang.envs.game_turn import padded_features
 from torchrl_lang.modules import SavedModel, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options

@@ -7,11 +7,10 @@ import inspect
 import pytest
 import torch
 
+from tests.envs.conftest import WORDS, Parrot
 from torchrl_lang.envs import EnvGame, TextGameEnv, WordleEnv, check_language_env, trl_environment
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.text import CharTokenizer
-
-from .conftest import WORDS, Parrot
 
 LETTERS = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz<>/ .")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.envs.helpers import say_after
 from torchrl_lang.envs import GymnasiumGame, TextGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer, from_row
-
-from .helpers import say_after
 
 gymnasium = pytest.importorskip("gymnasium")
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.envs.helpers import say_after
 from torchrl_lang.envs import TextArenaGame, TextGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer, from_row
-
-from .helpers import say_after
 
 pytest.importorskip("textarena")
 

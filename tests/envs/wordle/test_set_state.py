@@ -108,7 +108,7 @@ def test_transcripts_that_cannot_go_on():
     solved["tokens"][0, 7:12] = 26
     with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued, they are over: the game is solved"):
         env.reset(solved, set_state=True)
-    with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued"):
+    with pytest.raises(ValueError, match="cannot be continued"):
         env.reset(rows_of(play(env, one, "abide")), set_state=True)
     with pytest.raises(KeyError, match="set_state"):
         env.reset(TensorDict(batch_size=[1]), set_state=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.private_random import PrivateRandom
+from torchrl_lang.envs.adapters.private_random import PrivateRandom
 
 __all__ = ["GemGame"]
 

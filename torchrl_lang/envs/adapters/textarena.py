@@ -8,7 +8,7 @@ from os.path import commonprefix
 from typing import Any
 
 from torchrl_lang._files import one_line, shorten
-from torchrl_lang.envs.private_random import PrivateRandom
+from torchrl_lang.envs.adapters.private_random import PrivateRandom
 
 __all__ = ["TextArenaGame"]
 

@@ -13,8 +13,7 @@ from torchrl.data import Composite, Unbounded
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.row_state import read_action, read_mask
-from torchrl_lang.envs.seeded_env import SeededEnv
-from torchrl_lang.envs.specs import flags, token_ids
+from torchrl_lang.envs.seeded_env import SeededEnv, flags, token_ids
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
 

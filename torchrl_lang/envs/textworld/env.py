@@ -14,7 +14,7 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_lang._checks import one_of
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
-from torchrl_lang.envs.specs import flags, token_ids
+from torchrl_lang.envs.seeded_env import flags, token_ids
 from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
 from torchrl_lang.envs.textworld.game_files import game_files

@@ -14,7 +14,7 @@ from torchrl_lang._checks import at_least_one, one_of
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.envs.specs import token_ids
+from torchrl_lang.envs.seeded_env import token_ids
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
@@ -142,9 +142,7 @@ class WordleEnv(LanguageEnv):
     @property
     def hidden_word(self) -> Tensor:
         """Index of each game's hidden word, int64 ``[*B]``, a copy."""
-        if self._rows is None:
-            raise RuntimeError("There is no hidden word before the first reset: call reset() first.")
-        return self._task["word"].reshape(self.batch_size).clone()
+        return self._current("word")
 
     def is_valid(self, guess: Tensor) -> Tensor:
         """True for valid guesses: int64 tokens ``[..., 5]`` to bool ``[...]``."""
@@ -158,10 +156,7 @@ class WordleEnv(LanguageEnv):
         if given is not None:
             out = fresh & ((given < 0) | (given >= self.n_words))
             if out.any():
-                raise ValueError(
-                    f"hidden_word {given[out].tolist()} is out of range: it must be below {self.n_words}, the number "
-                    "of words."
-                )
+                raise ValueError(f"hidden_word {given[out].tolist()} is out of range, there are {self.n_words} words.")
             word = torch.where(fresh, given, word)
         task = {"word": word, "tries": torch.zeros_like(word), "episode": episode}
         if self.observes_consistent:

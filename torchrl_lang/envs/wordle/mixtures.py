@@ -17,10 +17,7 @@ from torchrl_lang.envs.wordle.rules import SOLVED, Rules, answer, colours_of_cod
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, word_number
 
-__all__ = [
-    "MixturePlayer",
-    "MonteCarloPlayer",
-]
+__all__ = ["MixturePlayer", "MonteCarloPlayer"]
 
 
 class MixturePlayer(Player):

@@ -21,12 +21,7 @@ from torchrl_lang.envs.wordle.words import (
     words_and_guesses,
 )
 
-__all__ = [
-    "ExactValues",
-    "OptimalPlayer",
-    "information_gain",
-]
-
+__all__ = ["ExactValues", "OptimalPlayer", "information_gain"]
 
 _CODES = SOLVED + 1
 

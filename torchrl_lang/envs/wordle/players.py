@@ -26,16 +26,7 @@ from torchrl_lang.envs.wordle.words import (
 )
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 
-__all__ = [
-    "OPENERS",
-    "Player",
-    "RandomWordPlayer",
-    "RepeatPlayer",
-    "StartWordPlayer",
-    "WordPlayer",
-    "WrongPlayer",
-]
-
+__all__ = ["OPENERS", "Player", "RandomWordPlayer", "RepeatPlayer", "StartWordPlayer", "WordPlayer", "WrongPlayer"]
 
 _OPENERS = """
 adieu aloes arise arose audio crane earls laser opera raise ratio reais reals roast

@@ -32,12 +32,7 @@ from torchrl_lang.schema import (
     TRUNCATED,
 )
 
-__all__ = [
-    "Replayed",
-    "replay_games",
-    "rows_of_turns",
-]
-
+__all__ = ["Replayed", "replay_games", "rows_of_turns"]
 
 _CONTROL = wordle_tokenizer().control
 _BLOCK = 4096

@@ -32,7 +32,6 @@ __all__ = [
     "tile_colours",
 ]
 
-
 Rules = Literal["official", "ilql"]
 
 BLACK, YELLOW, GREEN = 0, 1, 2

@@ -43,16 +43,7 @@ from torchrl_lang.recipes.tasks.wordle import HABIT, MEDIOCRE, PRESETS, PlayerNa
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text import Tokenizer
 
-__all__ = [
-    "HABIT",
-    "MEDIOCRE",
-    "SolveWordle",
-    "WordleData",
-    "WordlePlay",
-    "WordleTask",
-    "main",
-]
-
+__all__ = ["HABIT", "MEDIOCRE", "SolveWordle", "WordleData", "WordlePlay", "WordleTask", "main"]
 
 _FIRST_TURN = 13
 """Tokens of a first turn: five letters and five colours, and the control tokens before, between and after them."""

@@ -39,7 +39,6 @@ __all__ = [
     "unanswered_guesses",
 ]
 
-
 _TOKENIZER = wordle_tokenizer()
 
 COLOUR_TOKENS = tuple(_TOKENIZER.encode("<b><y><g>"))

@@ -30,13 +30,7 @@ from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words
 from torchrl_lang.schema import ACTION, DONE, REWARD, TOKENS
 
-__all__ = [
-    "DecisionTree",
-    "TreePlayer",
-    "WordReturns",
-    "expected_return",
-]
-
+__all__ = ["DecisionTree", "TreePlayer", "WordReturns", "expected_return"]
 
 _VERSION = 1
 _REMEDY = "save the tree again"

@@ -7,11 +7,10 @@ from typing import Literal
 
 import pytest
 
+from tests.envs.conftest import Parrot
+from tests.envs.helpers import say_after
 from torchrl_lang.envs import QuestionGame, TextGameEnv, ToolGame, Tools, check_language_env
 from torchrl_lang.text import CharTokenizer, from_row
-
-from .conftest import Parrot
-from .helpers import say_after
 
 LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")
 

@@ -24,7 +24,7 @@ class PrivateRandom:
 
     Examples:
         >>> import random
-        >>> from torchrl_lang.envs.private_random import PrivateRandom
+        >>> from torchrl_lang.envs.adapters.private_random import PrivateRandom
         >>> private = PrivateRandom()
         >>> private.seed(3)
         >>> with private.active():

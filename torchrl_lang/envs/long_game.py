@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame
 from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
-from torchrl_lang.envs.specs import flags
+from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.text.tokenizers import Tokenizer
 

@@ -10,11 +10,10 @@ from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 
 from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.envs.helpers import say_after
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.envs import LongGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, RowFormat, from_row, to_row
-
-from .helpers import say_after
 
 LETTERS = CharTokenizer.from_alphabet("abcdefgh")
 
