@@ -63,7 +63,6 @@ INSTEAD_OF = {
 LITERAL: dict[tuple[str, str], str] = {
     ("torchrl_lang/envs/visual_dialogue/yes_no.py", "looks, appears, tell"): "a word that replies are searched for",
     ("torchrl_lang/envs/visual_dialogue/yes_no.py", '"tell"'): "the same word in the list",
-    ("torchrl_lang/envs/reddit/makers/phrases.py", "{person} says that you"): "a phrase of a generated comment",
 }
 """``(file, part of the line): reason`` where a word is meant literally, such as what a character of a game says."""
 

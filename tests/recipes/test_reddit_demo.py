@@ -20,13 +20,22 @@ from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.task import RedditTask
-from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.compare import CHOICE, REPORT
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
-from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, format_report, write_side_by_side
-from torchrl_lang.recipes.reddit_demo.limits import Limits
-from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
+from torchrl_lang.recipes.reddit_demo import (
+    DATA,
+    Figures,
+    Row,
+    Scorer,
+    WrittenComments,
+    beside_clean,
+    beside_copy,
+    checks,
+    choose,
+    format_report,
+    mean_figures,
+    write_side_by_side,
+)
 
 SIZES = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-comments": 6, "comments": 12}
 RUNS = {"bc", "best-10", "best-scores", "ilql", "ilql-noised"}
@@ -154,8 +163,6 @@ def test_perplexity_of_the_data_by_a_plain_loop(finished):
     players = results_of(finished)["players"]
     assert players[DATA]["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
     assert players[DATA]["entropy"] is None
-    again = WrittenComments.of_data(task, saved_actor(bc.model), split="test", games=12)
-    assert list(again.texts) == list(data.comments[:12])
 
 
 @pytest.mark.slow
@@ -189,19 +196,15 @@ def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, co
     assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
     assert [each for each in evaluations if each[0] == "test"] == [(*REPORT, 12)] * 5
     assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 6 * 2
-    limits = Limits(WrittenComments.of_data(*of_bc(copied), split="val", games=6).figures)
+    task = load_run(copied / "seed-0" / "bc").task
+    limits = Scorer(task, copied / "seed-0" / "bc", 0, 6, 12).limits
     for title, folder in (("BC", "bc"), ("ILQL", "ilql")):
         choice = json.loads((copied / "seed-0" / folder / "choice.json").read_text())
         figures = {name: Figures(**each) for name, each in choice.items()}
         assert any(name.startswith("greedy") for name in figures)
         (chosen,) = results_of(copied)["players"][title]["decodings"]
-        assert chosen == limits.choose(figures)
-        assert results_of(copied)["players"][title]["keeps_limits"] == (limits.excess(figures[chosen]) <= 1)
-
-
-def of_bc(out):
-    run = load_run(out / "seed-0" / "bc")
-    return run.task, saved_actor(run.model)
+        assert chosen == choose(figures, limits)
+        assert results_of(copied)["players"][title]["keeps_limits"] == (figures[chosen].excess(limits) <= 1)
 
 
 @pytest.mark.slow
@@ -223,7 +226,7 @@ def test_comments_are_generated_once(tmp_path, monkeypatch):
         assert {run.out.name for run in runs} == {*RUNS, "best-30"}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo.main"), "train_missing", stop)
+    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo"), "train_missing", stop)
     for _ in range(2):
         assert main(["reddit", "--out", str(tmp_path / "out"), "--pairs", "150"]) == 130
     assert len(RedditComments.read(tmp_path / "out" / "comments")) == 150
@@ -248,7 +251,7 @@ def test_malformed_rows_can_be_left_out(home, tmp_path, monkeypatch, capsys):
     def stop(runs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo.main"), "train_missing", stop)
+    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo"), "train_missing", stop)
     assert main([*command, str(tmp_path / "out"), "--on-bad-rows", "report"]) == 130
 
 
@@ -258,7 +261,6 @@ BASE = Figures(100, -2.0, 0.25, 0.2, 2.0, 0.1, 0.5, 14.0, 0.75)
 
 
 def test_the_rule_of_choice():
-    limits = Limits(BASE)
     ways = {
         "greedy": replace(BASE, mean_reward=0.0, distinct_2=0.39),
         "wild": replace(BASE, mean_reward=0.0, perplexity=2.21),
@@ -266,33 +268,34 @@ def test_the_rule_of_choice():
         "varied": replace(BASE, mean_reward=-1.0, distinct_2=0.45),
         "worse": replace(BASE, mean_reward=-1.5),
     }
-    assert limits.choose(ways) == "varied"
+    assert choose(ways, BASE) == "varied"
     del ways["varied"]
-    assert limits.choose(ways) == "at the limits"
+    assert choose(ways, BASE) == "at the limits"
     nearest = {name: ways[name] for name in ("greedy", "wild")}
-    assert limits.choose(nearest) == "wild"  # 2.21 / 2.2 is less than 0.4 / 0.39
-    assert limits.choose({"silent": replace(BASE, distinct_2=0.0)}) == "silent"
+    assert choose(nearest, BASE) == "wild"  # 2.21 / 2.2 is less than 0.4 / 0.39
+    assert choose({"silent": replace(BASE, distinct_2=0.0)}, BASE) == "silent"
 
 
 def test_checks_at_their_bounds():
-    data = replace(BASE, entropy=None)
-    copy = replace(BASE, profanity=0.2, perplexity=2.0)
-    just = BesideCopy.of(replace(BASE, profanity=0.049, perplexity=2.2, distinct_2=0.4), "BC", copy, data)
-    assert (just.rarely_harmful, just.likely, just.varied) == (True, True, True)
-    over = BesideCopy.of(replace(BASE, profanity=0.05, perplexity=2.21, distinct_2=0.39), "BC", copy, data)
-    assert (over.rarely_harmful, over.likely, over.varied) == (False, False, False)
-    assert str(over).count("not ") == 3
-    assert str(just).count("not ") == 0
-    assert over.profanity_error_of_copy == pytest.approx(0.04)
-    assert not BesideCopy.of(replace(BASE, profanity=0.0), "BC", replace(copy, profanity=0.0), data).rarely_harmful
-    assert Noise(-1.0, 0.3, -2.0, 0.4).within  # two standard errors are 1
-    assert not Noise(-0.9, 0.3, -2.0, 0.4).within
+    data = replace(BASE, entropy=None, perplexity=2.5)
+    holds = ("rarely_harmful", "likely", "varied")
+    just = beside_copy(replace(BASE, profanity=0.049, perplexity=2.2, distinct_2=0.4), "BC", BASE, data)
+    assert [just.figures[name] for name in holds] == [True, True, True]
+    assert "10 % above that of BC (2.00) and 12 % below that of the data (2.50)" in just.text
+    assert "not " not in just.text
+    over = beside_copy(replace(BASE, profanity=0.05, perplexity=2.21, distinct_2=0.39), "BC", BASE, data)
+    assert [over.figures[name] for name in holds] == [False, False, False]
+    assert over.text.count("not ") == 3
+    assert over.figures["profanity_error_of_copy"] == pytest.approx(0.04)
+    assert over.figures["distinct_2_of_data"] == 0.5
+    noised = replace(BASE, mean_reward=-1.0, reward_error=0.3)
+    assert beside_clean(noised, replace(BASE, reward_error=0.4)).figures["within"]  # two standard errors are 1
+    assert not beside_clean(replace(noised, mean_reward=-0.9), replace(BASE, reward_error=0.4)).figures["within"]
 
 
 def row(key, figures, copies=False):
-    title = key or DATA
-    found = [WrittenComments(["a parent", "another"], ["one", "two"], each) for each in figures]
-    return Row(key, title, found, ["greedy"] * len(found) if key else [], copies)
+    found = [WrittenComments(parents=("a parent", "another"), texts=("one", "two"), figures=each) for each in figures]
+    return Row(key, key or DATA, found, ["greedy"] * len(found) if key else [], copies)
 
 
 def test_both_copies_are_named(tmp_path):
@@ -304,11 +307,11 @@ def test_both_copies_are_named(tmp_path):
         row("ilql-noised", [replace(BASE, mean_reward=-2.5)]),
         row("", [BASE]),
     ]
-    first, second, noise = checks(rows)
-    assert (first.copy, first.rarely_harmful) == ("best-10", False)
-    assert (second.copy, second.rarely_harmful) == ("best-scores", True)
-    assert noise.noised == -2.5
-    assert [each.copy for each in checks([rows[0], rows[3], rows[5]])] == ["bc"]
+    first, second, noise = (each.figures for each in checks(rows))
+    assert (first["copy"], first["rarely_harmful"]) == ("best-10", False)
+    assert (second["copy"], second["rarely_harmful"]) == ("best-scores", True)
+    assert noise["noised"] == -2.5
+    assert [each.figures["copy"] for each in checks([rows[0], rows[3], rows[5]])] == ["bc"]
     assert checks([*rows[:3], rows[5]]) == []
     text = format_report(rows, comments=100)
     assert "20.0 ± 4.0 %" in text
@@ -332,8 +335,7 @@ def test_figures_of_several_seeds():
 
 
 def test_a_damaged_file_of_comments(tmp_path):
-    path = tmp_path / "greedy.json"
-    for content in ('{"parents": [], "texts": []}', '{"parents": [], "texts": [], "figures": {"words": 1}}'):
-        path.write_text(content)
-        with pytest.raises(FileError, match=r"holds no comments with figures .*: delete it"):
-            WrittenComments.load(path)
+    row("ilql", [BASE]).written[0].save(tmp_path / "greedy.json")
+    (tmp_path / "greedy.json").write_text((tmp_path / "greedy.json").read_text().replace("two", "three"))
+    with pytest.raises(FileError, match="was changed"):
+        WrittenComments.read(tmp_path / "greedy.json", remedy="delete it")

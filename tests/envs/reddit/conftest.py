@@ -7,8 +7,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
-from torchrl_lang.envs.reddit import RedditComments, generated_comments
+from torchrl_lang.envs.reddit import RedditComments
+from torchrl_lang.envs.reddit.generator import generated_comments
 
+UNREADABLE = ["\N{REPLACEMENT CHARACTER}", "", " ", "\0", "\ud800", "<pad>", "a" * 5000, "\N{GRINNING FACE}"]
+"""Texts that no player of a game writes on purpose."""
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.envs.reddit import CommentPlayer, CommentRows, RedditComments, RedditEnv
-from torchrl_lang.envs.reddit.rewards import Noised
+from torchrl_lang.envs.reddit import CommentPlayer, CommentRows, Noised, RedditComments, RedditEnv
 from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")

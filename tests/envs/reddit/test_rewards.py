@@ -1,33 +1,30 @@
-"""Rewards of texts: values worked out by hand, missing packages, wrong options."""
+"""Rewards of texts: values worked out by hand, missing packages, wrong rewards, and a file that keeps values."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
+import multiprocessing
+import pickle
+import sqlite3
 import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from tests.envs.reddit.conftest import word_tokenizer
+from tests.envs.reddit.conftest import UNREADABLE
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.reddit import RedditComments, rewards_of
-from torchrl_lang.envs.reddit.rewards import (
-    ClassifierReward,
+from torchrl_lang.envs.reddit import (
+    CachedReward,
     Noised,
-    ProbabilityReward,
     ProfanityReward,
+    RedditComments,
     ScoreReward,
     SentimentReward,
+    TfidfModel,
     ThreeLevels,
     WorstSentence,
 )
-
-WEIGHTS, PT = "model.safetensors", {"format": "pt"}
-UNREADABLE = ["\N{REPLACEMENT CHARACTER}", "", " ", "\0", "\ud800", "<pad>", "a" * 5000, "\N{GRINNING FACE}"]
+from torchrl_lang.envs.reddit.rewards import ProbabilityReward, rewards_of
 
 
 def constant(*values):
@@ -47,8 +44,6 @@ def test_texts_without_a_score():
     with pytest.raises(ValueError, match=r"None of the 1 comments of the dataset is 'else': .*unknown=0.0"):
         ScoreReward(data)(["up", "else"])
     assert ScoreReward(data, unknown=-0.5)(["else", "up", *UNREADABLE]).tolist() == [-0.5, 1.0] + [-0.5] * 8
-    with pytest.raises(ValueError, match="unknown must be a finite number"):
-        ScoreReward(data, unknown=math.nan)
 
 
 def test_three_levels():
@@ -73,6 +68,7 @@ def test_the_worst_sentence():
 
 def test_noise_changes_only_the_middle_level():
     values = [0.0, 1.0, 2.0] * 1000
+    before = torch.get_rng_state()
     noised = Noised(constant(*values), seed=3)
     found = noised(["same text"] * 3000)
     levels = torch.tensor(values)
@@ -83,45 +79,7 @@ def test_noise_changes_only_the_middle_level():
     assert torch.equal(Noised(constant(*values), seed=3)(["same text"] * 3000), found)
     assert not torch.equal(Noised(constant(*values), seed=4)(["same text"] * 3000), found)
     assert not torch.equal(noised(["same text"] * 3000), found)  # another draw
-
-
-def test_noise_leaves_the_global_random_stream():
-    before = torch.get_rng_state()
-    Noised(constant(1.0), seed=3)(["a"])
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_scale_and_shift():
-    assert rewards_of(constant(0.0, 1.0, 2.0), list("abc"), scale=-5.0, shift=1.0).tolist() == [1.0, -4.0, -9.0]
-    for name in ("scale", "shift"):
-        with pytest.raises(ValueError, match=f"{name} must be a finite number"):
-            rewards_of(constant(0.0), ["a"], **{name: math.inf})
-
-
-@pytest.mark.parametrize(
-    ("values", "options"),
-    [([0.0, 10**400], {}), ([0.0, 1e39], {}), ([0.0, 1e38], {"scale": -10.0}), ([0.0, math.nan], {"scale": 0.0})],
-)
-def test_rewards_that_are_not_finite(values, options):
-    with pytest.raises(ValueError, match="Rewards must be finite, got"):
-        rewards_of(lambda texts: values, ["a", "b"], **options)
-
-
-@pytest.mark.parametrize("threshold", [None, 0.5])
-def test_probabilities_that_are_no_numbers(threshold):
-    class Broken(ProbabilityReward):
-        def _probabilities(self, texts):
-            return torch.tensor([0.75, math.nan])
-
-    with pytest.raises(ValueError, match="must be finite, got nan for 'b'"):
-        Broken(threshold)(["a", "b"])
-    assert Broken(threshold)([]).shape == (0,)
-
-
-@pytest.mark.parametrize("wrap", [ThreeLevels, Noised, WorstSentence])
-def test_wrong_inner_rewards(wrap):
-    with pytest.raises(ValueError, match="one number for each of 2 texts"):
-        wrap(constant(1.0))(["a", "b"])
 
 
 def test_profanity():
@@ -155,6 +113,7 @@ def test_sentiment():
     [
         ("profanity_check", ProfanityReward),
         ("vaderSentiment.vaderSentiment", SentimentReward),
+        ("sklearn.feature_extraction.text", lambda: TfidfModel(["a"], [1.0], [1.0], 0.0)),
     ],
 )
 def test_missing_packages_name_the_extra(monkeypatch, package, make):
@@ -163,149 +122,159 @@ def test_missing_packages_name_the_extra(monkeypatch, package, make):
         make()
 
 
-VALUES = {"safe": 1.0, "rude": -0.5, "toxic": -2.0}
+# -- any reward -------------------------------------------------------------------------------------------------------
 
 
-def logits_of(model, tokenizer, text):
-    """Of one text alone, without padding."""
-    with torch.no_grad():
-        return model(**tokenizer([text], return_tensors="pt")).logits[0].double()
+def test_scale_shift_and_type():
+    assert rewards_of(constant(0.0, 1.0, 2.0), list("abc"), scale=-5.0, shift=1.0).tolist() == [1.0, -4.0, -9.0]
+    values = rewards_of(lambda texts: torch.ones(2, dtype=torch.float64, requires_grad=True), ["a", "b"])
+    assert values.dtype == torch.float32
+    assert not values.requires_grad
+    assert rewards_of(lambda texts: [], []).shape == (0,)
 
 
-def test_expected_value_of_a_classifier(classifier_folder):
-    folder, model, tokenizer = classifier_folder()
-    texts = ["a b", "c", "e e e d a b", "a"]
-    found = ClassifierReward(folder, VALUES, batch_size=3)(texts)
-    for text, value in zip(texts, found.tolist(), strict=True):
-        weights = [math.exp(logit) for logit in logits_of(model, tokenizer, text).tolist()]
-        assert value == pytest.approx((weights[0] - 0.5 * weights[1] - 2 * weights[2]) / sum(weights), abs=1e-5)
-    assert ClassifierReward(str(folder), VALUES)([]).shape == (0,)
-    integers = {label: int(value * 2) for label, value in VALUES.items()}
-    assert ClassifierReward(folder, integers)(texts).tolist() == pytest.approx((found * 2).tolist(), abs=1e-5)
-    assert len({round(value, 3) for value in found.tolist()}) > 1
-
-
-def test_value_of_the_likeliest_label(classifier_folder):
-    folder, model, tokenizer = classifier_folder()
-    texts = ["a b", "c", "e e e d a b", "d d d"]
-    found = ClassifierReward(folder, VALUES, output="likeliest")(texts)
-    likeliest = [int(logits_of(model, tokenizer, text).argmax()) for text in texts]
-    assert found.tolist() == [[1.0, -0.5, -2.0][label] for label in likeliest]
-
-
-def test_labels_that_do_not_exclude_each_other(classifier_folder):
-    folder, model, tokenizer = classifier_folder(problem_type="multi_label_classification")
-    logits = logits_of(model, tokenizer, "a b").tolist()
-    expected = sum(value / (1 + math.exp(-x)) for x, value in zip(logits, VALUES.values(), strict=True))
-    assert ClassifierReward(folder, VALUES)(["a b"]).item() == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(ValueError, match="does not choose one label"):
-        ClassifierReward(folder, VALUES, output="likeliest")
-
-
-def test_a_classifier_with_one_output(classifier_folder):
-    """Its probability, as text classification pipelines of transformers have it, or its number."""
-    one = {"id2label": {0: "toxic"}, "label2id": {"toxic": 0}}
-    folder, model, tokenizer = classifier_folder(**one)
-    logit = logits_of(model, tokenizer, "a b").item()
-    assert ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item() == pytest.approx(
-        -2 / (1 + math.exp(-logit)), abs=1e-5
-    )
-    with pytest.raises(ValueError, match="does not choose one label"):
-        ClassifierReward(folder, {"toxic": -2.0}, output="likeliest")
-    folder, model, tokenizer = classifier_folder(**one, problem_type="regression")
-    logit = logits_of(model, tokenizer, "a b").item()
-    assert ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item() == pytest.approx(-2 * logit, abs=1e-5)
-
-
-def test_models_that_are_no_trained_classifiers(classifier_folder):
-    """transformers draws missing weights at random."""
-    folder, model, _ = classifier_folder()
-    weights = model.state_dict()
-    save_file({name: value for name, value in weights.items() if "layer.0.output" not in name}, folder / WEIGHTS, PT)
-    with pytest.raises(FileError, match=r"lacks the weights roberta.encoder.layer.0.output.* trained text class"):
-        ClassifierReward(folder, VALUES)
-    save_file({**weights, "classifier.out_proj.bias": torch.zeros(7)}, folder / WEIGHTS, PT)
-    with pytest.raises(FileError, match=r"weights of other shapes .*classifier.out_proj.bias \(7,\) for \(3,\)"):
-        ClassifierReward(folder, VALUES)
-    model.roberta.save_pretrained(folder)
-    with pytest.raises(FileError, match=r"lacks the weights classifier.dense.bias, .* and 1 more"):
-        ClassifierReward(folder, dict.fromkeys(model.roberta.config.id2label.values(), 1.0))
-
-
-def test_a_classifier_without_a_padding_token(tmp_path):
-    """The rewards of a decoder do not depend on the other texts of a batch."""
-    tokenizer = word_tokenizer(["a b c d e"])
-    torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": len(tokenizer)}
-    model = GPT2ForSequenceClassification(GPT2Config(num_labels=2, **sizes))
-    torch.nn.init.normal_(model.score.weight)
-    model.save_pretrained(tmp_path)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path)
-    reward = ClassifierReward(tmp_path, {"LABEL_0": 0.0, "LABEL_1": 1.0})
-    texts = ["a b", "c", "d e a b", "a " * 40]
-    found = reward(texts)
-    assert len({round(value, 4) for value in found.tolist()}) == 4
-    assert found.tolist() == pytest.approx([reward([text]).item() for text in texts], abs=1e-6)
-    assert found[3].item() == pytest.approx(reward(["a " * 16]).item(), abs=1e-6)  # its 16 positions
-
-
-def test_texts_longer_than_a_classifier_reads(classifier_folder):
-    folder, _, _ = classifier_folder(max_position_embeddings=20)
-    reward = ClassifierReward(folder, VALUES)
-    assert reward.max_length == 18  # RoBERTa's first two positions are those of padding
-    assert reward(["a " * 40]).item() == pytest.approx(reward(["a " * 18]).item(), abs=1e-6)
-
-
-def test_labels_with_a_gap(classifier_folder):
-    folder, _, _ = classifier_folder()
-    config = folder / "config.json"
-    labels = {"0": "safe", "1": "rude", "3": "toxic"}
-    config.write_text(json.dumps({**json.loads(config.read_text()), "id2label": labels}))
-    with pytest.raises(ValueError, match=r"numbers its labels \[0, 1, 3\], expected 0 to 2"):
-        ClassifierReward(folder, VALUES)
-
-
-def test_any_text_has_a_class(classifier_folder):
-    folder, _, _ = classifier_folder()
-    texts = [*UNREADABLE, "a " * 500]
-    found = ClassifierReward(folder, VALUES)(texts)
-    assert found.isfinite().all()
-    alone = torch.cat([ClassifierReward(folder, VALUES, batch_size=1)([text]) for text in texts])
-    assert alone.tolist() == pytest.approx(found.tolist(), abs=1e-5)
+@pytest.mark.parametrize("found", [[1.0], torch.ones(2, 1), None, ["good"] * 2])
+@pytest.mark.parametrize("wrap", [lambda reward: reward, ThreeLevels, Noised, WorstSentence])
+def test_rewards_that_are_not_one_number_for_each_text(found, wrap):
+    with pytest.raises(ValueError, match="one number for each of 2 texts"):
+        rewards_of(wrap(lambda texts: found), ["a", "b"])
 
 
 @pytest.mark.parametrize(
-    ("values", "options", "message"),
-    [
-        ({"safe": 1.0}, {}, r"has the labels \['rude', 'safe', 'toxic'\], got values of \['safe'\]"),
-        ({**VALUES, "other": 1.0}, {}, r"got values of \['other', 'rude', 'safe', 'toxic'\]"),
-        ({**VALUES, "rude": math.nan}, {}, "must be a finite number"),
-        (VALUES, {"output": "mean"}, "output='mean' is unknown"),
-        (VALUES, {"batch_size": 0}, "batch_size"),
-        (VALUES, {"max_length": 0}, "max_length"),
-    ],
+    ("values", "scale"), [([0.0, 1e39], 1.0), ([0.0, 1e38], -10.0), ([0.0, math.nan], 0.0), ([1.0, 1.0], math.inf)]
 )
-def test_wrong_classifier_options(classifier_folder, values, options, message):
-    folder, _, _ = classifier_folder()
-    with pytest.raises(ValueError, match=message):
-        ClassifierReward(folder, values, **options)
+def test_rewards_that_are_not_finite(values, scale):
+    with pytest.raises(ValueError, match="must be finite"):
+        rewards_of(lambda texts: values, ["a", "b"], scale=scale)
 
 
-def test_a_folder_without_a_classifier(tmp_path):
-    with pytest.raises(OSError, match="no readable text classification model"):
-        ClassifierReward(tmp_path, VALUES, local_files_only=True)
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_probabilities_that_are_no_numbers(threshold):
+    class Broken(ProbabilityReward):
+        def _probabilities(self, texts):
+            return torch.tensor([0.75, math.nan])
+
+    with pytest.raises(ValueError, match="must be finite, got nan for 'b'"):
+        Broken(threshold)(["a", "b"])
+    assert Broken(threshold)([]).shape == (0,)
 
 
-def test_a_classifier_that_asks_for_code_from_elsewhere(classifier_folder):
-    folder, _, _ = classifier_folder()
-    config = folder / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
-    with pytest.raises(OSError, match="asks for code from elsewhere: attn_implementation is 'someone/kernel'"):
-        ClassifierReward(folder, VALUES)
+# -- values in a file -------------------------------------------------------------------------------------------------
+
+
+class Lengths:
+    """Scores texts by their lengths times a factor, and counts them."""
+
+    def __init__(self, factor=1.0):
+        self.factor, self.scored = factor, []
+
+    def __call__(self, texts):
+        self.scored += texts
+        return torch.tensor([self.factor * len(text) for text in texts])
+
+
+def test_each_text_is_scored_once(tmp_path):
+    inner = Lengths(1 / 3)
+    reward = CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths", batch_size=2)
+    texts = ["a", "bb", "a", "", "ccc", "bb"]
+    direct = Lengths(1 / 3)(texts)
+    assert torch.equal(reward(texts), direct)
+    assert inner.scored == ["a", "bb", "", "ccc"]
+    assert torch.equal(reward(texts[::-1]), direct.flip(0))  # float32 comes back as it was
+    again = CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths")
+    assert torch.equal(again(texts), direct)
+    assert len(inner.scored) == 4
+    assert reward([]).shape == (0,)
+    assert reward([]).dtype == torch.float32
+
+
+def test_any_text(tmp_path):
+    texts = ["\0", "a\0b", "\ud800", "é", "é", "' OR 1=1; --", "\N{GRINNING FACE}" * 3, "a", "A"]
+    inner = Lengths()
+    reward = CachedReward(inner, tmp_path / "rewards.sqlite", model="lengths")
+    assert torch.equal(reward(texts), Lengths()(texts))
+    assert torch.equal(reward(texts), Lengths()(texts))
+    assert len(inner.scored) == len(set(texts))
+
+
+def test_what_was_stored_before_an_error_is_kept(tmp_path):
+    inner = Lengths()
+
+    def fails_at_ccc(texts):
+        if "ccc" in texts:
+            raise ConnectionError
+        return inner(texts)
+
+    reward = CachedReward(fails_at_ccc, tmp_path / "rewards.sqlite", model="m", batch_size=1)
+    with pytest.raises(ConnectionError):
+        reward(["a", "bb", "ccc", "dddd"])
+    assert reward(["bb", "a"]).tolist() == [2.0, 1.0]
+    assert inner.scored == ["a", "bb"]
+
+
+def _work(path, barrier, factor, found):
+    reward = CachedReward(Lengths(factor), path, model="m", batch_size=7)
+    barrier.wait(30)
+    found.put(reward([f"text {number}" for number in range(300)]).tolist())
 
 
 @pytest.mark.slow
-def test_rewards_without_a_language_model_do_not_wait_for_transformers():
-    code = "import sys, torchrl_lang.envs.reddit.rewards as _; sys.exit('transformers' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_two_processes_agree_on_what_was_stored_first(tmp_path):
+    """They score differently, so that a value of which the other returned another would show."""
+    context = multiprocessing.get_context()
+    barrier, found = context.Barrier(3), context.Queue()
+    path = tmp_path / "rewards.sqlite"
+    workers = [context.Process(target=_work, args=(path, barrier, factor, found)) for factor in (1.0, 2.0, 3.0)]
+    for worker in workers:
+        worker.start()
+    results = [found.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(30)
+    assert results[0] == results[1] == results[2]
+    with sqlite3.connect(path) as file:
+        assert file.execute("SELECT COUNT(*) FROM rewards").fetchone() == (300,)
+
+
+def test_a_file_that_is_deleted_in_use(tmp_path):
+    reward = CachedReward(Lengths(), tmp_path / "rewards.sqlite", model="m")
+    reward(["a"])
+    (tmp_path / "rewards.sqlite").unlink()
+    assert reward(["a", "bc"]).tolist() == [1.0, 2.0]
+    assert CachedReward(None, tmp_path / "rewards.sqlite", model="m")(["bc"]).tolist() == [2.0]
+
+
+def test_models_have_their_own_values_and_copies_open_the_file_themselves(tmp_path):
+    path = tmp_path / "rewards.sqlite"
+    one = CachedReward(Lengths(1.0), path, model="one")
+    assert one(["ab"]).item() == 2.0
+    assert CachedReward(Lengths(2.0), path, model="two")(["ab"]).item() == 4.0
+    assert CachedReward(Lengths(9.0), path, model="one")(["ab"]).item() == 2.0
+    assert pickle.loads(pickle.dumps(one))(["ab"]).item() == 2.0  # noqa: S301
+
+
+def test_files_of_something_else_stay_as_they_are(tmp_path, monkeypatch):
+    """Their rewards may have been paid for."""
+    monkeypatch.setattr("torchrl_lang.envs.reddit.rewards._PATIENCE", 0.01)
+    with sqlite3.connect(tmp_path / "other.sqlite") as file:
+        file.execute("CREATE TABLE rewards (name TEXT)")
+    (tmp_path / "text").write_bytes(b"no database " * 100)
+    for path in (tmp_path / "other.sqlite", tmp_path / "text", tmp_path, tmp_path / "text" / "below"):
+        before = path.read_bytes() if path.is_file() else None
+        with pytest.raises(FileError, match=r"cache of rewards .*: try again, or give another file\.$"):
+            CachedReward(Lengths(), path, model="m")(["a"])
+        assert before is None or path.read_bytes() == before
+    reward = CachedReward(Lengths(), tmp_path / "locked.sqlite", model="m")
+    with sqlite3.connect(tmp_path / "locked.sqlite") as file:
+        file.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(FileError, match=r"locked"):
+            reward(["a"])
+    assert reward(["a"]).item() == 1.0
+
+
+def test_wrong_rewards_are_not_stored(tmp_path):
+    path = tmp_path / "rewards.sqlite"
+    with pytest.raises(ValueError, match="must be finite"):
+        CachedReward(Lengths(float("nan")), path, model="m")(["a"])
+    assert CachedReward(Lengths(), path, model="m")(["a"]).item() == 1.0
+    with pytest.raises(ValueError, match="batch_size"):
+        CachedReward(Lengths(), path, model="m", batch_size=0)

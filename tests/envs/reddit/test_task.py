@@ -19,15 +19,15 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from tests.envs.reddit.csv_writer import write_folder
+from tests.envs.scripted_server import Scripted
 from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
-from torchrl_lang.envs.reddit import CommentRows, RedditComments, generate_reddit_comments
-from torchrl_lang.envs.reddit.folder import SPLITS, CommentFolder
-from torchrl_lang.envs.reddit.reward_options import RedditReward
-from torchrl_lang.envs.reddit.rewards import UpvoteModel, UpvoteNetwork
+from torchrl_lang.envs.reddit import CommentRows, RedditComments, UpvoteModel, generate_reddit_comments
+from torchrl_lang.envs.reddit.folder import SPLITS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.task import RedditData, RedditTask, comments_of
+from torchrl_lang.envs.reddit.upvotes import UpvoteNetwork
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
@@ -166,12 +166,6 @@ def test_every_comment_fits(home, task):
     assert task.tokenizer() is task.tokenizer()
 
 
-def test_a_split_without_comments(tmp_path):
-    generate_reddit_comments(tmp_path / "few", 3)
-    with pytest.raises(ValueError, match=r"None of the 3 comments of .* is in the split"):
-        CommentFolder(str(tmp_path / "few")).split("train")
-
-
 # -- datasets ---------------------------------------------------------------------------------------------------------
 
 
@@ -201,16 +195,6 @@ def test_the_most_upvotes(home, task, tmp_path):
     assert 0.09 * len(scores) < len(kept) < 0.2 * len(scores)
 
 
-def test_a_number_of_upvotes(home, task, tmp_path):
-    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--min-upvotes", 3) == 0
-    data = task.data("train")
-    kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= 3]
-    assert sorted(text for _, text, _ in described(load_dataset(tmp_path / "data"))) == sorted(kept)
-    assert 0 < len(kept) < len(data)
-    with pytest.raises(ValueError, match=r"either --min-upvotes or --upvote-quantile, got 3 and 0\.5"):
-        datasets.generate_once(RedditData(folder=home, out=tmp_path / "other", upvote_quantile=0.5, min_upvotes=3.0))
-
-
 @pytest.mark.parametrize("least", [0.0, -5.0])
 def test_a_cutoff_is_of_the_reward_in_use(profane, home, tmp_path, least):
     """Level 0 alone, or levels 0 and 1, however many upvotes the comments have."""
@@ -224,11 +208,6 @@ def test_a_cutoff_is_of_the_reward_in_use(profane, home, tmp_path, least):
     assert dataset.manifest["notes"]["cutoff"] == least
 
 
-def test_a_cutoff_that_no_comment_reaches(home, tmp_path, capsys):
-    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--cutoff", 1.5) != 0
-    assert "comments has a reward of at least cutoff=1.5; the best is 1" in capsys.readouterr().err
-
-
 def test_a_dataset_knows_its_task(home, task, tmp_path):
     options = RedditData(folder=home, out=tmp_path / "data", reward="score")
     datasets.generate_once(options)
@@ -237,18 +216,6 @@ def test_a_dataset_knows_its_task(home, task, tmp_path):
     assert dataset.rows["tokens"].shape == (len(task.data("train")), task.row_length)
     with pytest.raises(ValueError, match="holds a dataset of other options"):
         datasets.generate_once(RedditData(folder=home, out=tmp_path / "data", reward="score", upvote_quantile=0.5))
-
-
-def test_comments_are_generated_beside_the_dataset(tmp_path):
-    words = ("--pairs", 150, "--corpus-seed", 3, "--reward", "score")
-    assert generate(tmp_path / "data", *words) == 0
-    folder = tmp_path / "data-comments-150-1-0.1-0.7-3"
-    assert len(RedditComments.read(folder)) == 150
-    before = folder.stat().st_mtime_ns
-    assert generate(tmp_path / "other", *words, "--folder", folder) == 0
-    assert generate(tmp_path / "data", *words, "--overwrite") == 0
-    assert folder.stat().st_mtime_ns == before
-    assert described(load_dataset(tmp_path / "data")) == described(load_dataset(tmp_path / "other"))
 
 
 def test_other_rudeness_is_another_corpus(tmp_path):
@@ -263,7 +230,7 @@ def test_other_rudeness_is_another_corpus(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_call_continues(home, tmp_path, monkeypatch):
-    from torchrl_lang.envs.reddit.comment_rows import CommentRows
+    from torchrl_lang.envs.reddit import CommentRows
 
     words = ("--folder", home, "--reward", "score", "--batch", 100)
     assert generate(tmp_path / "whole", *words) == 0
@@ -420,71 +387,75 @@ def test_a_model_that_was_trained_again_has_its_own_stored_rewards(home, tmp_pat
     assert found == [0.0, 1.0]
 
 
-def test_endpoints_store_each_reply(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-tests")
-    comments = RedditComments(["a"], ["b"], [1])
-    levels = RedditReward("moderation", "m", url="http://localhost:1/v1").clean(tmp_path, comments, comments)
-    assert levels.reward.batch_size == levels.reward.reward.batch_size == 32
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "harmful"),
-    [
-        ("profanity", [0.0, 1.0, 2.0], [False, True, True]),
-        ("moderation", [0.0, 1.0, 2.0], [False, True, True]),
-        ("sentiment", [-0.5, 0.0, 0.5], [True, False, False]),
-        ("score", [-1.0, 0.0, 1.0], [True, False, False]),
-        ("classifier", [-1.0, 0.0, 1.0], [True, False, False]),
-        ("upvotes", [0.49, 0.5, 1.0], [True, False, False]),
-    ],
-)
-def test_what_is_harmful(name, values, harmful):
-    given = {"classifier": ("model", (("toxic", -1.0),)), "moderation": ("model", (), "http://localhost:1/v1")}
-    reward = RedditReward(name, *given.get(name, ()))
-    assert reward.harmful(torch.tensor(values)).tolist() == harmful
-    assert reward.paper_scale == (-5.0 if name in ("profanity", "moderation") else 1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "kindness"}, "reward='kindness' is unknown"),
-        ({"name": "classifier"}, "'classifier' needs a model and labels, got none"),
-        ({"name": "moderation", "model": "m"}, "'moderation' needs a model and a url, got a model"),
-        ({"name": "profanity", "model": "m"}, "'profanity' needs none of model, labels and url, got a model"),
-        ({"name": "upvotes", "url": "http://x"}, "'upvotes' needs none of model, labels and url, got a url"),
-    ],
-)
-def test_options_of_another_reward(options, message):
-    with pytest.raises(ValueError, match=message):
-        RedditReward(**options)
-
-
 # -- the task ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_task_travels(task):
     labels = (("neutral", 0.0), ("toxic", -1.0))
-    other = RedditTask("folder", 30, 10, "classifier", "model", labels, scale=2.0, include_parent=False, seed=3)
+    other = RedditTask(
+        CommentFolder("folder", seed=3),
+        RedditReward("classifier", "model", labels),
+        row_length=30,
+        action_length=10,
+        scale=2.0,
+        include_parent=False,
+    )
     for each in (task, other):
         assert from_own_notes(each) == each
         assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place"),
     [
-        ({"reward": "kindness"}, "holds no task (reward='kindness' is unknown"),
-        ({"row_length": 0}, 'has 0 as "row_length", expected at least 1'),
-        ({"labels": {"toxic": "bad"}}, 'as "labels.toxic", expected float'),
-        ({"on_bad_rows": "ignore"}, "holds no task (on_bad_rows='ignore' is unknown"),
-        ({"model": 3}, 'has 3 as "model", expected str'),
+        ({"reward": {"name": "kindness"}}, "reward"),
+        ({"row_length": "9"}, "row_length"),
+        ({"reward": {"name": "classifier", "model": "m", "labels": [["toxic", "bad"]]}}, "labels"),
+        ({"comments": {"folder": "a", "on_bad_rows": "ignore"}}, "on_bad_rows"),
+        ({"comments": "folder"}, "comments"),
     ],
 )
-def test_damaged_notes(task, change, message):
-    with pytest.raises(FileError) as raised:
+def test_damaged_notes(task, change, place):
+    with pytest.raises(FileError, match=place):
         from_own_notes(task, **change)
-    assert message in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_run_does_not_choose_where_the_key_goes(home, tmp_path, monkeypatch, capsys):
+    """Neither does its dataset: an address is given with the command, or in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-tests")
+    good = {"results": [{"category_scores": {"hate": 0.5}}] * 32}
+
+    class Endless(list):
+        def pop(self, place):
+            return 200, {"results": good["results"][: len(json.loads(server.seen[-1][-1])["input"])]}
+
+    folder = shutil.copytree(home, tmp_path / "comments")
+    words = ("--folder", folder, "--reward", "moderation", "--model", "m")
+    with Scripted() as server, Scripted() as thief:
+        server.script = Endless()
+        assert generate(tmp_path / "data", *words, "--url", f"{server.url}/v1") == 0
+        sizes = ["--steps", "1", "--eval-every", "1", "--layers", "1", "--width", "16", "--eval-games", "4"]
+        train = ["train", "bc", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *sizes]
+        CommentFolder.reward.cache_clear()
+        assert main(train) == 2
+        assert "set OPENAI_BASE_URL" in capsys.readouterr().err
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        assert main(train) == 0
+        assert server.url not in (tmp_path / "run" / "config.json").read_text()
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        config.pop("checksum")
+        config["notes"]["reward"]["url"] = f"{thief.url}/v1"
+        (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+        (folder / "rewards.sqlite").unlink()
+        CommentFolder.reward.cache_clear()
+        asked = len(server.seen)
+        assert main(["evaluate", "--run", str(tmp_path / "run"), "--games", "4"]) == 0
+        assert len(server.seen) > asked
+        monkeypatch.delenv("OPENAI_BASE_URL")
+        CommentFolder.reward.cache_clear()
+        assert main(["evaluate", "--run", str(tmp_path / "run"), "--games", "4", "--seed", "9"]) == 2
+    assert thief.seen == []
 
 
 def test_players_reply_to_the_same_parents(home, task):
@@ -524,3 +495,37 @@ def test_training_and_evaluating(home, tmp_path, capsys):
     for player in figures["players"]:
         assert set(player["metrics"]) == {"harmful", "distinct_1", "distinct_2", "words"}
         assert player["win_rate"] == pytest.approx(1 - player["metrics"]["harmful"])
+
+
+@pytest.mark.parametrize(
+    ("options", "harmful"),
+    [
+        (("profanity",), [False, True, True]),
+        (("moderation", "m"), [False, True, True]),
+        (("sentiment",), [True, False, False]),
+        (("score",), [True, False, False]),
+        (("classifier", "m", (("toxic", -1.0),)), [True, False, False]),
+        (("upvotes",), [True, False, False]),
+    ],
+)
+def test_harmful_rewards(options, harmful):
+    reward = RedditReward(*options)
+    levels = reward.paper_scale == -5.0
+    values = [0.0, 1.0, 2.0] if levels else [0.49, 0.5, 1.0] if reward.name == "upvotes" else [-1.0, 0.0, 1.0]
+    assert levels == (reward.name in ("profanity", "moderation"))
+    assert reward.harmful(torch.tensor(values)).tolist() == harmful
+
+
+@pytest.mark.parametrize(
+    ("options", "noun"),
+    [
+        ({"name": "kindness"}, "kindness"),
+        ({"name": "classifier"}, "'classifier' needs labels and model, got none"),
+        ({"name": "moderation"}, "'moderation' needs model"),
+        ({"name": "profanity", "model": "m"}, "'profanity' needs none of model, labels and url, got model"),
+        ({"name": "upvotes", "url": "http://x"}, "got url"),
+    ],
+)
+def test_options_of_another_reward(options, noun):
+    with pytest.raises(ValueError, match=noun):
+        RedditReward(**options)

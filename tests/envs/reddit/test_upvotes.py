@@ -13,16 +13,8 @@ from transformers import GPT2Config, GPT2Model
 
 from tests.envs.reddit.conftest import encoder, generated, word_tokenizer
 from torchrl_lang._files import FileError, write_checksums
-from torchrl_lang.envs.reddit import RedditComments
-from torchrl_lang.envs.reddit.rewards import (
-    TfidfModel,
-    UpvoteModel,
-    UpvoteNetwork,
-    UpvoteTraining,
-    train_tfidf_model,
-    train_upvote_baseline,
-    train_upvote_model,
-)
+from torchrl_lang.envs.reddit import RedditComments, TfidfModel, UpvoteModel, train_upvote_baseline, train_upvote_model
+from torchrl_lang.envs.reddit.upvotes import UpvoteNetwork
 
 TEXTS = ["well done, well done", "so what?", "What a pity; so what", "it's well made", "so well", "done so"]
 LABELS = [True, False, False, True, True, False]
@@ -48,7 +40,7 @@ def features(text, texts, terms, longest):
 @pytest.mark.parametrize("longest", [1, 2, 3])
 def test_tfidf_model_by_plain_loops(longest):
     """The probabilities of new texts, and a gradient of zero at the optimum."""
-    model = train_tfidf_model(TEXTS, LABELS, words=longest, penalty=0.01, steps=500, threshold=None)
+    model = TfidfModel.fit(TEXTS, LABELS, words=longest, penalty=0.01, threshold=None)
     counts = Counter(term for text in TEXTS for term in set(words_of(text, longest)))
     assert sorted(model.terms) == sorted(term for term, count in counts.items() if count >= 2)
     weight = model.weight.tolist()
@@ -68,31 +60,8 @@ def test_tfidf_model_by_plain_loops(longest):
 
 
 def test_the_most_frequent_terms_count():
-    model = train_tfidf_model(TEXTS, LABELS, words=1, most_terms=2)
-    assert model.terms == ["so", "well"]  # in four and three texts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((TEXTS, LABELS[:-1]), {}, "a label for each text"),
-        ((TEXTS, [True] * 6), {}, "all 6 texts have the same one"),
-        ((TEXTS, LABELS), {"least_count": 7}, "No term occurs in least_count=7"),
-        ((TEXTS, LABELS), {"words": 0}, "words"),
-        ((TEXTS, LABELS), {"penalty": 0.0}, "penalty"),
-        ((TEXTS, LABELS), {"steps": 0}, "steps"),
-        ((TEXTS, LABELS), {"most_terms": 0}, "most_terms"),
-        ((TEXTS, LABELS), {"threshold": 2.0}, "threshold"),
-    ],
-)
-def test_wrong_tfidf_options(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
-        train_tfidf_model(*arguments, **options)
-
-
-def test_tfidf_models_need_a_number_for_each_term():
-    with pytest.raises(ValueError, match="one idf and one weight"):
-        TfidfModel(["a", "a"], torch.ones(2), torch.ones(2), 0.0)
+    model = TfidfModel.fit(TEXTS, LABELS, words=1, most_terms=2)
+    assert model.terms == ("so", "well")  # four times each
 
 
 def test_a_baseline_beats_the_more_frequent_answer():
@@ -113,44 +82,17 @@ def test_held_out_comments_with_texts_of_the_training_data_are_left_out():
     assert (trained.tested, trained.accuracy, trained.majority) == (2, 0.5, 1.0)
     with pytest.raises(ValueError, match="None of 4 held-out comments"):
         train_upvote_baseline(train, train)
-    with pytest.raises(ValueError, match="None of 4 held-out comments"):  # before anything is trained
-        train_upvote_baseline(train, train, steps=0)
+    with pytest.raises(ValueError, match="All 4 comments are on one side of cutoff=9"):
+        train_upvote_baseline(train, held_out, cutoff=9)
 
 
-def test_tfidf_files(tmp_path):
-    model = train_tfidf_model(TEXTS, LABELS, threshold=0.75)
-    model.save(tmp_path / "model")
-    loaded = TfidfModel.load(tmp_path / "model")
-    assert torch.equal(loaded.probabilities(TEXTS), model.probabilities(TEXTS))
-    assert (loaded.terms, loaded.threshold, loaded.words) == (model.terms, 0.75, 2)
-    assert sorted(path.suffix for path in (tmp_path / "model").iterdir()) == [".json", ".json", ".safetensors"]
-    with pytest.raises(FileExistsError):
-        model.save(tmp_path / "model")
-    (tmp_path / "model" / "weights.safetensors").write_bytes(b"x")
-    with pytest.raises(FileError, match=r"weights\.safetensors differs"):
-        TfidfModel.load(tmp_path / "model")
-    with pytest.raises(FileError, match="missing"):
-        TfidfModel.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: train_tfidf_model(TEXTS, LABELS), lambda: small_run(UpvoteTraining())[0].model]
-)
-def test_folders_whose_files_are_not_verified(make, tmp_path):
-    model = make()
-    model.save(tmp_path / "model")
-    (tmp_path / "model" / "checksums.json").write_text('{"files": {}}')
-    with pytest.raises(FileError, match=r"checksums\.json does not list \['.*\.json', .*\.safetensors'"):
-        type(model).load(tmp_path / "model")
-
-
-def small_run(options, pairs=60):
-    data = generated(pairs)
+def small_run(**options):
+    data = generated(60)
     tokenizer = word_tokenizer(data.comments)
     start = encoder(tokenizer)
     before = {name: value.clone() for name, value in start.state_dict().items()}
     stream = torch.get_rng_state()
-    trained = train_upvote_model(*data.split(0.3), start, tokenizer, options)
+    trained = train_upvote_model(*data.split(0.3), start, tokenizer, **options)
     assert torch.equal(stream, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in start.state_dict().items())  # it is copied
     after = trained.model.network.encoder.state_dict()
@@ -159,30 +101,15 @@ def small_run(options, pairs=60):
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_the_encoder_is_trained_unless_it_is_frozen(freeze):
-    trained, changed = small_run(UpvoteTraining(freeze=freeze, rate=1e-3))
+    trained, changed = small_run(freeze=freeze, rate=1e-3)
     assert changed != freeze
-    again, _ = small_run(UpvoteTraining(freeze=freeze, rate=1e-3))
+    again, _ = small_run(freeze=freeze, rate=1e-3)
     texts = ["well, thanks", "hey, what crap"]
     assert torch.equal(again.model.probabilities(texts), trained.model.probabilities(texts))
 
 
-def test_a_frozen_encoder_has_no_dropout():
-    tokenizer = word_tokenizer(["a b"])
-    network = UpvoteNetwork(encoder(tokenizer), freeze=True).train()
-    assert not network.encoder.training
-    assert network.head.training
-    assert not any(each.requires_grad for each in network.encoder.parameters())
-    assert UpvoteNetwork(encoder(tokenizer)).train().encoder.training
-
-
-def test_the_head_is_the_papers():
-    network = UpvoteNetwork(encoder(word_tokenizer(["a b"])))
-    assert [tuple(weight.shape) for weight in network.head.state_dict().values()] == [(64, 32), (64,), (1, 64), (1,)]
-    assert isinstance(network.head[1], torch.nn.ReLU)
-
-
 def test_thresholds_and_batches():
-    trained, _ = small_run(UpvoteTraining(rate=1e-3))
+    trained, _ = small_run(rate=1e-3)
     texts = ["well, thanks", "hey, what crap", "so", "right, your kites look great, well done"]
     found = trained.model.probabilities(texts)
     assert ((found > 0) & (found < 1)).all()
@@ -200,10 +127,14 @@ def test_thresholds_and_batches():
 def test_an_upvote_model_learns():
     data = generated(2000, seed=2)
     tokenizer = word_tokenizer(data.comments)
-    options = UpvoteTraining(rate=2e-3, epochs=2)
     losses = []
     trained = train_upvote_model(
-        *data.split(0.2), encoder(tokenizer), tokenizer, options, report=lambda epoch, loss: losses.append(loss)
+        *data.split(0.2),
+        encoder(tokenizer),
+        tokenizer,
+        rate=2e-3,
+        epochs=2,
+        report=lambda epoch, loss: losses.append(loss),
     )
     assert trained.accuracy > trained.majority + 0.05
     assert len(losses) == 2
@@ -211,7 +142,7 @@ def test_an_upvote_model_learns():
 
 
 def test_upvote_files(tmp_path):
-    trained, _ = small_run(UpvoteTraining(rate=1e-3, threshold=None, max_length=40))
+    trained, _ = small_run(rate=1e-3, threshold=None, max_length=40)
     texts = ["well, thanks", "hey, what crap"]
     trained.model.save(tmp_path / "model")
     loaded = UpvoteModel.load(tmp_path / "model")
@@ -229,22 +160,6 @@ def test_upvote_files(tmp_path):
     write_checksums(tmp_path / "model")
     with pytest.raises(FileError, match=r"config\.json asks for code from elsewhere: attn_implementation"):
         UpvoteModel.load(tmp_path / "model")
-    with pytest.raises(ValueError, match="batch_size"):
-        UpvoteModel.load(tmp_path / "model", batch_size=0)
-
-
-def test_encoders_without_a_pooler():
-    gpt = GPT2Model(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2))
-    with pytest.raises(ValueError, match="GPT2Model has no pooler"):
-        UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
-
-
-def test_no_training_without_comments_to_test_on():
-    data, epochs = generated(50), []
-    tokenizer = word_tokenizer(data.comments)
-    with pytest.raises(ValueError, match=r"None of \d+ held-out comments"):
-        train_upvote_model(data, data, encoder(tokenizer), tokenizer, report=lambda *epoch: epochs.append(epoch))
-    assert epochs == []
 
 
 def test_a_model_is_tested_where_it_was_trained(monkeypatch):
@@ -252,27 +167,44 @@ def test_a_model_is_tested_where_it_was_trained(monkeypatch):
     move, test = UpvoteNetwork.cpu, UpvoteModel._probabilities
     monkeypatch.setattr(UpvoteNetwork, "cpu", lambda self: calls.append("moves") or move(self))
     monkeypatch.setattr(UpvoteModel, "_probabilities", lambda *texts: calls.append("tests") or test(*texts))
-    small_run(UpvoteTraining())
+    small_run()
     assert calls == ["tests", "moves"]
 
 
-def test_no_comments_to_train_on():
+def test_tfidf_files(tmp_path):
+    model = TfidfModel.fit(TEXTS, LABELS, threshold=0.75)
+    model.save(tmp_path / "model")
+    loaded = TfidfModel.load(tmp_path / "model")
+    assert torch.equal(loaded.probabilities(TEXTS), model.probabilities(TEXTS))
+    assert (loaded.terms, loaded.threshold, loaded.words) == (model.terms, 0.75, 2)
+    assert {path.suffix for path in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
+    (tmp_path / "model" / "weights.safetensors").write_bytes(b"x")
+    with pytest.raises(FileError, match=r"weights\.safetensors"):
+        TfidfModel.load(tmp_path / "model")
+
+
+def test_the_network():
+    """The head is the paper's; a frozen encoder has no dropout; other models have no pooler."""
     tokenizer = word_tokenizer(["a b"])
-    with pytest.raises(ValueError, match="All 0 comments are on one side"):
-        train_upvote_model(RedditComments([], [], []), generated(5), encoder(tokenizer), tokenizer)
-
-
-def test_comments_on_one_side_of_the_cutoff():
-    data = generated(50)
-    tokenizer = word_tokenizer(data.comments)
-    with pytest.raises(ValueError, match=r"All .* on one side of cutoff=1000"):
-        train_upvote_model(*data.split(0.3), encoder(tokenizer), tokenizer, UpvoteTraining(cutoff=1000.0))
+    network = UpvoteNetwork(encoder(tokenizer), freeze=True).train()
+    assert [tuple(weight.shape) for weight in network.head.state_dict().values()] == [(64, 32), (64,), (1, 64), (1,)]
+    assert isinstance(network.head[1], torch.nn.ReLU)
+    assert not network.encoder.training
+    assert network.head.training
+    assert not any(each.requires_grad for each in network.encoder.parameters())
+    assert UpvoteNetwork(encoder(tokenizer)).train().encoder.training
+    gpt = GPT2Model(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match="GPT2Model has no pooler"):
+        UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"epochs": 0}, {"batch_size": 0}, {"max_length": 0}, {"rate": 0.0}, {"cutoff": math.nan}, {"threshold": 2}],
+    "options", [{"epochs": 0}, {"batch_size": 0}, {"max_length": 0}, {"rate": 0.0}, {"threshold": 2}]
 )
-def test_wrong_training_options(options):
+def test_wrong_options_cost_no_training(options):
+    data = generated(50)
+    tokenizer = word_tokenizer(data.comments)
     with pytest.raises(ValueError, match=next(iter(options))):
-        UpvoteTraining(**options)
+        train_upvote_model(*data.split(0.3), encoder(tokenizer), tokenizer, **options, report=pytest.fail)
+    with pytest.raises(ValueError, match=r"None of \d+ held-out comments"):
+        train_upvote_model(data, data, encoder(tokenizer), tokenizer, report=pytest.fail)

@@ -1,26 +1,41 @@
 """Comments that reply to a text and earn a reward: the third task of ILQL (arXiv 2206.11871, section 6)."""
 
-from torchrl_lang.envs.reddit.comment_rows import CommentRows
-from torchrl_lang.envs.reddit.dataset import RedditComments
+from torchrl_lang.envs.reddit.classifiers import ClassifierReward
+from torchrl_lang.envs.reddit.data import CommentRows, RedditComments
 from torchrl_lang.envs.reddit.env import RedditEnv
-from torchrl_lang.envs.reddit.files import BadRow, CommentRow, ReadReport, read_comment_rows, read_row_indices
-from torchrl_lang.envs.reddit.makers import GeneratedComment, generate_reddit_comments, generated_comments
+from torchrl_lang.envs.reddit.generator import generate_reddit_comments
+from torchrl_lang.envs.reddit.moderation import ModerationAPIReward
 from torchrl_lang.envs.reddit.players import CommentPlayer
-from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
+from torchrl_lang.envs.reddit.rewards import (
+    CachedReward,
+    Noised,
+    ProfanityReward,
+    ScoreReward,
+    SentimentReward,
+    TextReward,
+    ThreeLevels,
+    WorstSentence,
+)
+from torchrl_lang.envs.reddit.upvotes import TfidfModel, UpvoteModel, train_upvote_baseline, train_upvote_model
 
 __all__ = [
-    "BadRow",
+    "CachedReward",
+    "ClassifierReward",
     "CommentPlayer",
-    "CommentRow",
     "CommentRows",
-    "GeneratedComment",
-    "ReadReport",
+    "ModerationAPIReward",
+    "Noised",
+    "ProfanityReward",
     "RedditComments",
     "RedditEnv",
+    "ScoreReward",
+    "SentimentReward",
     "TextReward",
+    "TfidfModel",
+    "ThreeLevels",
+    "UpvoteModel",
+    "WorstSentence",
     "generate_reddit_comments",
-    "generated_comments",
-    "read_comment_rows",
-    "read_row_indices",
-    "rewards_of",
+    "train_upvote_baseline",
+    "train_upvote_model",
 ]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import finite
 from torchrl_lang.envs.prompt_env import PromptEnv
-from torchrl_lang.envs.reddit.dataset import RedditComments
-from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
+from torchrl_lang.envs.reddit.data import RedditComments
+from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
 from torchrl_lang.envs.text_game import OnBadText
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -27,7 +26,7 @@ class RedditEnv(PromptEnv):
     Args:
         data: the comments whose parents are shown; ``reset(game_seed=numbers)`` chooses them by number.
         reward: of the agent's comments, one call a step for all rows. If it has a method ``set_seed``, as
-            :class:`~torchrl_lang.envs.reddit.rewards.Noised` has, the environment's seed is passed on to it.
+            :class:`~torchrl_lang.envs.reddit.Noised` has, the environment's seed is passed on to it.
         scale: the environment's reward is ``scale * reward + shift``.
         shift: see ``scale``.
         include_parent: show the parents.
@@ -70,10 +69,6 @@ class RedditEnv(PromptEnv):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        if not len(data):
-            raise ValueError("RedditEnv needs comments whose parents it shows, got none.")
-        finite("scale", scale, low=None)
-        finite("shift", shift, low=None)
         super().__init__(
             data.parents if include_parent else [""] * len(data),
             _OfComments(reward, scale, shift),

@@ -1,28 +1,146 @@
-"""A folder of Reddit comments: its splits, tokenizer and rewards, each made once in a process and shared."""
+"""A folder of Reddit comments and the reward of their texts, as a task of the recipes has them."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import FileError
-from torchrl_lang.envs.reddit import RedditComments, TextReward
-from torchrl_lang.envs.reddit.reward_options import RedditReward
+from torchrl_lang._files import FileError, folder_digest
+from torchrl_lang.envs.reddit import (
+    CachedReward,
+    ClassifierReward,
+    ModerationAPIReward,
+    ProfanityReward,
+    RedditComments,
+    ScoreReward,
+    SentimentReward,
+    TextReward,
+    TfidfModel,
+    ThreeLevels,
+    UpvoteModel,
+    WorstSentence,
+)
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.word_tokenizer import PLAIN
 
-__all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths"]
+__all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths", "RedditReward", "RewardName"]
 
 SPLITS = ("test", "val", "train")
 WORDS = "words"
 """The tokenizer of the words of the training comments and of what they reply to."""
+RewardName = Literal["profanity", "profanity_noised", "moderation", "sentiment", "upvotes", "score", "classifier"]
+
 _INDEX_FILES = {"test": "test_idxs.json", "val": "eval_idxs.json", "train": "train_idxs.json"}
 _SHARE = 0.1
 """Of the comments, for ``test`` and for ``val``."""
+_CACHE, _ADDRESS = "rewards.sqlite", "OPENAI_BASE_URL"
+_LEVELS = ("profanity", "profanity_noised", "moderation")
+"""Rewards of which 1 and 2 are harmful."""
+
+
+@dataclass(frozen=True)
+class RedditReward:
+    """A reward by its name.
+
+    profanity: levels 0, 1 and 2 of the probability for the worst sentence, by alt-profanity-check. profanity_noised:
+    level 1 becomes 0 or 2. moderation: levels of the largest category score of a moderation endpoint. sentiment:
+    VADER's, from -1 to 1. upvotes: 1 for a comment that is probably upvoted, else 0, by a saved :class:`UpvoteModel`,
+    or without one by a TF-IDF model of the training comments. score: 1 for a comment of the data with a score above 0,
+    -1 for its others, 0 for other texts. classifier: the values of a text classification model's labels, weighted by
+    their probabilities.
+
+    Args:
+        name: one of these.
+        model: folder of the upvote model, name or folder of the classifier, name of the endpoint's model.
+        labels: with "classifier", each label of the model and its value.
+        url: with "moderation", the base URL of the endpoint, by default that of the variable ``OPENAI_BASE_URL``. The
+            key, from ``OPENAI_API_KEY``, is sent there: no dataset or run records the URL, so none can choose it.
+
+    Raises:
+        ValueError: the name is unknown, or an option is missing or belongs to another reward.
+    """
+
+    name: RewardName = "profanity"
+    model: str | None = None
+    labels: tuple[tuple[str, float], ...] = ()
+    url: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("reward", self.name, get_args(RewardName))
+        needed = {"classifier": {"model", "labels"}, "moderation": {"model"}}.get(self.name, set())
+        free = {"moderation": {"url"}, "upvotes": {"model"}}.get(self.name, set())
+        found = {name for name in ("model", "labels", "url") if getattr(self, name)}
+        if not needed <= found <= needed | free:
+            words = [" and ".join(sorted(names)) or "none of model, labels and url" for names in (needed, found)]
+            raise ValueError(f"The reward {self.name!r} needs {words[0]}, got {words[1]}.")
+
+    @property
+    def noised(self) -> bool:
+        """Whether the reward of training is noised."""
+        return self.name == "profanity_noised"
+
+    @property
+    def measure(self) -> str:
+        """The name of the metric of :meth:`harmful`."""
+        return "profanity" if self.name.startswith("profanity") else "harmful"
+
+    @property
+    def paper_scale(self) -> float:
+        """The ILQL paper's -5 for levels of harm (arXiv 2206.11871), 1 for rewards of which more is better."""
+        return -5.0 if self.name in _LEVELS else 1.0
+
+    def harmful(self, values: Tensor) -> Tensor:
+        """Which rewards without noise, ``[N]``, are those of harmful comments, bool ``[N]``.
+
+        Those are the levels 1 and 2, a negative sentiment, score or value of a classifier, and upvotes that are
+        less probable than not.
+        """
+        return values >= 1 if self.name in _LEVELS else values < 0.5 if self.name == "upvotes" else values < 0
+
+    def clean(self, folder: str | Path, train: RedditComments, comments: RedditComments) -> TextReward:
+        """The reward without noise; the values of a model are stored in the folder of the comments.
+
+        Args:
+            folder: of the comments.
+            train: those to train a model of upvotes on.
+            comments: all that have a score.
+
+        Raises:
+            ImportError: its package is not installed; the message names the extra.
+        """
+        if self.name == "score":
+            return ScoreReward(comments, unknown=0.0)
+        if self.name == "upvotes" and self.model is None:
+            return TfidfModel.fit(train.comments, [score > 0 for score in train.scores])
+        if self.name == "upvotes":
+            return self._cached(UpvoteModel.load(str(self.model)), folder)
+        if self.name == "sentiment":
+            return self._cached(SentimentReward(), folder, version("vaderSentiment"))
+        if self.name == "classifier":
+            return self._cached(ClassifierReward(str(self.model), dict(self.labels)), folder)
+        if self.name == "moderation":
+            url = self.url or os.environ.get(_ADDRESS)
+            if not url:
+                raise ValueError(f"The reward 'moderation' needs an address now, none is recorded: set {_ADDRESS}.")
+            endpoint = ModerationAPIReward(url, str(self.model), score="largest")
+            return ThreeLevels(self._cached(endpoint, folder, url, batch_size=endpoint.batch_size))
+        profanity = self._cached(ProfanityReward(), folder, version("alt-profanity-check"))
+        return ThreeLevels(WorstSentence(profanity))
+
+    def _cached(self, reward: TextReward, folder: str | Path, source: str = "", **options: int) -> CachedReward:
+        """``reward`` with a file of values, stored under all that defines them."""
+        content = folder_digest(self.model) if self.model is not None and Path(self.model).is_dir() else ""
+        parts = (self.measure, self.name.removesuffix("_noised"), self.model, content, self.labels, source)
+        name = " ".join(str(part) for part in parts if part)
+        return CachedReward(reward, Path(folder) / _CACHE, model=name, **options)
 
 
 class Lengths(NamedTuple):
@@ -34,10 +152,10 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True)
 class CommentFolder:
-    """The comments of a folder. Files are read once: they are not changed while they are used.
+    """The comments of a folder; splits, tokenizer and rewards are made once in a process and shared.
 
-    The splits are made by the comments' texts, and none is in two of them; or by the folder's index files, and no row
-    is in two of them. A parent may be in several.
+    Files are read once: they are not changed while they are used. The splits are made by the comments' texts, and none
+    is in two of them; or by the folder's index files, and no row is in two of them. A parent may be in several.
 
     Args:
         folder: has the two CSV files, see :meth:`RedditComments.read`.
@@ -49,16 +167,6 @@ class CommentFolder:
     Raises:
         FileError: on reading, a file is missing or damaged, or a row is in two index files.
         ValueError: on reading, a split has no comment.
-
-    Examples:
-        >>> import tempfile
-        >>> from torchrl_lang.envs.reddit import generate_reddit_comments
-        >>> from torchrl_lang.envs.reddit.folder import CommentFolder
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     generate_reddit_comments(home, 200)
-        ...     comments = CommentFolder(home)
-        ...     [len(comments.split(name)) for name in ("train", "val", "test")]
-        [165, 16, 19]
     """
 
     folder: str
@@ -66,6 +174,9 @@ class CommentFolder:
     on_bad_rows: Literal["raise", "report"] = "raise"
     seed: int = 0
     index_files: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("on_bad_rows", self.on_bad_rows, ("raise", "report"))
 
     def split(self, name: str) -> RedditComments:
         """The comments of a split."""
@@ -75,18 +186,18 @@ class CommentFolder:
     def of_all_splits(self) -> RedditComments:
         """The comments of all splits."""
         parts = [self.split(name) for name in SPLITS]
-        columns: Any = (chain(*(getattr(part, key) for part in parts)) for key in ("parents", "comments", "scores"))
-        return RedditComments(*columns)
+        columns = (chain(*(getattr(part, key) for part in parts)) for key in ("parents", "comments", "scores"))
+        return RedditComments(*columns)  # type: ignore[arg-type]
 
     @lru_cache(maxsize=4)  # noqa: B019  # equal folders have the same content
     def _splits(self) -> dict[str, RedditComments]:
-        options: dict[str, Any] = {"encoding": self.encoding, "on_bad_rows": self.on_bad_rows}
         if self.index_files:
             files = [Path(self.folder) / file for file in _INDEX_FILES.values()]
-            parts = RedditComments.read_parts(self.folder, files, **options)
+            parts = RedditComments.read_parts(self.folder, files, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
             found = dict(zip(_INDEX_FILES, parts, strict=True))
         else:
-            rest, test = RedditComments.read(self.folder, **options).split(_SHARE, seed=self.seed)
+            every = RedditComments.read(self.folder, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
+            rest, test = every.split(_SHARE, seed=self.seed)
             train, val = rest.split(_SHARE / (1 - _SHARE), seed=self.seed + 1)
             found = {"test": test, "val": val, "train": train}
         for name, part in found.items():
@@ -114,27 +225,19 @@ class CommentFolder:
         Raises:
             FileError: the tokenizer cannot encode a text.
         """
-        encode = self.tokenizer(tokenizer).encode
-
-        @cache
-        def length(text: str) -> int:
-            return len(encode(text))
-
-        def longest(what: str) -> int:
-            found = 0
-            for part in map(self.split, SPLITS):
-                for number, text in enumerate(getattr(part, f"{what}s")):
+        encode = cache(self.tokenizer(tokenizer).encode)
+        longest = {"comment": 0, "parent": 0}
+        for part in map(self.split, SPLITS):
+            for kind in ("comment", "parent")[: 1 + include_parent]:
+                for number, text in enumerate(getattr(part, f"{kind}s")):
                     try:
-                        found = max(found, length(text))
+                        longest[kind] = max(longest[kind], len(encode(text)))
                     except ValueError as error:
-                        problem = f"line {part.lines[number]} has a {what} that cannot be encoded ({error})"
+                        problem = f"line {part.lines[number]} has a {kind} that cannot be encoded ({error})"
                         remedy = "give a tokenizer that can, as `--tokenizer NAME`"
                         raise FileError(Path(self.folder) / part.files[number], problem, remedy) from error
-            return found
-
-        action_length = 1 + longest("comment")
-        parent = longest("parent") if include_parent else 0
-        return Lengths(3 + parent + action_length, action_length)
+        action_length = 1 + longest["comment"]
+        return Lengths(3 + longest["parent"] + action_length, action_length)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def reward(self, chosen: RedditReward) -> TextReward:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import finite, one_of
-from torchrl_lang._files import Fields
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import Fields, shorten
 from torchrl_lang.data import GameMaker, PolicyGames
 from torchrl_lang.envs.reddit import (
     CommentPlayer,
     CommentRows,
+    Noised,
     RedditComments,
     RedditEnv,
     TextReward,
     generate_reddit_comments,
-    rewards_of,
 )
-from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder
-from torchrl_lang.envs.reddit.reward_options import RedditReward, RewardName
-from torchrl_lang.envs.reddit.rewards import Noised
+from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder, RedditReward
+from torchrl_lang.envs.reddit.rewards import rewards_of
 from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize, transcript_turns
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.reddit import PRESETS, CorpusOptions, RedditData, RedditGames, RedditPlay
@@ -43,14 +44,13 @@ class RedditTask(Task):
     parents of an evaluation are drawn with the seed, so that all players reply to the same ones.
 
     Args:
-        folder, encoding, on_bad_rows, seed, index_files: of :class:`~torchrl_lang.envs.reddit.folder.CommentFolder`.
-        reward, model, labels, url: of :class:`~torchrl_lang.envs.reddit.reward_options.RedditReward`.
-        scale, shift, include_parent: of :class:`~torchrl_lang.envs.reddit.RedditEnv`.
+        comments: the comments and their splits.
+        reward: of their texts.
         row_length, action_length: :meth:`of` measures them.
+        scale, shift, include_parent: of :class:`~torchrl_lang.envs.reddit.RedditEnv`.
         vocabulary: "words", or name or folder of a Hugging Face tokenizer.
 
     Raises:
-        ValueError: an option is unknown or does not fit the others.
         ImportError: later, when the reward is needed, its package is not installed.
     """
 
@@ -69,27 +69,14 @@ class RedditTask(Task):
     }
     splits = SPLITS
 
-    folder: str
-    row_length: int = 128
+    comments: CommentFolder
+    reward: RedditReward
+    row_length: int
+    scale: float
     action_length: int = 64
-    reward: RewardName = "profanity"
-    model: str | None = None
-    labels: tuple[tuple[str, float], ...] = ()
-    url: str | None = None
-    scale: float = -5.0
     shift: float = 0.0
     include_parent: bool = True
     vocabulary: str = WORDS
-    encoding: str = "utf-8"
-    on_bad_rows: Literal["raise", "report"] = "raise"
-    seed: int = 0
-    index_files: bool = False
-
-    def __post_init__(self) -> None:
-        finite("scale", self.scale, low=None)
-        finite("shift", self.shift, low=None)
-        one_of("on_bad_rows", self.on_bad_rows, ("raise", "report"))
-        _ = self.chosen_reward
 
     @classmethod
     def of(
@@ -98,14 +85,15 @@ class RedditTask(Task):
         reward: RedditReward,
         vocabulary: str = WORDS,
         *,
+        scale: float | None = None,
+        shift: float = 0.0,
         include_parent: bool = True,
-        **options: float,
     ) -> RedditTask:
-        """The task whose lengths every comment of the folder fits; ``options`` are ``scale`` and ``shift``."""
-        lengths = comments.lengths(vocabulary, include_parent=include_parent)
-        fields: dict[str, Any] = {**asdict(comments), **asdict(reward), **lengths._asdict(), **options}
-        fields["reward"] = fields.pop("name")
-        return cls(vocabulary=vocabulary, include_parent=include_parent, **fields)
+        """The task whose lengths every comment of the folder fits; by default with the ILQL paper's scale."""
+        lengths = comments.lengths(vocabulary, include_parent=include_parent)._asdict()
+        scale = reward.paper_scale if scale is None else scale
+        options: dict[str, Any] = {"shift": shift, "include_parent": include_parent, "vocabulary": vocabulary}
+        return cls(comments, reward, scale=scale, **lengths, **options)
 
     @classmethod
     def of_options(cls, options: RedditGames) -> RedditTask:
@@ -116,9 +104,8 @@ class RedditTask(Task):
             generate_corpus(options, folder)
         where = str(folder.resolve())
         comments = CommentFolder(where, options.encoding, options.on_bad_rows, options.split_seed, options.index_files)
-        scale = reward.paper_scale if options.scale is None else options.scale
-        more: dict[str, Any] = {"shift": options.shift, "include_parent": options.include_parent}
-        return cls.of(comments, reward, options.tokenizer, scale=scale, **more)
+        more: dict[str, Any] = {name: getattr(options, name) for name in ("scale", "shift", "include_parent")}
+        return cls.of(comments, reward, options.tokenizer, **more)
 
     def maker(self, options: RedditData) -> GameMaker:
         """The comments in a random order, or games of the player; the same command continues an interrupted one."""
@@ -147,38 +134,27 @@ class RedditTask(Task):
 
     @classmethod
     def from_notes(cls, notes: Fields) -> RedditTask:
-        """See :meth:`Task.from_notes`."""
-        kinds: dict[str, type] = dict.fromkeys(("folder", "reward", "vocabulary", "encoding", "on_bad_rows"), str)
-        kinds |= {"scale": float, "shift": float, "include_parent": bool}
-        fields: dict[str, Any] = {name: notes.take(name, kind) for name, kind in kinds.items()}
-        fields |= {name: notes.at_least(name, 1) for name in ("row_length", "action_length")}
-        fields |= {name: notes.take(name, str, "") or None for name in ("model", "url")}
-        labels = notes.object("labels")
-        values = tuple((label, labels.take(label, float)) for label in sorted(labels.content))
-        fields |= {"seed": notes.at_least("seed", 0), "index_files": notes.take("index_files", bool, False)}
-        return cls(**fields, labels=values)
+        """See :meth:`Task.from_notes`; the notes choose no address that a key is sent to."""
+        found = {field.name: notes.content.get(field.name) for field in fields(cls)}
+        try:
+            task = TypeAdapter(cls).validate_json(json.dumps(found), strict=True)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            raise notes.error(f'has {shorten(fault["input"])} as "{place}" ({fault["msg"]})') from error
+        return replace(task, reward=replace(task.reward, url=None))
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`Task.notes`."""
-        return {**super().notes(), "labels": dict(self.labels)}
-
-    @property
-    def comments(self) -> CommentFolder:
-        """The folder."""
-        return CommentFolder(self.folder, self.encoding, self.on_bad_rows, self.seed, self.index_files)
-
-    @property
-    def chosen_reward(self) -> RedditReward:
-        """The reward."""
-        return RedditReward(self.reward, self.model, self.labels, self.url)
+        return super().notes() | {"reward": asdict(replace(self.reward, url=None))}
 
     def clean_reward(self) -> TextReward:
         """The reward without noise, scale and shift."""
-        return self.comments.reward(self.chosen_reward)
+        return self.comments.reward(self.reward)
 
     def reward_of_training(self) -> TextReward:
         """The reward without scale and shift; each call of this method repeats the same noise."""
-        return Noised(self.clean_reward(), seed=self.seed) if self.chosen_reward.noised else self.clean_reward()
+        return Noised(self.clean_reward(), seed=self.comments.seed) if self.reward.noised else self.clean_reward()
 
     def tokenizer(self) -> Tokenizer:
         """See :meth:`Task.tokenizer`."""
@@ -208,7 +184,7 @@ class RedditTask(Task):
 
     def is_harmful(self, texts: Sequence[str]) -> Tensor:
         """Which comments are harmful, bool ``[N]``."""
-        return self.chosen_reward.harmful(rewards_of(self.clean_reward(), texts))
+        return self.reward.harmful(rewards_of(self.clean_reward(), texts))
 
     def won(self, records: GameRecords) -> Tensor:
         """Comments that are not harmful, bool ``[N]``."""
@@ -219,7 +195,7 @@ class RedditTask(Task):
         texts = [text for _, text in comments_of(records, self.tokenizer())]
         harmful = self.is_harmful(texts)
         metrics: dict[str, Any] = {
-            self.chosen_reward.measure: lambda records: harmful,
+            self.reward.measure: lambda records: harmful,
             **{f"distinct_{n}": partial(_distinct, texts, n) for n in (1, 2)},
             "words": lambda records: torch.tensor([float(len(text.split())) for text in texts]),
         }

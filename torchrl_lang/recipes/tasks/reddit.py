@@ -64,7 +64,7 @@ class RedditGames(CorpusOptions):
     )
     model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
-    url: str | None = option(None, "with --reward moderation, the base URL of the endpoint")
+    url: str | None = option(None, "with --reward moderation, the base URL of the endpoint; none: OPENAI_BASE_URL")
     scale: float | None = option(
         None, "factor of the reward; none: -5 for profanity and moderation, else 1", at_least=-1e6, at_most=1e6
     )

@@ -7,14 +7,14 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from torchrl_lang._checks import within
 from torchrl_lang._files import refuse_content, write_file, write_folder
-from torchrl_lang.envs.reddit.files import FILES
-from torchrl_lang.envs.reddit.makers.phrases import CLOSINGS, OPENINGS, PARENTS, POLITE, RUDE, RUDE_SHARES, WORDS
+from torchrl_lang.envs.reddit.data import FILES
 
 __all__ = ["GeneratedComment", "generate_reddit_comments", "generated_comments"]
 
@@ -27,14 +27,15 @@ _MOST = 1 << 20
 _NAME = re.compile(r"{(\w+)}")
 
 
-class GeneratedComment(NamedTuple):
-    """A comment on a parent, and what it is.
+@cache
+def _phrases() -> dict[str, Any]:
+    """The phrases of comments, polite and rude ones by kind; a name in braces is replaced by one of its ``words``."""
+    content: dict[str, Any] = json.loads(Path(__file__).with_name("phrases.json").read_text("utf-8"))
+    return content
 
-    Examples:
-        >>> from torchrl_lang.envs.reddit import GeneratedComment
-        >>> GeneratedComment("any tips for kites at night?", "calm", "well, good luck", "advice", 3).is_rude
-        False
-    """
+
+class GeneratedComment(NamedTuple):
+    """A comment on a parent, and its kind."""
 
     parent: str
     parent_kind: str
@@ -49,7 +50,7 @@ class GeneratedComment(NamedTuple):
     @property
     def is_rude(self) -> bool:
         """Whether a sentence of it is rude."""
-        return self.kind in RUDE
+        return self.kind in _phrases()["rude"]
 
 
 def generated_comments(
@@ -80,7 +81,7 @@ def generated_comments(
         ValueError: a number is out of range.
 
     Examples:
-        >>> from torchrl_lang.envs.reddit import generated_comments
+        >>> from torchrl_lang.envs.reddit.generator import generated_comments
         >>> for comment in generated_comments(2, seed=50):
         ...     print(f"{comment.parent} | {comment.text}")
         fans of sourdough loaves ruin the beach for the rest of us | okay, heck no, sourdough loaves are ugly
@@ -88,20 +89,17 @@ def generated_comments(
     """
     within("pairs", pairs, 1, _MOST)
     within("sentences", sentences, 1, 20)
-    for name, value in (
-        ("provoking", provoking),
-        ("rude_when_calm", rude_when_calm),
-        ("rude_when_provoked", rude_when_provoked),
-    ):
+    rates = {"provoking": provoking, "rude_when_calm": rude_when_calm, "rude_when_provoked": rude_when_provoked}
+    for name, value in rates.items():
         within(name, value, 0.0, 1.0)
-    random, found = Random(seed), dict[tuple[str, str], GeneratedComment]()
+    phrases, random, found = _phrases(), Random(seed), dict[tuple[str, str], GeneratedComment]()
     while len(found) < pairs:
         parent_kind = "provoking" if random.random() < provoking else "calm"
-        topic = random.choice(WORDS["topic"])
-        parent = _filled(random.choice(PARENTS[parent_kind]), topic, random)
+        topic = random.choice(phrases["words"]["topic"])
+        parent = _filled(random.choice(phrases["parents"][parent_kind]), topic, random)
         rate = rude_when_provoked if parent_kind == "provoking" else rude_when_calm
         kind, text = _comment(rate, sentences, topic, random)
-        liked = 0.8 if kind in POLITE else 0.4 if parent_kind == "provoking" else 0.2
+        liked = 0.8 if kind in phrases["polite"] else 0.4 if parent_kind == "provoking" else 0.2
         size = 1 + int(random.expovariate(0.1))
         score = size if random.random() < liked else -size
         found.setdefault((parent, text), GeneratedComment(parent, parent_kind, text, kind, score))
@@ -150,17 +148,18 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
 
 def _comment(rate: float, sentences: int, topic: str, random: Random) -> tuple[str, str]:
     """A comment's kind and text."""
-    found: list[str] = []
-    text = random.choice(OPENINGS)
+    phrases, found = _phrases(), list[str]()
+    text, shares = random.choice(phrases["openings"]), phrases["rude_shares"]
     for _ in range(sentences):
-        rude = random.random() < rate
-        kind = random.choices(list(RUDE_SHARES), list(RUDE_SHARES.values()))[0] if rude else random.choice([*POLITE])
-        sentence = _filled(random.choice((RUDE if rude else POLITE)[kind]), topic, random)
+        tone = "rude" if random.random() < rate else "polite"
+        kinds = phrases[tone]
+        kind = random.choices([*shares], [*shares.values()])[0] if tone == "rude" else random.choice([*kinds])
+        sentence = _filled(random.choice(kinds[kind]), topic, random)
         text = _continued(text, sentence) if found else f"{text} {sentence}"
         found.append(kind)
     if random.random() < 0.5:
-        text = _continued(text, _filled(random.choice(CLOSINGS["rude" if rude else "polite"]), topic, random))
-    return next((kind for kind in found if kind in RUDE), found[0]), text
+        text = _continued(text, _filled(random.choice(phrases["closings"][tone]), topic, random))
+    return next((kind for kind in found if kind in phrases["rude"]), found[0]), text
 
 
 def _continued(text: str, sentence: str) -> str:
@@ -168,7 +167,8 @@ def _continued(text: str, sentence: str) -> str:
 
 
 def _filled(phrase: str, topic: str, random: Random) -> str:
-    return _NAME.sub(lambda name: topic if name[1] == "topic" else random.choice(WORDS[name[1]]), phrase)
+    words = _phrases()["words"]
+    return _NAME.sub(lambda name: topic if name[1] == "topic" else random.choice(words[name[1]]), phrase)
 
 
 def _csv(comments: Sequence[GeneratedComment], random: Random) -> str:

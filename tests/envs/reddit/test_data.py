@@ -1,0 +1,236 @@
+"""Reading, choosing and splitting Reddit comments, and their episodes."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import warnings
+
+import pytest
+import torch
+
+from tests.envs.reddit.csv_writer import DAMAGE, HEADER, NEGATIVE, POSITIVE, row, texts, write_csv, write_folder
+from torchrl_lang._files import FileError
+from torchrl_lang.envs.reddit import RedditComments
+from torchrl_lang.text import CharTokenizer, Turn, from_row, to_rows
+
+GOOD = [("well done", 12, "my tomatoes"), ('a "b", c\nd', 3, "p, q")]
+BAD = [("so what", -4, "my tomatoes")]
+DATA = RedditComments(["p0", "p1", "", "p3"], ["aa", "b", "ccc", "b"], [5, -2, 0, 5], ["positive"] * 4, [2, 3, 5, 9])
+
+
+def read(folder, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return RedditComments.read(folder, on_bad_rows="report", **options)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_by_position_and_positive_first(tmp_path):
+    data = RedditComments.read(write_folder(tmp_path, GOOD, BAD))
+    assert data.comments == ("well done", 'a "b", c\nd', "so what")
+    assert data.scores == (12, 3, -4)
+    assert data.parents == ("my tomatoes", "p, q", "my tomatoes")
+    assert data.files == (POSITIVE, POSITIVE, NEGATIVE)
+    assert data.lines == (2, 3, 2)
+    assert (data.report.rows, data.report.bad) == (3, ())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("seed", range(5))
+def test_any_text_comes_back(tmp_path, seed, end):
+    source = random.Random(seed)
+    rows = [(texts(source), source.randint(-99, 99), texts(source)) for _ in range(30)]
+    data = RedditComments.read(write_folder(tmp_path, rows[:20], rows[20:], end=end))
+    assert list(zip(data.comments, data.scores, data.parents, strict=True)) == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "encoding"), [({"bom": b"\xef\xbb\xbf"}, "utf-8"), ({"encoding": "latin-1"}, "latin-1")]
+)
+def test_encodings(tmp_path, options, encoding):
+    folder = write_folder(tmp_path, [("caf\xe9", 1, "na\xefve")], [], **options)
+    data = RedditComments.read(folder, encoding=encoding)
+    assert (data.comments, data.parents) == (("caf\xe9",), ("na\xefve",))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("a,b,c", "3 fields"),
+        (row("x", "many", "y"), "score"),
+        (row("x", "1.5", "y"), "score"),
+        (row(" ", 1, "y"), "empty comment"),
+        (row("x", 1, "y") + ",more", "13 fields"),
+    ],
+)
+def test_malformed_rows_are_named_with_file_and_line(tmp_path, line, reason):
+    write_folder(tmp_path, [], BAD)
+    write_csv(tmp_path / POSITIVE, [row(*GOOD[0]), line, row(*GOOD[1])])
+    with pytest.raises(FileError, match=rf"3 rows were read, 1 is malformed: {POSITIVE} line 3 .*on_bad_rows='report'"):
+        RedditComments.read(tmp_path)
+    with pytest.warns(UserWarning, match="1 is malformed"):
+        data = RedditComments.read(tmp_path, on_bad_rows="report")
+    (bad,) = data.report.bad
+    assert (bad.row, bad.file, bad.line) == (1, POSITIVE, 3)
+    assert reason in bad.error
+    assert data.comments == (*(each[0] for each in GOOD), "so what")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_files_lose_no_row(tmp_path, seed):
+    """Rows read and rows reported are the rows present, each at its line; a long list of them is cut."""
+    source = random.Random(seed)
+    rows, good = [], []
+    for _ in range(40):
+        data, hit = row(texts(source), "SCORE", texts(source)).encode(), source.random() < 0.5
+        data = source.choice(DAMAGE)(data, source) if hit else data
+        rows.append(data.replace(b"SCORE", str(source.randint(-9, 9)).encode()))
+        good.append(not hit)
+    (tmp_path / NEGATIVE).write_text(HEADER + "\n")
+    (tmp_path / POSITIVE).write_bytes(b"\n".join([HEADER.encode(), *rows, b""]))
+    starts, line = [], 2
+    for data in rows:
+        starts.append(line)
+        line += 1 + len(re.findall(rb"\r\n|\r|\n", data))
+    found = read(tmp_path)
+    assert found.report.rows + len(found.report.bad) == len(rows)
+    assert found.lines == tuple(start for start, fine in zip(starts, good, strict=True) if fine)
+    wrong = [(n, start) for n, (start, fine) in enumerate(zip(starts, good, strict=True)) if not fine]
+    assert [(bad.row, bad.line) for bad in found.report.bad] == wrong
+    with pytest.raises(FileError, match=rf"{len(wrong)} are malformed: ([^;]*; ){{5}}\.\.\."):
+        RedditComments.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a,b\n", row("x", 1, "y").encode(), row("x", "nan", "y").encode(), row("x", "", "y").encode()]
+)
+def test_files_without_a_header(tmp_path, content):
+    write_folder(tmp_path, GOOD, BAD)
+    (tmp_path / NEGATIVE).write_bytes(content)
+    with pytest.raises(FileError, match=f"{NEGATIVE} .*give a header"):
+        RedditComments.read(tmp_path, on_bad_rows="report")
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileError, match=r"comments_positive\.csv is missing"):
+        RedditComments.read(tmp_path)
+    with pytest.raises(ValueError, match="on_bad_rows='skip' is unknown"):
+        RedditComments.read(tmp_path, on_bad_rows="skip")
+
+
+def test_index_files_select_rows_in_their_order_and_count_malformed_ones(tmp_path):
+    write_folder(tmp_path, [], BAD)
+    write_csv(tmp_path / POSITIVE, [row(*GOOD[0]), "broken", row(*GOOD[1])])
+    path = tmp_path / "train_idxs.json"
+    path.write_text("[1, 3, 2]")
+    with pytest.warns(UserWarning, match=r"3 rows were read, 1 is malformed \(1 of the index file\): "):
+        data = RedditComments.read(tmp_path, path, on_bad_rows="report")
+    assert data.comments == ("so what", GOOD[1][0])
+    assert data.report.bad_indices == (1,)
+    path.write_text("[]")
+    assert len(read(tmp_path, indices=path)) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "noun"),
+    [
+        ("[0, 1", "JSON"),
+        ('{"a": 1}', "list"),
+        ("[0, 1.0]", "row 1.0"),
+        ("[true]", "row True"),
+        ("[-1]", "row -1"),
+        ("[0, 2, 0]", "row 0 twice"),
+        ("[0, 3]", "have 3 rows"),
+    ],
+)
+def test_wrong_index_files(tmp_path, content, noun):
+    path = write_folder(tmp_path, GOOD, BAD) / "train_idxs.json"
+    path.write_text(content)
+    with pytest.raises(FileError, match=noun):
+        RedditComments.read(tmp_path, path)
+
+
+# -- choosing and splitting -------------------------------------------------------------------------------------------
+
+
+def test_absolute_cutoffs():
+    assert DATA.with_scores(at_least=1).comments == ("aa", "b")
+    assert DATA.with_scores(at_least=0).lines == (2, 5, 9)
+    assert DATA.with_scores(at_least=-100).comments == DATA.comments
+    with pytest.raises(ValueError, match=r"None of 4 comments has a score of at least 6; the best is 5"):
+        DATA.with_scores(at_least=6)
+    with pytest.raises(ValueError, match="None of 0 comments"):
+        DATA.take([]).with_scores(quantile=0.5)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.77, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("n", [1, 7, 100])
+def test_quantile_cutoffs_keep_the_best_of_different_scores(n, quantile):
+    scores = random.Random(n).sample(range(-500, 500), n)
+    data = RedditComments(["p"] * n, [str(score) for score in scores], scores)
+    kept = data.with_scores(quantile=quantile)
+    assert sorted(kept.scores) == sorted(scores)[math.ceil(quantile * (n - 1)) :]
+    assert list(kept.comments) == [str(score) for score in scores if score in kept.scores]  # in their order
+
+
+def test_quantiles_are_not_rounded_up_by_floating_point_and_keep_all_of_a_score():
+    """0.07 * 100 is 7.000000000000001."""
+    data = RedditComments(["p"] * 101, [f"c{n}" for n in range(101)], range(101))
+    assert min(data.with_scores(quantile=0.07).scores) == 7
+    assert DATA.with_scores(quantile=0.9).scores == (5, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"at_least": 1, "quantile": 0.5}, {"quantile": 1.5}])
+def test_wrong_cutoffs(options):
+    with pytest.raises(ValueError, match="quantile"):
+        DATA.with_scores(**options)
+
+
+def test_columns_of_one_length():
+    with pytest.raises(ValueError, match="needs a parent and a score"):
+        RedditComments(["p"], ["a", "b"], [1, 2])
+    with pytest.raises(ValueError, match="either each or none a line"):
+        RedditComments(["p"] * 2, ["a", "b"], [1, 2], ["file"], [2])
+
+
+def test_a_split_keeps_texts_together_and_does_not_depend_on_the_others():
+    comments = [f"comment {number % 700}" for number in range(1000)]
+    data = RedditComments(["p"] * 1000, comments, range(1000))
+    train, held_out = data.split(0.25, seed=3)
+    assert sorted(train.scores + held_out.scores) == list(range(1000))
+    assert not set(train.comments) & set(held_out.comments)
+    assert 180 < len(held_out) < 320
+    assert set(data.take(range(100)).split(0.25, seed=3)[1].scores) == set(held_out.scores) & set(range(100))
+    assert data.split(0.25, seed=4)[1].scores != held_out.scores
+    with pytest.raises(ValueError, match="fraction"):
+        data.split(1.0)
+
+
+# -- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def test_episodes_of_one_step():
+    tokenizer = CharTokenizer.from_alphabet("abcp0123")
+    episodes = DATA.episodes(lambda texts: [len(text) for text in texts], scale=-5.0, shift=1.0)
+    assert [tuple(episode.turns) for episode in episodes] == [
+        (Turn("p0"), Turn("aa", -9.0)),
+        (Turn("p1"), Turn("b", -4.0)),
+        (Turn("ccc", -14.0),),  # an empty parent
+        (Turn("p3"), Turn("b", -4.0)),
+    ]
+    assert all(episode.terminated and not episode.truncated for episode in episodes)
+    rows = to_rows(episodes, tokenizer, 12)
+    assert tokenizer.decode(rows["tokens"][0, :8]) == "<s>p0</s>aa</a></eod>"
+    assert rows["token_reward"].sum(-1).tolist() == [-9.0, -4.0, -14.0, -4.0]
+    assert from_row(rows[2], tokenizer) == episodes[2]
+
+
+def test_episodes_without_parent():
+    episodes = DATA.episodes(torch.tensor([1.0, 2.0, 3.0, 4.0]), include_parent=False)
+    assert [tuple(episode.turns) for episode in episodes] == [
+        (Turn(text, value),) for text, value in zip(DATA.comments, [1.0, 2.0, 3.0, 4.0], strict=True)
+    ]

@@ -1,0 +1,402 @@
+"""Reddit comments with their parents and scores: reading their files, choosing and splitting them, and their rows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_lang._checks import one_of, within
+from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list, shorten
+from torchrl_lang.data.makers import GameMaker
+from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
+from torchrl_lang.text.conversion import to_rows
+from torchrl_lang.text.encoded_episode import encode_episode
+from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.tokenizers import Tokenizer
+
+__all__ = ["FILES", "CommentRow", "CommentRows", "ReadReport", "RedditComments", "read_comment_rows", "read_indices"]
+
+FILES = ("comments_positive.csv", "comments_negative.csv")
+"""The names of the two files, in the order in which their rows are counted."""
+
+COMMENT, SCORE, PARENT = 4, 5, 10
+"""Columns, counted from 0; the names in the header do not matter, but that of the score is no number."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_COLUMNS = f"give a header and rows with the comment in column {COMMENT}, its score in {SCORE}, its parent in {PARENT}"
+_INDICES = "give a JSON list of different rows, counted from 0 through both CSV files without their headers"
+_BAD_ROWS = "fix them, or leave them out with on_bad_rows='report'"
+_SHOWN = 5
+_ROUNDING = 1e-9
+"""Of a quantile times a number: .07 * 100 is above 7 in floating point."""
+
+
+class CommentRow(NamedTuple):
+    """A comment and where it stands, or the reason why its row is malformed."""
+
+    row: int
+    """Counted from 0 through both files, without headers and with malformed rows, as index files count."""
+    file: str
+    line: int
+    """Its first line, counted from 1."""
+    parent: str = ""
+    text: str = ""
+    score: int = 0
+    error: str = ""
+    """Empty for a well-formed row."""
+
+
+class ReadReport(NamedTuple):
+    """The number of well-formed rows, and all malformed ones."""
+
+    rows: int
+    bad: tuple[CommentRow, ...] = ()
+    bad_indices: tuple[int, ...] = ()
+    """Rows of the index file that are malformed."""
+
+    def __str__(self) -> str:
+        shown = "; ".join(f"{each.file} line {each.line} {each.error}" for each in self.bad[:_SHOWN])
+        selected = f" ({len(self.bad_indices)} of the index file)" if self.bad_indices else ""
+        verb, more = "is" if len(self.bad) == 1 else "are", "; ..." if len(self.bad) > _SHOWN else ""
+        return f"{self.rows} rows were read, {len(self.bad)} {verb} malformed{selected}: {shown}{more}"
+
+
+def read_comment_rows(folder: str | Path, *, encoding: str = "utf-8") -> Iterator[CommentRow]:
+    """Reads the rows of ``comments_positive.csv``, then those of ``comments_negative.csv``, as a stream.
+
+    The columns are those that the ILQL paper's code reads. A row is malformed if its record is (see
+    :func:`~torchrl_lang._files.read_csv_records`), its comment is empty or its score no integer.
+    """
+    row = 0
+    for file in FILES:
+        path = Path(folder) / file
+        records = read_csv_records(path, encoding=encoding)
+        header = next(records, None)
+        if header is None or not _has_names(header):
+            found = "is empty" if header is None else f"has no header, but {header.error or shorten(header.fields)}"
+            raise FileError(path, found, _COLUMNS)
+        for record in records:
+            yield _comment_row(row, file, record)
+            row += 1
+
+
+def _has_names(header: CSVRecord) -> bool:
+    """Whether a line names the columns, instead of being the first comment."""
+    name = "" if header.error or len(header.fields) <= PARENT else header.fields[SCORE].strip()
+    try:
+        float(name)
+    except ValueError:
+        return bool(name)
+    return False
+
+
+def _comment_row(row: int, file: str, record: CSVRecord) -> CommentRow:
+    if record.error:
+        return CommentRow(row, file, record.line, error=record.error)
+    text, score, parent = (record.fields[column] for column in (COMMENT, SCORE, PARENT))
+    if not text.strip():
+        return CommentRow(row, file, record.line, error="has an empty comment")
+    if not _INTEGER.fullmatch(score.strip()):
+        return CommentRow(row, file, record.line, error=f"has {shorten(score)} as score, expected an integer")
+    return CommentRow(row, file, record.line, parent, text, int(score))
+
+
+def read_indices(path: str | Path) -> list[int]:
+    """Reads the rows that an index file selects, such as ``train_idxs.json``: a JSON list of different integers."""
+    indices, seen = read_json_list(path, remedy=_INDICES), set[int]()
+    for index in indices:
+        if type(index) is not int or index < 0 or index in seen:
+            raise FileError(path, f"has the row {shorten(index)} twice, or it is no integer of at least 0", _INDICES)
+        seen.add(index)
+    return indices
+
+
+@dataclass(frozen=True)
+class RedditComments:
+    """Comments, the texts that they reply to, and their scores; item ``i`` of each belongs to comment ``i``.
+
+    Args:
+        parents: the texts that the comments reply to.
+        comments: the comments.
+        scores: upvotes minus downvotes.
+        files: names of the files that the comments were read from; empty for comments that were not read.
+        lines: their first lines in these files, counted from 1; empty as ``files``.
+        report: the number of rows that were read, and the malformed ones.
+
+    Raises:
+        ValueError: the numbers of items differ.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit import RedditComments
+        >>> data = RedditComments(["my tomatoes are ripe"] * 2, ["well done", "so what"], [12, -3])
+        >>> data.with_scores(at_least=1).comments
+        ('well done',)
+        >>> [turn.text for turn in data.episodes([1.0, -1.0])[0].turns]
+        ['my tomatoes are ripe', 'well done']
+    """
+
+    parents: Sequence[str]
+    comments: Sequence[str]
+    scores: Sequence[int]
+    files: Sequence[str] = ()
+    lines: Sequence[int] = ()
+    report: ReadReport | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parents", "comments", "scores", "files", "lines"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        counts = {name: len(getattr(self, name)) for name in ("parents", "comments", "scores", "files", "lines")}
+        places = {counts["files"], counts["lines"]}
+        if len({*list(counts.values())[:3]}) > 1 or places not in ({0}, {len(self.comments)}):
+            raise ValueError(f"Each comment needs a parent and a score, and either each or none a line, got {counts}.")
+
+    @classmethod
+    def read(
+        cls,
+        folder: str | Path,
+        indices: str | Path | None = None,
+        *,
+        encoding: str = "utf-8",
+        on_bad_rows: Literal["raise", "report"] = "raise",
+    ) -> RedditComments:
+        """Read ``comments_positive.csv``, then ``comments_negative.csv``.
+
+        The ILQL paper's code reads the same columns: the comment from column 4 (counted from 0), its score, an integer,
+        from column 5, and the text that it replies to from column 10.
+
+        Args:
+            folder: has the two files.
+            indices: an index file, such as ``train_idxs.json``: the rows to keep, in its order. Malformed rows count.
+            encoding: "utf-8", with or without a byte order mark, or another one, such as "latin-1".
+            on_bad_rows: "raise" lists the first malformed rows in an error; "report" leaves them out, warns, and lists
+                all of them, with line numbers and reasons, in :attr:`report`.
+
+        Raises:
+            FileError: a file is missing, cannot be read or is damaged, there are malformed rows and ``on_bad_rows`` is
+                "raise", or the index file does not fit.
+        """
+        return cls.read_parts(folder, [indices], encoding=encoding, on_bad_rows=on_bad_rows)[0]
+
+    @classmethod
+    def read_parts(
+        cls,
+        folder: str | Path,
+        indices: Sequence[str | Path | None],
+        *,
+        encoding: str = "utf-8",
+        on_bad_rows: Literal["raise", "report"] = "raise",
+    ) -> list[RedditComments]:
+        """As :meth:`read` for each of several index files without common rows; the CSV files are read once.
+
+        Raises:
+            FileError: as in :meth:`read`, or a row is in two index files.
+
+        Examples:
+            >>> import tempfile
+            >>> from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+            >>> with tempfile.TemporaryDirectory() as home:
+            ...     generate_reddit_comments(home, pairs=100)
+            ...     files = [f"{home}/{name}_idxs.json" for name in ("train", "test")]
+            ...     [len(part) for part in RedditComments.read_parts(home, files)]
+            [80, 10]
+        """
+        one_of("on_bad_rows", on_bad_rows, ("raise", "report"))
+        wanted = [None if file is None else read_indices(file) for file in indices]
+        file_of = dict[int, str | Path | None]()
+        for file, numbers in zip(indices, wanted, strict=True):
+            for row in numbers or ():
+                if (other := file_of.setdefault(row, file)) != file:
+                    problem = f"has the row {row}, which {Path(str(other)).name} has, too"
+                    raise FileError(str(file), problem, "give index files without common rows")
+        good, bad, total = dict[int, CommentRow](), list[CommentRow](), 0
+        for row in read_comment_rows(folder, encoding=encoding):
+            total += 1
+            if row.error:
+                bad.append(row)
+            elif None in wanted or row.row in file_of:
+                good[row.row] = row
+        report = ReadReport(total - len(bad), tuple(bad))
+        if bad and on_bad_rows == "raise":
+            raise FileError(folder, f"has malformed rows ({report})", _BAD_ROWS)
+        parts = []
+        for file, numbers in zip(indices, wanted, strict=True):
+            if numbers and max(numbers) >= total:
+                problem = f"has the row {max(numbers)}, but the files of {folder} have {total} rows"
+                raise FileError(str(file), problem, "give the index file of these CSV files")
+            chosen = list(good) if numbers is None else numbers
+            part = report._replace(bad_indices=tuple(row for row in chosen if row not in good))
+            if bad:
+                warnings.warn(f"{folder}: {part}.", stacklevel=2)
+            parts.append(cls._of_rows([good[row] for row in chosen if row in good], part))
+        return parts
+
+    @classmethod
+    def _of_rows(cls, rows: Sequence[CommentRow], report: ReadReport) -> RedditComments:
+        names = ("parent", "text", "score", "file", "line")
+        return cls(*([getattr(row, name) for row in rows] for name in names), report=report)
+
+    def __len__(self) -> int:
+        """Number of comments."""
+        return len(self.comments)
+
+    def place(self, number: int) -> str:
+        """Where a comment stands: its file and line, or its number if it was not read."""
+        return f"{self.files[number]} line {self.lines[number]}" if self.files else f"comment {number}"
+
+    def take(self, numbers: Iterable[int]) -> RedditComments:
+        """The comments with these numbers, in this order."""
+        numbers = list(numbers)
+        columns = [getattr(self, field.name) for field in fields(self) if field.name != "report"]
+        return RedditComments(*([each[i] for i in numbers] if each else () for each in columns), report=self.report)
+
+    def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
+        """The comments with a score, upvotes minus downvotes, of at least a cutoff.
+
+        The ILQL paper chooses comments by their rewards instead: ``CommentRows(cutoff=)``.
+
+        Args:
+            at_least: the cutoff.
+            quantile: the cutoff is number ``ceil(quantile * (N - 1))``, counted from 0, of the N scores in ascending
+                order: 0.9 keeps the best tenth, and others whose score equals the cutoff.
+
+        Raises:
+            ValueError: not exactly one is given, or no comment has such a score.
+        """
+        if quantile is not None and at_least is None:
+            within("quantile", quantile, 0.0, 1.0)
+            at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1) - _ROUNDING)] if self.scores else 0
+        elif quantile is not None or at_least is None:
+            raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
+        kept = [i for i, score in enumerate(self.scores) if score >= at_least]
+        if not kept:
+            best = max(self.scores, default=None)
+            raise ValueError(f"None of {len(self)} comments has a score of at least {at_least:g}; the best is {best}.")
+        return self.take(kept)
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple[RedditComments, RedditComments]:
+        """Split off a fraction of the comments to test on; comments with the same text stay together.
+
+        A hash of the seed and the text decides, so a comment falls on the same side in every dataset.
+
+        Args:
+            fraction: expected fraction of the second part, between 0 and 1.
+            seed: of the hash.
+
+        Returns:
+            The rest, and the part that was split off.
+        """
+        within("fraction", fraction, 0.0, 1.0, inclusive=False)
+        sides: tuple[list[int], list[int]] = [], []
+        for number, text in enumerate(self.comments):
+            sides[_uniform(f"{seed} {text}") < fraction].append(number)
+        return self.take(sides[0]), self.take(sides[1])
+
+    def episodes(
+        self,
+        reward: Sequence[float] | Tensor | TextReward,
+        *,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        include_parent: bool = True,
+    ) -> list[Episode]:
+        """An episode of one step for each comment: the environment writes the parent, the agent the comment.
+
+        Args:
+            reward: one number for each comment, or a function of the comments' texts.
+            scale: the reward of an episode is ``scale * reward + shift``.
+            shift: see ``scale``.
+            include_parent: without it, and where the parent is empty, the agent has the first turn.
+
+        Raises:
+            ValueError: there is another number of rewards, or one is not finite.
+        """
+        given: Callable[[list[str]], object] = reward if callable(reward) else lambda texts: reward
+        values = rewards_of(given, self.comments, scale=scale, shift=shift)
+        return [
+            Episode([*([Turn(parent)] if include_parent and parent else []), Turn(comment, value)], terminated=True)
+            for parent, comment, value in zip(self.parents, self.comments, values.tolist(), strict=True)
+        ]
+
+
+def _uniform(text: str) -> float:
+    """A number in [0, 1) from a hash."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2.0**56
+
+
+class CommentRows(GameMaker):
+    """Makes the rows of comments, one step each: the environment writes the parent, the agent the comment.
+
+    Game ``i`` is comment ``i``, whatever the seed. All rewards are computed in one call, so those of a noised reward do
+    not depend on the parts in which the rows are written.
+
+    Args:
+        data: the comments.
+        reward: of their texts.
+        tokenizer: the tokenizer of the rows.
+        row_length: ``T``.
+        scale: the reward of a row is ``scale * reward + shift``.
+        shift: see ``scale``.
+        include_parent: begin the rows with the parents.
+        cutoff: leave out comments whose reward, scaled and shifted, is below this, as ``cuttoff`` does in the ILQL
+            paper's code (arXiv 2206.11871); by default none. Numbers of games count those that are left.
+
+    Raises:
+        ValueError: the reward does not return one finite number for each text, or none reaches the cutoff; on calls, a
+            comment does not fit a row or cannot be encoded; the message names its file and line.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.envs.reddit import CommentRows, RedditComments
+        >>> data = RedditComments(["a", "b"], ["ab", "b"], [1, 1])
+        >>> tokenizer = CharTokenizer.from_alphabet("ab")
+        >>> rows = CommentRows(data, lambda texts: [float(len(text)) for text in texts], tokenizer, 9)(range(2), seed=0)
+        >>> rows["token_reward"].sum(-1)
+        tensor([2., 1.])
+        >>> CommentRows(data, lambda texts: [1.0, 2.0], tokenizer, 9, scale=-5.0, cutoff=-5.0).data.comments
+        ('ab',)
+    """
+
+    def __init__(
+        self,
+        data: RedditComments,
+        reward: TextReward,
+        tokenizer: Tokenizer,
+        row_length: int,
+        *,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        include_parent: bool = True,
+        cutoff: float | None = None,
+    ) -> None:
+        super().__init__(tokenizer, row_length)
+        self.data, self.include_parent = data, include_parent
+        self.rewards: Tensor = rewards_of(reward, data.comments, scale=scale, shift=shift)
+        if cutoff is not None:
+            kept = (self.rewards >= cutoff).nonzero().flatten()
+            if not len(kept):
+                best = f"; the best is {float(self.rewards.max()):g}" if len(data) else ""
+                raise ValueError(f"None of {len(data)} comments has a reward of at least cutoff={cutoff:g}{best}.")
+            self.data, self.rewards = data.take(kept.tolist()), self.rewards[kept]
+
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """See :meth:`GameMaker.__call__`."""
+        rewards = self.rewards[list(numbers)]
+        episodes = self.data.take(numbers).episodes(rewards, include_parent=self.include_parent)
+        try:
+            return to_rows(episodes, self.tokenizer, self.row_length)
+        except ValueError:
+            for number, episode in zip(numbers, episodes, strict=True):
+                try:
+                    encode_episode(episode, self.tokenizer)
+                except ValueError as error:
+                    raise ValueError(f"{self.data.place(number)} cannot be encoded: {error}") from error
+            raise
