@@ -184,15 +184,15 @@ def test_rows_by_a_plain_loop(home, task, tmp_path):
     assert 0 < sum(order[: len(order) // 4]) < len(order) // 4  # not in the order of the files
 
 
-def test_the_most_upvotes(home, task, tmp_path):
-    options = ("--folder", home, "--reward", "score", "--upvote-quantile", 0.9, "--no-include-parent")
-    assert generate(tmp_path / "data", *options) == 0
-    scores = sorted(task.data("train").scores)
-    cutoff = scores[-(-9 * (len(scores) - 1) // 10)]
+@pytest.mark.parametrize("option", [("--upvote-quantile", 0.9), ("--min-upvotes", 3)])
+def test_the_most_upvotes(home, task, tmp_path, option):
+    words = ("--folder", home, "--reward", "score", "--no-include-parent", *option)
+    assert generate(tmp_path / "data", *words) == 0
     data = task.data("train")
+    cutoff = sorted(data.scores)[-(-9 * (len(data) - 1) // 10)] if "--upvote-quantile" in option else 3
     kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= cutoff]
     assert [text for text, _ in described(load_dataset(tmp_path / "data"))] == sorted(kept)
-    assert 0.09 * len(scores) < len(kept) < 0.2 * len(scores)
+    assert 0.09 * len(data) < len(kept) < 0.6 * len(data)
 
 
 @pytest.mark.parametrize("least", [0.0, -5.0])
