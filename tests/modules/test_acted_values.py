@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 
 from tests.modules.test_decoding import CLOSE, K, guidance, policy, spoken
-from tests.modules.test_prefix_cache import grown
 from tests.modules.test_utterance_actor import wordle_policy
 from tests.modules.toys import CONTROL, KINDS, WIDTH, heads, rows, tiny_lm
 from torchrl_lang.data import rows_from_rollout
@@ -81,14 +77,6 @@ def test_a_value_of_ones_shows_the_slots():
     assert one["state_value"].isnan().all()
 
 
-def test_rows_that_are_done_have_zeros_and_move_nobody_else():
-    batch, done = rows(), torch.tensor([0, 1, 0, 0, 1, 0, 0], dtype=torch.bool)
-    everyone, some = valued()(batch.clone()), valued()(batch.clone().set("done", done[:, None]))
-    torch.testing.assert_close(some["state_value"][~done], everyone["state_value"][~done], equal_nan=True, **CLOSE)
-    assert (some["state_value"][done] == 0).all()
-    assert (valued(action_length=1)(batch.set("done", done[:, None]))["state_value"][done] == 0).all()
-
-
 def test_residual_heads_and_an_own_value_trunk():
     actor = language_actor(tiny_lm(), expose_pre_norm=True)
     value = heads(kind="residual")[1]
@@ -102,29 +90,6 @@ def test_residual_heads_and_an_own_value_trunk():
     torch.testing.assert_close(said["state_value"], expected, equal_nan=True, **CLOSE)
     with pytest.raises(KeyError, match="ValueHead reads 'hidden_pre_norm'"):
         valued(value=value)
-
-
-def test_prefixes_that_are_kept_change_nothing():
-    lm, value = tiny_lm(max_length=60 + K).double(), heads()[1].double()
-    actors = [
-        UtteranceActor(language_actor(lm), CONTROL, K, value=value, seed=3, prefix_cache=r) for r in (True, False)
-    ]
-    batch = rows(7, 60, longest=9)
-    for _ in range(4):
-        kept, anew = (actor(batch.clone()) for actor in actors)
-        assert torch.equal(kept["action"], anew["action"])
-        torch.testing.assert_close(kept["state_value"], anew["state_value"], equal_nan=True)
-        batch = grown(batch, kept["action"])
-
-
-def test_copies_say_the_same_and_the_head_is_part_of_the_actor():
-    actor, batch = valued(), rows()
-    twins = copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))  # noqa: S301
-    expected = actor(batch.clone())
-    for twin in twins:
-        assert twin.decoder.value is not actor.decoder.value
-        torch.testing.assert_close(twin(batch.clone())["state_value"], expected["state_value"], equal_nan=True)
-    assert {f"decoder.value.{name}" for name in actor.decoder.value.state_dict()} <= set(actor.state_dict())
 
 
 def test_dropout_of_the_head_is_off_while_acting():
@@ -150,9 +115,3 @@ def test_values_travel_from_a_rollout_into_rows():
     read = agents[:, 1:] & ~found["state_value"][:, 1:].isnan()
     assert 0 < read.sum() < agents.sum()  # the ends in certain slots have no value
     torch.testing.assert_close(found["state_value"][:, 1:][read], expected[read], **CLOSE)
-
-
-@pytest.mark.parametrize("method", ["beam", "best_of"])
-def test_methods_that_choose_among_utterances_write_no_values(method):
-    with pytest.raises(ValueError, match=f"'sample' and 'greedy' only, got method='{method}'"):
-        valued(method=method)

@@ -6,7 +6,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import nn
 from torch.distributions import Categorical
 
-from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
+from tests.modules.toys import KINDS, WIDTH, rows, tiny_lm
 from torchrl_lang.modules import Trunk, causal_lm, language_actor
 from torchrl_lang.modules.actor import split_actor
 
@@ -27,16 +27,6 @@ def test_distribution_of_the_next_token_at_every_position(kind):
     said = actor(batch.clone())
     assert said["next_token"].shape == (7, 20)
     torch.testing.assert_close(said["next_token_log_prob"], dist.log_prob(said["next_token"]), atol=1e-5, rtol=1e-5)
-
-
-def test_the_head_runs_where_it_is_needed():
-    actor, batch = language_actor(tiny_lm()), rows()
-    parts = split_actor(actor)
-    whole = actor.get_dist(batch.clone()).logits
-    hidden = parts.trunk(batch.clone())["hidden"][:3, 0]
-    logits = parts.head.module(hidden)
-    assert logits.shape == (3, TOKENIZER.vocab_size)
-    torch.testing.assert_close(logits.log_softmax(-1), whole[:3, 0])
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("gpt2", True), ("llama", False)])
@@ -93,9 +83,3 @@ def test_what_is_no_actor_is_refused():
     prob = ProbabilisticTensorDictModule(in_keys={"logits": "y"}, out_keys=["a"], distribution_class=Categorical)
     with pytest.raises(ValueError, match="writes 'logits'"):
         split_actor(ProbabilisticTensorDictSequential(silent, prob))
-
-
-@pytest.mark.parametrize("options", [{"length_groups": 4}, {"expose_pre_norm": True}, {"compile": True}])
-def test_options_of_a_trunk_that_is_there_are_refused(options):
-    with pytest.raises(ValueError, match="options of the trunk"):
-        language_actor(Trunk(tiny_lm()), head=torch.nn.Linear(WIDTH, 12), **options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.agilerl_agents import ILQL_OPTIONS, LENGTH, VOCAB, WIDTH, make_agent, outputs, states
+from tests.agilerl_agents import ILQL_OPTIONS, VOCAB, WIDTH, make_agent, outputs, states
 from tests.modules.toys import TOKENIZER
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
@@ -22,7 +22,7 @@ from torchrl_lang.modules import (
     save_language_model,
 )
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.agilerl.checkpoint import ACTIVATIONS, RENAMED, AgileRLConfig, AgileRLForCausalLM, renamed
+from torchrl_lang.modules.agilerl.checkpoint import ACTIVATIONS, RENAMED, renamed
 from torchrl_lang.modules.agilerl.export import OPTIONS, export
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
@@ -136,11 +136,6 @@ def test_it_is_saved_with_values_on_a_model_of_their_own(tmp_path):
         load_language_model(tmp_path / "model")
 
 
-def test_a_model_without_a_second_one_has_none(tmp_path):
-    ours = converted(make_agent(), tmp_path)
-    assert load_language_model(save_language_model(tmp_path / "model", ours.policy)).value_lm is None
-
-
 def test_a_policy_is_an_agent_to_save(tmp_path):
     policy = converted(make_agent(vocab=TOKENIZER.vocab_size), tmp_path).policy
     actor = UtteranceActor(language_actor(policy), TOKENIZER.control, 3, method="greedy")
@@ -150,25 +145,7 @@ def test_a_policy_is_an_agent_to_save(tmp_path):
     assert torch.equal(trunk(rows), Trunk(policy)(rows))
 
 
-def test_weights_of_a_policy_are_drawn_as_others():
-    config = AgileRLConfig(
-        vocab_size=5, n_embd=8, n_inner=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    torch.manual_seed(0)
-    lm = AgileRLForCausalLM(config)
-    assert 0.01 < lm.transformer.gpt.h[0].mlp.c_fc.weight.std() < 0.03
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [({"activation": "PReLU"}, "activation"), ({"hidden_size": 12}, "hidden_size must be n_embd=8 or twice that")],
-)
-def test_wrong_sizes_are_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        AgileRLForCausalLM(AgileRLConfig(**({"n_embd": 8, "hidden_size": 8, "num_attention_heads": 2} | config)))
 
 
 def test_agilerls_own_file_is_refused_and_the_way_named(tmp_path):
@@ -230,8 +207,3 @@ def test_no_folder_and_no_files(tmp_path):
         read_agilerl(tmp_path / "none")
     with pytest.raises(FileError, match=r"agent.json is missing"):
         read_agilerl(tmp_path)
-
-
-def test_its_positions_are_those_of_its_rows(tmp_path):
-    trunk = Trunk(converted(make_agent(), tmp_path).policy)
-    assert trunk.max_length == LENGTH

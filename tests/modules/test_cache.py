@@ -29,17 +29,6 @@ def test_reading_in_pieces_equals_reading_at_once(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_eager_attention_too(kind):
-    lm, tokens, cache = tiny_lm(kind), torch.randint(6, (3, 9)), RowCache(9)
-    lm.set_attn_implementation("eager")
-    trunk = Trunk(lm)
-    assert trunk.supports_cache
-    pieces = [cache.extend(trunk, tokens[:, :5])[0], read(trunk, cache, tokens[:, 5:], 5)]
-    torch.testing.assert_close(torch.cat(pieces, 1), trunk(tokens), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
 def test_ragged_rows_go_on_each_at_its_own_position(kind):
     trunk, batch = Trunk(tiny_lm(kind)), rows(longest=12)
     length, more = batch["attention_mask"].sum(-1), torch.randint(6, (7, 3))
@@ -53,17 +42,6 @@ def test_ragged_rows_go_on_each_at_its_own_position(kind):
 
 
 @torch.no_grad()
-def test_rows_can_leave_repeat_and_change_places():
-    trunk, tokens = Trunk(tiny_lm("llama")), torch.randint(6, (4, 8))
-    cache, chosen = RowCache(8), torch.tensor([3, 1, 1])
-    cache.extend(trunk, tokens[:, :6])
-    cache = cache.reordered(chosen)
-    last = torch.randint(6, (3, 2))  # the two copies of row 1 go different ways
-    expected = trunk(torch.cat([tokens[chosen, :6], last], 1))[:, 6:]
-    torch.testing.assert_close(read(trunk, cache, last, 6), expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
 def test_a_later_turn_feeds_only_its_new_tokens():
     trunk, tokens, cache = Trunk(tiny_lm()), torch.randint(6, (2, 10)), RowCache(10)
     cache.extend(trunk, tokens[:, :3])
@@ -71,11 +49,6 @@ def test_a_later_turn_feeds_only_its_new_tokens():
     again = read(trunk, cache, tokens[:, 3:7], 3)  # reading the same places again changes nothing
     torch.testing.assert_close(first, again)
     torch.testing.assert_close(read(trunk, cache, tokens[:, 7:], 7), trunk(tokens)[:, 7:], atol=1e-5, rtol=1e-5)
-
-
-def test_more_than_the_cache_holds_is_refused():
-    with pytest.raises(ValueError, match=r"9 tokens do not fit a RowCache\(8\)"):
-        RowCache(8).extend(Trunk(tiny_lm()), torch.zeros(1, 9, dtype=torch.int64))
 
 
 def test_values_may_be_narrower_than_keys():

@@ -122,22 +122,6 @@ def test_all_that_tie_with_the_last_one_are_kept(tied):
     assert rule(states)[1].isfinite().sum() == 4 + tied
 
 
-def test_fewer_tokens_than_candidates_are_allowed():
-    rule = NextTokenDistribution(range(3, V), top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0))
-    assert_same(rule, make_states())
-    assert (rule(make_states()).isfinite().sum(-1) == 3).all()
-
-
-def test_half_precision_logits_tie_often():
-    states = make_states()
-    states["logits"] = states["logits"].bfloat16()
-    assert_same(NextTokenDistribution(top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0)), states)
-
-
-def test_without_values():
-    assert_same(NextTokenDistribution([2], top_k=5, top_p=0.7), make_states())
-
-
 def test_gradients_flow_as_through_the_whole_table():
     q, _ = make_heads()
     rule, states = NextTokenDistribution(top_k=5, guidance=ValueGuidance(q, beta=2.0)), make_states()

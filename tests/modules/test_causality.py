@@ -46,14 +46,6 @@ def test_it_is_the_behaviour_that_counts(kind):
         Trunk(lm)
 
 
-def test_models_of_few_positions_are_checked():
-    """The rows of the check are no longer than the model reads."""
-    few = {"max_position_embeddings": 3}
-    with pytest.raises(ValueError, match="is not causal"):
-        check_causal(seeing("bert", **few))
-    assert check_causal(causal_lm("gpt2", **{**SHAPE, "max_length": 3}))
-
-
 @pytest.mark.parametrize("kind", [*KINDS, *SLIDING, "bloom", "mixtral", "mamba"])
 def test_causal_models_are_taken_and_left_as_they_were(kind):
     lm = sliding_lm(kind) if kind in SLIDING else causal_lm(kind, **SHAPE)

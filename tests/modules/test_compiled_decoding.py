@@ -64,9 +64,3 @@ def test_one_graph_serves_all_steps_of_all_turns():
     assert len(graphs) == 1
     play(actor)
     assert len(graphs) == 1
-
-
-def test_language_actor_compiles_its_trunk():
-    trunk = language_actor(tiny_lm(), compile=True)[0].module
-    assert trunk.compiled
-    assert not language_actor(tiny_lm())[0].module.compiled

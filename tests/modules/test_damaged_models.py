@@ -217,14 +217,6 @@ def test_other_dtypes_are_refused(foreign, tmp_path, name, value):
     assert 'expected a dtype such as "float32"' in refused(folder)
 
 
-def test_half_precision_stays(tmp_path):
-    lm = tiny_lm("llama").bfloat16()
-    saved = load_language_model(save_language_model(tmp_path / "model", lm, {"value": heads()[1].bfloat16()}))
-    assert saved.lm.dtype == torch.bfloat16
-    assert saved.heads["value"].out_bias.dtype == torch.bfloat16
-    assert all(torch.equal(value, saved.lm.state_dict()[name]) for name, value in lm.state_dict().items())
-
-
 def test_models_as_the_hub_has_them(tmp_path):
     """GPT-2's own file: names without a prefix, and buffers that newer versions do not have."""
     lm = tiny_lm()
@@ -242,19 +234,6 @@ def test_folders_of_other_versions_are_refused(model):
     assert "checksums.json is missing" in refused(model)
     reseal(model, lambda content: content.update({"version": 2}))
     assert "has version 2" in refused(model)
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no model in .*nowhere"):
-        load_language_model(tmp_path / "nowhere")
-    with pytest.raises(OSError, match=r"There is no model '\./nowhere', neither") as caught:
-        load_causal_lm("./nowhere", local_files_only=True)
-    assert "\n" not in str(caught.value)
-
-
-def test_only_safetensors():
-    with pytest.raises(ValueError, match="safetensors files only"):
-        load_causal_lm("gpt2", use_safetensors=False)
 
 
 def test_loading_leaves_the_random_stream(intact):

@@ -230,27 +230,6 @@ def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, guide):
             assert torch.equal(chosen[row], drawn[scores.argmax(), row])
 
 
-def test_best_of_by_value_with_a_model_in_half_precision():
-    guide = guidance()
-    options = {"guidance": guide, "candidates": 4, "end_value_weight": 1.0, "log_prob_weight": 0.0}
-    actor = policy(method="best_of", **options)
-    actor.to(torch.bfloat16)
-    assert actor.decoder.actor[0].module.model.dtype == next(guide.qvalue.parameters()).dtype == torch.bfloat16
-    found = actor(rows(n=8))
-    assert spoken(found["action"]).sum(-1).min() >= 1
-    assert found["token_log_prob"].dtype == torch.float32
-
-
-def test_a_run_of_best_of_continues_its_rows_with_a_prefix_cache():
-    guide = guidance()
-    options = {"method": "best_of", "guidance": guide, "end_value_weight": 1.0, "log_prob_weight": 0.0}
-    first, reused, anew = rows(longest=8), policy(**options), policy(prefix_cache=False, **options)
-    assert torch.equal(reused(first.clone())["action"], anew(first.clone())["action"])
-    longer = rows(longest=12)
-    longer["tokens"][:, :3] = first["tokens"][:, :3]
-    assert torch.equal(reused(longer.clone())["action"], anew(longer.clone())["action"])
-
-
 def test_min_p_keeps_guidance_to_tokens_that_the_model_supports():
     batch = rows(n=16)
     free, kept = (policy(method="greedy", guidance=guidance(beta=50.0), min_p=p, diagnostics=True) for p in (None, 0.5))
@@ -312,21 +291,6 @@ def test_no_rows_at_all(method):
     assert dist.log_prob(said["action"]).shape == (0,)
     assert dist.mode.shape == (0, K)
     assert dist.sample((3,)).shape == (3, 0, K)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_model_in_double_precision(method):
-    actor = UtteranceActor(language_actor(tiny_lm().double()), CONTROL, K, seed=0, method=method, diagnostics=True)
-    said = actor(rows())
-    log_prob = actor.get_dist(rows()).log_prob(said["action"])
-    assert log_prob.dtype == torch.float64
-    torch.testing.assert_close(log_prob.float(), said["action_log_prob"], **CLOSE)
-
-
-def test_an_own_value_trunk_with_the_same_weights_changes_nothing():
-    shared, own = guidance(clip=0.0), guidance(clip=0.0, value_trunk=Trunk(tiny_lm()))
-    batch = rows()
-    assert torch.equal(policy(guidance=shared)(batch.clone())["action"], policy(guidance=own)(batch.clone())["action"])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 
 from tests.modules.featured_rows import P, feature_rows, featured, projector, reading
 from tests.modules.test_decoding import METHODS, K, guidance
 from tests.modules.test_prefix_cache import EXACT, KEYS, Counter, N, grown, kept_of, lm_of
-from tests.modules.toys import CONTROL, KINDS, SLIDING, rows, sliding_lm, tiny_lm
-from torchrl_lang.modules import (
-    CandidateSampler,
-    CHAIActor,
-    MixedPolicy,
-    RowTokenActor,
-    Trunk,
-    UtteranceActor,
-    UtteranceQValueHead,
-    language_actor,
-    with_features,
-)
-from torchrl_lang.modules.decoding.cache import RowCache
-from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
-from torchrl_lang.modules.features import RowFeatures
+from tests.modules.toys import CONTROL, KINDS, rows, tiny_lm
+from torchrl_lang.modules import CandidateSampler, CHAIActor, Trunk, UtteranceActor, UtteranceQValueHead, with_features
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms import UtteranceReference, frozen_copy
 
@@ -89,23 +74,6 @@ def test_a_dialogue_goes_as_without_a_cache(kind, positions, guide, method, mask
     assert kept_of(both[0]) is not None
 
 
-@pytest.mark.parametrize("kind", SLIDING)
-def test_a_dialogue_of_sliding_windows(kind):
-    actor = with_features(language_actor(sliding_lm(kind, max_length=WIDTH + K + P)), projector())
-    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
-    for _ in range(TURNS):
-        batch = carried(batch, agree(both, batch)["action"])
-
-
-def test_only_the_values_may_read_features():
-    """The actor itself reads none; the keys of the policy name them all the same."""
-    guide = guidance(clip=0.5, value_trunk=value_trunk(True)).double()
-    both, batch = kept_and_anew(language_actor(lm_of()), guidance=guide), feature_rows(n=N, width=WIDTH, longest=9)
-    assert both[0].in_keys == ["tokens", "attention_mask", "features", "features_mask"]
-    for _ in range(2):
-        batch = carried(batch, agree(both, batch)["action"])
-
-
 @pytest.mark.parametrize("positions", [True, False])
 @pytest.mark.parametrize("guide", ["plain", "exp", "own trunk with features"])
 def test_the_distribution_agrees_with_decoding(guide, positions):
@@ -124,28 +92,7 @@ def test_the_distribution_agrees_with_decoding(guide, positions):
     torch.testing.assert_close(shaped[0].float(), out["action_log_prob"], **EXACT)
 
 
-def test_without_real_features_a_policy_writes_what_it_writes_without_them():
-    lm, batch = lm_of(), feature_rows(n=N, width=WIDTH, longest=9)
-    (plain,) = policies(language_actor(lm), {})
-    expected = plain(batch.clone())
-    batch["features_mask"] = torch.zeros(N, P, dtype=torch.bool)
-    for positions in (True, False):
-        (policy,) = policies(reading(lm=lm, positions=positions), {})
-        found = policy(batch.clone())
-        assert torch.equal(found["action"], expected["action"])
-        torch.testing.assert_close(found["token_log_prob"], expected["token_log_prob"], **EXACT)
-
-
 # -- the features are part of what the cache stands for ----------------------------------------------------------------
-
-
-def test_rows_with_equal_tokens_and_other_features_share_nothing():
-    batch = feature_rows("all", n=1, width=WIDTH, longest=9)
-    batch = featured(torch.cat([batch] * N).exclude("features"), "all", seed=4)
-    both = kept_and_anew(actor_of(scale=3.0), method="greedy")
-    out = agree(both, batch)
-    assert out["token_log_prob"][:, 0].unique().numel() == N
-    agree(both, batch[torch.randperm(N)])
 
 
 @pytest.mark.parametrize("change", ["a value", "the mask", "fewer", "more", "no mask"])
@@ -165,15 +112,6 @@ def test_a_row_whose_features_change_is_read_anew(change):
         batch.update({key: batch[key].repeat_interleave(2, 1) for key in ("features", "features_mask")})
     else:
         batch = batch.exclude("features_mask")
-    after = agree(both, batch)
-    assert not torch.allclose(before["token_log_prob"], after["token_log_prob"])
-
-
-def test_a_real_feature_of_zeros_is_not_a_masked_one():
-    both, batch = kept_and_anew(actor_of(scale=3.0), method="greedy"), feature_rows(n=N, width=WIDTH, longest=9)
-    batch["features"] = torch.zeros_like(batch["features"])
-    before = agree(both, batch)
-    batch["features_mask"] = ~batch["features_mask"]
     after = agree(both, batch)
     assert not torch.allclose(before["token_log_prob"], after["token_log_prob"])
 
@@ -246,56 +184,7 @@ def test_a_change_of_the_projector_clears_the_cache():
     agree(both, batch)
 
 
-def test_copies_and_pickles_of_a_policy():
-    policy, batch = policies(actor_of(), {})[0], feature_rows(n=N, width=WIDTH, longest=9)
-    policy(batch.clone())
-    for again in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):  # noqa: S301
-        assert again.in_keys == policy.in_keys
-        out = again(batch.clone())
-        assert torch.equal(out["action"], copy.deepcopy(policy)(batch.clone())["action"])
-
-
 # -- parts of decoding -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("positions", [True, False])
-def test_the_fast_step_of_gpt2_reads_features_as_the_model_does(positions):
-    trunk, batch = actor_of(positions=positions)[0].module, feature_rows(n=N, width=20)
-    features, step = RowFeatures.read(batch, batch.batch_size), GPT2Step.of(trunk)
-    ids, number = features.in_front_of(batch["tokens"]), features.number
-    assert step is not None
-    caches, last = (RowCache(20 + P), RowCache(20 + P)), torch.full((N,), 9)
-
-    def both(tokens, slots, visible, last, **options):
-        at = torch.arange(tokens.shape[1]) if slots is None else slots
-        options["position_ids"] = trunk.position_ids(at, number)
-        quick = step(caches[0], tokens, slots, visible, last, **options)[0]
-        slow = caches[1].extend(trunk, tokens, slots, visible, **options)[0]
-        torch.testing.assert_close(quick, slow[torch.arange(N), last], **EXACT)
-
-    with torch.no_grad():
-        both(ids[:, :10], None, None, last, features=features.values)
-        for slot in range(10, 14):
-            both(ids[:, slot, None], torch.full((N, 1), slot), 20, torch.zeros_like(last))
-
-
-def test_adapters_and_compiled_steps_use_the_model_itself():
-    lm = get_peft_model(lm_of("llama"), LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).double()
-    actor = with_features(language_actor(lm), projector())
-    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
-    batch = carried(batch, agree(both, batch)["action"])
-    agree(both, batch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("positions", [True, False])
-def test_a_compiled_trunk_decodes_the_same(positions):
-    actor = actor_of("llama", positions=positions)
-    both, batch = kept_and_anew(copy.deepcopy(actor)), feature_rows(n=N, width=WIDTH, longest=9)
-    both[0] = policies(actor, {})[0]
-    actor[0].module.compile(backend="eager")
-    for _ in range(2):
-        batch = carried(batch, agree(both, batch)["action"])
 
 
 def test_prompts_read_in_two_groups():
@@ -322,21 +211,6 @@ def test_a_row_and_an_utterance_must_fit_behind_the_features():
     agree(kept_and_anew(reading(lm=lm, positions=False)), batch)  # here only tokens need positions
 
 
-def test_a_missing_entry_is_named():
-    policy, batch = policies(actor_of(), {})[0], rows()
-    for call in (policy, policy.get_dist):
-        with pytest.raises(KeyError, match="UtteranceActor needs 'features', found only"):
-            call(batch.clone())
-
-
-def test_arguments_in_the_order_of_the_keys():
-    policy, batch = policies(actor_of(), {})[0], feature_rows(n=N)
-    expected = copy.deepcopy(policy)(batch.clone())["action"]
-    assert torch.equal(copy.deepcopy(policy)(*(batch[key] for key in policy.in_keys))[0], expected)
-    unmasked = copy.deepcopy(policy)(batch.exclude("features_mask"))["action"]
-    assert torch.equal(policy(*(batch[key] for key in policy.in_keys[:3]))[0], unmasked)
-
-
 @pytest.mark.parametrize("mask", ["all", "some"])
 def test_a_reference_of_single_turns_reads_what_the_policy_reads(mask):
     (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
@@ -351,28 +225,6 @@ def test_a_reference_of_single_turns_reads_what_the_policy_reads(mask):
 
 
 # -- actors around it --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mask", ["all", "some"])
-def test_tokens_of_whole_rows_as_actions(mask):
-    (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
-    batch = feature_rows(mask, n=N, width=WIDTH)
-    actor, rows_of = RowTokenActor(policy), carried(batch, policy(batch.clone())["action"])
-    assert {"features", "features_mask"} <= set(actor.in_keys)
-    length = batch["attention_mask"].sum(-1, keepdim=True)
-    said = policy.get_dist(batch)
-    action = rows_of["tokens"].gather(-1, length + torch.arange(K))
-    until = (action == CONTROL.end_of_action).cumsum(-1) - (action == CONTROL.end_of_action).long() == 0
-    agent = torch.zeros(N, WIDTH, dtype=torch.bool).scatter(-1, length + torch.arange(K), until)
-    found = actor.get_dist(rows_of.set("agent_mask", agent)).log_prob(rows_of["tokens"]).sum(-1)
-    torch.testing.assert_close(found, said.log_prob(action), **EXACT)
-
-
-def test_a_mixed_policy_names_the_features():
-    first, second = policies(actor_of(), {}, {})
-    mixed = MixedPolicy(first, second, 0.5, seed=0)
-    assert {"features", "features_mask"} <= set(mixed.in_keys)
-    assert mixed(feature_rows(n=N))["action"].shape == (N, K)
 
 
 @pytest.mark.parametrize("mask", ["all", "some"])

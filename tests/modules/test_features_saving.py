@@ -50,24 +50,9 @@ def test_a_saved_agent_reads_features_as_before(tmp_path, hidden, positions):
     assert manifest["heads"]["features"]["options"] == embedding.config()
 
 
-def test_an_agent_without_features_has_none(tmp_path):
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4)
-    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
-    assert agent.policy.decoder.actor[0].module.features is None
-    assert agent.policy.in_keys == ["tokens", "attention_mask"]
-
-
 def saved(tmp_path):
     lm, embedding = tiny_lm(), FeatureEmbedding(F, WIDTH, hidden=7)
     return lm, embedding, save_language_model(tmp_path / "model", lm, {"features": embedding})
-
-
-def test_a_saved_model_takes_its_projector_again(tmp_path):
-    lm, embedding, folder = saved(tmp_path)
-    model = load_language_model(folder)
-    actor = with_features(language_actor(model.lm), model.heads["features"])
-    expected = with_features(language_actor(lm), embedding).get_dist(batch()).logits
-    torch.testing.assert_close(actor.get_dist(batch()).logits, expected)
 
 
 @pytest.mark.parametrize(("name", "value"), [("features", 4), ("width", "16"), ("hidden", 0), ("further", 1)])

@@ -41,24 +41,6 @@ def test_a_tied_head_is_frozen_and_an_untied_one_is_not():
     assert not untied.transformer.wte.weight.requires_grad
 
 
-def test_with_no_layers_only_what_reads_the_trunk_trains():
-    lm = lm_of("llama")
-    assert train_top_layers(lm, 0) == 13 * 16
-    assert trains(lm) == {lm.lm_head.weight}
-    tied = lm_of("gpt2")
-    with pytest.raises(ValueError, match="nothing would train"):
-        train_top_layers(tied, 0)
-    assert trains(tied) == set(tied.parameters())  # nothing was frozen by the refused call
-
-
-def test_nothing_is_thawed():
-    lm = lm_of("llama")
-    train_top_layers(lm, 1)
-    first = trains(lm)
-    train_top_layers(lm, 3)
-    assert trains(lm) == first
-
-
 def test_a_step_of_an_optimizer_moves_the_top_alone():
     lm = lm_of("qwen2")
     actor = language_actor(lm)

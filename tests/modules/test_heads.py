@@ -92,18 +92,6 @@ def test_terms_in_pieces_are_those_of_the_full_table(kind, name, term, option, r
 
 
 @BOTH
-@SIZES
-def test_other_parameters_can_be_swapped_in(kind, vocab_size):
-    head, other = shaken(QValueHead(H, vocab_size, kind=kind)), shaken(QValueHead(H, vocab_size, kind=kind))
-    hidden, action = torch.randn(N, H), torch.randint(vocab_size, (N,))
-    mine = head(hidden)
-    with TensorDict.from_module(other).to_module(head):
-        torch.testing.assert_close(head(hidden), other(hidden))
-        torch.testing.assert_close(head.taken(hidden, action), other.taken(hidden, action))
-    torch.testing.assert_close(head(hidden), mine)
-
-
-@BOTH
 def test_first_values_are_near_zero_and_heads_differ(kind):
     torch.manual_seed(0)
     values = QValueHead(64, 35, kind=kind)(torch.randn(200, 64))
@@ -118,13 +106,6 @@ def test_state_values(kind):
     values = head(hidden)
     assert values.shape == (2, 3, 1)
     torch.testing.assert_close(values.reshape(6, 1), one_by_one(head, hidden.reshape(6, H))[:, 0])
-
-
-def test_any_leading_shape():
-    head = QValueHead(H, 5)
-    hidden, action = torch.randn(2, 3, H), torch.randint(5, (2, 3))
-    assert head(hidden).shape == (2, 3, 2, 5)
-    torch.testing.assert_close(head.taken(hidden, action)[1], head.taken(hidden[1], action[1]))
 
 
 @BOTH
@@ -142,15 +123,3 @@ def test_tensordict_modules_read_the_right_state(kind):
     read = states["hidden_pre_norm" if kind == "residual" else "hidden"]
     torch.testing.assert_close(qvalue_module(q)(states.clone())["action_value"], q(read))
     torch.testing.assert_close(value_module(v)(states.clone())["state_value"], v(read))
-
-
-def test_bf16_autocast():
-    head, hidden = QValueHead(H, 5), torch.randn(N, H)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (head(hidden).float() - head(hidden.float())).abs().max() < 0.05
-        head.taken(hidden, torch.zeros(N, dtype=torch.int64)).sum().backward()
-
-
-def test_unknown_kind():
-    with pytest.raises(ValueError, match="kind must be one of"):
-        QValueHead(H, 5, kind="wide")

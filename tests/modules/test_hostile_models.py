@@ -19,7 +19,6 @@ from tests.modules.toys import TOKENIZER, heads, reseal, tiny_lm
 from tests.processes import run
 from torchrl_lang._files import FileError, write_checksums
 from torchrl_lang.modules import load_causal_lm, load_language_model, save_language_model
-from torchrl_lang.text import HFTokenizer
 
 CODE = """
 from pathlib import Path
@@ -347,9 +346,3 @@ def test_tensors_of_a_head_are_exactly_its_own(tmp_path):
         write_checksums(tmp_path / "model")
         with pytest.raises(FileError, match=found):
             load_language_model(tmp_path / "model")
-
-
-def test_a_missing_tokenizer_is_an_error_in_one_line():
-    with pytest.raises(OSError, match=r"There is no readable tokenizer in '\./nowhere'") as caught:
-        HFTokenizer("./nowhere")
-    assert "\n" not in str(caught.value)

@@ -20,11 +20,6 @@ def test_models_from_scratch_have_the_size_asked_for_and_no_dropout(kind):
     torch.testing.assert_close(lm.train()(tokens).logits, lm.eval()(tokens).logits)
 
 
-def test_width_must_be_divided_by_heads():
-    with pytest.raises(ValueError, match="multiple of heads"):
-        causal_lm(vocab_size=5, layers=1, width=9, heads=2, max_length=8)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_local_folder_loads_and_grows_to_the_tokenizer(kind, tmp_path):
     lm = tiny_lm(kind, vocab_size=9)
@@ -38,12 +33,6 @@ def test_a_local_folder_loads_and_grows_to_the_tokenizer(kind, tmp_path):
     logits = grown(tokens).logits
     assert logits.shape[-1] == 12
     torch.testing.assert_close(logits[..., :9], lm(tokens).logits)
-
-
-def test_embeddings_never_shrink_unasked():
-    lm = tiny_lm(vocab_size=20)
-    assert fit_vocabulary(lm, 12).config.vocab_size == 20
-    assert fit_vocabulary(lm, 12, shrink=True).config.vocab_size == 12
 
 
 def test_tied_embeddings_stay_tied_when_they_grow():

@@ -77,17 +77,3 @@ def test_some_tokens_have_the_values_of_all(ratio):
     }
     tokens = torch.tensor([[1, 5], [2, 2], [0, 11]])
     torch.testing.assert_close(guidance.term(states, tokens), guidance.term(states).gather(-1, tokens))
-
-
-def test_hidden_states_alone_have_probabilities_but_no_ratio():
-    actor = uneven(0)
-    hidden = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
-    expected = BETA * actor[1].module(hidden).softmax(-1)
-    torch.testing.assert_close(LikelihoodGuidance(actor, beta=BETA)(hidden), expected)
-    with pytest.raises(ValueError, match=r"ratio=True .* of shape \(3, 16\) .* call term\(states\) with its 'logits'"):
-        LikelihoodGuidance(actor, beta=BETA, ratio=True)(hidden)
-
-
-def test_a_beta_that_is_none():
-    with pytest.raises(ValueError, match="beta must be a finite number"):
-        LikelihoodGuidance(uneven(0), beta=math.nan)

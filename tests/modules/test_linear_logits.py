@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.modules.test_decoding import guidance, policy
+from tests.modules.test_decoding import policy
 from tests.modules.toys import rows, tiny_lm
 from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
@@ -24,8 +24,3 @@ def test_they_have_the_scorers_distribution(make):
     expected = logits.masked_fill(linear.forbidden, -torch.inf).log_softmax(-1)
     torch.testing.assert_close(scorer.log_softmax(states, batch.place), expected)
     assert bool(linear.forbidden.any()) == (scorer.decoder is not None)
-
-
-def test_filters_and_values_are_not_linear():
-    assert RowScorer(policy(top_k=2)).linear() is None
-    assert RowScorer(policy(guidance=guidance())).linear() is None

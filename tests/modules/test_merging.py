@@ -8,18 +8,9 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tensordict import TensorDict
 
-from tests.modules.toys import TOKENIZER, WIDTH, rows, tiny_lm
-from torchrl_lang.modules import (
-    TiedQValueHead,
-    causal_lm,
-    language_actor,
-    load_language_model,
-    save_language_model,
-)
-from torchrl_lang.modules.hugging_face import merged_copy
-from torchrl_lang.objectives import BCLoss
+from tests.modules.toys import WIDTH, rows, tiny_lm
+from torchrl_lang.modules import TiedQValueHead, causal_lm, language_actor, load_language_model, save_language_model
 
 TOKENS = rows()["tokens"]
 
@@ -76,18 +67,6 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, case, how):
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_the_loss_is_that_in_memory(tmp_path):
-    actor = language_actor(tuned_model("llama"))
-    batch = rows()
-    agent_mask = batch["attention_mask"].clone()
-    agent_mask[:, 0] = False
-    batch = TensorDict({**batch.to_dict(), "agent_mask": agent_mask}, batch_size=batch.batch_size)
-    save_language_model(tmp_path / "model", actor, tokenizer=TOKENIZER.config())
-    loaded = language_actor(load_language_model(tmp_path / "model").lm)
-    losses = [BCLoss(each)(batch)["loss_actor"] for each in (actor, loaded)]
-    torch.testing.assert_close(losses[1], losses[0])
-
-
 def test_what_is_switched_off_is_not_merged(tmp_path):
     model = tuned_model("llama")
     with model.disable_adapter(), torch.no_grad():
@@ -113,11 +92,6 @@ def test_adapters_of_transformers_own_are_merged_too(tmp_path):
     save_language_model(tmp_path / "model", lm)
     assert not (tmp_path / "model" / "adapter_config.json").exists()
     torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
-
-
-def test_without_adapters_nothing_is_copied():
-    lm = tiny_lm()
-    assert merged_copy(lm) is lm
 
 
 def test_ties_end_where_an_adapter_changes_one_side(tmp_path):

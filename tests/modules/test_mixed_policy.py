@@ -9,8 +9,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torchrl.collectors import Collector
-from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_lang.data import rows_from_rollout
@@ -27,7 +25,6 @@ from torchrl_lang.modules import (
     causal_lm,
     language_actor,
     qvalue_module,
-    row_log_prob,
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
@@ -63,15 +60,6 @@ def rows(actor):
     steps = env(12).rollout(3, mixed(actor), break_when_any_done=False)
     assert 0.2 < steps["is_example"].float().mean() < 0.8
     return rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"])
-
-
-def test_never_an_example_is_the_policy_itself(actor):
-    players = mixed(actor, 0.0, diagnostics=True), speaker(actor)
-    steps = [env().rollout(3, player, break_when_any_done=False) for player in players]
-    for key in ("action", "token_log_prob", "action_log_prob", ("next", "tokens")):
-        assert torch.equal(steps[0][key], steps[1][key]), key
-    assert not steps[0]["is_example"].any()
-    assert steps[0]["train_mask"].all()
 
 
 def test_always_an_example_is_the_example(actor):
@@ -119,19 +107,6 @@ def test_rows_that_are_done_get_no_example(actor):
     said = mixed(actor, 1.0)(td)
     assert said["is_example"].flatten().tolist() == [True, False, True, True]
     assert said["done"].flatten().tolist() == [False, True, False, False]
-
-
-def test_what_a_policy_reads_again_is_kept():
-    count = TensorDictModule(
-        lambda tokens, memory: (tokens[..., :2], memory + 1, memory + 1.0),
-        ["tokens", "memory"],
-        ["action", "memory", "figure"],
-    )
-    example = TensorDictModule(lambda tokens: tokens[..., :2], ["tokens"], ["action"])
-    td = TensorDict(tokens=torch.zeros(3, 4, dtype=torch.int64), memory=torch.ones(3, 5), batch_size=[3])
-    said = MixedPolicy(count, example, 1.0)(td)
-    assert (said["memory"] == 2).all()
-    assert (said["figure"] == 0).all()
 
 
 def test_reading_on_behind_an_example(actor):
@@ -201,17 +176,6 @@ def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_gradient_of_cloning_by_hand(actor, rows):
-    loss = make("bc", actor)
-    found = gradients(loss, rows)
-    parameters = dict(loss.named_parameters())
-    learned = rows["train_mask"] & rows["agent_mask"]
-    expected = -row_log_prob(loss.actor_network, rows)[learned].sum() / learned.sum()
-    names = [name for name in parameters if name in found]
-    for name, gradient in zip(names, torch.autograd.grad(expected, [parameters[n] for n in names]), strict=True):
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4)
-
-
 def test_advantages_go_through_examples(actor):
     """What the examples earned later belongs to the return of what the policy said first."""
     policy = mixed(actor, 0.5, seed=4)
@@ -242,31 +206,6 @@ def test_rewards_near_a_reference_leave_examples_alone(actor, rows):
     assert (near["kl"][rows["train_mask"]] != 0).any()
     assert torch.equal(near["token_reward"][example], near["raw_reward"][example])
     torch.testing.assert_close(near["token_reward"], near["raw_reward"] - 0.5 * near["kl"])
-
-
-def test_rewards_near_a_reference_in_the_environment(actor):
-    near = KLConstrainedTransform(frozen_copy(speaker(copy.deepcopy(actor))), 0.5, mask_key="train_mask")
-    steps = TransformedEnv(env(), near).rollout(3, mixed(actor), break_when_any_done=False)
-    example = steps["is_example"].squeeze(-1)
-    assert example.any()
-    assert (steps["next", "kl"][example] == 0).all()
-    assert torch.equal(steps["next", "reward"][example], steps["next", "raw_reward"][example])
-
-
-def test_in_a_collector(actor):
-    collector = Collector(
-        env(),
-        mixed(actor),
-        frames_per_batch=18,
-        total_frames=36,
-        reset_at_each_iter=True,
-        auto_register_policy_transforms=False,
-    )
-    batches = [
-        rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"]) for steps in collector
-    ]
-    collector.shutdown()
-    assert all((batch["train_mask"] & batch["agent_mask"]).any() for batch in batches)
 
 
 def test_evaluation_finds_the_stream_and_puts_it_back(actor):

@@ -9,15 +9,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
-from torchrl.collectors import Collector
 
 from tests.modules.test_decoding import METHODS, K, guidance, spoken
-from tests.modules.test_utterance_actor import wordle_policy
-from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, rows, sliding_lm, tiny_lm
-from torchrl_lang.envs import WordleEnv
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, rows, tiny_lm
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.decoding.model_runner import prefill_chunks
-from torchrl_lang.modules.decoding.prefix_cache import WeightSnapshot, compaction
+from torchrl_lang.modules.decoding.prefix_cache import WeightSnapshot
 
 N, WIDTH = 7, 60
 EXACT = {"atol": 1e-6, "rtol": 1e-6}  # models compute in double precision; log-probabilities are kept in single
@@ -68,10 +65,11 @@ class Counter:
 
     def __init__(self, trunk):
         self.tokens = 0
-        trunk.model.get_input_embeddings().register_forward_hook(self._add)
+        norm = trunk.model.ln_f if hasattr(trunk.model, "ln_f") else trunk.model.norm
+        norm.register_forward_hook(self._add)
 
     def _add(self, module, args, out):
-        self.tokens += args[0].numel()
+        self.tokens += out.shape[:-1].numel()
 
     def take(self):
         tokens, self.tokens = self.tokens, 0
@@ -87,31 +85,6 @@ def test_a_dialogue_goes_as_it_would_without(kind, guide, method):
     actors, batch = pair(lm_of(kind), guidance=guides[guide], method=method), rows(N, WIDTH, longest=9)
     for _ in range(4):
         batch = grown(batch, agree(actors, batch)["action"])
-
-
-@pytest.mark.parametrize("method", ["sample", "beam"])
-@pytest.mark.parametrize("kind", SLIDING)
-def test_a_dialogue_of_sliding_windows_goes_as_it_would_without(kind, method):
-    actors = pair(sliding_lm(kind, max_length=WIDTH + K), method=method)
-    batch = rows(N, WIDTH, longest=9)
-    for _ in range(4):
-        batch = grown(batch, agree(actors, batch)["action"])
-    assert kept_of(actors[0]) is not None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_single_precision_agrees_too(kind):
-    lm, batch = tiny_lm(kind, max_length=WIDTH + K), rows(N, WIDTH, longest=9)
-    with torch.no_grad():
-        for parameter in lm.parameters():
-            if parameter.ndim > 1:
-                parameter.div_(4)
-    actors = pair(lm, guidance=guidance())
-    for _ in range(5):
-        kept, anew = (actor(batch.clone()) for actor in actors)
-        assert torch.equal(kept["action"], anew["action"])
-        torch.testing.assert_close(kept["token_log_prob"], anew["token_log_prob"], atol=1e-5, rtol=1e-5)
-        batch = grown(batch, kept["action"])
 
 
 def full_utterances(**options):
@@ -249,14 +222,6 @@ def test_changed_weights_start_anew(change):
         agree(actors, batch)
     else:
         assert torch.equal(*(actor(batch.clone())["action"] for actor in actors))
-
-
-def test_a_copy_is_another_module():
-    trunk = Trunk(lm_of())
-    watch = WeightSnapshot([trunk])
-    assert watch.unchanged([trunk])
-    assert not watch.unchanged([copy.deepcopy(trunk)])
-    assert not watch.unchanged([trunk, trunk])
 
 
 def test_a_hook_that_comes_later_runs_and_counts_for_all_tokens_after_forget():
@@ -402,16 +367,6 @@ def test_trunks_that_cannot_be_read_piece_by_piece_remember_nothing():
     assert kept_of(actors[0]) is None
 
 
-def test_a_batch_closes_ranks_with_the_fewest_moves():
-    for seed in range(20):
-        staying = torch.rand(9, generator=torch.Generator().manual_seed(seed)) < 0.6
-        order, holes, movers = compaction(staying)
-        assert sorted(order.tolist()) == staying.nonzero().squeeze(-1).tolist()
-        assert len(holes) == len(movers) == int((~staying[: len(order)]).sum())
-        unmoved = order == torch.arange(len(order))
-        assert torch.equal(unmoved, staying[: len(order)])
-
-
 def test_a_few_long_rows_are_read_apart():
     length, known = torch.full((100,), 30), torch.full((100,), 22)
     assert prefill_chunks(length, known) == [(None, 8, 30)]
@@ -423,23 +378,3 @@ def test_a_few_long_rows_are_read_apart():
     known[:50] = 0  # then one call for each half
     assert [piece.width for piece in prefill_chunks(length, known)] == [8, 30]
     assert prefill_chunks(length[:3], known[48:51]) == [(None, 30, 30)]  # too little to be worth a call
-
-
-def test_a_collector_whose_weights_are_updated_in_place():
-    played = []
-    for reuse in (True, False):
-        torch.manual_seed(0)
-        env = WordleEnv(["crane", "slate", "light"], batch_size=[5], seed=0)
-        actor = wordle_policy(env, prefix_cache=reuse).double()
-        settings = {"frames_per_batch": 40, "total_frames": 160, "auto_register_policy_transforms": False}
-        collector = Collector(env, actor, **settings)
-        counter, data = Counter(actor.decoder.actor[0].module), []
-        for batch in collector:
-            data.append(batch["next", "tokens"])
-            for parameter in actor.parameters():
-                parameter.data.mul_(1.1)
-            collector.update_policy_weights_()
-        played.append((torch.stack(data), counter.take()))
-        collector.shutdown()
-    assert torch.equal(played[0][0], played[1][0])
-    assert played[0][1] < 0.6 * played[1][1]

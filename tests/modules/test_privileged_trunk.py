@@ -10,8 +10,8 @@ from tensordict import TensorDict
 
 from tests.modules.featured_rows import featured, projector, real
 from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
-from torchrl_lang.data import EpisodeRows, rows_from_rollout
-from torchrl_lang.envs import WordleEnv, check_language_env
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.modules import (
     PrivilegedTrunk,
@@ -91,36 +91,6 @@ def test_features_come_before_privileged_tokens(make: Callable, mask: str) -> No
         torch.testing.assert_close(hidden[row, : len(own)], expected, atol=1e-9, rtol=1e-9)
 
 
-@BOTH_ORDERS
-def test_a_loss_names_the_features_that_its_critic_reads(make: Callable) -> None:
-    """So that who selects a loss's entries keeps them; the policy itself reads none."""
-    batch = featured(wordle_rows())
-    model = {"vocab_size": 35, "layers": 1, "width": WIDTH, "heads": 2, "max_length": 32}
-    critic = make(Trunk(causal_lm(**model).double()))
-    value = value_module(ValueHead(WIDTH).double())
-    loss = PPOLoss(language_actor(causal_lm(**model)), value, value_trunk=critic)
-    batch = loss.estimate(batch)
-    assert "features" in loss.in_keys
-    expected = loss(batch)["loss_critic"]
-    chosen = batch.select(*loss.in_keys, *loss.optional_in_keys, PRIVILEGED, strict=False)
-    torch.testing.assert_close(loss(chosen)["loss_critic"], expected)
-    with pytest.raises(KeyError, match="PPOLoss needs 'features'"):
-        loss(batch.exclude("features"))
-    assert with_features(critic, None).in_keys == ["tokens", "attention_mask", PRIVILEGED, PRIVILEGED_MASK]
-
-
-def test_padding_of_the_privileged_tokens_does_not_matter() -> None:
-    """Neither its ids nor its width."""
-    trunk, batch = PrivilegedTrunk(Trunk(tiny_lm()).eval()), with_privileged()
-    other = batch.clone()
-    other[PRIVILEGED] = torch.where(batch[PRIVILEGED_MASK], batch[PRIVILEGED], 1)
-    other[PRIVILEGED] = torch.nn.functional.pad(other[PRIVILEGED], (0, 2), value=3)
-    other[PRIVILEGED_MASK] = torch.nn.functional.pad(batch[PRIVILEGED_MASK], (0, 2))
-    found, expected = (trunk(entries.clone())["hidden"] for entries in (other, batch))
-    real = batch["attention_mask"]
-    torch.testing.assert_close(found[real], expected[real], atol=1e-6, rtol=1e-6)
-
-
 def test_without_a_mask_all_tokens_are_real_and_the_input_stays() -> None:
     """Only the states are written."""
     trunk, batch = PrivilegedTrunk(Trunk(tiny_lm()).eval()), with_privileged()
@@ -133,32 +103,13 @@ def test_without_a_mask_all_tokens_are_real_and_the_input_stays() -> None:
 
 
 def test_errors_name_the_entry_and_the_remedy() -> None:
-    """A missing entry, a mask of another shape or dtype, and too long rows."""
+    """A missing entry, and too long rows."""
     trunk, batch = PrivilegedTrunk(Trunk(tiny_lm())), with_privileged()
     with pytest.raises(KeyError, match=r"privileged.*EpisodeRows\(keep="):
         trunk(batch.exclude(PRIVILEGED))
-    with pytest.raises(ValueError, match=r"privileged_mask must be bool of the shape of privileged, \(3, 4\)"):
-        trunk(batch.clone().set(PRIVILEGED_MASK, torch.ones(3, 2, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="privileged_mask must be bool"):
-        trunk(batch.clone().set(PRIVILEGED_MASK, torch.ones(3, 4)))
     long = batch.exclude(PRIVILEGED_MASK).set(PRIVILEGED, torch.zeros(3, 500, dtype=torch.int64))
     with pytest.raises(ValueError, match="exceed the model's"):
         trunk(long)
-
-
-def test_wordle_observes_the_hidden_word_only_on_request() -> None:
-    """The letters, the same in every turn, and in the rows where they are kept."""
-    env = WordleEnv(WORDS, [6], privileged=True, seed=0)
-    check_language_env(env)
-    assert PRIVILEGED not in WordleEnv(WORDS, [6], seed=0).reset()
-    games = env.rollout(3, RandomWordPlayer(WORDS, seed=0), break_when_any_done=False)
-    kept = rows_from_rollout(games, unfinished="truncate", keep=[PRIVILEGED])
-    for row in kept:
-        hidden, text = env.tokenizer.decode(row[PRIVILEGED]), env.tokenizer.decode(row["tokens"][row["attention_mask"]])
-        assert hidden in WORDS
-        assert row["truncated"] or hidden in text
-    with pytest.raises(KeyError, match="privileged"):
-        rows_from_rollout(games.exclude(("next", PRIVILEGED)), unfinished="truncate", keep=[PRIVILEGED])
 
 
 def wordle_rows() -> TensorDict:
@@ -187,15 +138,3 @@ def test_a_critic_that_sees_the_hidden_word_predicts_the_return(privileged: bool
     explained = float(loss(loss.estimate(batch))["explained_variance"])
     assert explained > 0.95 if privileged else explained < 0.1
     assert all(parameter.grad is None for parameter in loss.actor_network.parameters())
-
-
-def test_collectors_rows_keep_the_entry() -> None:
-    """``EpisodeRows(keep=...)`` as the error advises."""
-    from torchrl.collectors import Collector
-
-    env = WordleEnv(WORDS, [4], privileged=True, seed=0)
-    collector = Collector(env, RandomWordPlayer(WORDS, seed=0), frames_per_batch=24, total_frames=24)
-    rows_of = EpisodeRows(keep=[PRIVILEGED])
-    kept = rows_of(next(iter(collector)))
-    collector.shutdown()
-    assert kept[PRIVILEGED].shape == (len(kept), 5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -15,8 +13,7 @@ from tests.modules.test_prefix_cache import Counter
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, reseal, rows, sliding_lm, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
-from torchrl_lang.envs.wordle.task import WordleTask
+from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.functional import shift_right
 from torchrl_lang.modules import (
     ReturnConditionedActor,
@@ -29,8 +26,6 @@ from torchrl_lang.modules import (
     load_language_model,
     save_language_model,
 )
-from torchrl_lang.modules.decoding.cache import RowCache
-from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import DecisionTransformerLoss
 
@@ -183,22 +178,6 @@ def test_cached_equals_uncached_and_the_distribution_agrees(kind, method):
     torch.testing.assert_close(one["action_log_prob"][-1:], cached["action_log_prob"][-1:], atol=1e-4, rtol=1e-4)
 
 
-def test_the_fast_step_of_gpt2_adds_returns_as_the_model_does():
-    trunk = conditioned(tiny_lm().double())[0].module
-    step, ids = GPT2Step.of(trunk), carrying(rows(), trunk.returns)["tokens"]
-    assert step is not None
-    with torch.no_grad():
-        caches = RowCache(20), RowCache(20)
-        last = torch.full((7,), 9)
-        quick = step(caches[0], ids[:, :10], None, None, last)
-        torch.testing.assert_close(quick[0], caches[1].extend(trunk, ids[:, :10])[0][:, 9], **CLOSE)
-        for position in range(10, 14):
-            place = torch.full((7, 1), position)
-            quick = step(caches[0], ids[:, position, None], place, 20, torch.zeros_like(last))
-            slow = caches[1].extend(trunk, ids[:, position, None], place, 20)
-            torch.testing.assert_close(quick[0], slow[0][:, 0], **CLOSE)
-
-
 @pytest.fixture
 def corridor():
     return CorridorEnv(4, max_turns=6, batch_size=[9], seed=0)
@@ -274,28 +253,3 @@ def test_a_return_to_go_that_leaves_the_range_is_clamped(corridor):
     last = policy.conditioned(steps[:, -1])["tokens"]
     vocabulary = corridor.tokenizer.vocab_size
     assert last.max() // vocabulary == 1001
-
-
-def test_copies_are_independent(corridor):
-    policy = corridor_policy(corridor, "decremented")
-    twin, batch = copy.deepcopy(policy), corridor.reset()
-    expected = policy(batch.clone())["action_log_prob"]
-    with torch.no_grad():
-        policy.actor.decoder.actor[0].module.returns.weight.add_(3)
-    torch.testing.assert_close(twin(batch.clone())["action_log_prob"], expected)
-
-
-def test_wordle_plays_with_returns():
-    task = WordleTask(words=("crane", "slate"))
-    lm = tiny_lm(vocab_size=task.tokenizer().vocab_size, max_length=128)
-    actor = conditioned(lm, low=-6.0, high=0.0)
-    policy = ReturnConditionedActor(UtteranceActor(actor, task.tokenizer().control, task.action_length, seed=0))
-    summary, records = task.evaluate(policy, games=6, seed=1)
-    again, _ = task.evaluate(policy, games=6, seed=1)
-    assert summary.mean_return == again.mean_return
-    assert (records.rows["tokens"] < task.tokenizer().vocab_size).all()
-
-
-def test_the_corridors_player_is_no_actor_to_condition(corridor):
-    with pytest.raises(TypeError, match="got CorridorPlayer"):
-        ReturnConditionedActor(CorridorPlayer(corridor.tokenizer, 4))

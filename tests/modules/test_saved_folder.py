@@ -121,12 +121,6 @@ def test_files_of_others_are_not_lost(tmp_path, others):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_file_is_not_replaced(tmp_path):
-    (tmp_path / "model").write_text("text")
-    with pytest.raises(FileExistsError, match="is a file"):
-        save_language_model(tmp_path / "model", tiny_lm())
-
-
 def test_a_link_to_a_folder_stays_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "model").symlink_to("disk")

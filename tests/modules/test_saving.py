@@ -6,7 +6,6 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
-from transformers import AutoModelForCausalLM
 
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, heads, rows, tiny_lm
 from torchrl_lang.modules import (
@@ -44,14 +43,6 @@ def test_round_trip(tmp_path, kind, head_kind):
     torch.testing.assert_close(first["token_log_prob"], second["token_log_prob"])
     tied = saved.lm.get_output_embeddings().weight is saved.lm.get_input_embeddings().weight
     assert tied == (kind == "gpt2")
-
-
-def test_the_folder_is_a_plain_hugging_face_folder_without_pickle(tmp_path):
-    lm = tiny_lm()
-    save_language_model(tmp_path, lm, {"value": heads()[1]})
-    tokens = rows()["tokens"]
-    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, lm(tokens).logits)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
 def test_a_folder_of_someone_else_is_read(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv
-from torchrl_lang.modules import StopStrings, UtteranceActor, causal_lm, language_actor, load_agent, save_agent
+from torchrl_lang.modules import StopStrings, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.text import CharTokenizer
 
@@ -75,13 +75,6 @@ def test_the_environment_ends_the_utterance_and_the_policy_is_not_blamed(lm):
     assert (rows["token_reward"].sum(-1) == 3).all()
     td = rollout[:, 0]
     torch.testing.assert_close(policy.get_dist(td).log_prob(td["action"]), td["action_log_prob"], atol=1e-5, rtol=1e-5)
-
-
-def test_a_saved_agent_stops_as_well(lm, tmp_path):
-    agent = load_agent(save_agent(tmp_path / "agent", make_policy(lm), TOKENIZER), seed=1)
-    assert agent.policy.decoder.stop.texts == ("bb", "cb")
-    td = make_env().reset()
-    assert torch.equal(agent.policy(td.clone())["action"], make_policy(lm)(td.clone())["action"])
 
 
 def test_what_cannot_stop(lm):

@@ -7,17 +7,15 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import nn
 
-from tests.modules.toys import CONTROL, WIDTH, rows, tiny_lm
+from tests.modules.toys import CONTROL, WIDTH, tiny_lm
 from torchrl_lang.functional import cql_term, margin_term
 from torchrl_lang.modules import (
     QValueHead,
     TiedQValueHead,
     UtteranceActor,
     ValueGuidance,
-    ValueHead,
     causal_lm,
     default_qvalue_head,
     fit_vocabulary,
@@ -25,10 +23,7 @@ from torchrl_lang.modules import (
     load_language_model,
     qvalue_module,
     save_language_model,
-    value_module,
 )
-from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.training import adamw, muon_adamw
 
 N, H, D, V = 7, 8, 6, 300
 BOTH = pytest.mark.parametrize("kind", ["mlp", "residual"])
@@ -137,14 +132,6 @@ def test_an_embedding_of_zeros_is_no_trouble():
     assert TiedQValueHead(H, embedding)(torch.randn(2, H)).isfinite().all()
 
 
-def test_other_parameters_can_be_swapped_in():
-    head, embedding = tied()
-    other = TiedQValueHead(H, embedding).double()
-    hidden, _ = data()
-    with TensorDict.from_module(other).to_module(head):
-        torch.testing.assert_close(head(hidden), other(hidden))
-
-
 def test_it_follows_the_embedding_when_that_grows_or_changes_type():
     lm = tiny_lm()
     head, hidden = TiedQValueHead(WIDTH, lm.get_output_embeddings()), torch.randn(2, WIDTH)
@@ -197,54 +184,6 @@ def test_a_head_of_another_model_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="'qvalue' is tied to an embedding that is not in the language model"):
         save_language_model(tmp_path / "new", tiny_lm(), {"qvalue": head})
     assert not (tmp_path / "new").exists()
-
-
-def test_guided_words_are_those_of_the_same_values_in_a_table():
-    lm = tiny_lm()
-    head = TiedQValueHead(WIDTH, lm.get_output_embeddings())
-    with torch.no_grad():
-        head.out_weight.mul_(100)
-    flat = QValueHead(WIDTH, head.vocab_size)
-    with torch.no_grad():  # the same function with a last layer of its own: E W, and the level in every row
-        flat.in_weight.copy_(head.in_weight)
-        flat.in_bias.copy_(head.in_bias)
-        flat.out_weight.copy_(head.embedding.weight @ head.out_weight[:, :-1] + head.out_weight[:, -1:])
-        flat.out_bias.copy_(head.out_bias[:, :-1] @ head.embedding.weight.T + head.out_bias[:, -1:])
-    said = [
-        UtteranceActor(language_actor(lm), CONTROL, 6, guidance=ValueGuidance(q, beta=2.0), seed=0)(rows())
-        for q in (head, flat)
-    ]
-    assert torch.equal(said[0]["action"], said[1]["action"])
-    torch.testing.assert_close(said[0]["token_log_prob"], said[1]["token_log_prob"], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("optimizer", [adamw, muon_adamw])
-def test_optimizers_list_the_embedding_once(optimizer):
-    lm = causal_lm(vocab_size=40, layers=1, width=WIDTH, heads=2, max_length=16)
-    embedding = lm.get_output_embeddings()
-    q = qvalue_module(TiedQValueHead(WIDTH, embedding, detach_embedding=False))
-    loss = ILQLLoss(language_actor(lm), q, value_module(ValueHead(WIDTH)))
-    listed = [p for group in optimizer(loss, 1e-3).param_groups for p in group["params"]]
-    assert sum(p is embedding.weight for p in listed) == 1
-    assert len(listed) == len({id(p) for p in listed})
-
-
-def test_bf16_autocast():
-    head, _ = tied()
-    head.float().embedding.float()
-    hidden, action = torch.randn(N, H), torch.randint(V, (N,))
-    expected = head(hidden), head.cql_term(hidden, action).each
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (head(hidden).float() - expected[0]).abs().max() < 0.1 * expected[0].abs().max()
-        term = head.cql_term(hidden, action)
-        torch.testing.assert_close(term.each, expected[1], rtol=0.05, atol=0.05)
-        (term.total + head.taken(hidden, action).sum()).backward()
-    assert all(p.grad.isfinite().all() for p in head.parameters())
-
-
-def test_something_without_a_matrix_is_refused():
-    with pytest.raises(TypeError, match=r"needs a module with a weight \[V, D\].*got LayerNorm"):
-        TiedQValueHead(H, nn.LayerNorm(D))
 
 
 def test_the_default_head_is_tied_where_the_vocabulary_is_large():

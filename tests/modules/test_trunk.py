@@ -73,21 +73,6 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(kind):
         torch.testing.assert_close(plain, recomputed)
 
 
-def test_bf16_autocast_stays_close():
-    trunk, batch = Trunk(tiny_lm()), rows()
-    exact = trunk(batch["tokens"])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = trunk(batch["tokens"])
-    assert (rough.float() - exact).abs().mean() < 0.05 * exact.abs().mean()
-
-
-@pytest.mark.slow
-def test_compiles_in_one_graph():
-    trunk, tokens = Trunk(tiny_lm(layers=1), expose_pre_norm=True), rows()["tokens"]
-    compiled = torch.compile(trunk, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(tokens), trunk(tokens))
-
-
 def test_a_copy_is_independent():
     trunk, tokens = Trunk(tiny_lm(), expose_pre_norm=True), rows()["tokens"]
     twin = copy.deepcopy(trunk)
@@ -177,26 +162,6 @@ def test_a_compiled_trunk_gives_the_same_states_and_gradients(kind, expose_pre_n
         found.append([state.detach()[batch["attention_mask"]] for state in states] + grads)
     for plain, compiled in zip(*found, strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_compiling_adds_no_parameters_and_serves_every_shape():
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    trunk = Trunk(tiny_lm(layers=1), length_groups=1)
-    names = list(trunk.state_dict())
-    trunk.compile(backend=backend)
-    for n, width in ((3, 8), (5, 11), (7, 16), (2, 5)):
-        batch = rows(n=n, width=width, longest=width)
-        torch.testing.assert_close(
-            trunk(batch["tokens"], batch["attention_mask"]), Trunk(trunk.model)(batch["tokens"]), rtol=1e-4, atol=1e-5
-        )
-    assert len(graphs) == 1
-    assert list(trunk.state_dict()) == names
 
 
 @pytest.fixture

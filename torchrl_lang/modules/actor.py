@@ -85,9 +85,6 @@ def language_actor(
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
     if compile:
         trunk.compile()
-    width = getattr(head, "in_features", trunk.width)
-    if width != trunk.width:
-        raise ValueError(f"The head's input width is {width}, but the trunk's states have width {trunk.width}.")
     if head is None:
         head = None if isinstance(lm, Trunk) else unwrapped(lm).get_output_embeddings()
         changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1)]
@@ -195,8 +192,8 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
         The actor.
 
     Raises:
-        ValueError: the actor has no such trunk, the embedding has another width, or ``positions=False`` is asked of a
-            model with neither learned nor rotary positions.
+        ValueError: the actor has no such trunk, or ``positions=False`` is asked of a model with neither learned nor
+            rotary positions.
 
     Examples:
         >>> import torch
@@ -216,30 +213,18 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
         raise ValueError(
             "Only the Trunk of a Hugging Face model reads features: build the actor with language_actor()."
         )
-    weight = trunk.model.get_input_embeddings().weight
-    if embedding is not None:
-        _check(embedding, trunk, weight.shape[1])
-    trunk.features = None if embedding is None else embedding.to(weight.device)
+    if embedding is not None and not embedding.positions:
+        learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
+        if not learned and not any(name.endswith("rotary_emb") for name, _ in trunk.model.named_modules()):
+            raise ValueError(
+                "positions=False needs a model with learned positions, as GPT-2's, or rotary ones, and those of a "
+                f"{type(trunk.model).__name__} are others: build the FeatureEmbedding with positions=True."
+            )
+    trunk.features = None if embedding is None else embedding.to(trunk.model.get_input_embeddings().weight.device)
     for module in actor.modules():
         if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
             _name_keys(module)
     return actor
-
-
-def _check(embedding: FeatureEmbedding, trunk: Trunk, width: int) -> None:
-    """Raise ValueError where a model cannot read an embedding."""
-    if embedding.width != width:
-        raise ValueError(
-            f"The FeatureEmbedding has width {embedding.width}, but the model's embeddings have {width}: build it with "
-            f"width={width}."
-        )
-    learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
-    rotary = any(name.split(".")[-1] == "rotary_emb" for name, _ in trunk.model.named_modules())
-    if not embedding.positions and not learned and not rotary:
-        raise ValueError(
-            "positions=False needs a model with learned positions, as GPT-2's, or rotary ones, and those of a "
-            f"{type(trunk.model).__name__} are others: build the FeatureEmbedding with positions=True."
-        )
 
 
 def _name_keys(module: TensorDictModuleBase) -> None:

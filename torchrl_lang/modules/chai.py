@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -110,22 +109,11 @@ def candidate_features(
     return features.squeeze(1).unflatten(0, (-1, copies))
 
 
-def check_sampling_policy(user: str, policy: Any) -> None:
-    """Raise unless ``policy`` samples utterances with ends from a language model that shows its states."""
-    if not isinstance(policy, UtteranceActor):
-        raise TypeError(
-            f"{user} samples candidates from an UtteranceActor over the frozen language model, got "
-            f"{type(policy).__name__}: build it with UtteranceActor(language_actor(lm), control, action_length)."
-        )
+def check_sampling_policy(user: str, policy: UtteranceActor) -> None:
+    """Raise ValueError unless ``policy`` samples utterances with ends."""
     if policy.method != "sample" or policy.decoder.stop is not None:
         given = f"method={policy.method!r}" + ("" if policy.decoder.stop is None else " and stop=")
         raise ValueError(f"{user} needs utterances that are sampled to their end: method='sample', got {given}.")
-    trunk = split_actor(policy.decoder.actor).trunk
-    if HIDDEN not in trunk.out_keys:
-        raise ValueError(
-            f"{user} reads the trunk's 'hidden', this one writes {list(map(str, trunk.out_keys))}: build the actor "
-            "with language_actor(lm)."
-        )
 
 
 class CandidateSampler:
@@ -157,7 +145,7 @@ class CandidateSampler:
         progress: called with the number of rows done and of all.
 
     Raises:
-        TypeError, ValueError: the policy is of another kind.
+        ValueError: the policy is of another kind.
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
@@ -307,7 +295,7 @@ class CHAIActor(TensorDictModuleBase):
         candidates: number of samples.
 
     Raises:
-        TypeError, ValueError: the policy or the head is of another kind.
+        ValueError: the policy or the head is of another kind.
 
     Examples:
         >>> import torch

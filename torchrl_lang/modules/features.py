@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,19 +11,19 @@ from torch import Tensor, nn
 from torchrl_lang._checks import check_options
 from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
 
-__all__ = ["FeatureEmbedding", "RowFeatures", "behind", "in_front", "reads_features"]
+__all__ = ["FeatureEmbedding", "RowFeatures", "behind", "in_front", "reads_features", "take"]
 
 
-def in_front(front: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
-    """Rows of ids that begin with those of ``front`` that are real, in their order, without a gap.
+def in_front(front: Tensor, mask: Tensor, row: Tensor) -> Tensor:
+    """Rows that begin with those entries of ``front`` that are real, in their order, without a gap.
 
     Args:
-        front: int64 ``[*B, P]``.
-        mask: bool ``[*B, P]``: True on real ids of ``front``; None where all are real.
-        tokens: int64 ``[*B, T]``, which follow.
+        front: ids ``[*B, P]`` or embeddings ``[*B, P, H]``.
+        mask: bool ``[*B, P]``: True on real entries of ``front``.
+        row: ``[*B, T]`` or ``[*B, T, H]``, what follows.
 
     Returns:
-        int64 ``[*B, P + T]``; padding repeats the last token.
+        ``[*B, P + T]`` or ``[*B, P + T, H]``; padding repeats the last entry of the row.
 
     Examples:
         >>> import torch
@@ -34,13 +33,12 @@ def in_front(front: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
         tensor([[2, 7, 8, 8],
                 [3, 4, 5, 6]])
     """
-    if mask is None:
-        return torch.cat([front, tokens], -1)
-    width = tokens.shape[-1]
-    front = front.gather(-1, (~mask).long().argsort(dim=-1, stable=True))  # real ones first
-    place, number = torch.arange(front.shape[-1] + width, device=tokens.device), mask.sum(-1, keepdim=True)
-    own = tokens.gather(-1, (place - number).clamp(0, width - 1))
-    return torch.where(place < number, nn.functional.pad(front, (0, width)), own)
+    dim, places = mask.ndim - 1, mask.shape[-1]
+    width, number = row.shape[dim], mask.sum(-1, keepdim=True)
+    order = (~mask).long().argsort(dim=-1, stable=True)  # real ones first
+    place = torch.arange(places + width, device=mask.device)
+    own = places + (place - number).clamp(0, width - 1)
+    return take(torch.cat([front, row], dim), torch.where(place < number, nn.functional.pad(order, (0, width)), own))
 
 
 def behind(states: Tensor, number: Tensor, width: int) -> Tensor:
@@ -50,24 +48,22 @@ def behind(states: Tensor, number: Tensor, width: int) -> Tensor:
         states: those of all places.
         number: int64 ``[*B]``, at most ``P``.
         width: ``T``.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.features import behind
-        >>> behind(torch.arange(8).reshape(2, 4, 1), torch.tensor([1, 2]), 2).squeeze(-1)
-        tensor([[1, 2],
-                [6, 7]])
     """
-    place = number.unsqueeze(-1) + torch.arange(width, device=states.device)
-    return states.gather(-2, place.unsqueeze(-1).expand(*place.shape, states.shape[-1]))
+    return take(states, number.unsqueeze(-1) + torch.arange(width, device=states.device))
+
+
+def take(values: Tensor, place: Tensor) -> Tensor:
+    """Entries at places, int64 ``[*B, n]``, of ``[*B, N]`` or ``[*B, N, H]``."""
+    if values.ndim > place.ndim:
+        return values.gather(-2, place.unsqueeze(-1).expand(*place.shape, values.shape[-1]))
+    return values.gather(-1, place)
 
 
 class RowFeatures(NamedTuple):
     """Features of ``N`` rows, such as those of an image, that a model reads before the first token.
 
     A row is laid out as its real features, in their order, then its tokens, then padding. So masked features take no
-    place, nothing attends to padding in a causal model, and no attention mask is needed. In a row of ids the feature
-    ``i`` is ``-1 - i``.
+    place, nothing attends to padding in a causal model, and no attention mask is needed.
     """
 
     values: Tensor
@@ -82,15 +78,6 @@ class RowFeatures(NamedTuple):
         Raises:
             TypeError: the features are no floats or the mask is not bool.
             ValueError: the shapes do not go together.
-
-        Examples:
-            >>> import torch
-            >>> from torchrl_lang.modules.features import RowFeatures
-            >>> mask = torch.tensor([[False, True], [True, True]])
-            >>> features = RowFeatures.of(torch.randn(2, 2, 3), mask, torch.Size([2]))
-            >>> features.in_front_of(torch.tensor([[7, 8], [5, 6]]))  # of padding, the last place of the first row
-            tensor([[-2,  7,  8,  8],
-                    [-1, -2,  5,  6]])
         """
         check_row_features(values, mask, batch)
         values = values.reshape(-1, *values.shape[-2:])
@@ -147,10 +134,11 @@ class RowFeatures(NamedTuple):
         same = (self.values == other.values).flatten(1).all(-1)
         return same if self.mask is None or other.mask is None else same & (self.mask == other.mask).all(-1)
 
-    def in_front_of(self, tokens: Tensor) -> Tensor:
-        """The ids of rows with their features, int ``[N, T] -> int64 [N, P + T]``; padding repeats the last token."""
-        feature = torch.arange(self.places, device=tokens.device).expand(tokens.shape[0], -1)
-        return in_front(-1 - feature, self.mask, tokens.long())
+    def in_front_of(self, projected: Tensor, embedded: Tensor) -> Tensor:
+        """Rows of projected features ``[N, P, H]`` and embedded tokens ``[N, T, H]``, ``[N, P + T, H]``."""
+        if self.mask is None:
+            return torch.cat([projected, embedded], 1)
+        return in_front(projected, self.mask, embedded)
 
     def of_tokens(self, states: Tensor) -> Tensor:
         """The states of the tokens among those of all places, ``[N, P + T, H] -> [N, T, H]``."""
@@ -217,28 +205,20 @@ class FeatureEmbedding(nn.Module):
         last = None if max_length is None else max_length - 1  # padding may lie behind
         return (slots - count[:, None]).clamp(0, last)
 
-    def embed(
-        self, ids: Tensor, features: Tensor, embedding: Callable[[Tensor], Tensor], learned: nn.Module | None
-    ) -> Tensor:
-        """Embeddings of rows of features and tokens, ``[N, q, H]``.
+    def embed(self, features: RowFeatures, embedded: Tensor, learned: nn.Module | None) -> Tensor:
+        """Put projected features in front of embedded tokens, ``[N, T, H] -> [N, P + T, H]``.
 
         Args:
-            ids: int64 ``[N, q]``; ``-1 - i`` is feature ``i`` of the row, at one of the first ``P`` places.
-            features: float ``[N, P, F]``.
-            embedding: the model's, of ids that are not negative.
+            features: of the rows.
+            embedded: tokens.
             learned: the model's embedding of positions; None if it has no such module.
         """
-        embedded = embedding(ids.clamp_min(0))
-        front = ids[:, : features.shape[1]]
-        projected = self(features).to(embedded.dtype)
+        projected = self(features.values).to(embedded.dtype)
         if learned is not None and not self.positions:
             # The model adds the embedding of place 0 to features that take no position.
-            place = torch.zeros((), dtype=torch.int64, device=ids.device)
+            place = torch.zeros((), dtype=torch.int64, device=embedded.device)
             projected = projected - learned(place).to(embedded.dtype)
-        row = torch.arange(ids.shape[0], device=ids.device)[:, None]
-        first = projected[row, (-1 - front).clamp_min(0)]
-        first = torch.where((front < 0).unsqueeze(-1), first, embedded[:, : front.shape[1]])
-        return torch.cat([first, embedded[:, front.shape[1] :]], 1)
+        return features.in_front_of(projected, embedded)
 
 
 def reads_features(module: nn.Module | None) -> bool:

@@ -89,32 +89,14 @@ def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModu
         >>> from torchrl_lang.modules import QValueHead, qvalue_module
         >>> qvalue_module(QValueHead(8, 5, kind="residual")).in_keys
         ['hidden_pre_norm']
-
-    Raises:
-        TypeError: ``head`` is not a Q head of this library; wrap other modules in a ``TensorDictModule``.
     """
-    if isinstance(head, UtteranceQValueHead):
-        return TensorDictModule(head, in_keys=[head.in_key], out_keys=[UTTERANCE_VALUE])
-    _check_head("qvalue_module", head, ActionValueHead)
-    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
+    key = UTTERANCE_VALUE if isinstance(head, UtteranceQValueHead) else ACTION_VALUE
+    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[key])
 
 
 def value_module(head: ValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``.
-
-    Raises:
-        TypeError: ``head`` is not a value head of this library; wrap other modules in a ``TensorDictModule``.
-    """
-    _check_head("value_module", head, ValueHead)
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``."""
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
-
-
-def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
-    if not isinstance(head, kind):
-        raise TypeError(
-            f"{function} needs a {kind.__name__}, got {type(head).__name__}: wrap another module in "
-            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
-        )
 
 
 def with_heads(values: Tensor, kind: str) -> Tensor:

@@ -157,8 +157,6 @@ def load_causal_lm(
         which its configuration describes: save or download the model again.
     """
     register_agilerl()
-    if not kwargs.pop("use_safetensors", True):
-        raise ValueError("Weights load from safetensors files only: convert the model first, without use_safetensors.")
     if quantize is not None:
         kwargs = {"device_map": {"": 0}, **kwargs, "quantization_config": _quantization(quantize)}
     if trust_remote_code and not Path(name_or_path).is_dir():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 
 from torchrl_lang.modules.features import behind, in_front
 from torchrl_lang.modules.trunk import Trunk, trunk_module
@@ -66,7 +65,11 @@ class PrivilegedTrunk(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the states of the rows' positions into ``tensordict``."""
         tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
-        privileged, real = _privileged(tensordict)
+        privileged, real = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
+        if privileged is None:
+            advice = "Keep it when rows are made, EpisodeRows(keep=['privileged'])."
+            raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, advice)
+        real = torch.ones_like(privileged, dtype=torch.bool) if real is None else real
         joined = in_front(privileged.to(tokens.dtype), real, tokens)
         number = real.sum(-1)  # [*B]
         length = (number + attention.sum(-1)).unsqueeze(-1)
@@ -75,19 +78,3 @@ class PrivilegedTrunk(TensorDictModuleBase):
         for key in self.out_keys:
             tensordict.set(key, behind(out.get(key), number, tokens.shape[-1]))
         return tensordict
-
-
-def _privileged(tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """The privileged tokens and their mask, each ``[*B, F]``."""
-    privileged, mask = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
-    if privileged is None:
-        advice = "Keep it when rows are made, EpisodeRows(keep=['privileged']); WordleEnv(privileged=True) observes it."
-        raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, advice)
-    if mask is None:
-        return privileged, torch.ones_like(privileged, dtype=torch.bool)
-    if mask.shape != privileged.shape or mask.dtype != torch.bool:
-        raise ValueError(
-            f"{PRIVILEGED_MASK} must be bool of the shape of {PRIVILEGED}, {tuple(privileged.shape)}, got {mask.dtype} "
-            f"of {tuple(mask.shape)}."
-        )
-    return privileged, mask

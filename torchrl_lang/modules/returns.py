@@ -160,7 +160,7 @@ def condition_on_returns(actor: Actor, returns: ReturnEmbedding | None) -> Actor
         The actor.
 
     Raises:
-        ValueError: the actor has no such trunk, or the embedding has another width.
+        ValueError: the actor has no such trunk.
 
     Examples:
         >>> from torchrl_lang.modules import ReturnEmbedding, causal_lm, condition_on_returns, language_actor
@@ -172,12 +172,7 @@ def condition_on_returns(actor: Actor, returns: ReturnEmbedding | None) -> Actor
     trunk = RowScorer(actor).trunk
     if trunk is None:
         raise ValueError("Only the Trunk of a Hugging Face model reads returns: build the actor with language_actor().")
-    weight = trunk.model.get_input_embeddings().weight
-    if returns is not None and returns.width != weight.shape[1]:
-        raise ValueError(
-            f"The ReturnEmbedding has width {returns.width}, but the model's embeddings have {weight.shape[1]}."
-        )
-    trunk.returns = None if returns is None else returns.to(weight.device)
+    trunk.returns = None if returns is None else returns.to(trunk.model.get_input_embeddings().weight.device)
     return actor
 
 

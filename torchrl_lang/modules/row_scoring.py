@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left
@@ -135,8 +134,6 @@ class RowScorer:
         decoder = getattr(actor, "decoder", actor)
         self.decoder = decoder if isinstance(decoder, Decoder) else None
         """Of an utterance actor; None for a language actor."""
-        if self.decoder is None and not isinstance(actor, ProbabilisticTensorDictSequential):
-            raise TypeError(f"Rows are scored by a language actor or an UtteranceActor, got {type(actor).__name__}.")
         self.language_actor: Any = actor if self.decoder is None else self.decoder.actor
         """Trunk, head and distribution."""
         split_actor(self.language_actor)  # raises now rather than at the first row

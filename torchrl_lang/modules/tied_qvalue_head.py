@@ -51,9 +51,6 @@ class TiedQValueHead(ActionValueHead):
         dropout: dropout probability of the ``"residual"`` kind.
         detach_embedding: False trains ``E`` on the values as well, whatever a loss's ``detach_qvalue``.
 
-    Raises:
-        TypeError: ``embedding`` is not a module with a matrix ``weight``.
-
     Examples:
         >>> import torch
         >>> from torchrl_lang.modules import TiedQValueHead, causal_lm
@@ -73,12 +70,7 @@ class TiedQValueHead(ActionValueHead):
         dropout: float = 0.0,
         detach_embedding: bool = True,
     ) -> None:
-        weight = getattr(embedding, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2:
-            raise TypeError(
-                "TiedQValueHead needs a module with a weight [V, D], such as lm.get_output_embeddings(), got "
-                f"{type(embedding).__name__}."
-            )
+        weight: Any = embedding.weight
         super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout)
         self.detach_embedding = detach_embedding
         self._owned_elsewhere = _Reference(embedding)

@@ -197,17 +197,13 @@ class Trunk(nn.Module):
         if not self._is_checked and not torch.compiler.is_compiling():
             self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
-        ids = flat if read is None else read.in_front_of(flat)
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
         # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
         groups = 1 if together or self.sharded_root is not None else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
-            states = self._of_rows(ids, read)
+            states = self._of_rows(flat, read)
         else:
-            length = attention_mask.reshape(flat.shape).sum(-1)
-            states = self._grouped(ids, length if read is None else length + read.number, read)
-        if read is not None:
-            states = tuple(read.of_tokens(state) for state in states)
+            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1), read)
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
 
@@ -237,16 +233,17 @@ class Trunk(nn.Module):
                 f"build the model with max_length={length + (self.max_length or 0) - room}."
             )
 
-    def _of_rows(self, ids: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
-        """States of whole rows ``[N, q]``."""
+    def _of_rows(self, tokens: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
+        """States of the tokens of whole rows ``[N, T]``."""
         if features is None:
-            return self.states(ids, use_cache=False)
-        places = self.position_ids(torch.arange(ids.shape[-1], device=ids.device), features.number)
-        if places is None:
-            return self.states(ids, features=features.values, use_cache=False)
-        # Without a mask transformers would take repeated positions for the beginnings of further rows.
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        return self.states(ids, features=features.values, position_ids=places, attention_mask=mask, use_cache=False)
+            return self.states(tokens, use_cache=False)
+        options: dict[str, Any] = {}
+        place = torch.arange(features.places + tokens.shape[-1], device=tokens.device)
+        if (positions := self.position_ids(place, features.number)) is not None:
+            # Without a mask transformers would take repeated positions for the beginnings of further rows.
+            options = {"position_ids": positions, "attention_mask": torch.ones_like(positions, dtype=torch.bool)}
+        states = self.states(tokens, features=features, use_cache=False, **options)
+        return tuple(features.of_tokens(state) for state in states)
 
     def _grouped(self, tokens: Tensor, length: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
         """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
@@ -262,10 +259,10 @@ class Trunk(nn.Module):
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
 
-        With ``features``, float ``[N, P, F]``, negative ids stand for its features, see :meth:`FeatureEmbedding.embed`.
+        Tokens may be embedded already, float ``[N, q, H]``. With ``features`` these are read in front of the tokens.
 
         Returns:
-            ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
+            ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``; with features also of these.
         """
         if self._compiled is None or not is_compilable(tokens, kwargs):
             return self._run(tokens, **kwargs)
@@ -281,24 +278,26 @@ class Trunk(nn.Module):
             refuse_untied(root)
         return run_through(root, self._pass, tokens, **kwargs)
 
-    def _pass(self, tokens: Tensor, features: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, ...]:
+    def _pass(self, tokens: Tensor, features: RowFeatures | None = None, **kwargs: Any) -> tuple[Tensor, ...]:
         # Look up embeddings here, because some models warn and synchronize if ids contain padding without a mask.
-        embeddings = self.model.get_input_embeddings()
-        if isinstance(embeddings.weight, DTensor) and not isinstance(embeddings, FSDPModule):
-            whole_weight(embeddings)  # raises
-        embedded = self.embed(tokens, embeddings, features)
+        embedded = tokens if tokens.is_floating_point() else self.embed(tokens, features)
         hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
-    def embed(self, ids: Tensor, embedding: Callable[[Tensor], Tensor], features: Tensor | None) -> Tensor:
-        """Embeddings ``[N, q, H]`` of tokens, of returns that they carry and of features, see :meth:`states`."""
-        read, returns = embedding, self.returns
-        if returns is not None:
-            read = lambda tokens: returns.embed(tokens, embedding, self.vocab_size)  # noqa: E731
+    def embed(
+        self, tokens: Tensor, features: RowFeatures | None = None, embedding: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Embeddings ``[N, T, H]`` of tokens and the returns that they carry; behind those of features, if given."""
+        if embedding is None:
+            module = self.model.get_input_embeddings()
+            if isinstance(module.weight, DTensor) and not isinstance(module, FSDPModule):
+                whole_weight(module)  # raises
+            embedding = module
+        embedded = embedding(tokens) if self.returns is None else self.returns.embed(tokens, embedding, self.vocab_size)
         if features is None or self.features is None:
-            return read(ids)
-        return self.features.embed(ids, features, read, getattr(self.model, "wpe", None))
+            return embedded
+        return self.features.embed(features, embedded, getattr(self.model, "wpe", None))
 
     def __getstate__(self) -> dict[str, Any]:
         # The saved input of the norm has a graph and does not belong in a copy.
@@ -422,5 +421,5 @@ def is_compilable(tokens: Tensor, options: dict[str, Any]) -> bool:
         >>> is_compilable(one, {"past_key_values": None, "position_ids": None})
         False
     """
-    is_step = tokens.shape[-1] == 1 and options.get("position_ids") is not None
+    is_step = tokens.shape[1] == 1 and options.get("position_ids") is not None
     return "past_key_values" not in options or is_step

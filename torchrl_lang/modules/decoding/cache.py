@@ -58,19 +58,17 @@ class RowCache(Cache):
         visible: int | None = None,
         *,
         rows: Tensor | None = None,
-        features: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Add tokens to rows whose beginnings are in the cache, and return their states.
 
         Args:
             trunk: the model; every token attends to the tokens at positions up to its own.
-            tokens: int64 ``[N, q]``.
+            tokens: int64 ``[N, q]``, or embeddings float ``[N, q, H]``.
             positions: int64 ``[N, q]``, distinct within a row; all earlier positions must have been read. ``None`` for
                 the beginning of rows.
             visible: number of slots to attend to, more than the largest position; default all. Fewer are faster.
             rows: int64 ``[N]``, the distinct rows of these tokens; default the first ``N``.
-            features: float ``[N, P, F]``, features for which negative ids stand, see :meth:`Trunk.states`.
             position_ids: int64 ``[N, q]``, the positions that the model embeds, where they are not the slots.
 
         Returns:
@@ -82,9 +80,8 @@ class RowCache(Cache):
         if self._dtype is None:
             self._dtype = _common_dtype(trunk.model)
         slots = self.expect(tokens, positions, visible, rows=rows, rounded=trunk.compiled)
-        more: dict[str, Any] = {} if features is None else {"features": features}
+        more: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
         if positions is None:
-            more |= {} if position_ids is None else {"position_ids": position_ids}
             return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
         # Hugging Face models take the mask as it is; those with several kinds of layers take one per kind.
         masks = {
@@ -92,7 +89,7 @@ class RowCache(Cache):
             for kind, window in attention_windows(trunk.model.config).items()
         }
         mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        more |= {"position_ids": positions if position_ids is None else position_ids, "attention_mask": mask}
+        more = {"position_ids": positions, "attention_mask": mask, **more}
         return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
 
     def expect(
@@ -111,8 +108,8 @@ class RowCache(Cache):
             attention is causal.
         """
         visible = self.size if visible is None else visible
-        if max(visible, tokens.shape[-1]) > self.size:
-            raise ValueError(f"{max(visible, tokens.shape[-1])} tokens do not fit a RowCache({self.size}).")
+        if max(visible, tokens.shape[1]) > self.size:
+            raise ValueError(f"{max(visible, tokens.shape[1])} tokens do not fit a RowCache({self.size}).")
         self._rows, self._positions, self._slots = rows, positions, None
         # Round the number of slots if kernels are compiled or chosen per number; a CPU reads the exact number.
         self._visible = _rounded(visible) if rounded or not tokens.is_cpu else visible

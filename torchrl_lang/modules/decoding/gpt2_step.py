@@ -104,7 +104,7 @@ class GPT2Step:
 
         Single tokens of a compiled trunk use the compiled model.
         """
-        if self.compiled and tokens.shape[-1] == 1:
+        if self.compiled and tokens.shape[1] == 1:
             return False
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self.tokens.device.type):
             return False
@@ -119,7 +119,6 @@ class GPT2Step:
         last: Tensor,
         *,
         rows: Tensor | None = None,
-        features: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Add tokens to the cache as :meth:`RowCache.extend` does; the states of one token of each row.
@@ -127,11 +126,13 @@ class GPT2Step:
         Returns:
             ``hidden`` ``[N, H]`` at the indices ``last`` (int64 ``[N]``) and, if exposed, ``hidden_pre_norm``.
         """
-        n, q = tokens.shape
+        n, q = tokens.shape[:2]
         slots = cache.expect(tokens, positions, visible, rows=rows)
         mask = None if positions is None else scores(positions, slots, self.tokens.dtype)
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
-        embedded = self._trunk.embed(tokens, lambda ids: F.embedding(ids, self.tokens), features)
+        embedded = tokens
+        if not tokens.is_floating_point():
+            embedded = self._trunk.embed(tokens, embedding=lambda ids: F.embedding(ids, self.tokens))
         position = F.embedding(place if position_ids is None else position_ids, self.positions)
         x = embedded.add_(position).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):

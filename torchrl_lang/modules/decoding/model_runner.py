@@ -18,7 +18,7 @@ from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
-from torchrl_lang.modules.features import RowFeatures, reads_features
+from torchrl_lang.modules.features import RowFeatures, reads_features, take
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
@@ -134,28 +134,26 @@ class CachedRunner(ModelRunner):
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
         """See :class:`ModelRunner`."""
-        if self.features is not None:
-            count = self.features.number
-            tokens, length = self.features.in_front_of(tokens), length + count
-            known = None if known is None else torch.where(known > 0, known + count, 0)
-        whole = [PrefillChunk(None, tokens.shape[-1], tokens.shape[-1])]
+        if self.features is not None and self._count is not None:
+            tokens, length = self.trunk.embed(tokens, self.features), length + self._count
+            known = None if known is None else torch.where(known > 0, known + self._count, 0)
+        whole = [PrefillChunk(None, tokens.shape[1], tokens.shape[1])]
         chunks = whole if known is None else prefill_chunks(length, known)
         if len(chunks) == 1:
-            return self._named(self._read(tokens, length, chunks[0], self.features))
+            return self._named(self._read(tokens, length, chunks[0], self._count))
         read = []
         for chunk in chunks:
-            own = None if self.features is None or chunk.rows is None else self.features.select(chunk.rows)
-            read.append(self._read(tokens[chunk.rows], length[chunk.rows], chunk, own))
+            count = None if self._count is None else self._count[chunk.rows]
+            read.append(self._read(tokens[chunk.rows], length[chunk.rows], chunk, count))
         back = torch.cat([chunk.rows for chunk in chunks if chunk.rows is not None]).argsort()
         return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`ModelRunner`."""
         only, slot = torch.zeros_like(token), position if self._count is None else position + self._count
-        options = {} if self._count is None else self._positions(slot.unsqueeze(-1), self._count)
-        return self._named(
-            self._extend(token.unsqueeze(-1), slot.unsqueeze(-1), visible + self._places, only, **options)
-        )
+        at = slot.unsqueeze(-1)
+        options = {} if self._count is None else {"position_ids": self.trunk.position_ids(at, self._count)}
+        return self._named(self._extend(token.unsqueeze(-1), at, visible + self._places, only, **options))
 
     def reorder(self, rows: Tensor) -> None:
         """See :class:`ModelRunner`."""
@@ -168,10 +166,8 @@ class CachedRunner(ModelRunner):
             self.cache.swap(moves.holes, moves.movers)
         self._count = None if self._count is None else self._count[moves.order]
 
-    def _read(
-        self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, features: RowFeatures | None
-    ) -> Sequence[Tensor]:
-        """Read the chunk's part of rows of features and tokens ``[N, q]``."""
+    def _read(self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, count: Tensor | None) -> Sequence[Tensor]:
+        """Read the chunk's part of rows of tokens ``[N, q]``, or embedded with ``count`` features, ``[N, q, H]``."""
         begin: Tensor | None = None
         if chunk.width < chunk.longest:
             # The last tokens of each row, so that all end together; tokens in the cache may be read a second time.
@@ -179,14 +175,11 @@ class CachedRunner(ModelRunner):
         slots = torch.arange(chunk.width, device=tokens.device)
         slots = slots if begin is None else begin[:, None] + slots
         options: dict[str, Any] = {"rows": chunk.rows}
-        if features is not None:
-            options |= {"features": features.values, **self._positions(slots, features.number)}
+        if count is not None:
+            options["position_ids"] = self.trunk.position_ids(slots, count)
         if begin is None:  # from the beginning: the fast causal kernel, without a mask
             return self._extend(tokens[:, : chunk.width], None, None, length - 1, **options)
-        return self._extend(tokens.gather(-1, slots), slots, chunk.longest, length - 1 - begin, **options)
-
-    def _positions(self, slots: Tensor, count: Tensor) -> dict[str, Any]:
-        return {"position_ids": self.trunk.position_ids(slots, count)}
+        return self._extend(take(tokens, slots), slots, chunk.longest, length - 1 - begin, **options)
 
     def _extend(
         self, tokens: Tensor, positions: Tensor | None, visible: int | None, last: Tensor, **options: Any
