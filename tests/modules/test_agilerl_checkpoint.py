@@ -9,19 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.agilerl_agents import ILQL_OPTIONS, VOCAB, WIDTH, make_agent, outputs, states
-from tests.modules.toys import TOKENIZER
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     Trunk,
-    UtteranceActor,
-    language_actor,
-    load_agent,
     load_language_model,
     read_agilerl,
-    save_agent,
     save_language_model,
 )
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.agilerl.checkpoint import ACTIVATIONS, RENAMED, renamed
 from torchrl_lang.modules.agilerl.export import OPTIONS, export
 from torchrl_lang.modules.decoding.cache import RowCache
@@ -91,14 +85,6 @@ def test_a_second_head_that_a_checkpoint_lost_is_replaced_by_its_target(tmp_path
     assert not torch.equal(ours.qvalue.out_weight[0], ours.target_qvalue.out_weight[0])
 
 
-def test_no_dropout_acts_in_evaluation_mode_but_it_is_kept(tmp_path):
-    agent = make_agent(dropout=0.4)
-    ours = converted(agent, tmp_path)
-    check(agent, ours)
-    first = ours.policy.train()(TOKENS[None]).logits
-    assert not torch.equal(first, ours.policy(TOKENS[None]).logits)
-
-
 # -- what the model does here ------------------------------------------------------------------------------------------
 
 
@@ -134,15 +120,6 @@ def test_it_is_saved_with_values_on_a_model_of_their_own(tmp_path):
     (tmp_path / "model" / "value_lm" / "model.safetensors").unlink()
     with pytest.raises(FileError, match=r"value_lm/model.safetensors is missing"):
         load_language_model(tmp_path / "model")
-
-
-def test_a_policy_is_an_agent_to_save(tmp_path):
-    policy = converted(make_agent(vocab=TOKENIZER.vocab_size), tmp_path).policy
-    actor = UtteranceActor(language_actor(policy), TOKENIZER.control, 3, method="greedy")
-    agent = load_agent(save_agent(tmp_path / "saved", actor, TOKENIZER))
-    rows = torch.randint(TOKENIZER.vocab_size, (2, 5))
-    trunk = split_actor(agent.policy.decoder.actor).trunk.module
-    assert torch.equal(trunk(rows), Trunk(policy)(rows))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, WIDTH, heads, rows, sliding_lm, tiny_lm
-from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor, qvalue_module
+from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor
 from torchrl_lang.modules.decoding.model_runner import _warn_once
 from torchrl_lang.text import CharTokenizer
 
@@ -272,14 +272,6 @@ def test_residual_heads_read_the_state_before_the_norm():
     options = {"guidance": ValueGuidance(q, v, beta=2.0, clip=1.0), "method": "greedy"}
     cached, uncached = (UtteranceActor(actor, CONTROL, K, cached=flag, **options)(rows()) for flag in (True, False))
     assert torch.equal(cached["action"], uncached["action"])
-
-
-def test_a_trunk_that_hides_what_a_head_reads_is_told_so():
-    q, _ = heads(kind="residual")
-    for head in (q, qvalue_module(q)):
-        message = r"QValueHead reads 'hidden_pre_norm' but the model writes \['hidden'\]: .*language_actor\(lm, expose_"
-        with pytest.raises(KeyError, match=message):
-            policy(guidance=ValueGuidance(head, beta=2.0))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -181,7 +181,7 @@ def test_an_embedding_that_does_not_fit_the_model_is_refused():
     bloom = causal_lm(
         "bloom", vocab_size=11, n_layer=1, hidden_size=8, n_head=2, layers=1, width=8, heads=2, max_length=9
     )
-    with pytest.raises(ValueError, match="learned positions"):
+    with pytest.raises(ValueError, match="learned or rotary"):
         with_features(language_actor(bloom), FeatureEmbedding(F, 8, positions=False))
 
 

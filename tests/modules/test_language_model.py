@@ -1,11 +1,204 @@
+"""Models from scratch and from folders; damaged ones end in an error of one line that names the file."""
+
 from __future__ import annotations
+
+import json
+import random
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.modules.toys import KINDS, TOKENIZER, tiny_lm
-from torchrl_lang.modules import causal_lm, fit_vocabulary, load_causal_lm
+from tests.modules.toys import KINDS, TOKENIZER, heads, reseal, rows, tiny_lm
+from torchrl_lang._files import FileError
+from torchrl_lang.modules import causal_lm, fit_vocabulary, load_causal_lm, load_language_model, save_language_model
+
+FILES = (
+    "checksums.json",
+    "config.json",
+    "generation_config.json",
+    "heads.safetensors",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "torchrl_lang.json",
+)
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    q, v = heads()
+    folder = tmp_path_factory.mktemp("intact") / "model"
+    return save_language_model(folder, tiny_lm(), {"qvalue": q, "value": v}, tokenizer=TOKENIZER.config())
+
+
+@pytest.fixture
+def model(intact, tmp_path):
+    return shutil.copytree(intact, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """A model that transformers saved, without checksums."""
+    folder = tmp_path_factory.mktemp("foreign")
+    for kind in KINDS:
+        tiny_lm(kind).save_pretrained(folder / kind)
+    return folder
+
+
+def refused(folder, load=load_language_model):
+    with pytest.raises(FileError) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(folder))
+    return message
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe" + path.read_bytes()),
+    "a list": lambda path: path.write_text("[]"),
+    "numbers": lambda path: path.write_text(json.dumps(dict.fromkeys(json.loads(path.read_text()), 5))),
+    "deep": lambda path: path.write_text('{"a":' + "[" * 100_000),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+def damages(names):
+    return [(name, how) for name in names for how in DAMAGES if how != "numbers" or name.endswith(".json")]
+
+
+@pytest.mark.parametrize(("name", "damage"), damages(FILES))
+def test_every_damage_to_every_file_is_refused(model, name, damage):
+    DAMAGES[damage](model / name)
+    # Which other file is needed, and whether this one is, a missing manifest cannot say any more.
+    assert (name if (name, damage) != ("torchrl_lang.json", "missing") else "checksums.json") in refused(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), damages(["config.json", "model.safetensors"]) + [("generation_config.json", "cut")]
+)
+def test_without_checksums_too(foreign, tmp_path, name, damage):
+    folder = shutil.copytree(foreign / "llama", tmp_path / "model")
+    DAMAGES[damage](folder / name)
+    assert name in refused(folder) or "describes no model" in refused(folder)
+
+
+def test_any_changed_byte_is_noticed(model):
+    generator = random.Random(0)
+    for _ in range(40):
+        path = model / generator.choice([name for name in FILES if name != "checksums.json"])
+        content = bytearray(before := path.read_bytes())
+        content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(content)
+        assert "differs from what checksums.json records" in refused(model)
+        path.write_bytes(before)
+    load_language_model(model)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("gpt2", True), ("gpt2", False), ("llama", False), ("qwen2", True)])
+class TestWeightsOfAnotherModel:
+    """Nothing that transformers would fill with random numbers, or leave out, is loaded."""
+
+    @pytest.fixture
+    def folder(self, tmp_path, kind, tied):
+        lm = causal_lm(kind, vocab_size=12, layers=2, width=16, heads=2, max_length=40, tie_word_embeddings=tied)
+        lm.save_pretrained(tmp_path)
+        self.lm = lm.eval()
+        return tmp_path
+
+    def test_loads_as_it_is(self, folder, tied):
+        lm, tokens = load_causal_lm(folder), rows()["tokens"]
+        torch.testing.assert_close(lm(tokens).logits, self.lm(tokens).logits)
+        assert (lm.get_output_embeddings().weight is lm.get_input_embeddings().weight) == tied
+
+    def test_each_weight_is_needed(self, folder):
+        weights = load_file(folder / "model.safetensors")
+        for name in sorted(weights)[::6]:
+            others = {other: value for other, value in weights.items() if other != name}
+            save_file(others, folder / "model.safetensors", metadata={"format": "pt"})
+            message = refused(folder, load_causal_lm)
+            assert "lacks the weights" in message
+            assert name in message
+
+    def test_renamed_and_further_weights(self, folder):
+        name = next(iter(load_file(folder / "model.safetensors")))
+        edit_weights(folder, lambda weights: weights.update({"more.weight": torch.ones(2)}))
+        assert "holds the weights more.weight, which are not part of" in refused(folder, load_causal_lm)
+        edit_weights(folder, lambda weights: weights.update({"other": weights.pop(name)}))
+        message = refused(folder, load_causal_lm)
+        assert "lacks the weights" in message
+        assert name in message
+
+    def test_other_sizes(self, folder, kind):
+        layers = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+        original = (folder / "config.json").read_text()
+        for changes in ({layers: 1}, {layers: 3}, {"vocab_size": 11}, {"vocab_size": 13}, {layers: 0}, {layers: -1}):
+            edit(folder / "config.json", **changes, **({"layer_types": None} if kind == "qwen2" else {}))
+            message = refused(folder, load_causal_lm)
+            assert any(word in message for word in ("lacks", "not part of", "other shapes", "no model", "whole"))
+            (folder / "config.json").write_text(original)
+
+    def test_weights_that_are_not_finite(self, folder):
+        for value in ("nan", "-inf"):
+            name = next(iter(load_file(folder / "model.safetensors")))
+            edit_weights(
+                folder, lambda weights, name=name, value=value: weights[name].view(-1)[3:4].fill_(float(value))
+            )
+            assert f"not finite: {name}" in refused(folder, load_causal_lm)
+
+    @pytest.mark.parametrize("prefix", [True, False])
+    def test_weights_that_are_integers(self, folder, prefix):
+        """Their bits, read as whole numbers, would be cast to floats in silence."""
+        weights = load_file(folder / "model.safetensors")
+        if not prefix:  # as files of the bare trunk
+            weights = {name.partition(".")[2]: value for name, value in weights.items() if "lm_head" not in name}
+        for name in sorted(weights)[::5]:
+            changed = weights | {name: weights[name].view(torch.int32)}
+            save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+            assert f"holds {name} as I32" in refused(folder, load_causal_lm)
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("value", ["nonsense", "int64", "load", 5, ["float32"]])
+def test_other_dtypes_are_refused(foreign, tmp_path, name, value):
+    folder = shutil.copytree(foreign / "gpt2", tmp_path / "model")
+    edit(folder / "config.json", **{name: value})
+    assert 'expected a dtype such as "float32"' in refused(folder)
+
+
+def test_models_as_the_hub_has_them(tmp_path):
+    """GPT-2's own file: names without a prefix, and buffers that newer versions do not have."""
+    lm = tiny_lm()
+    lm.save_pretrained(tmp_path)
+    weights = {
+        name.removeprefix("transformer."): value for name, value in load_file(tmp_path / "model.safetensors").items()
+    }
+    weights |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 40, 40).tril() for layer in range(2)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(load_causal_lm(tmp_path)(rows()["tokens"]).logits, lm(rows()["tokens"]).logits)
+
+
+def test_folders_of_other_versions_are_refused(model):
+    (model / "checksums.json").unlink()
+    assert "checksums.json is missing" in refused(model)
+    reseal(model, lambda content: content.update({"version": 2}))
+    assert "has version 2" in refused(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)

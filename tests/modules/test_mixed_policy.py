@@ -233,21 +233,6 @@ def test_a_copy_goes_on_with_the_same_turns(actor):
     assert len({tuple(draw.flatten().tolist()) for draw in draws}) > 1
 
 
-def test_the_example_is_not_asked_where_it_cannot_speak(actor):
-    """So a policy with examples is judged in environments that offer nothing to them."""
-
-    class Refuses(TensorDictModuleBase):
-        in_keys, out_keys = ("not_there",), ("action",)
-
-        def forward(self, tensordict):
-            raise AssertionError
-
-    policy = MixedPolicy(speaker(actor), Refuses(), 0.5, seed=0)
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        steps = env().rollout(2, policy)
-    assert steps["train_mask"].all()
-
-
 def test_a_recurrent_policys_memory_is_its_own(actor):
     """What it reads again is left as it wrote it; values, wherever they stand, are not made up."""
 

@@ -1,4 +1,4 @@
-"""TorchRL's own GRPO losses on our rows."""
+"""The actor of the tokens of rows: the distribution that acted, for the losses of TorchRL."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss, MCAdvantage
 
-from tests.modules.toys import CONTROL, tiny_lm
+from tests.modules.test_decoding import policy
+from tests.modules.toys import CONTROL, rows, tiny_lm
 from torchrl_lang.data import row_returns, rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import RowTokenActor, UtteranceActor, ValueHead, language_actor, row_log_prob, value_module
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.objectives import PPOLoss
 
 T = 12
@@ -128,16 +130,6 @@ def test_tokens_that_are_not_learned_are_left_out(actor):
     assert not torch.isclose(found, loss_of(actor)(make_rows()).loss_objective)
 
 
-def test_errors():
-    with pytest.raises(TypeError, match="language actor or an UtteranceActor"):
-        RowTokenActor(torch.nn.Linear(1, 1))
-    rows = make_rows()
-    with pytest.raises(KeyError, match="'train_mask'"):
-        RowTokenActor(actors()["plain"], mask_key="train_mask").get_dist(rows)
-    with pytest.raises(ValueError, match=r"Expected tokens of shape \(6, 12\)"):
-        RowTokenActor(actors()["plain"]).get_dist(rows).log_prob(rows["tokens"][:, :4])
-
-
 def test_advantages_are_torchrl_s_own():
     """Games of the same hidden words: MCAdvantage of the steps, ours of the rows."""
     words, hidden = ["crane", "slate", "purge"], torch.arange(3).repeat_interleave(4)
@@ -164,3 +156,18 @@ def test_advantages_are_torchrl_s_own():
             found.append((start, out["advantage"][ends].flatten()))
     assert [start for start, _ in found] == [0, 1, 2]
     torch.testing.assert_close(ours, torch.cat([advantage for _, advantage in found]))
+
+
+@pytest.mark.parametrize("make", [lambda: language_actor(tiny_lm()), policy, lambda: policy(temperature=0.5)])
+def test_they_have_the_scorers_distribution(make):
+    scorer = RowScorer(make())
+    data = rows(4, 6, longest=6)
+    data["agent_mask"] = data["attention_mask"].clone()
+    batch = DecisionBatch.read(data)
+    states = scorer.states(batch)
+    linear = scorer.linear()
+    state = states[linear.key].flatten(0, 1)[batch.place]
+    logits = torch.nn.functional.linear(state, linear.weight, linear.bias) / linear.temperature
+    expected = logits.masked_fill(linear.forbidden, -torch.inf).log_softmax(-1)
+    torch.testing.assert_close(scorer.log_softmax(states, batch.place), expected)
+    assert bool(linear.forbidden.any()) == (scorer.decoder is not None)

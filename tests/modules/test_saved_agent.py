@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests import processes
-from tests.data.chat_templates import CHATML, EXACT, tokenizer_of
+from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.modules import toys
 from tests.modules.toys import CONTROL, TOKENIZER, heads, reseal, tiny_lm
 from torchrl_lang._files import FileError
@@ -53,23 +52,6 @@ def rows(tokenizer, texts):
     return TensorDict(tokens=tokens, attention_mask=mask, batch_size=[len(ids)])
 
 
-def big_chat_tokenizer(words=150_000):
-    """A tokenizer with as many words as an instruct model's, and a template with a system prompt and tools."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*letters, *(f"Ġword{i}" for i in range(words))])}
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(
-        [AddedToken(name, special=True) for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
-    )
-    source = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<|endoftext|>", eos_token="<|im_end|>", chat_template=CHATML
-    )
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    return ChatTokenizer(source, RowFormat.from_chat_template(source, system="Play.", tools=[tool]))
-
-
 LOAD = """
 import sys, torch
 from torchrl_lang.modules import load_agent
@@ -83,7 +65,8 @@ print(out["action"].tolist(), [round(x, 4) for x in out["action_log_prob"].tolis
 
 @pytest.mark.slow
 def test_another_process_acts_alike(tmp_path):
-    tokenizer = big_chat_tokenizer()
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Play."))
     torch.manual_seed(0)
     lm = causal_lm("qwen2", vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=200)
     qvalue, value = heads(vocab_size=tokenizer.vocab_size)

@@ -1,16 +1,22 @@
+"""The trunk: the states that the language model reads, in groups, compiled and recomputed."""
+
 from __future__ import annotations
 
 import copy
 import importlib
 import pickle
 import re
+from itertools import combinations, pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import GPT2Model
 
 from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm, without_blocks
 from torchrl_lang.modules import Trunk, causal_lm
+from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.modules.trunk import trunk_module
 
 groups_module = importlib.import_module("torchrl_lang.modules.length_groups")
@@ -138,12 +144,6 @@ def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("groups", [0, "many", 1.5, True])
-def test_a_wrong_number_of_groups_is_refused(groups):
-    with pytest.raises(ValueError, match="length_groups must be 'auto' or a number of at least 1"):
-        Trunk(tiny_lm(), length_groups=groups)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "expose_pre_norm", "backend"), [("gpt2", True, "aot_eager"), ("llama", False, "eager")]
@@ -204,3 +204,53 @@ def test_many_modes_do_not_crowd_each_other_out(no_blocks):
                 with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     trunk(batch["tokens"][:n])
     assert len(frames) == 8
+
+
+def cost(groups, call):
+    return sum(rows.shape[0] * width + call for rows, width in groups)
+
+
+def best_cost(length, call):
+    """By trying every way to cut the sorted rows."""
+    ordered = sorted(max(n, 1) for n in length)
+    found = []
+    for count in range(len(ordered)):
+        for cuts in combinations(range(1, len(ordered)), count):
+            ends = [0, *cuts, len(ordered)]
+            found.append(sum((b - a) * ordered[b - 1] + call for a, b in pairwise(ends)))
+    return min(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 60))
+def test_no_split_costs_less(length, call):
+    groups = length_groups(torch.tensor(length), call=call)
+    assert cost(groups, call) == best_cost(length, call)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=200), st.integers(0, 500))
+def test_each_row_stands_in_one_group_that_is_wide_enough(length, call):
+    length = torch.tensor(length)
+    groups = length_groups(length, call=call)
+    assert torch.cat([chosen for chosen, _ in groups]).sort().values.tolist() == list(range(length.shape[0]))
+    for chosen, width in groups:
+        assert width == max(int(length[chosen].max()), 1)
+
+
+def test_many_different_lengths_are_rounded_but_nearly_nothing_is_lost():
+    length = torch.arange(1, 1001)
+    groups = length_groups(length, call=0)
+    assert len(groups) == 48
+    assert cost(groups, 0) <= 1.03 * int(length.sum())
+
+
+@pytest.mark.parametrize(("call", "widths"), [(0, [26, 38, 74]), (500, [38, 74]), (5000, [74])])
+def test_groups_as_worked_out_by_hand(call, widths):
+    # 40 rows of 26, 40 of 38, 10 of 74: running the first with the second costs 480 tokens, those with the last 2,880.
+    length = torch.tensor([26] * 40 + [38] * 40 + [74] * 10)
+    assert [width for _, width in length_groups(length, call=call)] == widths
+
+
+def test_no_rows_make_no_group():
+    assert length_groups(torch.zeros(0, dtype=torch.int64)) == []

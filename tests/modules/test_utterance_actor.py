@@ -1,20 +1,31 @@
-"""The utterance actor as a policy of TorchRL."""
+"""The utterance actor as a policy of TorchRL, compiled, and with values while acting."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import pickle
+from functools import partial
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ExplorationType, set_exploration_type
 
-from tests.modules.test_decoding import K, guidance, policy
-from tests.modules.toys import CONTROL, rows, tiny_lm
+from tests.modules.test_decoding import CLOSE, K, guidance, policy, spoken
+from tests.modules.toys import CONTROL, KINDS, WIDTH, heads, rows, tiny_lm
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules import (
+    Trunk,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    value_module,
+)
 
 
 def wordle_policy(env, **options):
@@ -80,15 +91,6 @@ def test_rows_that_are_done_are_left_out_and_move_nobody_else():
     assert some["action"][~live].tolist() == [silent, silent]
     assert (some["action_log_prob"][~live] == 0).all()
     assert policy()(batch.clone().set("done", torch.ones_like(done)))["action"].tolist() == [silent] * 7
-
-
-def test_copies_say_the_same():
-    actor, batch = policy(guidance=guidance()), rows()
-    # Collectors send policies to their worker processes by pickling them.
-    copies = copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))  # noqa: S301
-    expected = actor(batch.clone())["action"]
-    for twin in copies:
-        assert torch.equal(twin(batch.clone())["action"], expected)
 
 
 def test_copies_of_an_unseeded_actor_go_their_own_ways():
@@ -162,3 +164,164 @@ def test_a_seeded_actor_goes_on_with_its_numbers_in_a_worker_process():
     worker.shutdown()
     assert torch.equal(found["action"].flatten(0, -2), expected["action"].flatten(0, -2))
     assert actor.decoder.stream.is_seeded
+
+
+def valued(kind="gpt2", **options):
+    return policy(kind, **({"value": heads()[1]} | options))
+
+
+def certain(action):
+    """True in the last slot of utterances that did not end before."""
+    last = torch.zeros_like(action, dtype=torch.bool)
+    last[:, -1] = spoken(action)[:, -1]
+    return last
+
+
+def by_whole_rows(actor, batch, action):
+    """V by one pass over row and utterance, a row at a time."""
+    out = torch.zeros(action.shape)
+    for i, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
+        said = int(spoken(action[i, None]).sum())
+        tokens = torch.cat([batch["tokens"][i, :length].long(), action[i, :said]])
+        hidden = actor.decoder.actor[0].module(tokens[None])[0]
+        out[i, :said] = actor.decoder.value.eval()(hidden[length - 1 : -1]).squeeze(-1)
+    return out.masked_fill(certain(action), torch.nan)
+
+
+@pytest.mark.parametrize("method", ["sample", "greedy"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_values_are_those_of_a_pass_over_the_whole_row(kind, method):
+    batch = rows(n=24)  # some end early, so that rows leave the batch
+    actor = valued(kind, method=method, temperature=1.3)
+    cached, uncached = (valued(kind, method=method, temperature=1.3, cached=c)(batch.clone()) for c in (True, False))
+    assert torch.equal(cached["action"], uncached["action"])
+    torch.testing.assert_close(cached["state_value"], uncached["state_value"], equal_nan=True, **CLOSE)
+    expected = by_whole_rows(actor, batch, cached["action"])
+    torch.testing.assert_close(cached["state_value"], expected, equal_nan=True, **CLOSE)
+    assert cached["state_value"].dtype == torch.float32
+    assert cached["state_value"].isnan().sum() == certain(cached["action"]).sum()
+    if method == "sample":
+        lengths = spoken(cached["action"]).sum(-1)
+        assert lengths.min() < K <= lengths.max()
+
+
+def test_what_is_said_stays_the_same_and_values_come_under_their_key():
+    batch, plain = rows(n=24), policy(guidance=guidance())
+    actor = valued(guidance=guidance())
+    expected, said = plain(batch.clone()), actor(batch.clone())
+    assert actor.out_keys == [*plain.out_keys, "state_value"]
+    assert set(said.keys()) == {*expected.keys(), "state_value"}
+    for key in plain.out_keys:
+        assert torch.equal(expected[key], said[key])
+    module = valued(guidance=guidance(), value=value_module(heads()[1]))
+    torch.testing.assert_close(module(batch.clone())["state_value"], said["state_value"], equal_nan=True)
+
+
+def test_a_value_of_ones_shows_the_slots():
+    head = ValueHead(WIDTH)
+    with torch.no_grad():
+        head.out_weight.zero_()
+        head.out_bias.fill_(1.0)
+    said = valued(value=head)(rows(n=24))
+    expected = spoken(said["action"]).float().masked_fill(certain(said["action"]), torch.nan)
+    torch.testing.assert_close(said["state_value"], expected, equal_nan=True)
+    one = valued(value=head, action_length=1)(rows(n=3))
+    assert one["state_value"].isnan().all()
+
+
+def test_residual_heads_and_an_own_value_trunk():
+    actor = language_actor(tiny_lm(), expose_pre_norm=True)
+    value = heads(kind="residual")[1]
+    cached, uncached = (UtteranceActor(actor, CONTROL, K, value=value, seed=3, cached=c)(rows()) for c in (True, False))
+    torch.testing.assert_close(cached["state_value"], uncached["state_value"], equal_nan=True, **CLOSE)
+    # The guidance may have a trunk of its own; the value is always of the actor's states.
+    guided = valued(guidance=guidance(value_trunk=Trunk(tiny_lm(seed=5))))
+    said = guided(rows())
+    with torch.no_grad():
+        expected = by_whole_rows(guided, rows(), said["action"])
+    torch.testing.assert_close(said["state_value"], expected, equal_nan=True, **CLOSE)
+    with pytest.raises(KeyError, match="ValueHead reads 'hidden_pre_norm'"):
+        valued(value=value)
+
+
+def test_dropout_of_the_head_is_off_while_acting():
+    actor = language_actor(tiny_lm(), expose_pre_norm=True)
+    value = ValueHead(WIDTH, kind="residual", dropout=0.9).train()
+    said = [UtteranceActor(actor, CONTROL, K, value=value, seed=0)(rows())["state_value"] for _ in range(2)]
+    assert torch.equal(*(x.nan_to_num() for x in said))
+    assert not said[0].requires_grad
+    assert value.training
+
+
+def test_values_travel_from_a_rollout_into_rows():
+    env = WordleEnv(["crane", "slate", "light"], batch_size=[8], seed=0)
+    actor = wordle_policy(env, value=ValueHead(16))
+    with torch.no_grad():
+        actor.decoder.value.out_bias.fill_(0.7)
+    played = env.rollout(6, actor, break_when_any_done=False)
+    found = rows_from_rollout(played, unfinished="truncate", carry=["token_log_prob", "state_value"])
+    agents = found["agent_mask"]
+    assert (found["state_value"][~agents] == 0).all()
+    hidden = actor.decoder.actor[0].module(found["tokens"].long())
+    expected = actor.decoder.value(hidden[:, :-1]).squeeze(-1)
+    read = agents[:, 1:] & ~found["state_value"][:, 1:].isnan()
+    assert 0 < read.sum() < agents.sum()  # the ends in certain slots have no value
+    torch.testing.assert_close(found["state_value"][:, 1:][read], expected[read], **CLOSE)
+
+
+N, T, SLOTS, TURNS = 5, 24, 5, 3
+
+
+pytestmark = pytest.mark.slow
+
+
+def actors_of(lm, *, backend=None):
+    """Makes utterance actors of one language actor, whose trunk is compiled if there is a backend."""
+    language = language_actor(lm)
+    if backend is not None:
+        language[0].module.compile(backend=backend)
+    return partial(UtteranceActor, language, CONTROL, SLOTS, seed=0)
+
+
+def play(actor):
+    """Several turns, each answered by a letter: what was said, and its log-probabilities."""
+    tokens, length = torch.full((N, T), CONTROL.pad), torch.ones(N, dtype=torch.int64)
+    tokens[:, 0], said, place = CONTROL.begin_action, [], torch.arange(T)
+    for turn in range(TURNS):
+        rows = actor(TensorDict(tokens=tokens, attention_mask=place < length[:, None], batch_size=[N]))
+        said += [rows["action"].clone(), rows["token_log_prob"].clone()]
+        for row, action in enumerate(rows["action"]):
+            words = action[action != CONTROL.pad]
+            end = int(length[row]) + words.shape[0]
+            tokens[row, int(length[row]) : end] = words
+            tokens[row, end] = turn
+            length[row] = end + 1
+    return said
+
+
+WAYS = [("sample", True), ("sample", False), ("beam", True), ("best_of", True)]
+
+
+@pytest.mark.parametrize(("kind", "backend", "ways"), [("gpt2", "aot_eager", WAYS[:1]), ("llama", "eager", WAYS)])
+def test_compiled_decoding_says_the_same(kind, backend, ways):
+    lm, guidance = tiny_lm(kind, layers=1), ValueGuidance(heads()[0], beta=2.0)
+    plain, compiled = actors_of(lm), actors_of(lm, backend=backend)
+    for method, reuse in ways:
+        options = {"method": method, "prefix_cache": reuse, "guidance": guidance}
+        for expected, found in zip(play(plain(**options)), play(compiled(**options)), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_one_graph_serves_all_steps_of_all_turns():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    actor = actors_of(tiny_lm(layers=1), backend=backend)(method="greedy")
+    play(actor)
+    assert len(graphs) == 1
+    play(actor)
+    assert len(graphs) == 1

@@ -71,7 +71,7 @@ class TextGameEnv(LanguageEnv):
     With ``features=(P, F)`` a game also shows what is no text, such as an image: after ``reset`` its attribute
     ``features`` holds up to ``P`` vectors of ``F`` numbers, which stay the same during the game. Observations then have
     ``features`` float32 ``[*B, P, F]`` and ``features_mask`` bool ``[*B, P]``, True on the vectors that the game has,
-    for models that read them (:func:`~torchrl_lang.modules.actor`).
+    for models that read them (:func:`~torchrl_lang.modules.with_features`).
 
     If a game raises an error, a note on it names the game, its seed and turn, and the agent's utterance. If it returns
     something other than a :class:`TextGame` should, or a reward that is not finite, the error message does. The next

@@ -78,10 +78,7 @@ def language_actor(
         torch.Size([2, 5, 11])
     """
     if isinstance(lm, Trunk) and (expose_pre_norm or length_groups != "auto" or compile):
-        raise ValueError(
-            "expose_pre_norm, length_groups and compile are options of the trunk, which exists already: pass them to "
-            "Trunk(...), or call trunk.compile()."
-        )
+        raise ValueError("Give options of the trunk to Trunk(...) itself; compile it with trunk.compile().")
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
     if compile:
         trunk.compile()
@@ -135,10 +132,7 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
         (['hidden'], ['logits'])
     """
     if not isinstance(actor, ProbabilisticTensorDictSequential):
-        raise TypeError(
-            f"An actor must be a ProbabilisticTensorDictSequential (trunk, head, distribution), got "
-            f"{type(actor).__name__}: build one with language_actor()."
-        )
+        raise TypeError(f"An actor is built with language_actor(), got {type(actor).__name__}.")
     modules = list(actor.module)
     prob = next((m for m in modules if isinstance(m, ProbabilisticTensorDictModule) and LOGITS in m.in_keys), None)
     before = [] if prob is None else modules[: modules.index(prob)]
@@ -217,8 +211,7 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
         learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
         if not learned and not any(name.endswith("rotary_emb") for name, _ in trunk.model.named_modules()):
             raise ValueError(
-                "positions=False needs a model with learned positions, as GPT-2's, or rotary ones, and those of a "
-                f"{type(trunk.model).__name__} are others: build the FeatureEmbedding with positions=True."
+                f"positions=False needs learned or rotary positions, as a {type(trunk.model).__name__} has not."
             )
     trunk.features = None if embedding is None else embedding.to(trunk.model.get_input_embeddings().weight.device)
     for module in actor.modules():

@@ -151,7 +151,7 @@ class FeatureEmbedding(nn.Module):
     """Projects the features of a row, ``features`` ``[*B, P, F]``, to embeddings that a model reads before the tokens.
 
     Features of images enter a language model so (arXiv 2106.13884). Attach it with
-    :func:`~torchrl_lang.modules.actor`.
+    :func:`~torchrl_lang.modules.with_features`.
 
     A row is its real features, in their order, then its tokens; features that ``features_mask`` excludes take no place.
     With ``positions`` the ``n`` real features of a row have the positions ``0 … n - 1`` and its tokens ``n, n + 1, …``,
@@ -188,10 +188,7 @@ class FeatureEmbedding(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Embeddings of features, float ``[*B, P, F] -> [*B, P, H]``."""
         if values.shape[-1] != self.features:
-            raise ValueError(
-                f"The FeatureEmbedding projects features of width {self.features}, got {values.shape[-1]}: build it "
-                f"with features={values.shape[-1]}."
-            )
+            raise ValueError(f"FeatureEmbedding reads features of width {self.features}, got {values.shape[-1]}.")
         return self.project(values.to(next(self.parameters()).dtype))
 
     def room(self, max_length: int | None, features: int) -> int | None:

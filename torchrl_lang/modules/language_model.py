@@ -289,15 +289,13 @@ def check_model_folder(folder: Path) -> None:
 
 def _refuse_other_kinds(folder: Path) -> None:
     """Reject folders of which transformers would read or run more than a configuration and safetensors files."""
-    if (folder / "custom_generate").exists():
-        raise FileError(
-            folder, "holds code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"
-        )
-    if (folder / "adapter_config.json").exists():
-        remedy = "load it with PEFT, call merge_and_unload() and save the result"
-        raise FileError(folder, "holds PEFT adapters (adapter_config.json), not a complete model", remedy)
-    if any(folder.glob("shard-*-model-*.safetensors")):
-        raise FileError(folder, "holds a distributed checkpoint", "consolidate it into model.safetensors")
+    for pattern, found, remedy in (
+        ("custom_generate", "code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"),
+        ("adapter_config.json", "PEFT adapters, not a complete model", "load it with PEFT, merge and save the result"),
+        ("shard-*-model-*.safetensors", "a distributed checkpoint", "consolidate it into model.safetensors"),
+    ):
+        if any(folder.glob(pattern)):
+            raise FileError(folder, f"holds {found}", remedy)
 
 
 def _check_type(config: Fields) -> None:

@@ -79,10 +79,7 @@ class MixedPolicy(TensorDictModuleBase):
         check_options(prob=(prob, "[0, 1]"))
         for name, player in (("policy", policy), ("example", example)):
             if ACTION not in getattr(player, "out_keys", ()):
-                raise ValueError(
-                    f"{name} must be a TensorDictModule that writes '{ACTION}', but this {type(player).__name__} "
-                    f"writes {list(getattr(player, 'out_keys', ()))}."
-                )
+                raise ValueError(f"{name} must write '{ACTION}', got a {type(player).__name__}.")
         self.policy, self.example, self.prob = policy, example, prob
         self.stream = RandomStream(seed)
         self.in_keys = list(dict.fromkeys([TOKENS, *policy.in_keys, *example.in_keys]))
@@ -102,10 +99,8 @@ class MixedPolicy(TensorDictModuleBase):
         if self.prob and sampled:  # otherwise the example policy is not called
             example = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
         if action.shape != example.shape:
-            raise ValueError(
-                f"The policy's actions are {tuple(action.shape)} and the example's {tuple(example.shape)}: use the "
-                "same action_length for both."
-            )
+            shapes = f"The policy's actions are {tuple(action.shape)} and the example's {tuple(example.shape)}"
+            raise ValueError(f"{shapes}: use the same action_length for both.")
         for key in self.policy.out_keys:
             value = out.get(key, None)
             if value is not None:

@@ -34,7 +34,7 @@ class PrivilegedTrunk(TensorDictModuleBase):
 
     Reads ``tokens`` (int64) and ``attention_mask`` (bool), both ``[*B, T]``, ``privileged`` (int64 ``[*B, F]``, token
     ids) and, unless all of these are real, ``privileged_mask`` (bool ``[*B, F]``; others take no place). A trunk that
-    reads features (:func:`~torchrl_lang.modules.actor`, of the trunk or of this module) reads them first.
+    reads features (:func:`~torchrl_lang.modules.with_features`, of the trunk or of this module) reads them first.
     Writes what the trunk writes, ``hidden`` ``[*B, T, H]``.
 
     Raises:

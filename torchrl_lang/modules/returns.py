@@ -181,8 +181,7 @@ def conditioned_trunk(reader: str, actor: nn.Module) -> tuple[Trunk, ReturnEmbed
     trunk = RowScorer(actor).trunk
     if trunk is None or trunk.returns is None:
         raise ValueError(
-            f"{reader} needs an actor that reads returns: condition_on_returns(actor, ReturnEmbedding(width, low, "
-            "high)), or the head 'returns' of a saved model."
+            f"{reader} needs an actor that reads returns: condition_on_returns(actor, ReturnEmbedding(...))."
         )
     return trunk, trunk.returns
 

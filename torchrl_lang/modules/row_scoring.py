@@ -27,11 +27,7 @@ __all__ = ["DecisionBatch", "LinearLogits", "RowScorer", "refuse_steps", "row_lo
 def refuse_steps(tensordict: TensorDictBase, tokens_key: NestedKey = TOKENS) -> None:
     """Raise ValueError if ``tensordict`` holds steps of a rollout instead of rows."""
     if ("next", tokens_key) in tensordict.keys(True):
-        raise ValueError(
-            "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose transcripts "
-            "repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single turns with an "
-            "UtteranceActor as reference."
-        )
+        raise ValueError("These are steps of a rollout, not rows: convert them with data.rows_from_rollout.")
 
 
 @dataclass
@@ -247,7 +243,7 @@ def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.
         rows: ``tokens``, ``attention_mask`` and ``agent_mask``, each ``[*B, T]``; and features for an actor that reads
-            them, see :func:`~torchrl_lang.modules.actor`.
+            them, see :func:`~torchrl_lang.modules.with_features`.
 
     Returns:
         float ``[*B, T]``, zero on tokens that the agent did not write.

@@ -272,20 +272,15 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
     trunk = getattr(parts.trunk, "module", None)
     head: nn.Module | None = parts.head.module if isinstance(parts.head, TensorDictModule) else None
     if not isinstance(trunk, Trunk) or not isinstance(base_module(head), nn.Linear):
-        raise ValueError(
-            "Only an actor of a Trunk and a linear language-model head is a plain Hugging Face model; this one has "
-            f"{type(trunk).__name__} and {type(head).__name__}. Save its state_dict with safetensors instead."
-        )
+        kinds = f"{type(trunk).__name__} and {type(head).__name__}"
+        raise ValueError(f"Only an actor of a Trunk and a linear head is a Hugging Face model, got {kinds}.")
     return _model_around(trunk, head)
 
 
 def _model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTrainedModel:
     """The Hugging Face model of a trunk and a head, which shares their weights; by default of its embeddings."""
     if trunk.model.is_remote_code():
-        raise ValueError(
-            f"{type(trunk.model).__name__} is code that came with the model: pass the language model instead of an "
-            "actor over it."
-        )
+        raise ValueError(f"{type(trunk.model).__name__} is code of the model: pass the language model, not an actor.")
     config = deepcopy(trunk.model.config)
     if head is None:
         config.tie_word_embeddings = True
@@ -357,7 +352,7 @@ def save_agent(
 
     The folder is one of :func:`save_language_model`: ``transformers`` alone loads its model and tokenizer. Its manifest
     also has the length of an utterance, the decoding options and the strength of the guidance. The heads of the
-    guidance and of ``value=`` and the projector of features (:func:`~torchrl_lang.modules.actor`) are saved
+    guidance and of ``value=`` and the projector of features (:func:`~torchrl_lang.modules.with_features`) are saved
     with it. PEFT adapters are merged. A seed is not saved.
 
     Args:
@@ -395,10 +390,7 @@ def save_agent(
     guidance, heads, value_lm = _describe_guidance(rule.guidance)
     trunk = trunk_of(split_actor(decoder.actor).trunk)
     if trunk is not None and trunk.returns is not None:
-        raise ValueError(
-            "The policy is asked for returns, which save_agent cannot write: save its language model with "
-            "save_language_model and the head 'returns'."
-        )
+        raise ValueError("save_agent cannot write returns: use save_language_model with the head 'returns'.")
     heads |= {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
     options = {**vars(rule), **vars(decoder), "method": policy.method, "forbidden": tuple(rule.forbidden.tolist())}
     agent = AgentRecord(
@@ -478,10 +470,8 @@ def _describe_guidance(
         return record, heads, None
     trunk = trunk_of(guidance.value_trunk)
     if trunk is None:
-        raise ValueError(
-            f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face model "
-            "is saved."
-        )
+        kind = type(guidance.value_trunk).__name__
+        raise ValueError(f"The values' own trunk is a {kind}: only a Trunk of a Hugging Face model is saved.")
     # The model's head is the layer that reads the states, if one does.
     head: Any = guidance.qvalue.head if isinstance(guidance.qvalue, TokenProbabilities) else own_head(guidance.qvalue)
     layer = head.module if by_likelihood else None

@@ -67,9 +67,7 @@ def describe_heads(heads: Mapping[str, nn.Module], lm: PreTrainedModel) -> dict[
             raise ValueError(f"Head {name!r} has weights that are not finite ({', '.join(wrong)}): it is not saved.")
     if empty := [name for name, head in heads.items() if not _weights_of(head).state_dict()]:
         raise ValueError(
-            f"The heads {empty} have no weights: a loss keeps the weights of its networks in tensordicts. Build a head "
-            "of the same class from head.config() and load, for instance, "
-            "loss.target_qvalue_network_params.get('module').to_dict() into it."
+            f"The heads {empty} have no weights: give the network itself, such as loss.target_qvalue_network()."
         )
     return {name: _describe(name, head, lm) for name, head in heads.items()}
 
@@ -175,10 +173,7 @@ def _tie(name: str, head: TiedQValueHead, lm: PreTrainedModel) -> Literal["input
         embedding = _embedding(lm, which)
         if getattr(embedding, "weight", None) is head.embedding.weight and not is_adapter(embedding):
             return which
-    raise ValueError(
-        f"Head {name!r} is tied to an embedding that is not in the language model to save, or that adapters change: "
-        "save it with its own model, after merging adapters."
-    )
+    raise ValueError(f"Head {name!r} is tied to an embedding that is not in the language model to save.")
 
 
 def _embedding(lm: PreTrainedModel, which: str) -> nn.Module:

@@ -92,8 +92,7 @@ class Trunk(nn.Module):
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(
-                f"A trunk needs a Hugging Face model, got {type(lm).__name__}: load one with load_causal_lm() or build "
-                "one with causal_lm(...)."
+                f"A trunk needs a Hugging Face model, got {type(lm).__name__}: load one with load_causal_lm()."
             )
         self.model = model.base_model
         self.returns: ReturnEmbedding | None
@@ -308,8 +307,7 @@ class Trunk(nn.Module):
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
         if not found:
             raise ValueError(
-                f"{type(self.model).__name__} has no module {name or list(FINAL_NORMS)}: give the name of its final "
-                "norm as final_norm=."
+                f"{type(self.model).__name__} has no module {name or list(FINAL_NORMS)}: give final_norm=."
             )
         return getattr(self.model, found[0])
 

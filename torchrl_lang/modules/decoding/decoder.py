@@ -245,10 +245,10 @@ def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: Con
     forbidden = set(rule.forbidden.tolist())
     allowed = vocabulary if rule.vocab_size is None else rule.vocab_size
     if vocabulary is not None and allowed is not None and allowed > vocabulary:
-        raise ValueError(
-            f"The tokenizer has {allowed} ids, but the model's vocabulary only {vocabulary}: give the model "
-            "embeddings for all of them with fit_vocabulary(lm, tokenizer.vocab_size)."
+        message = (
+            f"The tokenizer has {allowed} ids, but the model's vocabulary only {vocabulary}: use fit_vocabulary()."
         )
+        raise ValueError(message)
     if beyond := sorted(token for token in {*control.ids(), *forbidden} if not 0 <= token < (vocabulary or math.inf)):
         raise ValueError(f"forbidden or control contains the ids {beyond}, outside the vocabulary of {vocabulary}.")
     if allowed is not None and not any(token not in forbidden for token in range(allowed)):
@@ -269,7 +269,4 @@ def _check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBa
     with torch.no_grad(), eval_mode(head):
         values = checked_values(name, kind, states, lambda: apply_head(head, dict(states.items()), kind))
     if kind == ACTION_VALUE and vocabulary not in (None, values.shape[-1]):
-        raise ValueError(
-            f"The Q head has values for {values.shape[-1]} tokens, but the model logits for {vocabulary}: build it "
-            f"with vocab_size={vocabulary}."
-        )
+        raise ValueError(f"The Q head has values for {values.shape[-1]} tokens, but the model logits for {vocabulary}.")

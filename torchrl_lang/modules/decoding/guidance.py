@@ -242,10 +242,7 @@ class LikelihoodGuidance(ValueGuidance):
             ValueError: with ``ratio``, which also needs the logits of the actor that is guided.
         """
         if self.ratio:
-            raise ValueError(
-                "With ratio=True the values are divided by the probabilities of the actor that is guided, which hidden "
-                f"states of shape {tuple(hidden.shape)} do not hold: call term(states) with its '{LOGITS}' in states."
-            )
+            raise ValueError(f"ratio=True needs the '{LOGITS}' of the guided actor: call term(states), not the module.")
         return super().forward(hidden, hidden_pre_norm)
 
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:

@@ -81,9 +81,9 @@ class UtteranceDistribution(Distribution):
         The last slot of an utterance without an end is impossible.
         """
         if action.shape != (*self.batch_shape, *self.event_shape):
+            expected = (*self.batch_shape, *self.event_shape)
             raise ValueError(
-                f"Utterances of shape {(*self.batch_shape, *self.event_shape)} expected (batch, action_length), got "
-                f"{tuple(action.shape)}."
+                f"Utterances of shape {expected} expected (batch, action_length), got {tuple(action.shape)}."
             )
         if not action.numel():
             return torch.zeros(action.shape, device=action.device)
@@ -143,7 +143,7 @@ class UtteranceActor(TensorDictModuleBase):
     from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot is the
     end-of-action token with probability one, unless ``stop`` ended the utterance. Rows that are done, if the tensordict
     has ``done``, get an empty utterance. Over a model that reads the features of rows, see
-    :func:`~torchrl_lang.modules.actor`, it also reads ``features`` and, where it is there, ``features_mask``.
+    :func:`~torchrl_lang.modules.with_features`, it also reads ``features`` and, where it is there, ``features_mask``.
 
     With a model that ``fully_shard`` has sharded, each call gathers the weights once and frees them afterwards: all
     processes must call the actor equally often, with any number of rows and tokens.

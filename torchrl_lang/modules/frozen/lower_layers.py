@@ -62,10 +62,7 @@ def train_top_layers(actor: nn.Module, layers: int) -> int:
     ids = {id(parameter) for parameter in frozen}
     training = sum(p.numel() for p in actor.parameters() if p.requires_grad and id(p) not in ids)
     if not training:
-        raise ValueError(
-            f"With layers={layers} nothing would train: the head is tied to the frozen embeddings, or is frozen. "
-            "Train at least one block."
-        )
+        raise ValueError(f"With layers={layers} nothing would train: the head is frozen. Train at least one block.")
     for parameter in frozen:
         parameter.requires_grad_(False)
     return training
@@ -196,10 +193,8 @@ class SharedLowerLayers:
         eval_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     ) -> None:
         if policy.length_groups != reference.length_groups:
-            raise ValueError(
-                f"Policy and reference must split their batches alike, got length_groups={policy.length_groups} and "
-                f"{reference.length_groups}."
-            )
+            groups = f"length_groups={policy.length_groups} and {reference.length_groups}"
+            raise ValueError(f"Policy and reference must split their batches alike, got {groups}.")
         self.policy = policy
         self.reference = reference
         self.eval_mode = eval_mode

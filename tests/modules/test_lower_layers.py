@@ -1,3 +1,5 @@
+"""Frozen lower layers: exactly the top trains, and nothing is kept for those below."""
+
 from __future__ import annotations
 
 import peft
@@ -5,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from tests.modules.toys import CONTROL, KINDS, rows, tiny_lm
+from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers, transformer_blocks
 
 
@@ -67,14 +69,6 @@ def test_every_way_to_hold_a_model_is_understood():
     assert transformer_blocks(lm.base_model) is lm.transformer.h
 
 
-def test_lists_within_blocks_are_no_blocks():
-    """As many experts as blocks must not confuse anybody."""
-    lm = lm_of("llama", layers=2)
-    for block in lm.model.layers:
-        block.experts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    assert transformer_blocks(lm) is lm.model.layers
-
-
 def test_errors_say_what_is_wrong():
     with pytest.raises(ValueError, match="Cannot train 4 of the model's 3 layers"):
         train_top_layers(lm_of("gpt2"), 4)
@@ -86,8 +80,53 @@ def test_errors_say_what_is_wrong():
         transformer_blocks(lm)
 
 
-def test_adapters_below_the_top_are_frozen_with_it():
-    model = peft.get_peft_model(lm_of("llama"), peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    actor = language_actor(model)
-    assert train_top_layers(actor, 1) == 2 * 2 * WIDTH  # A and B of rank 2, in one block
-    assert all("layers.2" in name for name, p in model.named_parameters() if p.requires_grad)
+LAYERS = 4
+
+
+def llama_of(kind="llama", layers=LAYERS):
+    return causal_lm(kind, vocab_size=13, layers=layers, width=16, heads=2, max_length=20, pad=CONTROL.pad)
+
+
+def bytes_kept(actor):
+    """Bytes that autograd keeps of one pass over some rows; weights, which are there anyway, do not count."""
+    batch, kept = rows(n=4, longest=20), {}
+    weights = {p.untyped_storage().data_ptr() for p in actor.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = actor.get_dist(batch).logits
+    del out
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_frozen_trunk_keeps_nothing(kind):
+    kept = []
+    for layers in (1, LAYERS):
+        actor = language_actor(Trunk(llama_of(kind, layers)), head=torch.nn.Linear(16, 13))
+        actor[0].requires_grad_(False)
+        kept.append(bytes_kept(actor))
+    assert kept[0] == kept[1] > 0  # the head's own: nothing that grows with the number of blocks
+
+
+def test_adapters_keep_less_than_full_training_and_nothing_below_the_first():
+    def adapted(layers):
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=layers)
+        return language_actor(peft.get_peft_model(llama_of(), config))
+
+    whole, every, last = (
+        bytes_kept(actor) for actor in (language_actor(llama_of()), adapted(list(range(LAYERS))), adapted([LAYERS - 1]))
+    )
+    assert last < 0.5 * every
+    assert every < 0.8 * whole
+
+
+def test_checkpointing_keeps_one_state_a_block():
+    plain, checkpointed = language_actor(llama_of()).train(), language_actor(llama_of()).train()
+    checkpointed[0].module.gradient_checkpointing()
+    assert bytes_kept(checkpointed) < 0.4 * bytes_kept(plain)

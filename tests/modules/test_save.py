@@ -1,0 +1,335 @@
+"""What a saved folder is to others: transformers alone reads it, and writing it loses nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torch.distributions import Categorical
+
+from tests.modules.featured_rows import F, feature_rows
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, heads, reseal, rows, tiny_lm
+from tests.processes import run
+from tests.text.test_hf_tokenizer import byte_level
+from torchrl_lang._files import FileError
+from torchrl_lang.modules import (
+    FeatureEmbedding,
+    QValueHead,
+    Trunk,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    load_agent,
+    load_language_model,
+    qvalue_module,
+    save_agent,
+    save_language_model,
+    value_module,
+    with_features,
+)
+from torchrl_lang.modules.save import language_model_of
+from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.text import CharTokenizer, HFTokenizer
+
+ALONE = """
+import json, sys
+import huggingface_hub.constants
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
+huggingface_hub.constants.HF_HUB_OFFLINE = True  # the variable is read at the import
+for name in list(sys.modules):
+    if name.split(".")[0] in ("torchrl_lang", "torchrl", "tests"):
+        sys.modules[name] = None  # who imports it now fails
+for known in (configuration_auto.CONFIG_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING):
+    assert not known._extra_content  # nobody has told transformers of classes of their own
+assert not tokenization_auto.TOKENIZER_MAPPING._extra_content
+found = []
+for folder, texts, prompt in json.loads(sys.argv[1]):
+    tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    import torch
+    written = lm.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt):]
+    decoded = [tokenizer.decode(each) for each in ids]
+    found.append([ids, decoded, written.tolist(), tokenizer.decode(written), len(tokenizer)])
+print("FOUND" + json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Models of three kinds with tokenizers of two, and the texts that they can read."""
+    home, letters = tmp_path_factory.mktemp("saved"), CharTokenizer.from_alphabet([*"abcdef </>s", "ab", "</g>"])
+    generator = random.Random(0)
+    pieces = ["a", "b", "ab", "</g>", "</s>", "<s>", "</a>", "<a>", " ", "fed"]
+    texts = ["".join(generator.choices(pieces, k=generator.randint(0, 9))) for _ in range(200)]
+    made = []
+    for kind, tokenizer, more in (
+        ("gpt2", letters, []),
+        ("qwen2", letters, []),
+        ("llama", HFTokenizer(byte_level(eos_token="<|end|>")), ["héllo, 日本 </s>", "<|end|>"]),
+    ):
+        lm = tiny_lm(kind, vocab_size=tokenizer.vocab_size)
+        folder = save_language_model(home / kind, lm, {"value": heads()[1]}, tokenizer=tokenizer.config())
+        made.append((folder, tokenizer, texts + more, lm))
+    return made
+
+
+@pytest.mark.slow
+def test_transformers_alone_reads_text_and_generates(saved, tmp_path):
+    prompts = [tokenizer.encode("ab") for _, tokenizer, _, _ in saved]
+    tasks = [[str(folder), texts, prompt] for (folder, _, texts, _), prompt in zip(saved, prompts, strict=True)]
+    done = run("-c", ALONE, json.dumps(tasks), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.split("FOUND")[-1])
+    for (_, tokenizer, texts, lm), prompt, (ids, decoded, written, text, size) in zip(
+        saved, prompts, found, strict=True
+    ):
+        assert ids == [tokenizer.encode(each) for each in texts]
+        assert decoded == texts
+        assert size == tokenizer.vocab_size
+        assert text == tokenizer.decode(written)
+        assert written == greedy(lm, tokenizer, prompt)
+
+
+def greedy(lm, tokenizer, prompt):
+    """The first eight tokens that our own decoding writes; it closes an utterance of nine with the ninth."""
+    tokens = torch.full((1, len(prompt) + 9), tokenizer.control.pad)
+    tokens[0, : len(prompt)] = torch.tensor(prompt)
+    mask = torch.arange(len(prompt) + 9) < len(prompt)
+    actor = UtteranceActor(language_actor(lm), tokenizer.control, 9, method="greedy", vocab_size=tokenizer.vocab_size)
+    action = actor(TensorDict(tokens=tokens, attention_mask=mask[None], batch_size=[1]))["action"][0].tolist()
+    end = tokenizer.control.end_of_action
+    return action[: action.index(end) + 1][:8]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_saved_model_is_replaced_whole(tmp_path):
+    folder = save_language_model(
+        tmp_path / "model", tiny_lm("llama"), {"value": heads()[1]}, tokenizer=TOKENIZER.config()
+    )
+    save_language_model(folder, tiny_lm("gpt2"))
+    assert load_language_model(folder).lm.config.model_type == "gpt2"
+    assert not (folder / "tokenizer.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("others", ["model of transformers", "notes beside", "notes below", "no model"])
+def test_files_of_others_are_not_lost(tmp_path, others):
+    folder = tmp_path / "model"
+    if others == "model of transformers":
+        tiny_lm("llama").save_pretrained(folder)
+    elif others == "no model":
+        folder.mkdir()
+        (folder / "thesis.tex").write_text("of years")
+    else:
+        save_language_model(folder, tiny_lm("llama"))
+        notes = folder / "notes" / "a.txt" if others == "notes below" else folder / "notes.txt"
+        notes.parent.mkdir(exist_ok=True)
+        notes.write_text("of mine")
+    before = contents(folder)
+    with pytest.raises(FileExistsError, match="give another folder, or delete it"):
+        save_language_model(folder, tiny_lm("gpt2"))
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "model").symlink_to("disk")
+    for kind in ("llama", "gpt2"):
+        save_language_model(tmp_path / "model", tiny_lm(kind))
+    assert (tmp_path / "model").is_symlink()
+    assert load_language_model(tmp_path / "disk").lm.config.model_type == "gpt2"
+
+
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("step", ["weights", "tokenizer", "heads", "checksums"])
+def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatch, step, existing):
+    def stop(*args, **kwargs):
+        raise _Killed
+
+    folder, old = tmp_path / "model", tiny_lm("llama")
+    if existing:
+        save_language_model(folder, old)
+    module = "torchrl_lang.modules.save"
+    target = {
+        "weights": "transformers.PreTrainedModel.save_pretrained",
+        "tokenizer": f"{module}.write_tokenizer",
+        "heads": f"{module}.write_heads",
+        "checksums": "torchrl_lang._files.records.write_checksums",
+    }[step]
+    with monkeypatch.context() as patch:
+        patch.setattr(target, stop)
+        with pytest.raises(_Killed):
+            save_language_model(folder, tiny_lm("gpt2"), tokenizer=TOKENIZER.config())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] * existing
+    if existing:
+        assert load_language_model(folder).lm.config.model_type == "llama"
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    for broken in ("model", "head"):
+        lm, value = tiny_lm(), heads()[1]
+        with torch.no_grad():
+            (lm.transformer.ln_f.bias if broken == "model" else value.out_bias).fill_(float("nan"))
+        with pytest.raises(ValueError, match=r"not finite.*not saved"):
+            save_language_model(tmp_path / "model", lm, {"value": value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head_kind", ["mlp", "residual"])
+def test_round_trip(tmp_path, kind, head_kind):
+    lm, (q, v) = tiny_lm(kind), heads(kind=head_kind)
+    actor = language_actor(lm, expose_pre_norm=True)
+    save_language_model(tmp_path / "new", actor, {"qvalue": q, "value": v}, tokenizer=TOKENIZER.config())
+    saved = load_language_model(tmp_path / "new")
+    assert CharTokenizer(saved.tokenizer["symbols"], saved.tokenizer["control"]).control == CONTROL
+
+    def said(lm, q, v):
+        actor = language_actor(lm, expose_pre_norm=True)
+        return UtteranceActor(actor, CONTROL, 5, guidance=ValueGuidance(q, v, beta=2.0, clip=0.0), seed=0)(rows())
+
+    first, second = said(lm, q, v), said(saved.lm, saved.heads["qvalue"], saved.heads["value"])
+    assert torch.equal(first["action"], second["action"])
+    torch.testing.assert_close(first["token_log_prob"], second["token_log_prob"])
+    tied = saved.lm.get_output_embeddings().weight is saved.lm.get_input_embeddings().weight
+    assert tied == (kind == "gpt2")
+
+
+def test_a_folder_of_someone_else_is_read(tmp_path):
+    tiny_lm().save_pretrained(tmp_path)
+    saved = load_language_model(tmp_path)
+    assert saved.heads == {}
+    assert saved.tokenizer is None
+
+
+def test_the_language_model_of_an_actor_shares_its_weights():
+    lm = tiny_lm("llama")
+    again = language_model_of(language_actor(lm))
+    assert {id(p) for p in again.parameters()} == {id(p) for p in lm.parameters()}
+    tokens = rows()["tokens"]
+    torch.testing.assert_close(again(tokens).logits, lm(tokens).logits)
+
+
+def test_an_actor_that_is_no_hugging_face_model_is_refused(tmp_path):
+    trunk = TensorDictModule(nn.Embedding(5, 5), in_keys=["tokens"], out_keys=["logits"])
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
+    with pytest.raises(ValueError, match="Only an actor of a Trunk"):
+        save_language_model(tmp_path, ProbabilisticTensorDictSequential(trunk, prob))
+
+
+def test_heads_without_weights_are_refused(tmp_path):
+    lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+    head = ValueHead(8)
+    TensorDict.from_module(head).data.to_module(head, preserve_module_state=False)  # plain tensors, no parameters
+    with pytest.raises(ValueError, match="'target'] have no weights"):
+        save_language_model(tmp_path / "model", lm, {"target": head})
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path):
+    lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+    loss = ILQLLoss(language_actor(lm), qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8)))
+    target = loss.target_qvalue_network().module
+    loss.target_qvalue_network_params.data.apply_(lambda weight: weight.add_(1.0))
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    saved = load_language_model(save_language_model(tmp_path, lm, {"target": target})).heads["target"]
+    expected = loss.target_qvalue_network_params.get("module")
+    assert all(torch.equal(value, expected[name]) for name, value in saved.state_dict().items())
+
+
+def batch():
+    rows = feature_rows(n=7)
+    return rows.set("features", rows["features"].float())
+
+
+@pytest.mark.parametrize("hidden", [0, 7])
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_saved_agent_reads_features_as_before(tmp_path, hidden, positions):
+    embedding = FeatureEmbedding(F, WIDTH, hidden=hidden, positions=positions)
+    actor = with_features(language_actor(tiny_lm()), embedding)
+    guidance = ValueGuidance(*heads(), beta=1.0)
+    policy = UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
+    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+    assert agent.policy.in_keys == policy.in_keys
+    loaded = agent.policy.decoder.actor[0].module.features
+    assert loaded.config() == embedding.config()
+    for name, value in embedding.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    found, expected = agent.policy(batch()), policy(batch())
+    assert torch.equal(found["action"], expected["action"])
+    torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
+    manifest = json.loads((tmp_path / "agent" / "torchrl_lang.json").read_text())
+    assert manifest["heads"]["features"]["options"] == embedding.config()
+
+
+def saved_embedding(tmp_path):
+    lm, embedding = tiny_lm(), FeatureEmbedding(F, WIDTH, hidden=7)
+    return lm, embedding, save_language_model(tmp_path / "model", lm, {"features": embedding})
+
+
+@pytest.mark.parametrize(("name", "value"), [("features", 4), ("width", "16"), ("hidden", 0), ("further", 1)])
+def test_a_damaged_description_is_refused(tmp_path, name, value):
+    _, _, folder = saved_embedding(tmp_path)
+    reseal(folder, lambda content: content["heads"]["features"]["options"].update({name: value}))
+    with pytest.raises(FileError, match="features"):
+        load_language_model(folder)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "not finite"])
+def test_damaged_weights_are_refused(tmp_path, damage):
+    _, _, folder = saved_embedding(tmp_path)
+    weights = load_file(folder / "heads.safetensors")
+    name = "features.project.0.weight"
+    if damage == "missing":
+        del weights[name]
+    elif damage == "shape":
+        weights[name] = weights[name][:, 1:].contiguous()
+    else:
+        weights[name][0, 0] = torch.nan
+    save_file(weights, folder / "heads.safetensors")
+    with pytest.raises(FileError, match=name):
+        load_language_model(reseal(folder))
+
+
+def trunk_of_values(kind, *, seeing):
+    """Another model than the actor's, with a projector of its own if it sees."""
+    trunk = Trunk(tiny_lm(kind, seed=5))
+    return with_features(trunk, FeatureEmbedding(F, WIDTH, hidden=3) if seeing else None)
+
+
+@pytest.mark.parametrize("sees", ["both", "values", "actor"])
+def test_values_on_a_trunk_of_their_own_read_features_as_before(tmp_path, sees):
+    actor = language_actor(tiny_lm())
+    if sees != "values":
+        with_features(actor, FeatureEmbedding(F, WIDTH))
+    trunk = trunk_of_values("gpt2", seeing=sees != "actor")
+    policy = UtteranceActor(
+        actor, CONTROL, 4, method="greedy", guidance=ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
+    )
+    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+    loaded = agent.policy.decoder
+    assert (loaded.actor[0].module.features is None) == (sees == "values")
+    assert (loaded.value_trunk.module.features is None) == (sees == "actor")
+    found, expected = agent.policy(batch()), policy(batch())
+    assert torch.equal(found["action"], expected["action"])
+    torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
+    other = batch()
+    other["features"] += 1.0
+    assert not torch.allclose(agent.policy.get_dist(other).log_prob(found["action"]), found["action_log_prob"])
