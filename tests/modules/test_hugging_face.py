@@ -183,5 +183,5 @@ def test_learnt_prompts_are_refused(tmp_path):
 def test_a_head_that_is_tied_to_an_adapted_embedding_is_refused(tmp_path):
     model = tuned_model("head")
     head = TiedQValueHead(WIDTH, model.get_base_model().get_output_embeddings())
-    with pytest.raises(ValueError, match="tied to the output embedding, which adapters change"):
+    with pytest.raises(ValueError, match="adapters change"):
         save_language_model(tmp_path / "model", model, {"qvalue": head})

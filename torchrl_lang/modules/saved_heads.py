@@ -173,7 +173,9 @@ def _tie(name: str, head: TiedQValueHead, lm: PreTrainedModel) -> Literal["input
         embedding = _embedding(lm, which)
         if getattr(embedding, "weight", None) is head.embedding.weight and not is_adapter(embedding):
             return which
-    raise ValueError(f"Head {name!r} is tied to an embedding that is not in the language model to save.")
+    raise ValueError(
+        f"Head {name!r} is tied to an embedding that is not in the language model, or that adapters change."
+    )
 
 
 def _embedding(lm: PreTrainedModel, which: str) -> nn.Module:
