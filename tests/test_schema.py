@@ -44,21 +44,21 @@ def test_a_missing_entry(key):
 @pytest.mark.parametrize(
     ("key", "dtype", "expected"),
     [
-        ("tokens", torch.float32, "torch.int64 or torch.int32"),
-        ("attention_mask", torch.int64, "torch.bool"),
-        ("agent_mask", torch.float32, "torch.bool"),
-        ("token_reward", torch.int64, "torch.float32"),
+        ("tokens", torch.float32, "int64 or int32"),
+        ("attention_mask", torch.int64, "bool"),
+        ("agent_mask", torch.float32, "bool"),
+        ("token_reward", torch.float64, "float32"),
     ],
 )
 def test_another_dtype(key, dtype, expected):
     td = rows()
-    with pytest.raises(TypeError, match=f"'{key}' must be {expected}, got {dtype}"):
+    with pytest.raises(TypeError, match=f"{key} must be {expected}, got {dtype}"):
         check_row(td.set(key, td[key].to(dtype)))
 
 
 def test_another_shape():
     td = rows()
-    with pytest.raises(ValueError, match=r"'agent_mask' has shape \(2, 5\) but 'tokens' has \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"agent_mask must have shape \(2, 6\) to go with tokens, got \(2, 5\)"):
         check_row(td.set("agent_mask", td["agent_mask"][:, :5]))
 
 

@@ -69,6 +69,7 @@ __all__ = [
     "TRUNCATED",
     "UTTERANCE_FEATURE",
     "ControlTokens",
+    "check_entry",
     "check_row_features",
     "check_row",
     "check_values",
@@ -140,14 +141,7 @@ PREDICTED_LOG_PROB = "predicted_log_prob"
 ROW_KEYS = (TOKENS, ATTENTION_MASK, AGENT_MASK, TOKEN_REWARD)
 """The entries of a row, in the order of function arguments and files."""
 
-_ROW_DTYPES = {
-    TOKENS: (torch.int64, torch.int32),
-    ATTENTION_MASK: (torch.bool,),
-    AGENT_MASK: (torch.bool,),
-    TOKEN_REWARD: (torch.float32,),
-    TERMINATED: (torch.bool,),
-    TRUNCATED: (torch.bool,),
-}
+_MASKS = {ATTENTION_MASK, AGENT_MASK, TRAIN_MASK, STATE_MASK, CANDIDATE_MASK, FEATURES_MASK, TERMINATED, TRUNCATED}
 
 
 @dataclass(frozen=True)
@@ -251,20 +245,34 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
     """
     entries = {key: entry(tensordict, key) for key in ROW_KEYS}
     shape = entries[TOKENS].shape
-    ends = {key: tensordict.get(key, None) for key in (TERMINATED, TRUNCATED)}
-    for key, value in (entries | {key: end for key, end in ends.items() if end is not None}).items():
-        expected_shape = (*shape[:-1], 1) if key in ends else tuple(shape)
-        if value.dtype not in _ROW_DTYPES[key]:
-            expected = " or ".join(str(dtype) for dtype in _ROW_DTYPES[key])
-            raise TypeError(f"'{key}' must be {expected}, got {value.dtype}: convert it with .to(...).")
-        if tuple(value.shape) != expected_shape:
-            raise ValueError(
-                f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: the entries of a row are "
-                f"[*B, T], 'terminated' and 'truncated' [*B, 1]."
-            )
+    ends = {key: tensordict.get(key) for key in (TERMINATED, TRUNCATED) if key in tensordict.keys()}
+    for key, value in (entries | ends).items():
+        check_entry(key, value, shape, floats=(torch.float32,))
     if (features := tensordict.get(FEATURES, None)) is not None:
         check_row_features(features, tensordict.get(FEATURES_MASK, None), shape[:-1])
     check_values(*(entries[key] for key in ROW_KEYS), vocab_size=vocab_size)
+
+
+def check_entry(name: str, value: Tensor, shape: torch.Size, *, floats: Sequence[torch.dtype] = ()) -> None:
+    """Raise an error unless an entry has its dtype and the shape that goes with tokens of ``shape``, ``[*B, T]``.
+
+    Args:
+        name: its key in this module; numbers are floats of any dtype, or of ``floats``.
+        value: the entry.
+        shape: ``[*B, T]``; ``terminated`` and ``truncated`` have ``[*B, 1]``.
+        floats: the dtypes that a float may have; all by default.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another shape.
+    """
+    allowed = (torch.int64, torch.int32) if name == TOKENS else (torch.bool,) if name in _MASKS else floats
+    if value.dtype not in allowed and (allowed or not value.is_floating_point()):
+        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed) or "a float"
+        raise TypeError(f"{name} must be {expected}, got {value.dtype}: convert it with .to(...).")
+    expected_shape = (*shape[:-1], 1) if name in (TERMINATED, TRUNCATED) else tuple(shape)
+    if tuple(value.shape) != expected_shape:
+        raise ValueError(f"{name} must have shape {expected_shape} to go with tokens, got {tuple(value.shape)}.")
 
 
 def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size) -> None:

@@ -152,5 +152,5 @@ def test_rows_of_another_width_and_type_are_refused():
     td = env.reset().select(*ROW_KEYS).clone()
     with pytest.raises(ValueError, match=r"Rows have width 10, but this environment's row_length is 74"):
         env.reset(td.apply(lambda value: value[:, :10]), set_state=True)
-    with pytest.raises(TypeError, match="'tokens' must be torch"):
+    with pytest.raises(TypeError, match="tokens must be int64"):
         env.reset(td.clone().set("tokens", td["tokens"].float()), set_state=True)

@@ -190,7 +190,7 @@ def test_dtypes_are_checked_in_every_call(make, rows, name, dtype, message):
 
 
 def test_integer_rewards_are_named(rows):
-    with pytest.raises(TypeError, match=r"token_reward must be a float, got torch.int64.*\.float\(\)"):
+    with pytest.raises(TypeError, match="token_reward must be a float"):
         make_ilql()(rows.set("token_reward", rows["token_reward"].long()))
 
 

@@ -127,7 +127,7 @@ def test_loss_mask_takes_rows_out(make_loss, rows, reduction):
 
 
 def test_masks_that_are_no_bools_are_named(make_loss, rows):
-    with pytest.raises(TypeError, match=r"attention_mask must be bool, got torch.int64.*\.bool\(\)"):
+    with pytest.raises(TypeError, match="attention_mask must be bool"):
         make_loss()(rows.clone().set("attention_mask", rows["attention_mask"].long()))
 
 

@@ -268,7 +268,7 @@ def test_heads_run_at_decisions_only_and_the_target_at_the_taken_action(rows):
     seen.clear()
     loss.cql_weight = 0.1
     loss(rows)
-    assert seen == [("taken", n), ("full", n)]
+    assert seen == [("full", n), ("taken", n)]
 
 
 def test_any_network_with_the_right_keys_works(rows):

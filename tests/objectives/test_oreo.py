@@ -121,8 +121,6 @@ def test_utterances_without_a_reply_between_them():
     decision, ends = torch.tensor([True, True, True]), torch.tensor([True, False, True])
     ratio, begins = action_log_ratio(torch.tensor([1.0, 2.0, 4.0]), decision, ends, "utterance")
     assert ratio[begins].tolist() == [1.0, 6.0]
-    with pytest.raises(ValueError, match="level must be one of"):
-        action_log_ratio(ratio, decision, ends, "step")
 
 
 def test_soft_returns_by_hand():

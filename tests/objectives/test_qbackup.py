@@ -30,7 +30,7 @@ from tests.objectives.tables import make_table, table_loss, table_networks, with
 from tests.objectives.test_contract import assert_compiles
 from tests.objectives.test_ilql import table_rows, touched
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, qvalue_module, row_log_prob
-from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, PsiLoss, QBackupLoss
+from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, PsiLoss
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import frozen_copy
 
@@ -478,8 +478,6 @@ def test_networks_that_do_not_fit_are_named():
     guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(q.module, beta=1.0))
     with pytest.raises(ValueError, match="without guidance="):
         CQLLoss(guided, q)
-    with pytest.raises(NotImplementedError, match="QBackupLoss has no backup"):
-        make_qbackup(QBackupLoss)(make_rows())
 
 
 def test_value_estimators_by_torchrls_names(rows):

@@ -17,7 +17,7 @@ from tests.objectives.oracle_likelihoods import qsft_losses
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss, QSFTLoss, qsft
-from torchrl_lang.objectives.targets import lent
+from torchrl_lang.objectives.networks import lent
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import frozen_copy
 

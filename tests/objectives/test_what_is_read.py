@@ -8,8 +8,8 @@ from tensordict import TensorDict
 
 from tests.objectives.conftest import LOSSES, VOCAB, make_bc, make_ilql, make_oreo, make_qsft, make_rows
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives import policy_loss
-from torchrl_lang.objectives.base import gather_inputs
+from torchrl_lang.objectives import policy
+from torchrl_lang.objectives.networks import gather_inputs
 from torchrl_lang.training import total_loss
 
 # Positions:            0  1  2  3  4  5  6  7
@@ -77,7 +77,7 @@ def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypa
     """Its logits are of the environment's real tokens, but for the first of a row, which nothing predicts."""
     seen, batch = [], make_rows()
     read = lambda keys, rows, index: seen.append(index.tolist()) or gather_inputs(keys, rows, index)  # noqa: E731
-    monkeypatch.setattr(policy_loss, "gather_inputs", read)
+    monkeypatch.setattr(policy, "gather_inputs", read)
     loss = make(transition_weight=0.5, logits_chunk=chunk)
     assert loss(batch)["loss_transition"] > 0
     theirs = (batch["attention_mask"] & ~batch["agent_mask"])[:, 1:]

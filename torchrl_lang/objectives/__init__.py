@@ -10,7 +10,6 @@ from torchrl_lang.objectives.ilql import ILQLLoss
 from torchrl_lang.objectives.oreo import OREOLoss
 from torchrl_lang.objectives.ppo import PPOLoss
 from torchrl_lang.objectives.psi import PsiLoss
-from torchrl_lang.objectives.qbackup_base import QBackupLoss
 from torchrl_lang.objectives.qsft import QSFTLoss
 from torchrl_lang.objectives.utterance_ilql import UtteranceILQLLoss
 
@@ -24,7 +23,6 @@ __all__ = [
     "OREOLoss",
     "PPOLoss",
     "PsiLoss",
-    "QBackupLoss",
     "QSFTLoss",
     "UtteranceILQLLoss",
     "agilerl_loss",

@@ -20,7 +20,7 @@ __all__ = ["agilerl_loss"]
 
 
 def agilerl_loss(agent: AgileRLAgent, **options: Any) -> tuple[ILQLLoss, SoftUpdate]:
-    """The loss that continues to train an agent of AgileRL's ILQL, with its three trunks, targets and options.
+    """Build the loss that continues to train an agent of AgileRL's ILQL, with its three trunks, targets and options.
 
     It comes with the updater of its targets, because to make one sets the targets to the trained weights.
 

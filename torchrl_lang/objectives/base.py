@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor
-from torchrl.objectives import LossModule
+from torchrl.objectives import LossModule, ValueEstimators
 
-from torchrl_lang._checks import finite, one_of
+from torchrl_lang._checks import finite, one_of, positive, within
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
-from torchrl_lang.modules.controllers import KLController, as_controller
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
+from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer, refuse_steps
-from torchrl_lang.objectives.checks import token_limit, vocabulary
+from torchrl_lang.objectives.networks import token_limit, vocabulary
 from torchrl_lang.schema import (
     AGENT_MASK,
     ATTENTION_MASK,
@@ -32,20 +34,13 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     TRAIN_MASK,
+    check_entry,
     check_values,
     missing_entry,
     refuse,
 )
 
-__all__ = [
-    "ActorNormalizer",
-    "LogitsChunk",
-    "RowLoss",
-    "TransitionBatch",
-    "gather_inputs",
-    "in_chunks",
-    "kl_controller",
-]
+__all__ = ["ActorNormalizer", "LogitsChunk", "RowLoss", "TransitionBatch", "in_chunks", "over_rows"]
 
 ActorNormalizer = Literal["all", "action"]
 """What the policy's term is divided by: the number of real tokens, or of those that the agent wrote."""
@@ -55,8 +50,36 @@ LogitsChunk = int | Literal["auto"] | None
 # From this vocabulary size on, chunks cost less time than the whole table, and far less memory.
 _LARGE_VOCABULARY = 512
 
-# What the entries of a row may be; all others are floats.
-_MASKS = ("attention_mask", "agent_mask", "terminated", "train_mask")
+
+def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
+    """Whether terms over a vocabulary of this size are computed in chunks, without the whole table."""
+    return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
+
+
+def over_rows(forward: Callable[[Any, TensorDictBase], TensorDictBase]) -> Callable[..., Any]:
+    """Let the ``forward`` of a loss take tensors by ``in_keys``, as TorchRL's do, and a batch without rows.
+
+    Such a batch, as of a collector in which no episode ended, has losses of zero with gradients of zero, by way of a
+    row without an action.
+    """
+
+    @functools.wraps(forward)
+    def wrapper(self: Any, tensordict: TensorDictBase) -> TensorDictBase:
+        tokens = tensordict.get(self.tensor_keys.tokens, None)
+        if tokens is None or tokens.numel():
+            return forward(self, tensordict)
+        batch, row = tokens.shape[:-1], TensorDict(batch_size=[1], device=tensordict.device)
+        for key, value in tensordict.items(True, True):
+            if value.shape[: len(batch)] == batch:
+                row.set(key, value.new_zeros((1, *value.shape[len(batch) :])))
+        first = torch.arange(tokens.shape[-1], device=tokens.device) == 0
+        out = forward(self, row.set(self.tensor_keys.attention_mask, first[None]))
+        if self.reduction == "none":
+            for key in [key for key in out.keys() if key.startswith("loss_")]:
+                out.set(key, out.get(key)[:0].reshape(tokens.shape))
+        return out
+
+    return dispatch(source="_all_in_keys")(wrapper)
 
 
 @dataclass
@@ -98,10 +121,49 @@ class TransitionBatch(DecisionBatch):
         """Bool ``[N]``: decisions that count, also where all do."""
         return torch.ones_like(self.last) if self.counted is None else self.counted
 
-    @property
-    def number(self) -> Tensor:
-        """int64 ``[]``: how many decisions count, at least 1."""
-        return self.counts.sum().clamp_min(1)
+    def counts_at(self, place: Tensor) -> Tensor:
+        """Bool ``[M]``: which places of the flattened batch count."""
+        return torch.ones_like(place, dtype=torch.bool) if self.mask is None else self.mask.flatten()[place]
+
+    def bootstrap(self, next_value: Tensor) -> Tensor:
+        """The value after each row's last decision, ``[N] -> [B]``: zero where the task ended."""
+        last = self.last.nonzero().squeeze(-1)
+        rows, width = self.decision.shape
+        value = next_value.new_zeros(rows).index_copy(0, self.place[last] // width, next_value[last])
+        return torch.where(self.row_terminated, 0, value)
+
+
+def _chunk(name: str, value: LogitsChunk) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value not in ("auto", None) and not is_number:
+        raise ValueError(f"{name} must be 'auto', None or a positive number, got {value!r}.")
+
+
+def _rules(names: str, rule: Callable[..., None], **limits: Any) -> dict[str, Callable[..., None]]:
+    return dict.fromkeys(names.split(), functools.partial(rule, **limits))
+
+
+# What an option may be, by its name: it means the same in every loss.
+_OPTIONS = {
+    **_rules("gamma turn_gamma lmbda turn_lmbda qvalue_lmbda threshold", within, low=0, high=1),
+    **_rules("expectile", within, low=0, high=1, inclusive=False),
+    **_rules("value_weight qvalue_weight actor_weight cql_weight margin_weight transition_weight", finite),
+    **_rules("advantage_temperature", finite),
+    **_rules("cql_temperature weight_clip value_clip beta reward_scale", positive),
+    **_rules("margin value_min value_max entropy_weight", finite, low=None),
+    **_rules("reduction", one_of, known=("mean", "sum", "none")),
+    **_rules("actor_normalizer", one_of, known=("all", "action")),
+    **_rules("advantage_weighting", one_of, known=("exp", "sign")),
+    **_rules("target", one_of, known=("td", "mc", "lambda")),
+    **_rules("level", one_of, known=("token", "utterance", "row")),
+    **_rules("bootstrap", one_of, known=("first", "mean")),
+    **_rules("loss_critic_type", one_of, known=("l2", "l1", "smooth_l1")),
+    **_rules("kl_estimator", one_of, known=("k1", "k2", "k3", "exact")),
+    **_rules("logits_chunk", _chunk),
+}
+# None leaves these to the loss, or switches them off.
+_MAY_BE_NONE = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
+_TOKENS = {"end_of_action", "rest"}
 
 
 class RowLoss(ReferenceHolder, LossModule):
@@ -110,13 +172,12 @@ class RowLoss(ReferenceHolder, LossModule):
     It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
     needs them. Dtypes, shapes and values (right padding, masks, token ids, finite rewards) are checked in every call,
     before the trunk runs, also under ``torch.compile``. The trunk reads each row up to the last decision or the state
-    that bootstraps, and with a ``transition_weight`` all but a last token that nothing follows: a loss whose terms read
-    later states overrides :meth:`_read`.
+    that bootstraps, and with a ``transition_weight`` all but a last token that nothing follows.
     """
 
     @dataclass
     class _AcceptedKeys:
-        """Keys that ``set_keys`` can change, with their defaults."""
+        """Keys that ``set_keys`` can change, with their defaults: entries of rows, and of heads."""
 
         tokens: NestedKey = TOKENS
         attention_mask: NestedKey = ATTENTION_MASK
@@ -126,37 +187,74 @@ class RowLoss(ReferenceHolder, LossModule):
         train_mask: NestedKey = TRAIN_MASK
         features: NestedKey = FEATURES
         features_mask: NestedKey = FEATURES_MASK
+        action_value: NestedKey = ACTION_VALUE
+        utterance_value: NestedKey = UTTERANCE_VALUE
+        state_value: NestedKey = STATE_VALUE
 
     default_keys = _AcceptedKeys
-    # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
+    tensor_keys: Any
+
+    # The entries without which a loss cannot read a row; further ones of other shapes; how to get those of either.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask", "token_reward", "terminated")
-
-    # Further entries that a loss reads itself, of other shapes than ``[*B, T]``.
     _more_entries: tuple[str, ...] = ()
-
-    # How to get entries that are not part of a row, for the error if one is missing.
     _sources: Mapping[str, str] = {}
-    # Weight of the environment's tokens in the policy's loss.
-    transition_weight: float = 0.0
-    actor_normalizer: ActorNormalizer
+    # The values that heads write, and the heads whose shapes have been looked at.
+    _kinds: Mapping[str, str] = {"qvalue_network": ACTION_VALUE, "value_network": STATE_VALUE}
+    _tried: frozenset[str] = frozenset()
+    # What the estimators of TorchRL's names fix of the loss.
+    _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {}
+
+    # Options and parts that not every loss has.
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
-    # Discount inside an utterance, and of the step to the next one where that differs, of the losses that have them.
+    value_trunk: TensorDictModuleBase | None
+    transition_weight: float = 0.0
+    weight_clip: float | None = None
     gamma: float
-    turn_gamma: float | None
-    # Id of the token that ends an utterance; None for that of an UtteranceActor.
+    turn_gamma: float | None = None
     end_of_action: int | None = None
-    # The reference of an exact divergence, or the policy that made the data.
     reference: FrozenActor | None = None
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
-        is_number = isinstance(logits_chunk, int) and not isinstance(logits_chunk, bool) and logits_chunk > 0
-        if logits_chunk not in ("auto", None) and not is_number:
-            raise ValueError(f"logits_chunk must be 'auto', None or a positive number, got {logits_chunk!r}.")
-        self.logits_chunk = logits_chunk
-        self.reduction = "mean" if reduction is None else reduction
-        one_of("reduction", self.reduction, ("mean", "sum", "none"))
+        self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
+
+    def _set_options(self, **options: Any) -> None:
+        """Check options by their names, in the table above, and set them."""
+        for name, value in options.items():
+            if name in _TOKENS and value is not None:
+                limit = vocabulary(self.actor_network)
+                if not 0 <= value < (float("inf") if limit is None else limit):
+                    raise ValueError(f"{name}={value} is no token id: ids lie in [0, {limit}).")
+            elif name in _OPTIONS and (value is not None or name not in _MAY_BE_NONE):
+                _OPTIONS[name](name, value)
+            setattr(self, name, value)
+
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
+        """Choose targets by TorchRL's names, set their discounts and lambdas, and return the loss.
+
+        Args:
+            value_type: the estimator; the class says which there are.
+            **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
+                ``turn_lmbda``.
+
+        Raises:
+            ValueError: the loss has no such estimator, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
+        """
+        value_type = self.default_value_estimator if value_type is None else value_type
+        if value_type not in self._estimators:
+            known = [str(one) for one in self._estimators]
+            raise ValueError(f"{type(self).__name__} supports {known}, got {value_type}.")
+        fixed = self._estimators[value_type]
+        clocks = ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+        names = [name for name in clocks if name not in fixed and hasattr(self, name)]
+        if unknown := sorted(set(hyperparams) - set(names)):
+            raise TypeError(f"Unknown hyperparameters {unknown}: give some of {names}.")
+        self._set_options(**fixed, **hyperparams)
+        return self
+
+    # -- what it reads -------------------------------------------------------------------------------------------------
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         self._in_keys = None
@@ -170,6 +268,18 @@ class RowLoss(ReferenceHolder, LossModule):
     def language_actor(self) -> ProbabilisticTensorDictSequential:
         """Trunk, head and distribution of the policy."""
         return self.scorer.language_actor
+
+    @property
+    def _policy_trunk(self) -> TensorDictModuleBase:
+        return split_actor(self.language_actor).trunk
+
+    @property
+    def _value_trunk(self) -> TensorDictModuleBase:
+        return self._policy_trunk if self.value_trunk is None else self.value_trunk
+
+    def _policy_states(self, rows: TensorDictBase) -> States:
+        """What the policy's trunk wrote into ``rows``."""
+        return {key: rows.get(key) for key in self._policy_trunk.out_keys}
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -210,16 +320,14 @@ class RowLoss(ReferenceHolder, LossModule):
         mask = self._mask(tensordict, entries)
         tokens = self._checked(entries, mask)
         attention, agent_mask = entries["attention_mask"], entries["agent_mask"]
-        width = tokens.shape[-1]
         found, decision = find_decisions(attention, agent_mask), decision_mask(agent_mask)
-        state_place = found.row * width + found.position
+        state_place = found.row * tokens.shape[-1] + found.position
         place = state_place[found.state]
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
-        rows = self._trunk_input(tensordict, tokens, self._read(attention, decision, ended))
         return TransitionBatch(
-            rows=rows,
+            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision, ended)),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             tokens=tokens,
             attention_mask=attention,
@@ -242,7 +350,7 @@ class RowLoss(ReferenceHolder, LossModule):
         refuse_steps(tensordict, self.tensor_keys.tokens)
         entries = {name: self._needed(tensordict, name) for name in self._row_entries}
         for name, value in entries.items():
-            _check_entry(name, value, entries["tokens"].shape)
+            check_entry(name, value, entries["tokens"].shape)
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
 
     def _needed(self, tensordict: TensorDictBase, name: str) -> Tensor:
@@ -253,23 +361,31 @@ class RowLoss(ReferenceHolder, LossModule):
             raise missing_entry(type(self).__name__, [key], tensordict, advice)
         return value
 
-    def _turn_ends(self, batch: TransitionBatch) -> Tensor:
-        """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
-        end, decoder = self.end_of_action, self.scorer.decoder
-        if end is None and decoder is not None:
-            end = decoder.control.end_of_action
-        return turn_end_mask(batch.attention_mask, batch.agent_mask, batch.tokens, end)
-
-    def _discount(self, batch: TransitionBatch, like: Tensor) -> Tensor | float:
-        """Discount of the step after each decision, ``[N]`` in the dtype of ``like``, or one number for all."""
-        if self.turn_gamma is None:
-            return self.gamma
-        return clock(self._turn_ends(batch), self.turn_gamma, self.gamma, like).flatten()[batch.place]
+    def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
+        """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""
+        agent = entries["agent_mask"]
+        train_mask = tensordict.get(self.tensor_keys.train_mask, None)
+        counted = None
+        if train_mask is not None:  # it is given at tokens; loss masks are given at the states before them
+            check_entry("train_mask", train_mask, tensordict.get(self.tensor_keys.tokens).shape)
+            counted = trained_states(train_mask.reshape(agent.shape), agent)
+        for key in self._loss_mask_keys():
+            mask = tensordict.get(key, None)
+            if mask is not None:
+                if mask.dtype != torch.bool:
+                    raise TypeError(f"The mask {key!r} must be bool, got {mask.dtype}: convert it with .bool().")
+                mask = mask.reshape(agent.shape[0], -1).expand_as(agent)
+                counted = mask if counted is None else counted & mask
+        return counted
 
     def _checked(self, entries: dict[str, Tensor], mask: Tensor | None) -> Tensor:
         """The tokens, int64, after a look at the values of the rows that count."""
+        limit = None
+        if (actor := getattr(self, "actor_network", None)) is not None:  # the smallest id that it cannot read or write
+            limits = [limit for limit in (vocabulary(actor), token_limit(actor)) if limit]
+            limit = min(limits) if limits else None
         names = ("tokens", "attention_mask", "agent_mask", "token_reward")
-        counted, limit = None if mask is None else mask.any(-1), self._token_limit()
+        counted = None if mask is None else mask.any(-1)
         tokens = check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
         # Padding and rows that do not count may hold any id, and the trunk looks it up.
         return tokens.long().clamp(0, None if limit is None else limit - 1)
@@ -278,14 +394,6 @@ class RowLoss(ReferenceHolder, LossModule):
         """Raise ValueError for the first decision that counts and breaks a rule, bool ``[N]``, see :func:`refuse`."""
         at_tokens = [(batch.at_tokens(broken & batch.counts), text) for broken, text in rules]
         batch.place = refuse(batch.place, at_tokens, batch.tokens)
-
-    def _token_limit(self) -> int | None:
-        """The smallest id that the actor can neither read nor write; None where it is unknown."""
-        actor = getattr(self, "actor_network", None)
-        if actor is None:
-            return None
-        limits = [limit for limit in (vocabulary(actor), token_limit(actor)) if limit]
-        return min(limits) if limits else None
 
     def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""
@@ -309,22 +417,23 @@ class RowLoss(ReferenceHolder, LossModule):
             rows = rows if value is None else rows.set(key, value)
         return rows.set(TOKENS, tokens).set(ATTENTION_MASK, read)
 
-    def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
-        """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""
-        attention_mask, agent = entries["attention_mask"], entries["agent_mask"]
-        train_mask = tensordict.get(self.tensor_keys.train_mask, None)
-        counted = None
-        if train_mask is not None:  # it is given at tokens; loss masks are given at the states before them
-            _check_entry("train_mask", train_mask, tensordict.get(self.tensor_keys.tokens).shape)
-            counted = trained_states(train_mask.reshape(agent.shape), agent)
-        for key in self._loss_mask_keys():
-            mask = tensordict.get(key, None)
-            if mask is not None:
-                if mask.dtype != torch.bool:
-                    raise TypeError(f"The mask {key!r} must be bool, got {mask.dtype}: convert it with .bool().")
-                mask = mask.reshape(attention_mask.shape[0], -1).expand_as(attention_mask)
-                counted = mask if counted is None else counted & mask
-        return counted
+    # -- clocks and results --------------------------------------------------------------------------------------------
+
+    def _turn_ends(self, batch: TransitionBatch) -> Tensor:
+        """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
+        end, decoder = self.end_of_action, self.scorer.decoder
+        if end is None and decoder is not None:
+            end = decoder.control.end_of_action
+        return turn_end_mask(batch.attention_mask, batch.agent_mask, batch.tokens, end)
+
+    def _clock(self, batch: TransitionBatch, inside: float, across: float | None, like: Tensor) -> Tensor | float:
+        """``across`` after the last decision of an utterance, ``inside`` after others, ``[B, T]``, or one number."""
+        return inside if across is None else clock(self._turn_ends(batch), across, inside, like)
+
+    def _discount(self, batch: TransitionBatch, like: Tensor) -> Tensor | float:
+        """Discount of the step after each decision, ``[N]`` in the dtype of ``like``, or one number for all."""
+        discount = self._clock(batch, self.gamma, self.turn_gamma, like)
+        return discount.flatten()[batch.place] if isinstance(discount, Tensor) else discount
 
     def _reduce_decisions(self, values: Tensor, batch: TransitionBatch) -> Tensor:
         """Reduce one value a decision, ``[N]``: mean or sum over what counts, or all at their places, ``[*B, T]``."""
@@ -337,38 +446,9 @@ class RowLoss(ReferenceHolder, LossModule):
             return batch.at_decisions(values, place).reshape(batch.shape)
         return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)
 
-
-def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
-    """Whether terms over a vocabulary of this size are computed in chunks, without the whole table."""
-    return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
-
-
-def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
-    """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
-    missing = [key for key in keys if rows.get(key, None) is None]
-    if missing:
-        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
-        raise missing_entry("A head", missing, rows, advice)
-    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
-    return TensorDict(entries, batch_size=index.shape, device=rows.device)
-
-
-def kl_controller(kl_weight: float | KLController) -> KLController | None:
-    """What gives a loss the weight of its divergence; None for a weight of zero, which is not computed."""
-    if isinstance(kl_weight, KLController):
-        return kl_weight
-    finite("kl_weight", float(kl_weight))
-    return as_controller(kl_weight) if kl_weight else None
-
-
-def _check_entry(name: str, value: Tensor, shape: torch.Size) -> None:
-    """Raise unless an entry has the dtype and shape that go with tokens of ``shape``."""
-    if name == "tokens" and value.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"tokens must be int64 or int32, got {value.dtype}: convert them with .long().")
-    if name in _MASKS and value.dtype != torch.bool:
-        raise TypeError(f"{name} must be bool, got {value.dtype}: convert it with .bool().")
-    if name != "tokens" and name not in _MASKS and not value.is_floating_point():
-        raise TypeError(f"{name} must be a float, got {value.dtype}: convert it with .float().")
-    expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
-    if tuple(value.shape) != expected:
-        raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
+    def _output(self, batch: TransitionBatch, losses: dict[str, Tensor], metrics: dict[str, Tensor]) -> TensorDict:
+        """All ``out_keys``: zero where a term has weight zero, NaN of metrics that no term computed."""
+        zero = batch.reward.new_zeros(batch.shape if self.reduction == "none" else ())
+        nan = zero.new_full((), torch.nan)
+        empty = {name: zero if name.startswith("loss_") else nan for name in self.out_keys}
+        return TensorDict({**empty, **losses, **metrics})

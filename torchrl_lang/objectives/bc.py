@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
 
-from torchrl_lang._checks import finite, one_of
 from torchrl_lang.functional import masked_mean
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, kl_controller
-from torchrl_lang.objectives.checks import check_actor
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import actor_loss
-from torchrl_lang.objectives.token_scores import checked_reference, score_decisions
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, over_rows
+from torchrl_lang.objectives.networks import set_actor
+from torchrl_lang.objectives.policy import actor_loss, checked_reference, kl_controller, score_decisions
 
 __all__ = ["BCLoss"]
 
@@ -84,29 +80,22 @@ class BCLoss(RowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
-        finite("transition_weight", transition_weight)
-        check_actor(type(self).__name__, actor_network, guidance=True)
-        self.actor_network = actor_network
-        self.transition_weight = transition_weight
-        self.actor_normalizer = actor_normalizer
+        set_actor(self, actor_network, guidance=True)
+        self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
         self.kl_controller = kl_controller(kl_weight)
         self.reference = checked_reference(actor_network, reference, is_read=self.kl_controller is not None)
         self.embed_weights = embed_weights
         if self.reference is not None:
             self.out_keys = ["loss_actor", "loss_kl", "kl"]
 
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
         batch = self._find(tensordict)
-        states = split_actor(self.language_actor).trunk(batch.rows.copy())
-        out = {"loss_actor": actor_loss(self, batch, states)}
+        rows = self._policy_trunk(batch.rows.copy())
+        losses, metrics = {"loss_actor": actor_loss(self, batch, rows)}, {}
         if self.kl_controller is not None:
-            chunk = self.logits_chunk
-            kl = score_decisions(self.scorer, batch, states, reference=self.reference, logits_chunk=chunk).kl
-            assert kl is not None
-            out["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
-            out["kl"] = masked_mean(kl.detach(), batch.counts)
-        return TensorDict(out)
+            kl = score_decisions(self, batch, rows).kl
+            losses["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
+            metrics["kl"] = masked_mean(kl.detach(), batch.counts)
+        return self._output(batch, losses, metrics)

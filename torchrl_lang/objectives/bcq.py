@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang._checks import within
-from torchrl_lang.functional import bcq_value
+from torchrl_lang.functional import bcq_value, masked_mean, td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
+from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.policy import actor_loss
+from torchrl_lang.objectives.values import NextStates, Passes, QValueLoss, QValues, next_values, possible
 
 __all__ = ["BCQLoss"]
 
 
-class BCQLoss(QBackupLoss):
+class BCQLoss(QValueLoss):
     r"""Discrete batch-constrained Q-learning over rows of tokens.
 
     Q-learning whose maximum is over tokens that the behaviour policy ``pi``, learned beside, would write (arXiv
@@ -35,12 +36,18 @@ class BCQLoss(QBackupLoss):
     give ``detach_qvalue=True`` or a ``value_trunk`` as well, or Q's gradient changes the trunk that ``pi`` reads.
 
     Args:
-        actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+        actor_network, qvalue_network: as of :class:`~torchrl_lang.objectives.CQLLoss`.
 
     Keyword Args:
         threshold: the paper's ``tau``, in [0, 1]: 0 is double Q-learning over all tokens that the policy can write, 1
             the evaluation of the behaviour policy's most likely token.
-        **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+        **options: those of :class:`~torchrl_lang.objectives.ILQLLoss` of these names: ``value_trunk``,
+            ``target_trunk``, ``gamma``, ``turn_gamma``, ``qvalue_weight``, ``actor_weight``, ``transition_weight``,
+            ``value_min``, ``value_max``, ``detach_qvalue``, ``detach_actor``, ``end_of_action``,
+            ``actor_normalizer``, ``logits_chunk`` and ``reduction``.
+
+    The input is that of :class:`~torchrl_lang.objectives.ILQLLoss`. The output holds the losses, already weighted, and,
+    detached, the means ``qvalue`` (of the tokens that were written) and ``td_target`` (``y``) over decisions.
 
     Examples:
         >>> import torch
@@ -61,6 +68,8 @@ class BCQLoss(QBackupLoss):
         ['loss_actor', 'loss_qvalue', 'qvalue', 'td_target']
     """
 
+    out_keys = ["loss_qvalue", "loss_actor", "qvalue", "td_target"]
+
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
@@ -70,19 +79,27 @@ class BCQLoss(QBackupLoss):
         **options: Any,
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
-        within("threshold", threshold, 0, 1)
-        self.threshold = threshold
+        self._set_options(threshold=threshold)
 
-    @property
-    def _reads_policy(self) -> bool:
-        return True
+    @over_rows
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses of a batch of rows."""
+        batch = self._find(tensordict)
+        rows = Passes(self, batch, reads_policy=self.actor_weight or self.qvalue_weight)
+        q, losses, metrics = QValues(self, batch, rows.values), {}, {}
+        if self.qvalue_weight:
+            pi = rows.behavior()
 
-    @property
-    def _reads_online(self) -> bool:
-        return True
+            def chosen(s: NextStates) -> Tensor:  # Qt(s', a')
+                target, online = self._target_table(rows.target, s), self._online_table(rows.still_values, s)
+                return bcq_value(target, online, possible(self, pi.log_softmax(s.place), s), self.threshold)
 
-    def _backup(self, tables: StateTables) -> Tensor:
-        return bcq_value(tables.target(), tables.online(), tables.log_behavior(), self.threshold)
-
-    def _error(self, difference: Tensor) -> Tensor:
-        return F.huber_loss(difference, torch.zeros_like(difference), reduction="none")
+            next_value = next_values(self, batch, chosen)
+            y = td_target(batch.reward, next_value, batch.terminated, self._discount(batch, next_value))
+            error = F.huber_loss(q.taken, y[:, None].expand_as(q.taken), reduction="none").sum(-1)
+            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            metrics["td_target"] = masked_mean(y, batch.counts)
+            metrics["qvalue"] = masked_mean(q.taken.detach().mean(-1), batch.counts)
+        if self.actor_weight:
+            losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, detach=self.detach_actor)
+        return self._output(batch, losses, metrics)

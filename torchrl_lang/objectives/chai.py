@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import dispatch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite, have_shapes, within
+from torchrl_lang._checks import have_shapes
 from torchrl_lang.functional import masked_mean, shift_left, td_target
 from torchrl_lang.functional.value_terms import sampled_cql_term
 from torchrl_lang.modules.head_values import UTTERANCE_VALUE
-from torchrl_lang.objectives.base import TransitionBatch
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
+from torchrl_lang.objectives.base import RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import least_target, online_values
+from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.schema import (
     CANDIDATE_FEATURE,
     CANDIDATE_LOG_PROB,
@@ -25,16 +24,14 @@ from torchrl_lang.schema import (
     STATE_MASK,
     STATE_POSITION,
     UTTERANCE_FEATURE,
+    check_entry,
     missing_entry,
 )
 
 __all__ = ["CHAILoss"]
 
-_LOSSES = ("loss_qvalue", "loss_cql")
-_METRICS = ("qvalue", "candidate_value")
 
-
-class CHAILoss(UtteranceValueLoss):
+class CHAILoss(QValueLoss):
     r"""Q-learning with a maximum over utterances that a frozen language model proposes (CHAI, arXiv 2204.08426).
 
     Only Q heads train, on features ``f(s, u)`` of a state and an utterance: the mean of the language model's hidden
@@ -97,8 +94,8 @@ class CHAILoss(UtteranceValueLoss):
     """
 
     @dataclass
-    class _AcceptedKeys(UtteranceValueLoss._AcceptedKeys):
-        """The keys of :class:`UtteranceValueLoss` and the columns."""
+    class _AcceptedKeys(RowLoss._AcceptedKeys):
+        """The keys of :class:`RowLoss` and the columns."""
 
         state_position: NestedKey = STATE_POSITION
         state_mask: NestedKey = STATE_MASK
@@ -107,9 +104,10 @@ class CHAILoss(UtteranceValueLoss):
         candidate_feature: NestedKey = CANDIDATE_FEATURE
         candidate_log_prob: NestedKey = CANDIDATE_LOG_PROB
 
-    tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
-    out_keys = [*_LOSSES, *_METRICS]
+    out_keys = ["loss_qvalue", "loss_cql", "qvalue", "candidate_value"]
+    _kinds = {"qvalue_network": UTTERANCE_VALUE}
+    _has_actor = False
     _more_entries = (
         "state_position",
         "state_mask",
@@ -128,38 +126,33 @@ class CHAILoss(UtteranceValueLoss):
         cql_weight: float = 0.1,
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction)
-        self._set_qvalue(qvalue_network, UTTERANCE_VALUE)
+        super().__init__(None, qvalue_network, gamma=gamma, qvalue_weight=qvalue_weight, reduction=reduction)
+        self._set_options(cql_weight=cql_weight)
         if len(self.qvalue_network.in_keys) != 1:
             in_keys = self.qvalue_network.in_keys
             raise ValueError(
                 f"CHAILoss gives its qvalue_network features as the one input, got in_keys={in_keys}: "
                 "build it with qvalue_module(UtteranceQValueHead(width))."
             )
-        within("gamma", gamma, 0, 1)
-        self.gamma, self.qvalue_weight, self.cql_weight = gamma, qvalue_weight, cql_weight
-        for name in ("qvalue_weight", "cql_weight"):
-            finite(name, getattr(self, name))
 
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
         columns = self._columns(tensordict, batch)
         found = _find_slots(batch, columns)
-        counted = self._counted(batch, found.place)
-        qvalue = self._qvalues(self._inputs(columns["utterance_feature"][found.utterance]))
-        losses, metrics = {}, {"qvalue": masked_mean(qvalue.detach().mean(-1), counted)}
+        counted = batch.counts_at(found.place)
+        q = self._qvalues(columns["utterance_feature"][found.utterance])  # Q(f(s_i, u_i))
+        losses, metrics = {}, {"qvalue": masked_mean(q.detach().mean(-1), counted)}
         if self.qvalue_weight:
             bootstraps = columns["candidate_mask"][found.utterance + 1] & ~found.terminated
             index = bootstraps.nonzero().squeeze(-1)
             features = columns["candidate_feature"][found.utterance[index] + 1]
-            values = self._target_qvalues(self._inputs(features.flatten(0, 1)))
-            best = values.unflatten(0, features.shape[:2]).amax(-1)
-            next_value = best.new_zeros(len(qvalue)).index_copy(0, index, best)
-            goal = td_target(found.reward, next_value, found.terminated, self.gamma)
-            error = (goal[:, None] - qvalue).square().sum(-1)
+            target = least_target(self, self._inputs(features.flatten(0, 1)))
+            best = target.unflatten(0, features.shape[:2]).amax(-1)  # max_c Qt(f(s_{i+1}, c))
+            next_value = best.new_zeros(len(q)).index_copy(0, index, best)
+            y = td_target(found.reward, next_value, found.terminated, self.gamma)
+            error = (y[:, None] - q).square().sum(-1)
             known = counted & (bootstraps | found.terminated)
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce(error, batch, found.place, known)
             metrics["candidate_value"] = masked_mean(next_value, bootstraps & counted)
@@ -168,13 +161,15 @@ class CHAILoss(UtteranceValueLoss):
             index = has.nonzero().squeeze(-1)
             slot = found.utterance[index]
             features, log_prob = columns["candidate_feature"][slot], columns["candidate_log_prob"][slot]
-            proposed = self._qvalues(self._inputs(features.flatten(0, 1))).unflatten(0, log_prob.shape)
-            each = sampled_cql_term(proposed, log_prob, qvalue[index]).sum(-1)
-            each = each.new_zeros(len(qvalue)).index_copy(0, index, each)
+            proposed = self._qvalues(features.flatten(0, 1)).unflatten(0, log_prob.shape)
+            each = sampled_cql_term(proposed, log_prob, q[index]).sum(-1)
+            each = each.new_zeros(len(q)).index_copy(0, index, each)
             losses["loss_cql"] = self.cql_weight * self._reduce(each, batch, found.place, has)
-        zero = qvalue.new_zeros(batch.shape if self.reduction == "none" else ())
-        nothing = dict.fromkeys(_METRICS, qvalue.new_full((), torch.nan))
-        return TensorDict({**{name: losses.get(name, zero) for name in _LOSSES}, **nothing, **metrics})
+        return self._output(batch, losses, metrics)
+
+    def _qvalues(self, features: Tensor) -> Tensor:
+        """Online Q of features, ``[N, H] -> [N, n_q]``."""
+        return online_values(self, "qvalue_network", self._inputs(features))
 
     def _inputs(self, features: Tensor) -> TensorDict:
         """Features ``[N, H]`` under the name by which the heads read them."""
@@ -196,8 +191,7 @@ class CHAILoss(UtteranceValueLoss):
         }
         have_shapes(*((name, value, shape + trailing.get(name, ())) for name, value in found.items()))
         for name in ("state_mask", "candidate_mask"):
-            if found[name].dtype != torch.bool:
-                raise TypeError(f"{name} must be bool, got {found[name].dtype}: convert it with .bool().")
+            check_entry(name, found[name], found[name].shape)
         return {name: value.reshape(-1, *trailing.get(name, ())) for name, value in found.items()}
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torch import Tensor, nn
+from torch import nn
 
-from torchrl_lang._checks import finite, positive
-from torchrl_lang.functional import cql_term
+from torchrl_lang.functional import cql_term, masked_mean, td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import TransitionBatch
-from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
-from torchrl_lang.objectives.qvalues import QValues
+from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.policy import actor_loss
+from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, next_values
 
 __all__ = ["CQLLoss"]
 
 
-class CQLLoss(QBackupLoss):
+class CQLLoss(QValueLoss):
     r"""Conservative Q-learning over rows of tokens, the baseline of the ILQL paper.
 
-    Q-learning with a term that lowers the values of tokens that the data do not take (arXiv 2006.04779, eq. 4)::
+    Q-learning with a term that lowers the values of tokens that the data do not take (arXiv 2006.04779, eq. 4; ``d`` is
+    1 where the task ended, ``Qt`` the minimum of the target heads, clipped to ``[value_min, value_max]``)::
 
         y_j         = r_j + gamma (1 - d_{j+1}) max_a Qt(s_{j+1}, a)
         loss_qvalue = qvalue_weight * mean_j sum_k (y_j - Q_k(s_j, a_j))^2
@@ -32,12 +33,21 @@ class CQLLoss(QBackupLoss):
     data never take. The policy is decoded as that of ILQL, ``ValueGuidance(loss.target_qvalue_network(), beta=...)``.
 
     Args:
-        actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+        actor_network, qvalue_network: as of :class:`~torchrl_lang.objectives.ILQLLoss`. With an
+            :class:`~torchrl_lang.modules.UtteranceActor` its forbidden tokens, by default all control tokens but the
+            end of the action, are left out of the maximum, ids from its ``vocab_size`` on too, and in the last slot of
+            an utterance all tokens but its end: no data correct their values.
 
     Keyword Args:
         cql_weight: the paper's ``alpha``.
         cql_temperature: ``T``.
-        **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+        **options: those of :class:`~torchrl_lang.objectives.ILQLLoss` of these names: ``value_trunk``,
+            ``target_trunk``, ``gamma``, ``turn_gamma``, ``qvalue_weight``, ``actor_weight``, ``transition_weight``,
+            ``value_min``, ``value_max``, ``detach_qvalue``, ``detach_actor``, ``end_of_action``,
+            ``actor_normalizer``, ``logits_chunk`` and ``reduction``.
+
+    The input is that of :class:`~torchrl_lang.objectives.ILQLLoss`. The output holds the losses, already weighted, and,
+    detached, the means ``qvalue`` (of the tokens that were written) and ``td_target`` (``y``) over decisions.
 
     Examples:
         >>> import torch
@@ -73,15 +83,24 @@ class CQLLoss(QBackupLoss):
         **options: Any,
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
-        finite("cql_weight", cql_weight)
-        positive("cql_temperature", cql_temperature)
-        self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
+        self._set_options(cql_weight=cql_weight, cql_temperature=cql_temperature)
 
-    def _backup(self, tables: StateTables) -> Tensor:
-        return tables.target().amax(-1)
-
-    def _regularizers(self, batch: TransitionBatch, qvalues: QValues) -> dict[str, Tensor]:
-        if not self.cql_weight:
-            return {}
-        term = self._vocabulary_term(cql_term, batch, qvalues, temperature=self.cql_temperature)
-        return {"loss_cql": self.cql_weight * term}
+    @over_rows
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses of a batch of rows."""
+        batch = self._find(tensordict)
+        rows = Passes(self, batch, reads_policy=self.actor_weight)
+        q, losses, metrics = QValues(self, batch, rows.values), {}, {}
+        if self.cql_weight:  # first: it computes Q of the taken tokens on the way
+            losses["loss_cql"] = self.cql_weight * q.term(cql_term, temperature=self.cql_temperature)
+        if self.qvalue_weight:
+            best = next_values(self, batch, lambda s: self._target_table(rows.target, s).amax(-1))  # max_a Qt(s', a)
+            y = td_target(batch.reward, best, batch.terminated, self._discount(batch, best))
+            error = (y[:, None] - q.taken).square().sum(-1)
+            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            metrics["td_target"] = masked_mean(y, batch.counts)
+        if losses:
+            metrics["qvalue"] = masked_mean(q.taken.detach().mean(-1), batch.counts)
+        if self.actor_weight:
+            losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, detach=self.detach_actor)
+        return self._output(batch, losses, metrics)

@@ -10,7 +10,6 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.returns import conditioned_trunk
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
-from torchrl_lang.objectives.checks import check_token
 from torchrl_lang.schema import TOKENS, refuse
 
 __all__ = ["DecisionTransformerLoss"]
@@ -76,9 +75,9 @@ class DecisionTransformerLoss(BCLoss):
             reduction=reduction,
         )
         conditioned_trunk(type(self).__name__, actor_network)
-        check_token("end_of_action", end_of_action, actor_network)
         decoder = self.scorer.decoder
-        self.end_of_action = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action
+        known = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action
+        self._set_options(end_of_action=known)
 
     def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
         batch = super()._find(tensordict)

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
+from tensordict import TensorDictBase, TensorDictParams
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
-from torchrl_lang._checks import finite, one_of, positive, within
-from torchrl_lang.functional import cql_term, expectile_loss, margin_term, masked_mean
-from torchrl_lang.functional.advantages import clock
+from torchrl_lang.functional import (
+    cql_term,
+    expectile_loss,
+    lambda_returns,
+    margin_term,
+    masked_mean,
+    returns_to_go,
+    td_target,
+    two_clock_advantages,
+)
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.advantage_weights import AdvantageWeights
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
-from torchrl_lang.objectives.checks import check_discounts, check_token, set_estimator
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import actor_loss
-from torchrl_lang.objectives.qvalues import QValues
-from torchrl_lang.objectives.value_base import ValueRowLoss
-from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, value_target
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import checked_head, values_at
+from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
+from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, target_qvalues
 
-__all__ = ["ILQLLoss"]
+__all__ = ["ILQLLoss", "Target"]
 
-_LOSSES = ("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor")
-_WEIGHTS = ("value_weight", "qvalue_weight", "cql_weight", "margin_weight", "actor_weight")
-_METRICS = ("value", "qvalue", "target_qvalue", "advantage")
+Target = Literal["td", "mc", "lambda"]
 
 
-class ILQLLoss(ValueRowLoss, AdvantageWeights):
+class ILQLLoss(QValueLoss):
     r"""Implicit language Q-learning over rows of tokens.
 
     At each decision ``j`` with state ``s_j``, token ``a_j``, reward ``r_j`` and successor ``s_{j+1}`` (arXiv
@@ -139,8 +140,19 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         >>> target.step()
     """
 
-    default_value_estimator = ValueEstimators.TD0
-    out_keys = [*_LOSSES, *_METRICS]
+    value_network: TensorDictModule
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
+
+    out_keys = [
+        *("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor"),
+        *("value", "qvalue", "target_qvalue", "advantage"),
+    ]
+    _estimators = {
+        ValueEstimators.TD0: {"target": "td"},
+        ValueEstimators.TD1: {"target": "mc"},
+        ValueEstimators.TDLambda: {"target": "lambda"},
+    }
 
     def __init__(
         self,
@@ -178,118 +190,90 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        self._set_networks(actor_network, qvalue_network, value_network, value_trunk, target_trunk)
-        one_of("target", target, ("td", "mc", "lambda"))
-        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
-        within("expectile", expectile, 0, 1, inclusive=False)
-        check_token("end_of_action", end_of_action, actor_network)
-        positive("cql_temperature", cql_temperature)
-        finite("margin", margin, low=None)
-        self._set_value_bounds(value_min, value_max)
-        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
-        self.expectile, self.target = expectile, target
-        self.qvalue_lmbda, self.end_of_action = qvalue_lmbda, end_of_action
-        self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
-        self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
-        self.margin_weight, self.margin = margin_weight, margin
-        self._set_advantage_weights(advantage_temperature, advantage_weighting, weight_clip, transition_weight)
-        self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
-        self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
-        check_discounts(
-            gamma=gamma, turn_gamma=turn_gamma, lmbda=lmbda, turn_lmbda=turn_lmbda, qvalue_lmbda=qvalue_lmbda
+        super().__init__(
+            actor_network,
+            qvalue_network,
+            value_trunk=value_trunk,
+            target_trunk=target_trunk,
+            gamma=gamma,
+            turn_gamma=turn_gamma,
+            qvalue_weight=qvalue_weight,
+            actor_weight=actor_weight,
+            transition_weight=transition_weight,
+            value_min=value_min,
+            value_max=value_max,
+            detach_qvalue=detach_qvalue,
+            detach_actor=detach_actor,
+            end_of_action=end_of_action,
+            actor_normalizer=actor_normalizer,
+            logits_chunk=logits_chunk,
+            reduction=reduction,
         )
-        for name in _WEIGHTS:
-            finite(name, getattr(self, name))
+        network = checked_head(self, "value_network", value_network, value_trunk)
+        self.convert_to_functional(network, "value_network")
+        self._set_options(target=target, lmbda=lmbda, turn_lmbda=turn_lmbda, qvalue_lmbda=qvalue_lmbda)
+        self._set_options(expectile=expectile, value_weight=value_weight, detach_value=detach_value)
+        self._set_options(cql_weight=cql_weight, cql_temperature=cql_temperature)
+        self._set_options(margin_weight=margin_weight, margin=margin, weight_clip=weight_clip)
+        self._set_options(advantage_temperature=advantage_temperature, advantage_weighting=advantage_weighting)
 
-    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
-        """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
-
-        Args:
-            value_type: the estimator, TD0 by default.
-            **hyperparams: ``gamma`` and ``turn_gamma`` and, for TDLambda, ``lmbda`` and ``turn_lmbda``.
-
-        Raises:
-            ValueError: the estimator is another one, or a number lies outside [0, 1].
-            TypeError: a hyperparameter is unknown.
-        """
-        known = {
-            ValueEstimators.TD0: {"target": "td"},
-            ValueEstimators.TD1: {"target": "mc"},
-            ValueEstimators.TDLambda: {"target": "lambda"},
-        }
-        set_estimator(self, value_type, known, hyperparams)
-        return self
-
-    # -- the loss --------------------------------------------------------------------------------------------------
-
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        actor_rows, value_rows = self._run_trunks(batch, bool(self.actor_weight))
-        value, next_value = self._state_values(batch, value_rows)
-        qvalues = self._qvalues(batch, value_rows)
-        reads_target = self._weighs_advantages or (self.value_weight and self.target != "mc")
-        target = self._target_values(batch, value_rows) if reads_target else None
-        clocks = self._clocks(batch, value)
-
-        losses = {}
+        rows = Passes(self, batch, reads_policy=self.actor_weight)
+        v = values_at(self, "value_network", rows.values, batch.state_place, detach=self.detach_value).squeeze(-1)
+        value, next_value = v[batch.state], v[batch.state + 1].detach()  # V(s_j), V(s_{j+1})
+        q, losses, metrics = QValues(self, batch, rows.values), {}, {"value": value}
         # The terms over the vocabulary come first: they compute Q of the taken tokens on the way.
         if self.cql_weight:
-            term = self._vocabulary_term(cql_term, batch, qvalues, temperature=self.cql_temperature)
-            losses["loss_cql"] = self.cql_weight * term
+            losses["loss_cql"] = self.cql_weight * q.term(cql_term, temperature=self.cql_temperature)
         if self.margin_weight:
-            term = self._vocabulary_term(margin_term, batch, qvalues, margin=self.margin)
-            losses["loss_margin"] = self.margin_weight * term
+            losses["loss_margin"] = self.margin_weight * q.term(margin_term, margin=self.margin)
         if self.qvalue_weight:
-            goal = qvalue_target(batch, value.detach(), next_value.detach(), clocks.gamma, self.qvalue_lmbda)
-            error = goal[:, None] - qvalues.taken
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error.square().sum(-1), batch)
+            y = self._qvalue_target(batch, value.detach(), next_value)
+            error = (y[:, None] - q.taken).square().sum(-1)
+            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+        if losses:
+            metrics["qvalue"] = q.taken.mean(-1)
+        if weighs_advantages(self) or (self.value_weight and self.target != "mc"):
+            metrics["target_qvalue"] = target_qvalues(self, batch, rows.target)  # Qt(s_j, a_j)
+            metrics["advantage"] = metrics["target_qvalue"] - value
         if self.value_weight:
-            error = value_target(self.target, batch, target, next_value.detach(), clocks) - value
-            term = expectile_loss(error, self.expectile)
-            losses["loss_value"] = self.value_weight * self._reduce_decisions(term, batch)
+            u = self._value_target(batch, metrics.get("target_qvalue"), next_value) - value
+            losses["loss_value"] = self.value_weight * self._reduce_decisions(expectile_loss(u, self.expectile), batch)
         if self.actor_weight:
-            weight = self._actor_weights(value, target)
-            term = actor_loss(
-                self,
-                batch,
-                actor_rows,
-                weight,
-                transition_weight=self._transition_weight,
-                detach=self.detach_actor,
-            )
-            losses["loss_actor"] = self.actor_weight * term
-        zero = value.new_zeros(batch.shape if self.reduction == "none" else ())
-        losses = {name: losses.get(name, zero) for name in _LOSSES}
-        return TensorDict({**losses, **self._metrics(batch, value, qvalues, target)})
+            advantage = metrics["advantage"] if weighs_advantages(self) else torch.zeros_like(value)
+            w = policy_weight(self, advantage.detach())
+            losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, w, detach=self.detach_actor)
+        means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}
+        return self._output(batch, losses, means)
 
-    def _clocks(self, batch: TransitionBatch, like: Tensor) -> Clocks:
-        """Discount and lambda after each decision, in the dtype of ``like``."""
-        if self.turn_gamma is None and self.turn_lmbda is None:
-            return Clocks(self.gamma, self.lmbda)
-        ends = self._turn_ends(batch)
-        pairs = (self.gamma, self.turn_gamma), (self.lmbda, self.turn_lmbda)
-        return Clocks(*(clock(ends, inside if across is None else across, inside, like) for inside, across in pairs))
+    def _value_target(self, batch: TransitionBatch, qvalue: Any, next_value: Tensor) -> Tensor:
+        """Targets of V at the decisions, ``[N]``: ``qvalue``, rewards to go, or lambda-returns over ``qvalue``."""
+        if self.target == "td":
+            return qvalue
+        reward = batch.next_reward.to(next_value.dtype)
+        gamma = self._clock(batch, self.gamma, self.turn_gamma, next_value)
+        if self.target == "mc":
+            returns = returns_to_go(reward, batch.decision, gamma)
+        else:
+            lmbda = self._clock(batch, self.lmbda, self.turn_lmbda, next_value)
+            values, bootstrap = batch.at_decisions(qvalue), batch.bootstrap(next_value)
+            returns = lambda_returns(reward, values, bootstrap, batch.decision, gamma, lmbda)
+        return returns.flatten()[batch.place]
 
-    # -- the policy's weights and metrics --------------------------------------------------------------------------
-
-    def _actor_weights(self, value: Tensor, target: Tensor | None) -> Tensor | None:
-        if not self._weighs_advantages:
-            return None if self.weight_clip is None else torch.ones_like(value).clamp_max(self.weight_clip)
-        assert target is not None
-        return self._advantage_weight(target - value.detach())
-
-    def _metrics(
-        self, batch: TransitionBatch, value: Tensor, qvalues: QValues, target: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Detached means over the decisions that count, NaN of what no term computed."""
-        entries = {"value": value}
-        if self.qvalue_weight or self.cql_weight or self.margin_weight:
-            entries["qvalue"] = qvalues.taken.mean(-1)
-        if target is not None:
-            entries |= {"target_qvalue": target, "advantage": target - value}
-        means = {name: masked_mean(entry.detach(), batch.counts) for name, entry in entries.items()}
-        return dict.fromkeys(_METRICS, value.new_full((), torch.nan)) | means
+    def _qvalue_target(self, batch: TransitionBatch, value: Tensor, next_value: Tensor) -> Tensor:
+        """Targets of Q at the decisions, ``[N]``: ``r + gamma V(s')``, or with ``qvalue_lmbda`` TD(lambda) over V."""
+        if not self.qvalue_lmbda:
+            return td_target(batch.reward, next_value, batch.terminated, self._discount(batch, next_value))
+        found = two_clock_advantages(
+            batch.next_reward,
+            batch.at_decisions(value),
+            batch.bootstrap(next_value),
+            batch.decision,
+            batch.decision,  # all steps have the discount that ``turn_gamma`` gives here
+            turn_gamma=self._clock(batch, self.gamma, self.turn_gamma, next_value),
+            turn_lmbda=self.qvalue_lmbda,
+        )
+        return found.value_target.flatten()[batch.place]

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite, one_of, positive
 from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, kl_controller
-from torchrl_lang.objectives.checks import check_actor, check_token
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import environment_loss
-from torchrl_lang.objectives.state_values import StateValueLoss
-from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions, unwritable
-from torchrl_lang.objectives.value_targets import bootstrap_value
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import checked_head, set_actor, values_at
+from torchrl_lang.objectives.policy import (
+    checked_reference,
+    environment_loss,
+    kl_controller,
+    score_decisions,
+    unwritable,
+)
 
 __all__ = ["OREOLoss"]
 
 
-class OREOLoss(StateValueLoss):
+class OREOLoss(RowLoss):
     r"""Offline reasoning optimisation (OREO) over rows of tokens.
 
     The policy of highest return less ``beta`` times its divergence from a reference is consistent with its value on
@@ -145,9 +144,8 @@ class OREOLoss(StateValueLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        check_actor("OREOLoss", actor_network)
-        self.actor_network = actor_network
-        self.value_network = self._checked_head("value_network", value_network, STATE_VALUE, value_trunk)
+        set_actor(self, actor_network)
+        self.value_network = checked_head(self, "value_network", value_network, value_trunk)
         self.value_trunk = value_trunk
         self.reference = checked_reference(actor_network, reference, is_read=True)
         self.embed_weights = embed_weights
@@ -158,66 +156,46 @@ class OREOLoss(StateValueLoss):
                     "OREOLoss needs actors without top_k, top_p and min_p: tokens that these remove have no log-ratio. "
                     "Filter when playing, by an UtteranceActor of its own over the same language actor."
                 )
-        positive("beta", beta)
-        for name, weight in {
-            "value_weight": value_weight,
-            "actor_weight": actor_weight,
-            "transition_weight": transition_weight,
-        }.items():
-            finite(name, weight)
-        one_of("level", level, ("token", "utterance", "row"))
-        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
-        check_token("end_of_action", end_of_action, actor_network)
-        self.beta, self.level, self.detach_value, self.end_of_action = beta, level, detach_value, end_of_action
-        self.value_weight, self.actor_weight = value_weight, actor_weight
+        self._set_options(beta=beta, value_weight=value_weight, actor_weight=actor_weight, level=level)
+        self._set_options(detach_value=detach_value, transition_weight=transition_weight)
+        self._set_options(end_of_action=end_of_action, actor_normalizer=actor_normalizer)
         self.kl_controller = kl_controller(kl_weight)
-        self.transition_weight, self.actor_normalizer = transition_weight, actor_normalizer
 
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
         self._refuse(batch, unwritable(self.scorer, batch))
-        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
-        scores = score_decisions(self.scorer, batch, rows, reference=self.reference, logits_chunk=self.logits_chunk)
-        values = self._values(rows if self.value_trunk is None else self._value_states(batch.rows), batch.state_place)
-        value, log_ratio = values[batch.state], _log_ratio(scores, batch.counts)
-        goal = self._soft_returns(batch, log_ratio.detach(), values[batch.state + 1].detach())
-        error = value - goal
-        zero = error.new_zeros(batch.shape if self.reduction == "none" else ())
-        losses = dict.fromkeys(self.out_keys[:3], zero)
+        rows = self._policy_trunk(batch.rows.copy())
+        scores = score_decisions(self, batch, rows)
+        value_rows = rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
+        v = values_at(self, "value_network", value_rows, batch.state_place, detach=self.detach_value).squeeze(-1)
+        value, next_value = v[batch.state], v[batch.state + 1].detach()
+        # Of decisions that do not count l has no gradient, and is 0 if it cannot be made.
+        ratio = scores.log_prob - scores.ref_log_prob  # l
+        ratio = torch.where(batch.counts, ratio, ratio.detach().nan_to_num(0.0, 0.0, 0.0))
+        error = value - self._soft_returns(batch, ratio.detach(), next_value)
+        losses = {"loss_transition": environment_loss(self, batch, rows)}
         if self.value_weight:
             losses["loss_value"] = self.value_weight * self._reduce_decisions(error.square(), batch)
         if self.actor_weight:
-            losses["loss_actor"] = self.actor_weight * self._path_loss(batch, error.detach(), log_ratio)
-        assert scores.kl is not None
+            losses["loss_actor"] = self.actor_weight * self._path_loss(batch, error.detach(), ratio)
         if self.kl_controller is not None:
             losses["loss_kl"] = self.kl_controller(scores.kl.dtype) * self._reduce_decisions(scores.kl, batch)
-        losses["loss_transition"] = environment_loss(self, batch, rows)
-        metrics = {"value": value, "log_ratio": log_ratio, "residual": error.abs(), "kl": scores.kl}
+        metrics = {"value": value, "log_ratio": ratio, "residual": error.abs(), "kl": scores.kl}
         means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}
-        return TensorDict({**losses, **means})
+        return self._output(batch, losses, means)
 
-    def _soft_returns(self, batch: TransitionBatch, log_ratio: Tensor, next_value: Tensor) -> Tensor:
-        """What V regresses on at each decision, ``[N]``."""
-        bootstrap = bootstrap_value(batch, next_value)
-        reward = batch.next_reward.to(log_ratio.dtype)
-        return soft_returns(reward, batch.at_decisions(log_ratio), bootstrap, batch.decision, self.beta).flatten()[
-            batch.place
-        ]
+    def _soft_returns(self, batch: TransitionBatch, ratio: Tensor, next_value: Tensor) -> Tensor:
+        """Targets of V at the decisions, ``[N]``: ``sum_{i >= t} (r_i - beta l_i)``."""
+        reward, bootstrap = batch.next_reward.to(ratio.dtype), batch.bootstrap(next_value)
+        returns = soft_returns(reward, batch.at_decisions(ratio), bootstrap, batch.decision, self.beta)
+        return returns.flatten()[batch.place]
 
-    def _path_loss(self, batch: TransitionBatch, error: Tensor, log_ratio: Tensor) -> Tensor:
+    def _path_loss(self, batch: TransitionBatch, error: Tensor, ratio: Tensor) -> Tensor:
         """The squared residual of each action, with a gradient through its own log-ratio alone."""
         ends = self._turn_ends(batch) if self.level == "utterance" else batch.decision
-        own, begins = action_log_ratio(batch.at_decisions(log_ratio), batch.decision, ends, self.level)
+        own, begins = action_log_ratio(batch.at_decisions(ratio), batch.decision, ends, self.level)
         own, begins = own.flatten()[batch.place], begins.flatten()[batch.place]
         residual = error + self.beta * (own - own.detach())
         return self._reduce(residual.square(), batch, batch.place, batch.counts & begins)
-
-
-def _log_ratio(scores: TokenScores, counted: Tensor) -> Tensor:
-    """``l`` of each decision, ``[N]``; of those that do not count without a gradient, 0 if it cannot be made."""
-    assert scores.ref_log_prob is not None
-    found = scores.log_prob - scores.ref_log_prob
-    return torch.where(counted, found, found.detach().nan_to_num(0.0, 0.0, 0.0))

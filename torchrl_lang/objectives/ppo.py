@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
+from torchrl.objectives import ValueEstimators
+from torchrl.objectives.utils import distance_loss
 
-from torchrl_lang._checks import finite, one_of, positive, within
-from torchrl_lang.functional import masked_mean, shift_left, standardized
-from torchrl_lang.functional.advantages import Bootstrap
+from torchrl_lang.functional import (
+    kl_estimate,
+    masked_mean,
+    shift_left,
+    shift_right,
+    standardized,
+    two_clock_advantages,
+)
+from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.kl import KLEstimator
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.head_values import STATE_VALUE
-from torchrl_lang.objectives.actor_critic_base import AdvantageRowLoss
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
-from torchrl_lang.objectives.checks import check_actor, check_token
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.ppo_terms import (
-    clipped_objective,
-    corrected_kl,
-    effective_sample_size,
-    explained_variance,
-    value_loss,
-)
-from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions, unwritable
-from torchrl_lang.schema import TOKEN_LOG_PROB
+from torchrl_lang.modules.hugging_face import eval_mode
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import checked_head, set_actor, values_at
+from torchrl_lang.objectives.policy import TokenScores, checked_reference, kl_controller, score_decisions, unwritable
+from torchrl_lang.schema import TOKEN_LOG_PROB, missing_entry
 
 __all__ = ["PPOLoss"]
-
-_METRICS = ("kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl")
 
 _ESTIMATED = "call loss.estimate(rows) once a batch, before the first epoch"
 _SOURCES = {
@@ -48,7 +45,7 @@ _SOURCES = {
 }
 
 
-class PPOLoss(AdvantageRowLoss):
+class PPOLoss(RowLoss):
     r"""Proximal policy optimisation over rows of tokens, each token an action.
 
     At each decision ``j`` with state ``s_j`` and token ``a_j``, with ``b_j`` the log-probability that acting wrote down
@@ -71,10 +68,9 @@ class PPOLoss(AdvantageRowLoss):
 
     The divergence from a reference is ``KL(pi(. | s_j) || ref(. | s_j))`` of one decision, in expectation over the
     sampled tokens, with its exact gradient. ``"k1"``, ``"k2"``, ``"k3"`` estimate it from the sampled token, as
-    ``rho * k``, the importance weight unclipped and gradients through both factors
-    (:func:`~torchrl_lang.objectives.ppo_terms.corrected_kl`); the rows bring ``ref_log_prob``. ``"exact"`` sums over
-    the vocabulary; its ``reference`` reads the rows in every call. That a token changes what follows is left to the
-    advantages: for that, keep the reward near the reference as well
+    ``rho * k``, the importance weight unclipped and gradients through both factors; the rows bring ``ref_log_prob``.
+    ``"exact"`` sums over the vocabulary; its ``reference`` reads the rows in every call. That a token changes what
+    follows is left to the advantages: for that, keep the reward near the reference as well
     (:class:`~torchrl_lang.transforms.KLConstrainedTransform`).
 
     Args:
@@ -142,17 +138,27 @@ class PPOLoss(AdvantageRowLoss):
     """
 
     @dataclass
-    class _AcceptedKeys(AdvantageRowLoss._AcceptedKeys):
-        """The keys of :class:`AdvantageRowLoss` and those of acting."""
+    class _AcceptedKeys(RowLoss._AcceptedKeys):
+        """The keys of :class:`RowLoss` and those of acting and estimating."""
 
+        advantage: NestedKey = "advantage"
+        value_target: NestedKey = "value_target"
         token_log_prob: NestedKey = TOKEN_LOG_PROB
         ref_log_prob: NestedKey = "ref_log_prob"
 
-    tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
-    kl_controller: KLController | None
+    default_value_estimator = ValueEstimators.GAE
+    _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {
+        ValueEstimators.GAE: {},
+        ValueEstimators.TDLambda: {},
+        ValueEstimators.TD0: {"lmbda": 0.0, "turn_lmbda": 0.0},
+        ValueEstimators.TD1: {"lmbda": 1.0, "turn_lmbda": 1.0},
+    }
     _sources = _SOURCES
-    out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl", *_METRICS]
+    out_keys = [
+        *("loss_objective", "loss_critic", "loss_entropy", "loss_kl"),
+        *("kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"),
+    ]
 
     def __init__(
         self,
@@ -181,31 +187,21 @@ class PPOLoss(AdvantageRowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        check_actor("PPOLoss", actor_network)
-        check_token("end_of_action", end_of_action, actor_network)
-        self.actor_network = actor_network
-        self.value_network = self._checked_head("value_network", value_network, STATE_VALUE, value_trunk)
-        self.value_trunk = value_trunk
-        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
-        for name, number in clocks.items():
-            within(name, number, 0, 1)
-        one_of("bootstrap", bootstrap, ("first", "mean"))
-        one_of("loss_critic_type", loss_critic_type, ("l2", "l1", "smooth_l1"))
-        one_of("kl_estimator", kl_estimator, ("k1", "k2", "k3", "exact"))
-        finite("value_weight", value_weight)
-        finite("entropy_weight", entropy_weight, low=None)
-        if value_clip is not None:
-            positive("value_clip", value_clip)
-        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
-        self.bootstrap, self.end_of_action, self.detach_value = bootstrap, end_of_action, detach_value
-        self.clip_epsilon, self.value_clip = _bounds(clip_epsilon), value_clip
-        self.value_weight, self.entropy_weight = value_weight, entropy_weight
+        set_actor(self, actor_network)
+        self.value_network = checked_head(self, "value_network", value_network, value_trunk)
+        self.value_trunk, self.detach_value = value_trunk, detach_value
+        self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
+        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
+        self._set_options(value_weight=value_weight, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
+        self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
+        low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
+        if not (0 <= low <= 1 and 0 <= high < math.inf):
+            raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {clip_epsilon}.")
+        self.clip_epsilon = float(low), float(high)
         self.kl_controller = kl_controller(kl_weight)
-        self.kl_estimator = kl_estimator
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = checked_reference(actor_network, reference, is_read=exact)
         self.embed_weights = embed_weights
-        self.normalize_advantage, self.loss_critic_type = normalize_advantage, loss_critic_type
         self._row_entries = self._entries_read()
 
     def _entries_read(self) -> tuple[str, ...]:
@@ -218,48 +214,46 @@ class PPOLoss(AdvantageRowLoss):
         always = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
         return (*always, *(name for name, is_read in wanted.items() if is_read))
 
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
         batch = self._find(tensordict)
         counted = batch.counts
         given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _SOURCES}
         self._refuse(batch, [*_not_finite(given), *unwritable(self.scorer, batch)])
-        states = split_actor(self.language_actor).trunk(batch.rows.copy())
-        scores = score_decisions(
-            self.scorer,
-            batch,
-            states,
-            entropy_gradient=bool(self.entropy_weight),
-            reference=self.reference,
-            logits_chunk=self.logits_chunk,
-        )
+        rows = self._policy_trunk(batch.rows.copy())
+        scores = score_decisions(self, batch, rows, entropy_gradient=bool(self.entropy_weight))
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
-        log_ratio = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
-        advantage = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
-        zero = log_ratio.new_zeros(batch.shape if self.reduction == "none" else ())
-        metrics = self._metrics(scores, log_ratio, counted)
-        out = {"loss_critic": zero, "loss_entropy": zero, "loss_kl": zero}
-        objective = clipped_objective(log_ratio, advantage, self.clip_epsilon)
-        out["loss_objective"] = self._reduce_decisions(objective, batch)
+        log_rho = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
+        rho, (low, high) = log_rho.exp(), self.clip_epsilon
+        a = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
+        objective = -torch.minimum(rho * a, rho.clamp(1 - low, 1 + high) * a)
+        losses = {"loss_objective": self._reduce_decisions(objective, batch)}
+        metrics = self._metrics(scores, log_rho.detach(), counted)
         if self.value_weight:
-            value = self._values(states if self.value_trunk is None else self._value_states(batch.rows), batch.place)
-            goal, acted = given["value_target"], given.get("state_value")
-            error = value_loss(value, goal, self.loss_critic_type, acted, self.value_clip)
-            out["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
-            metrics["explained_variance"] = explained_variance(value.detach(), goal, counted)
+            value_rows = rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
+            value = values_at(self, "value_network", value_rows, batch.place, detach=self.detach_value).squeeze(-1)
+            error = self._critic_error(value, given["value_target"], given.get("state_value"))
+            losses["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
+            metrics["explained_variance"] = _explained_variance(value.detach(), given["value_target"], counted)
         if self.entropy_weight:
-            out["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
+            losses["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
         if self.kl_controller is not None:
             kl = scores.kl
             if self.kl_estimator != "exact":
-                kl = corrected_kl(log_ratio, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
-            assert kl is not None
-            out["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
-            rows = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
-            metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / rows
-        return TensorDict({**out, **metrics})
+                kl = _corrected_kl(log_rho, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
+            losses["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
+            played = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
+            metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / played
+        return self._output(batch, losses, metrics)
+
+    def _critic_error(self, value: Tensor, target: Tensor, old: Tensor | None) -> Tensor:
+        """Distance of value and target; with ``value_clip`` the larger one of it and that of the clipped value."""
+        error = distance_loss(target, value, loss_function=self.loss_critic_type)
+        if old is None:
+            return error
+        near = old + (value - old).clamp(-self.value_clip, self.value_clip)
+        return torch.maximum(error, distance_loss(target, near, loss_function=self.loss_critic_type))
 
     def _given(self, tensordict: TensorDictBase, name: str, batch: TransitionBatch) -> Tensor:
         """An entry of the agent's tokens at the decisions, ``[N]``."""
@@ -267,19 +261,104 @@ class PPOLoss(AdvantageRowLoss):
         return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
 
     @torch.no_grad()
-    def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, scores: TokenScores, log_rho: Tensor, counted: Tensor) -> dict[str, Tensor]:
         """How far the policy has moved, over the decisions that count."""
-        low, high = self.clip_epsilon
-        ratio = log_ratio.exp()
-        nan = log_ratio.new_full((), torch.nan)
+        rho, (low, high) = log_rho.exp(), self.clip_epsilon
+        # The effective sample size as a share, (sum rho)**2 / (n sum rho**2): 1 where all weigh alike, 0 where none is.
+        weights = torch.where(counted, log_rho, -torch.inf)
+        size = (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp()
         return {
-            "kl_approx": masked_mean(-log_ratio, counted),
-            "clip_fraction": masked_mean(((ratio < 1 - low) | (ratio > 1 + high)).to(ratio.dtype), counted),
-            "ESS": effective_sample_size(log_ratio, counted),
+            "kl_approx": masked_mean(-log_rho, counted),
+            "clip_fraction": masked_mean(((rho < 1 - low) | (rho > 1 + high)).to(rho.dtype), counted),
+            "ESS": torch.where(counted.any(), size / counted.sum().clamp_min(1), 0.0),
             "entropy": masked_mean(scores.entropy, counted),
-            "explained_variance": nan,
-            "kl": nan,
         }
+
+    # -- estimates, once a batch ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:
+        """Write ``advantage``, ``value_target`` and ``state_value`` into ``rows``, each float ``[*B, T]``.
+
+        They are written at the agent's tokens, zero elsewhere, after one pass of the values' trunk in evaluation mode
+        without gradients.
+
+        Args:
+            rows: the entries of a row and ``terminated`` ``[*B, 1]``: a row that is not terminated is bootstrapped from
+                its last position.
+            reuse_values: the rows have ``state_value`` already, carried along from acting; only rows that are not
+                terminated are read, for the value of their last position. NaN stands for a state that was not read,
+                that of a certain last slot or of another player's token: it is worth what follows it
+                , the reward and the discounted value of the next state.
+
+        Returns:
+            The same ``rows``; without any, three entries without any.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`.
+        """
+        written = ("advantage", "value_target", "state_value")
+        tokens = rows.get(self.tensor_keys.tokens, None)
+        if tokens is not None and not tokens.numel():
+            nothing = torch.zeros(tokens.shape, device=tokens.device)
+            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in written})
+        reader = RowLoss()  # reads rewards and ends, which the loss itself does not
+        names = (*RowLoss._row_entries, "features", "features_mask")
+        reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in names})
+        batch = reader._find(rows)
+        last = (batch.attention_mask.sum(-1) - 1).clamp_min(0)  # the last real position of each row, [B]
+        with eval_mode(self):
+            if reuse_values:
+                value, last_value = self._acted_values(rows, batch), self._last_values(batch, last)
+            else:
+                states = self._value_trunk(batch.rows.copy())
+                value = values_at(self, "value_network", states, batch.state_place).squeeze(-1)
+                value = batch.at_decisions(value, batch.state_place)
+                last_value = value.gather(-1, last[:, None]).squeeze(-1)
+        value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
+        for name, dense in zip(written, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
+            rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
+        return rows
+
+    def _advantages(self, value: Tensor, last_value: Tensor, batch: TransitionBatch) -> tuple[Tensor, Advantages]:
+        """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
+        ends = self._turn_ends(batch)
+        reward = batch.next_reward.to(value.dtype)
+        gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
+        value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
+        advantages = two_clock_advantages(
+            reward,
+            value,
+            last_value,
+            batch.decision,
+            ends,
+            lmbda=self.lmbda,
+            turn_lmbda=self.turn_lmbda,
+            bootstrap=self.bootstrap,
+            **gammas,
+        )
+        return value, advantages
+
+    def _acted_values(self, rows: TensorDictBase, batch: TransitionBatch) -> Tensor:
+        """V at the decisions, as acting wrote it, ``[B, T]``."""
+        key = self.tensor_keys.state_value
+        acted = rows.get(key, None)
+        if acted is None:
+            advice = "Carry it from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
+            raise missing_entry("reuse_values=True", [key], rows, advice)
+        return shift_left(acted.reshape(batch.decision.shape))
+
+    def _last_values(self, batch: TransitionBatch, last: Tensor) -> Tensor:
+        """V of the last position of the rows that are not terminated, ``[B]``; zero for the others."""
+        going_on = (~batch.row_terminated).nonzero().squeeze(-1)
+        out = torch.zeros(batch.decision.shape[0], device=going_on.device)
+        if not going_on.shape[0]:
+            return out
+        states = self._value_trunk(batch.rows[going_on].copy())
+        place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
+        value = values_at(self, "value_network", states, place + last[going_on]).squeeze(-1)
+        return out.to(value.dtype).index_copy(0, going_on, value)
 
 
 def _not_finite(given: dict[str, Tensor]) -> list[tuple[Tensor, str]]:
@@ -291,8 +370,21 @@ def _not_finite(given: dict[str, Tensor]) -> list[tuple[Tensor, str]]:
     ]
 
 
-def _bounds(clip_epsilon: float | tuple[float, float]) -> tuple[float, float]:
-    low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
-    if not (0 <= low <= 1 and 0 <= high < math.inf):
-        raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {clip_epsilon}.")
-    return float(low), float(high)
+def _corrected_kl(log_rho: Tensor, log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator) -> Tensor:
+    """``rho * k(log pi, log ref)``: ``KL(pi || ref)`` from what another policy did, with its exact gradient.
+
+    The importance weight ``rho = pi / b`` makes the mean over samples of ``b`` that over ``pi``, and its gradient joins
+    that of the estimate: ``E_b[rho k] = sum_a pi(a) k(a)``, differentiated through every ``pi``. With k1 and k3 that is
+    the divergence of one decision and its exact gradient, with k2 ``E_pi[log(pi / ref)**2] / 2``. k3 varies less near
+    the reference, and needs a policy that gives probability to all tokens that the reference can sample.
+    """
+    # Where the token has no probability both factors are zero, and so is the gradient.
+    possible = log_prob.isfinite()
+    rho = torch.where(possible, log_rho, -torch.inf).exp()
+    return rho * kl_estimate(torch.where(possible, log_prob, 0.0), torch.where(possible, ref_log_prob, 0.0), estimator)
+
+
+def _explained_variance(value: Tensor, target: Tensor, counted: Tensor) -> Tensor:
+    """``1 - Var(target - value) / Var(target)`` over what counts; 0 where the targets do not vary."""
+    rest, whole = (masked_mean((x - masked_mean(x, counted)).square(), counted) for x in (target - value, target))
+    return torch.where(whole > 0, 1 - rest / whole.clamp_min(torch.finfo(whole.dtype).tiny), 0.0)

@@ -10,18 +10,18 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang._checks import positive, within
+from torchrl_lang.functional import masked_mean, td_target
 from torchrl_lang.functional.filters import min_p_filter
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import TransitionBatch
-from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
-from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
+from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.policy import actor_loss, check_frozen, frozen_behavior
+from torchrl_lang.objectives.values import NextStates, Passes, QValueLoss, QValues, next_values, possible
 
 __all__ = ["PsiLoss"]
 
 
-class PsiLoss(QBackupLoss):
+class PsiLoss(QValueLoss):
     r"""Psi-learning over rows of tokens: soft Q-learning whose reward includes the log-probability under a prior.
 
     It maximizes the return in units of ``reward_scale`` less the divergence from a prior ``pi0`` (KL control; Rawlik et
@@ -43,7 +43,7 @@ class PsiLoss(QBackupLoss):
     decode with ``min_p=threshold`` then.
 
     Args:
-        actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+        actor_network, qvalue_network: as of :class:`~torchrl_lang.objectives.CQLLoss`.
 
     Keyword Args:
         prior: :func:`~torchrl_lang.transforms.frozen_copy` of an actor, such as a finished behaviour cloning. Costs a
@@ -53,7 +53,13 @@ class PsiLoss(QBackupLoss):
             has only a fingerprint of them, and loading beside another prior raises.
         reward_scale: how much reward is worth one nat of divergence, above zero.
         threshold: in [0, 1]; 0, as in the papers, sums over all tokens that the policy can write.
-        **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+        **options: those of :class:`~torchrl_lang.objectives.ILQLLoss` of these names: ``value_trunk``,
+            ``target_trunk``, ``gamma``, ``turn_gamma``, ``qvalue_weight``, ``actor_weight``, ``transition_weight``,
+            ``value_min``, ``value_max``, ``detach_qvalue``, ``detach_actor``, ``end_of_action``,
+            ``actor_normalizer``, ``logits_chunk`` and ``reduction``.
+
+    The input is that of :class:`~torchrl_lang.objectives.ILQLLoss`. The output holds the losses, already weighted, and,
+    detached, the means ``qvalue`` (of the tokens that were written) and ``td_target`` (``y``) over decisions.
 
     Examples:
         >>> import torch
@@ -75,6 +81,8 @@ class PsiLoss(QBackupLoss):
         True
     """
 
+    out_keys = ["loss_qvalue", "loss_actor", "qvalue", "td_target"]
+
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
@@ -87,33 +95,34 @@ class PsiLoss(QBackupLoss):
         **options: Any,
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
-        positive("reward_scale", reward_scale)
-        within("threshold", threshold, 0, 1)
-        self.reward_scale, self.threshold = reward_scale, threshold
+        self._set_options(reward_scale=reward_scale, threshold=threshold)
         if prior is not None:
             check_frozen("PsiLoss", "prior", prior, actor_network)
-        self.reference = prior
-        self.embed_weights = embed_weights
+        self.reference, self.embed_weights = prior, embed_weights
 
-    @property
-    def _reads_policy(self) -> bool:
-        return self.reference is None
+    @over_rows
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses of a batch of rows."""
+        batch, prior = self._find(tensordict), self.reference
+        rows = Passes(self, batch, reads_policy=self.actor_weight or (self.qvalue_weight and prior is None))
+        q, losses, metrics = QValues(self, batch, rows.values), {}, {}
+        if self.qvalue_weight:
+            pi0 = rows.behavior() if prior is None else frozen_behavior(prior, batch)
 
-    def _behavior(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Behavior | None:
-        if self.reference is None:
-            return super()._behavior(batch, actor_rows)
-        return frozen_behavior(self.reference, batch)
+            def soft_value(s: NextStates) -> Tensor:  # log sum_a exp Qt(s', a)
+                target = self._target_table(rows.target, s)
+                if self.threshold:
+                    kept = min_p_filter(possible(self, pi0.log_softmax(s.place), s), self.threshold)
+                    target = target.masked_fill(kept.isneginf(), -torch.inf)
+                return target.logsumexp(-1)
 
-    def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:
-        assert behavior is not None
-        return batch.reward / self.reward_scale + behavior.log_prob(batch)
-
-    def _backup(self, tables: StateTables) -> Tensor:
-        target = tables.target()
-        if self.threshold:
-            unlikely = min_p_filter(tables.log_behavior(), self.threshold).isneginf()
-            target = target.masked_fill(unlikely, -torch.inf)
-        return target.logsumexp(-1)
-
-    def _error(self, difference: Tensor) -> Tensor:
-        return F.huber_loss(difference, torch.zeros_like(difference), reduction="none")
+            next_value = next_values(self, batch, soft_value)
+            reward = batch.reward / self.reward_scale + pi0.log_prob(batch)
+            y = td_target(reward, next_value, batch.terminated, self._discount(batch, next_value))
+            error = F.huber_loss(q.taken, y[:, None].expand_as(q.taken), reduction="none").sum(-1)
+            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            metrics["td_target"] = masked_mean(y, batch.counts)
+            metrics["qvalue"] = masked_mean(q.taken.detach().mean(-1), batch.counts)
+        if self.actor_weight:
+            losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, detach=self.detach_actor)
+        return self._output(batch, losses, metrics)

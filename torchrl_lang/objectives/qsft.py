@@ -7,25 +7,25 @@ from functools import partial
 
 import torch
 from tensordict import TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from torchrl_lang._checks import finite, one_of, within
 from torchrl_lang.functional import masked_mean, returns_to_go
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch
-from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
-from torchrl_lang.objectives.checks import check_actor, check_discounts, check_token, vocabulary
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import environment_loss
-from torchrl_lang.objectives.successors import next_values
-from torchrl_lang.objectives.targets import frozen_target, lent, part_of
-from torchrl_lang.objectives.token_scores import over_decisions
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import frozen_target, lent, part_of, set_actor
+from torchrl_lang.objectives.policy import (
+    Behavior,
+    check_frozen,
+    environment_loss,
+    frozen_behavior,
+    over_decisions,
+)
+from torchrl_lang.objectives.values import NextStates, next_values, possible
 
 __all__ = ["QSFTLoss"]
 
@@ -138,23 +138,14 @@ class QSFTLoss(RowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        check_actor("QSFTLoss", actor_network)
+        set_actor(self, actor_network)
         check_frozen("QSFTLoss", "reference", reference, actor_network)
-        check_discounts(gamma=gamma, turn_gamma=turn_gamma)
-        finite("value_min", value_min, low=None)
-        finite("value_max", value_max, low=None)
+        self.reference, self.embed_weights = reference, embed_weights
+        self._set_options(gamma=gamma, turn_gamma=turn_gamma, end_of_action=end_of_action)
+        self._set_options(value_min=value_min, value_max=value_max, threshold=threshold, rest=rest)
+        self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
         if value_min >= value_max:
             raise ValueError(f"value_min must lie below value_max, got {value_min} and {value_max}.")
-        within("threshold", threshold, 0, 1)
-        finite("transition_weight", transition_weight)
-        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
-        check_token("rest", rest, actor_network)
-        check_token("end_of_action", end_of_action, actor_network)
-        self.actor_network, self.reference = actor_network, reference
-        self.embed_weights = embed_weights
-        self.gamma, self.turn_gamma, self.end_of_action = gamma, turn_gamma, end_of_action
-        self.value_min, self.value_max, self.threshold, self.rest = value_min, value_max, threshold, rest
-        self.transition_weight, self.actor_normalizer = transition_weight, actor_normalizer
         self.target_actor_network_params = frozen_target(self.actor_network_params)
         self._has_update_associated["actor_network"] = False
 
@@ -163,65 +154,51 @@ class QSFTLoss(RowLoss):
         """Parameters of the model: the source of ``target_actor_network_params``."""
         return TensorDict.from_module(self.language_actor)
 
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
         self._refuse(batch, self._rules(batch))
-        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
-        target = self._target(batch)
-        weight = (target - self.value_min) / (self.value_max - self.value_min)
-        error, likelihood = self._cross_entropy(batch, rows, weight)
-        losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
-        losses["loss_transition"] = environment_loss(self, batch, rows)
-        metrics = {"likelihood": likelihood.detach(), "td_target": target}
-        return TensorDict({**losses, **{name: masked_mean(value, batch.counts) for name, value in metrics.items()}})
-
-    def _cross_entropy(self, batch: TransitionBatch, rows: TensorDictBase, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted cross-entropy, and the probability of the taken token, of each decision, ``[N]``."""
-        scorer = RowScorer(self.language_actor)
-        states = self._states(rows)
-        dense = batch.at_decisions(weight).flatten()
+        rows = self._policy_trunk(batch.rows.copy())
+        y = self._target(batch)
+        w = batch.at_decisions((y - self.value_min) / (self.value_max - self.value_min)).flatten()
+        scorer, states = RowScorer(self.language_actor), self._policy_states(rows)
 
         def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
             log_prob = scorer.log_softmax(states, place)
             taken = log_prob.gather(-1, action[:, None]).squeeze(-1)
-            return weighted_cross_entropy(log_prob, action, dense[place], self.rest), taken.exp()
+            return weighted_cross_entropy(log_prob, action, w[place], self.rest), taken.exp()
 
         error, likelihood = over_decisions(score, scorer, batch, states, self.logits_chunk)
-        return error, likelihood
-
-    def _states(self, rows: TensorDictBase) -> States:
-        """What the trunk wrote into ``rows``."""
-        return {key: rows.get(key) for key in split_actor(self.language_actor).trunk.out_keys}
+        losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
+        losses["loss_transition"] = environment_loss(self, batch, rows)
+        metrics = {"likelihood": likelihood.detach(), "td_target": y}
+        means = {name: masked_mean(metric, batch.counts) for name, metric in metrics.items()}
+        return self._output(batch, losses, means)
 
     @torch.no_grad()
     def _target(self, batch: TransitionBatch) -> Tensor:
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
-        behavior = frozen_behavior(self.reference, batch)
+        pi = frozen_behavior(self.reference, batch)
         model, span = self.language_actor, self.value_max - self.value_min
         params, (trunk, head, _) = self.target_actor_network_params, split_actor(model)
         with lent(params, model):
-            states = self._states(trunk(batch.rows.copy()))
+            states = self._policy_states(trunk(batch.rows.copy()))
         # Chunks of states need the head alone, which takes less time to lend; without one the states hold the logits.
         lend = nullcontext if head is None else partial(lent, part_of(params, model, head), head)
-        target = Behavior(RowScorer(model), states, lend)
+        pt = Behavior(RowScorer(model), states, lend)
 
-        def backup(place: Tensor, certain: Tensor) -> Tensor:
-            log_prob, log_behavior = (
-                self._possible(policy.log_softmax(place), certain) for policy in (target, behavior)
-            )
+        def backup(s: NextStates) -> Tensor:  # max_a pt(a | s') / pi(a | s'), in units of the rewards
+            log_prob, log_behavior = (self._valued(policy.log_softmax(s.place), s) for policy in (pt, pi))
             return self.value_min + span * likelihood_ratio_value(log_prob, log_behavior, self.threshold).clamp_max(1.0)
 
         next_value = next_values(self, batch, backup)
         found = batch.reward + self._discount(batch, next_value) * next_value
         return found.clamp(self.value_min, self.value_max)
 
-    def _possible(self, log_prob: Tensor, certain: Tensor) -> Tensor:
+    def _valued(self, log_prob: Tensor, at: NextStates) -> Tensor:
         """``-inf`` at the tokens that the policy cannot write, and at ``rest``, whose probability is no value."""
-        # A model's matrix may be larger than the vocabulary: tables have the columns that the policy can write.
-        found = self.scorer.possible(log_prob, certain)[:, : vocabulary(self.actor_network)]
+        found = possible(self, log_prob, at)
         if self.rest is None:
             return found
         return found.masked_fill(torch.arange(found.shape[-1], device=found.device) == self.rest, -torch.inf)

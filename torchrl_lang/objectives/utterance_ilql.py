@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
-from torch import Tensor, nn
+from tensordict import TensorDictBase, TensorDictParams
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
 
-from torchrl_lang._checks import finite, one_of, within
 from torchrl_lang.functional import expectile_loss, find_utterances, masked_mean, td_target
-from torchrl_lang.functional.decisions import UtteranceSpans
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
-from torchrl_lang.objectives.advantage_weights import AdvantageWeights
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, gather_inputs
-from torchrl_lang.objectives.checks import check_actor, check_token
-from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import actor_loss
-from torchrl_lang.objectives.targets import without_dropout
-from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, over_rows
+from torchrl_lang.objectives.networks import checked_head, gather_inputs, least_target, values_at
+from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
+from torchrl_lang.objectives.values import Passes, QValueLoss
 
 __all__ = ["UtteranceILQLLoss"]
 
-_LOSSES = ("loss_value", "loss_qvalue", "loss_actor")
-_WEIGHTS = ("value_weight", "qvalue_weight", "actor_weight")
-_METRICS = ("value", "qvalue", "target_qvalue", "advantage")
 
-
-class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
+class UtteranceILQLLoss(QValueLoss):
     r"""Implicit Q-learning over utterances: the per-utterance variant that ILQL is compared with.
 
     An utterance ``u_i`` of a row has the state ``s_i``, the position before its first token, and the sum ``R_i`` of its
@@ -107,19 +96,12 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
         >>> sum(value for key, value in out.items() if key.startswith("loss_")).backward()
     """
 
-    @dataclass
-    class _AcceptedKeys(UtteranceValueLoss._AcceptedKeys):
-        """The keys of :class:`UtteranceValueLoss` and that of V."""
-
-        state_value: NestedKey = STATE_VALUE
-
-    tensor_keys: _AcceptedKeys
-    default_keys = _AcceptedKeys
-    out_keys = [*_LOSSES, *_METRICS]
-
     value_network: TensorDictModule
     value_network_params: TensorDictParams
     target_value_network_params: TensorDictParams
+
+    out_keys = ["loss_value", "loss_qvalue", "loss_actor", "value", "qvalue", "target_qvalue", "advantage"]
+    _kinds = {"qvalue_network": UTTERANCE_VALUE, "value_network": STATE_VALUE}
 
     def __init__(
         self,
@@ -141,73 +123,52 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        check_actor("UtteranceILQLLoss", actor_network)
-        check_token("end_of_action", end_of_action, actor_network)
-        self.actor_network = actor_network
-        self._set_qvalue(qvalue_network, UTTERANCE_VALUE)
-        self.convert_to_functional(self._checked_head("value_network", value_network, STATE_VALUE), "value_network")
-        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
-        within("gamma", gamma, 0, 1)
-        within("expectile", expectile, 0, 1, inclusive=False)
-        self.gamma, self.expectile, self.end_of_action = gamma, expectile, end_of_action
-        self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
-        self._set_advantage_weights(advantage_temperature, advantage_weighting, weight_clip, transition_weight)
-        self.actor_normalizer = actor_normalizer
-        for name in _WEIGHTS:
-            finite(name, getattr(self, name))
+        super().__init__(
+            actor_network,
+            qvalue_network,
+            gamma=gamma,
+            qvalue_weight=qvalue_weight,
+            actor_weight=actor_weight,
+            transition_weight=transition_weight,
+            end_of_action=end_of_action,
+            actor_normalizer=actor_normalizer,
+            logits_chunk=logits_chunk,
+            reduction=reduction,
+        )
+        self.convert_to_functional(checked_head(self, "value_network", value_network), "value_network")
+        self._set_options(expectile=expectile, value_weight=value_weight, weight_clip=weight_clip)
+        self._set_options(advantage_temperature=advantage_temperature, advantage_weighting=advantage_weighting)
 
-    @dispatch(source="_all_in_keys")
-    @for_any_number
+    @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        trunk = split_actor(self.language_actor).trunk
-        rows = trunk(batch.rows.copy())
-        width = batch.tokens.shape[-1]
-        ends, terminated = self._turn_ends(batch), batch.row_terminated
-        spans = find_utterances(batch.attention_mask, batch.agent_mask, ends, terminated)
+        rows, width = Passes(self, batch, reads_policy=True), batch.tokens.shape[-1]
+        ended = batch.row_terminated
+        spans = find_utterances(batch.attention_mask, batch.agent_mask, self._turn_ends(batch), ended)
         row = spans.row[spans.state]
-        place = row * width + spans.end
-        counted = self._counted(batch, place)
-        every_value = self._state_values(rows, spans.row * width + spans.position)
-        value, next_value = every_value[spans.state], every_value[spans.state + 1].detach()
-        finished = gather_inputs(self.qvalue_network.in_keys, rows, place)
-        found = {"value": value}
-        losses = {}
+        place = row * width + spans.end  # of the last decisions, [U]
+        counted = batch.counts_at(place)
+        v = values_at(self, "value_network", rows.values, spans.row * width + spans.position).squeeze(-1)
+        value, next_value = v[spans.state], v[spans.state + 1].detach()  # V(s_i), V(s_{i+1})
+        losses, metrics = {}, {"value": value}
         if self.qvalue_weight:
-            qvalue = self._qvalues(finished)
-            goal = td_target(spans.total(batch.reward), next_value, spans.last & terminated[row], self.gamma)
-            term = (goal[:, None] - qvalue).square().sum(-1)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce(term, batch, place, counted)
-            found["qvalue"] = qvalue.mean(-1)
-        if self.value_weight or self._weighs_advantages:
-            still = without_dropout(trunk, batch.rows, rows)
-            found["target_qvalue"] = self._target_qvalues(gather_inputs(self.qvalue_network.in_keys, still, place))
-            found["advantage"] = found["target_qvalue"] - value
+            q = values_at(self, "qvalue_network", rows.values, place)
+            y = td_target(spans.total(batch.reward), next_value, spans.last & ended[row], self.gamma)
+            error = (y[:, None] - q).square().sum(-1)
+            losses["loss_qvalue"] = self.qvalue_weight * self._reduce(error, batch, place, counted)
+            metrics["qvalue"] = q.mean(-1)
+        advantage = torch.zeros_like(value)
+        if self.value_weight or weighs_advantages(self):
+            target = least_target(self, gather_inputs(self.qvalue_network.in_keys, rows.target, place))
+            advantage = target - value
+            metrics |= {"target_qvalue": target, "advantage": advantage}
         if self.value_weight:
-            term = expectile_loss(found["advantage"], self.expectile)
-            losses["loss_value"] = self.value_weight * self._reduce(term, batch, place, counted)
+            error = expectile_loss(advantage, self.expectile)
+            losses["loss_value"] = self.value_weight * self._reduce(error, batch, place, counted)
         if self.actor_weight:
-            losses["loss_actor"] = self.actor_weight * actor_loss(
-                self,
-                batch,
-                rows,
-                self._actor_weights(found.get("advantage", torch.zeros_like(value)).detach(), spans),
-                transition_weight=self._transition_weight,
-            )
-        zero = value.new_zeros(batch.shape if self.reduction == "none" else ())
-        means = {name: masked_mean(entry.detach(), counted) for name, entry in found.items()}
-        metrics = dict.fromkeys(_METRICS, value.new_full((), torch.nan)) | means
-        return TensorDict({**{name: losses.get(name, zero) for name in _LOSSES}, **metrics})
-
-    def _state_values(self, rows: TensorDictBase, place: Tensor) -> Tensor:
-        """V at places of the flattened batch, ``[S]``."""
-        inputs = gather_inputs(self.value_network.in_keys, rows, place)
-        with self.value_network_params.to_module(self.value_network):
-            return self._read_head("value_network", inputs).squeeze(-1)
-
-    def _actor_weights(self, advantage: Tensor, spans: UtteranceSpans) -> Tensor:
-        """The weight of each decision, ``[N]``, from the advantages of the utterances, ``[U]``."""
-        advantage = torch.cat([advantage, advantage.new_zeros(1)])[spans.of_decision]
-        return self._advantage_weight(advantage)
+            # Tokens of an utterance that the row cuts off have the weight of advantage zero.
+            each = torch.cat([advantage.detach(), advantage.new_zeros(1)])[spans.of_decision]
+            losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, policy_weight(self, each))
+        means = {name: masked_mean(metric.detach(), counted) for name, metric in metrics.items()}
+        return self._output(batch, losses, means)

@@ -22,8 +22,7 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.objectives import QBackupLoss
-from torchrl_lang.objectives.value_base import QValueRowLoss
+from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import ActionValueOptions
 from torchrl_lang.recipes.offline import OfflineData, build_actor, train_offline
 from torchrl_lang.recipes.run_policy import RunDecoding
@@ -37,7 +36,7 @@ __all__ = ["ActionValueOptions", "save_model", "train_action_values"]
 def save_model(
     folder: Path,
     model: SavedModel,
-    loss: QValueRowLoss,
+    loss: QValueLoss,
     qvalue: ActionValueHead,
     tokenizer: Tokenizer,
     **heads: ValueHead,
@@ -51,7 +50,7 @@ def save_model(
 def train_action_values(
     options: ActionValueOptions,
     data: OfflineData,
-    kind: type[QBackupLoss],
+    kind: type[QValueLoss],
     *,
     terms: Mapping[str, Any],
     guidance: Mapping[str, Any],

@@ -6,14 +6,14 @@ from typing import TypeVar
 
 from torch import nn
 
-from torchrl_lang.objectives.target_qvalues import TargetQLoss
+from torchrl_lang.objectives.values import QValueLoss
 
 __all__ = ["saved_qvalues"]
 
 QHead = TypeVar("QHead", bound=nn.Module)
 
 
-def saved_qvalues(name: str, head: QHead, other: QHead, loss: TargetQLoss) -> dict[str, QHead]:
+def saved_qvalues(name: str, head: QHead, other: QHead, loss: QValueLoss) -> dict[str, QHead]:
     """``head``, which a loss trains, as ``name``; and ``other``, of the same shape, as ``target_<name>``.
 
     ``other`` gets the loss's target parameters.

@@ -1,0 +1,250 @@
+"""The networks of a loss: its actor, value heads of any class, and target parameters that are lent to a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.actor import split_actor, vocabulary_size
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.lower_layers import applies_dropout
+from torchrl_lang.modules.head_values import (
+    ACTION_VALUE,
+    STATE_VALUE,
+    UTTERANCE_VALUE,
+    checked_values,
+    with_heads,
+    zero_states,
+)
+from torchrl_lang.modules.hugging_face import eval_mode
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.trunk import HIDDEN, trunk_of
+from torchrl_lang.schema import missing_entry
+
+__all__ = [
+    "checked_head",
+    "frozen_target",
+    "gather_inputs",
+    "head_key",
+    "head_values",
+    "least_target",
+    "lent",
+    "online_values",
+    "part_of",
+    "read_head",
+    "set_actor",
+    "token_limit",
+    "values_at",
+    "vocabulary",
+    "without_dropout",
+]
+
+# -- actors ------------------------------------------------------------------------------------------------------------
+
+
+def set_actor(loss: Any, actor: Any, *, guidance: bool = False) -> None:
+    """Give a loss its ``actor_network``: a language actor or an utterance actor, guided by values only if allowed."""
+    name = type(loss).__name__
+    if isinstance(actor, UtteranceActor):
+        if actor.decoder.rule.guidance is not None and not guidance:
+            raise ValueError(f"{name} trains the language model's own distribution: build the actor without guidance=.")
+    else:
+        try:
+            split_actor(actor)
+        except TypeError:
+            raise TypeError(
+                f"{name} needs actor_network as a language actor or an UtteranceActor over one, got "
+                f"{type(actor).__name__}: build it with language_actor(lm)."
+            ) from None
+    loss.actor_network = actor
+
+
+def vocabulary(actor: Any) -> int | None:
+    """Count the tokens that the policy can write; None where it is unknown."""
+    if isinstance(actor, UtteranceActor) and actor.decoder.rule.vocab_size is not None:
+        return actor.decoder.rule.vocab_size
+    size = vocabulary_size(split_actor(RowScorer(actor).language_actor))
+    return token_limit(actor) if size is None else size
+
+
+def token_limit(actor: Any) -> int | None:
+    """Count the tokens that the model can read; None where it is unknown."""
+    trunk = RowScorer(actor).trunk
+    embedding: nn.Module | None = None if trunk is None else trunk.model.get_input_embeddings()
+    number = getattr(embedding, "num_embeddings", None)
+    return number if isinstance(number, int) else None
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+def checked_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = None) -> TensorDictModuleBase:
+    """The head ``name`` of a loss as a module of tensordicts, after a look at what it writes for states of zeros.
+
+    A head is a module of tensordicts, or any module ``hidden [N, H] -> values``.
+    """
+    kind = loss._kinds[name]
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"{type(loss).__name__} needs {name} as a module hidden [N, H] -> {kind}, got {type(network).__name__}."
+        )
+    if not isinstance(network, TensorDictModuleBase):
+        network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[kind])
+    written = {str(key) for key in network.out_keys}
+    if kind not in written and written & {ACTION_VALUE, UTTERANCE_VALUE, STATE_VALUE}:
+        raise _wrong_entry(loss, name, network, kind)
+    actor = getattr(loss, "actor_network", None)
+    if actor is not None and (len(network.out_keys) == 1 or kind in network.out_keys):
+        trunk = actor if value_trunk is None else value_trunk
+        states = zero_states(network.in_keys, _state_width(actor, value_trunk), [trunk, network])
+        if states is not None:
+            with torch.no_grad(), eval_mode(network):
+                _first_values(loss, name, network, states)
+    return network
+
+
+def head_key(loss: Any, name: str, network: TensorDictModuleBase | None = None) -> NestedKey:
+    """The entry that a head writes its values to: the one that ``set_keys`` names, or its only one."""
+    network, key = getattr(loss, name) if network is None else network, getattr(loss.tensor_keys, loss._kinds[name])
+    if key in network.out_keys:
+        return key
+    if len(network.out_keys) != 1:
+        raise _wrong_entry(loss, name, network, key)
+    return network.out_keys[0]
+
+
+def head_values(loss: Any, name: str, states: TensorDictBase) -> Tensor:
+    """Compute the values of a head, see :func:`read_head`; in the first call with a look at their shape."""
+    network = getattr(loss, name)
+    if name in loss._tried or torch.compiler.is_compiling():
+        return read_head(network, states, head_key(loss, name), loss._kinds[name])
+    return upcast_half(_first_values(loss, name, network, states))
+
+
+def values_at(loss: Any, name: str, rows: TensorDictBase, place: Tensor, *, detach: bool = False) -> Tensor:
+    """Compute the values of a head at places of the flattened batch, from what its trunk wrote into the rows."""
+    inputs = gather_inputs(getattr(loss, name).in_keys, rows, place)
+    return online_values(loss, name, inputs.detach() if detach else inputs)
+
+
+def online_values(loss: Any, name: str, states: TensorDictBase) -> Tensor:
+    """Compute the values of a head with its trained parameters, also where it is functional."""
+    params = getattr(loss, f"{name}_params", None)
+    with nullcontext() if params is None else params.to_module(getattr(loss, name)):
+        return head_values(loss, name, states)
+
+
+@torch.no_grad()
+def least_target(loss: Any, states: TensorDictBase) -> Tensor:
+    """Compute the minimum of the target heads of a Q with one value an utterance, ``[U]``."""
+    with lent(loss.target_qvalue_network_params, loss.qvalue_network):
+        return head_values(loss, "qvalue_network", states.detach()).amin(-1)
+
+
+def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: NestedKey, kind: str) -> Tensor:
+    """The values that a head writes, at least in float32: ``[N, n_q, V]``, ``[N, n_q]`` or ``[N, 1]`` by their kind."""
+    return upcast_half(with_heads(network(states.copy()).get(key), kind))
+
+
+def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
+    """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
+    if missing := [key for key in keys if rows.get(key, None) is None]:
+        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
+        raise missing_entry("A head", missing, rows, advice)
+    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
+    return TensorDict(entries, batch_size=index.shape, device=rows.device)
+
+
+def _first_values(loss: Any, name: str, network: TensorDictModuleBase, states: TensorDictBase) -> Tensor:
+    """The values of a head, or a ValueError unless they have their shape and the policy's vocabulary."""
+    kind, key = loss._kinds[name], head_key(loss, name, network)
+    run = lambda: network(states.copy()).get(key)  # noqa: E731
+    found = checked_values(f"The {name} of {type(loss).__name__}", kind, states, run)
+    if kind == ACTION_VALUE:
+        _check_vocabulary(loss.actor_network, found.shape[-1])
+    loss._tried = loss._tried | {name}
+    return found
+
+
+def _check_vocabulary(actor: Any, known: int) -> None:
+    """Raise ValueError unless Q has a value for every token that the policy can write, and for no unknown one."""
+    needed, head = vocabulary(actor), vocabulary_size(split_actor(RowScorer(actor).language_actor))
+    if needed is not None and known < needed:
+        raise ValueError(
+            f"The Q network has values for {known} tokens and the policy can write {needed}: build the head with "
+            f"vocab_size={needed}. Where the model's matrix is larger than its tokenizer's vocabulary, give the loss "
+            "an UtteranceActor with vocab_size=, the tokenizer's."
+        )
+    limit = known if head is None else max(head, token_limit(actor) or 0)
+    if known > limit:
+        raise ValueError(
+            f"The Q network has values for {known} tokens and the model has {limit}: build the head with "
+            f"vocab_size={limit}."
+        )
+
+
+def _state_width(actor: Any, value_trunk: nn.Module | None) -> int | None:
+    """The width of the states that value heads read, of ``value_trunk`` or the actor's; None where it is unknown."""
+    parts = split_actor(RowScorer(actor).language_actor)
+    module = parts.trunk if value_trunk is None else value_trunk
+    trunk = trunk_of(module) or trunk_of(getattr(module, "trunk", None))  # of a PrivilegedTrunk
+    if trunk is not None or value_trunk is not None:
+        return None if trunk is None else trunk.width
+    return getattr(getattr(parts.head, "module", None), "in_features", None)
+
+
+def _wrong_entry(loss: Any, name: str, network: TensorDictModuleBase, key: NestedKey) -> ValueError:
+    return ValueError(
+        f"{type(loss).__name__} reads {key!r} of its {name}, which writes {list(network.out_keys)}: give it "
+        f"out_keys=[{key!r}], or name the entry with set_keys({loss._kinds[name]}=...)."
+    )
+
+
+# -- target parameters -------------------------------------------------------------------------------------------------
+
+
+def frozen_target(params: TensorDictBase) -> TensorDictParams:
+    """Copy parameters as target parameters, which do not train and which TorchRL's target updaters move."""
+    return TensorDictParams(params.apply(lambda weight: weight.data.clone(), filter_empty=False), no_convert=True)
+
+
+def part_of(params: TensorDictBase, module: nn.Module, part: nn.Module) -> TensorDictBase:
+    """Of the parameters of ``module`` those of a module within it, or of a new sequence of modules within it."""
+    names = {id(one): name for name, one in module.named_modules()}
+
+    def of(one: nn.Module) -> TensorDictBase:
+        if id(one) in names:
+            return params.get(tuple(names[id(one)].split(".")), TensorDict())
+        return TensorDict({name: of(child) for name, child in one.named_children()})
+
+    return of(part)
+
+
+@contextmanager
+def lent(params: TensorDictBase, module: nn.Module) -> Iterator[None]:
+    """A context in which ``module`` computes with ``params`` as constants, in evaluation mode.
+
+    It gets their ``.data``: what ``to_module`` lends itself comes back from the module as trainable parameters, from
+    which no target updater can be made. Dropout would make targets noisy, and the maximum of noisy values too large.
+    """
+    with params.data.to_module(module), eval_mode(module):
+        yield
+
+
+@torch.no_grad()
+def without_dropout(trunk: TensorDictModuleBase, rows: TensorDictBase, written: TensorDictBase) -> TensorDictBase:
+    """Compute the trunk's states that targets read: those of ``rows`` without dropout.
+
+    That is ``written``, its output in the mode of training, unless it applies dropout now: that costs another pass.
+    """
+    if not applies_dropout(trunk.modules()):
+        return written
+    with eval_mode(trunk):
+        return trunk(rows.copy())
