@@ -234,7 +234,7 @@ class RowLoss(ReferenceHolder, LossModule):
         """Choose targets by TorchRL's names, set their discounts and lambdas, and return the loss.
 
         Args:
-            value_type: the estimator; the class says which there are.
+            value_type: the estimator, by default the first that the loss has.
             **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
                 ``turn_lmbda``.
 
