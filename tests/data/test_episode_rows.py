@@ -134,7 +134,7 @@ def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
 
 
 def test_waiting_for_what_does_not_come_is_noticed(talk, monkeypatch):
-    monkeypatch.setattr("torchrl_lang.data.episode_rows._MOST_BATCHES", 4)
+    monkeypatch.setattr("torchrl_lang.data.rollouts._MOST_BATCHES", 4)
     env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
     collector = Collector(env, speak, frames_per_batch=16, total_frames=160, reset_at_each_iter=True)
     rows_of = EpisodeRows()

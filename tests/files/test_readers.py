@@ -18,10 +18,10 @@ from torchrl_lang._files import (
     read_manifest,
     read_tensors,
     read_text,
+    unique_keys,
     write_json,
     write_manifest,
 )
-from torchrl_lang._files.readers import unique_keys
 
 FIX = "write it again"
 

@@ -19,7 +19,7 @@ from torchrl_lang.recipes.algorithm_distillation.text_ad import TextAD
 from torchrl_lang.recipes.algorithm_distillation.text_histories import open_histories
 from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
-from torchrl_lang.text.transformers_tokenizer import transformers_tokenizer
+from torchrl_lang.text.tokenizer_files import transformers_tokenizer
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--steps", "6", "--eval-every", "3"]

@@ -9,7 +9,7 @@ import torch
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
-from torchrl_lang.data.makers import parts
+from torchrl_lang.data.generate import parts
 from torchrl_lang.envs.wordle.human import example_tweets
 from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.recipes.datasets import generate_once, open_dataset

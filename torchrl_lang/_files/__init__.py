@@ -1,11 +1,9 @@
 """Read files and folders with checks, write them atomically, and lock folders against other processes."""
 
-from torchrl_lang._files.columns import parse_rows
-from torchrl_lang._files.csv_records import CSVFault, CSVRecord, read_csv_records
-from torchrl_lang._files.errors import FileError, one_line, shorten
-from torchrl_lang._files.fields import Fields
-from torchrl_lang._files.folder_formats import FolderFormat
 from torchrl_lang._files.folders import (
+    allocate_file,
+    flush,
+    folder_lock,
     is_unfinished,
     refuse_content,
     remove_folder,
@@ -13,24 +11,16 @@ from torchrl_lang._files.folders import (
     write_file,
     write_folder,
 )
-from torchrl_lang._files.loaded_weights import check_loaded_weights, non_finite
-from torchrl_lang._files.locks import folder_lock
-from torchrl_lang._files.manifests import (
-    CHECKSUMS,
-    check_replaceable,
-    folder_digest,
-    json_digest,
-    read_manifest,
-    verify_checksums,
-    write_checksums,
-    write_json,
-    write_manifest,
-)
-from torchrl_lang._files.model_configs import check_model_config, nested_fields
 from torchrl_lang._files.readers import (
+    CSVFault,
+    CSVRecord,
+    FileError,
     TensorHeader,
     file_digest,
     file_in,
+    one_line,
+    parse_rows,
+    read_csv_records,
     read_json,
     read_json_list,
     read_json_value,
@@ -38,27 +28,49 @@ from torchrl_lang._files.readers import (
     read_tensors,
     read_text,
     regular_file,
+    shorten,
+    unique_keys,
 )
-from torchrl_lang._files.records import Record, RecordFolder
+from torchrl_lang._files.records import (
+    CHECKSUMS,
+    Fields,
+    FolderFormat,
+    Record,
+    RecordFolder,
+    check_replaceable,
+    folder_digest,
+    json_digest,
+    mistake,
+    read_manifest,
+    verify_checksums,
+    write_checksums,
+    write_json,
+    write_manifest,
+)
+from torchrl_lang._files.weights import check_loaded_weights, check_model_config, nested_fields, non_finite
 
 __all__ = [
-    "Record",
-    "RecordFolder",
     "CHECKSUMS",
     "CSVFault",
     "CSVRecord",
     "Fields",
     "FileError",
     "FolderFormat",
+    "Record",
+    "RecordFolder",
+    "TensorHeader",
+    "allocate_file",
     "check_loaded_weights",
     "check_model_config",
     "check_replaceable",
     "file_digest",
     "file_in",
+    "flush",
     "folder_digest",
     "folder_lock",
     "is_unfinished",
     "json_digest",
+    "mistake",
     "nested_fields",
     "non_finite",
     "one_line",
@@ -68,15 +80,15 @@ __all__ = [
     "read_json_list",
     "read_json_value",
     "read_manifest",
-    "TensorHeader",
     "read_tensor_headers",
     "read_tensors",
     "read_text",
-    "regular_file",
     "refuse_content",
+    "regular_file",
     "remove_folder",
     "remove_leftovers",
     "shorten",
+    "unique_keys",
     "verify_checksums",
     "write_checksums",
     "write_file",

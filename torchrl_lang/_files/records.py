@@ -1,29 +1,324 @@
-"""Records on disk: JSON files whose fields are declared once, and folders of a record, further files and checksums."""
+"""Read typed fields from JSON files."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from torchrl_lang._files.errors import FileError, shorten
-from torchrl_lang._files.folders import refuse_content, write_folder
-from torchrl_lang._files.manifests import (
-    check_replaceable,
-    plain_json,
-    verify_checksums,
-    write_checksums,
-    write_manifest,
-)
-from torchrl_lang._files.manifests import json_digest as digest_of
-from torchrl_lang._files.readers import read_json
+from torchrl_lang._files.folders import refuse_content, write_file, write_folder
+from torchrl_lang._files.readers import FileError, file_digest, file_in, read_json, shorten
 
-__all__ = ["Record", "RecordFolder"]
+__all__ = [
+    "CHECKSUMS",
+    "Fields",
+    "FolderFormat",
+    "Record",
+    "RecordFolder",
+    "check_replaceable",
+    "folder_digest",
+    "json_digest",
+    "read_manifest",
+    "verify_checksums",
+    "write_checksums",
+    "write_json",
+    "write_manifest",
+]
+
+
+T = TypeVar("T")
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """A JSON object whose fields are read by name and type.
+
+    Args:
+        content: the object.
+        path: the file that it was read from, for error messages.
+        remedy: what the user can do if a field is wrong, for error messages.
+        name: path of the object inside the file, such as ``"entries.tokens"``; empty for the whole file.
+
+    Examples:
+        >>> from torchrl_lang._files import Fields
+        >>> fields = Fields({"step": "ten", "metrics": {"return": -1.5}}, "manifest.json", "delete the checkpoint")
+        >>> fields.object("metrics").take("return", float)
+        -1.5
+        >>> fields.take("step", int)
+        Traceback (most recent call last):
+            ...
+        torchrl_lang._files.readers.FileError: manifest.json has 'ten' as "step", expected int: delete the checkpoint.
+    """
+
+    def __init__(self, content: Mapping[str, Any], path: str | Path, remedy: str, name: str = "") -> None:
+        self.content, self.path, self.remedy, self.name = content, Path(path), remedy, name
+
+    @classmethod
+    def read(cls, path: str | Path, *, remedy: str) -> Fields:
+        """Read a JSON file."""
+        return cls(read_json(path, remedy=remedy), path, remedy)
+
+    @overload
+    def take(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    def take(self, name: str, kind: type[T], default: T) -> T: ...
+    def take(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
+        """The field ``name``, of type ``kind``.
+
+        An integer is accepted as a ``float``, but a boolean is never accepted as a number. Numbers must be finite.
+
+        Args:
+            name: the field.
+            kind: ``int``, ``float``, ``str``, ``bool``, ``list`` or ``dict``.
+            default: the value to return if the field is missing or null; without it a missing field is an error.
+
+        Raises:
+            FileError: the field is missing or of another type.
+        """
+        value = self.content.get(name)
+        if value is None and default is not _REQUIRED:
+            return default
+        if name not in self.content:
+            raise self.error(f'has no field "{self._full(name)}"')
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or (isinstance(value, bool) and kind is not bool) or not _is_finite(value):
+            raise self.error(f'has {shorten(value)} as "{self._full(name)}", expected {kind.__name__}')
+        return kind(value)  # type: ignore[call-arg]
+
+    def at_least(self, name: str, least: int) -> int:
+        """The integer field ``name``, which must not be below ``least``."""
+        value = self.take(name, int)
+        if value < least:
+            raise self.error(f'has {shorten(value)} as "{self._full(name)}", expected at least {least}')
+        return value
+
+    def object(self, name: str) -> Fields:
+        """The field ``name`` as a JSON object."""
+        return Fields(self.take(name, dict), self.path, self.remedy, self._full(name))
+
+    def list_of(self, name: str, kind: type[T]) -> list[T]:
+        """The field ``name`` as a list whose items all have type ``kind``."""
+        values = self.take(name, list)
+        items = Fields({str(index): value for index, value in enumerate(values)}, self.path, self.remedy)
+        items.name = self._full(name)
+        return [items.take(index, kind) for index in items.content]
+
+    def error(self, found: str) -> FileError:
+        """The error to raise for any other mistake in the file's content."""
+        return FileError(self.path, found, self.remedy)
+
+    def _full(self, name: str) -> str:
+        return f"{self.name}.{name}" if self.name else name
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    # JSON integers have any size, but a tensor holds at most 64 bits.
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
+
+
+_DIGEST = "digest"
+CHECKSUMS = "checksums.json"
+"""Name of the file of checksums in a folder."""
+
+
+def json_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON object as hexadecimal digits, independent of its formatting and of the order of its keys.
+
+    Examples:
+        >>> from torchrl_lang._files import json_digest
+        >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+        True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with indentation.
+
+    Raises:
+        ValueError: the content is not JSON, for instance it contains NaN.
+    """
+    write_file(path, json.dumps(plain_json(path, content), indent=2, ensure_ascii=False) + "\n")
+
+
+def write_manifest(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with indentation and a field ``digest`` over all other fields.
+
+    Raises:
+        ValueError: the content is not JSON, for instance it contains NaN.
+    """
+    plain = plain_json(path, content)
+    write_json(path, {**plain, _DIGEST: json_digest(plain)})
+
+
+def plain_json(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The object as reading it will return it: keys become strings, tuples become lists."""
+    try:
+        return json.loads(json.dumps(content, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{shorten(dict(content))} cannot be written to {path} as JSON: {error}.") from error
+
+
+def read_manifest(
+    path: str | Path, *, remedy: str, version: int, field: str = "version", kind: str | None = None
+) -> Fields:
+    """Read a file that :func:`write_manifest` wrote.
+
+    Args:
+        path: the file.
+        remedy: what the user can do if the file cannot be read, for the error message.
+        version: the latest version that can be read. Files of this version must have a digest, earlier ones need none.
+        field: the integer field that holds the version.
+        kind: the text that the field ``format`` must hold; by default it is not read.
+
+    Returns:
+        All fields except the digest.
+
+    Raises:
+        FileError: the file is damaged, is of another kind, was changed after it was written, or has a later version.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang._files import read_manifest, write_manifest
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     write_manifest(f"{home}/manifest.json", {"version": 1, "episodes": 20})
+        ...     read_manifest(f"{home}/manifest.json", remedy="write it again", version=1).take("episodes", int)
+        20
+    """
+    content = dict(Fields.read(path, remedy=remedy).content)
+    digest = content.pop(_DIGEST, None)
+    fields = Fields(content, path, remedy)
+    if kind is not None and (found_kind := fields.take("format", str)) != kind:
+        raise fields.error(f'has {shorten(found_kind)} as "format", expected {kind!r}')
+    found = fields.at_least(field, 1)
+    if found > version:
+        raise fields.error(f"has version {found}, but this release reads versions up to {version}")
+    if digest is None and found == version:
+        raise fields.error(f'has no field "{_DIGEST}"')
+    if digest is not None and digest != json_digest(content):
+        raise fields.error("was changed after it was written: its digest does not match its content")
+    return fields
+
+
+def write_checksums(folder: str | Path) -> None:
+    """Write the size and the SHA-256 of every file of a folder into its ``checksums.json``."""
+    write_json(Path(folder) / CHECKSUMS, {"files": _checksums(folder)})
+
+
+def folder_digest(folder: str | Path) -> str:
+    """SHA-256 of the names and contents of a folder's files, as hexadecimal digits; ``checksums.json`` is left out.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torchrl_lang._files import folder_digest
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     _ = Path(home, "a.txt").write_text("1")
+        ...     before = folder_digest(home)
+        ...     _ = Path(home, "a.txt").write_text("2")
+        ...     before == folder_digest(home)
+        False
+    """
+    return json_digest(_checksums(folder))
+
+
+def _checksums(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """The size and the SHA-256 of every file of a folder, those in folders inside it too, but ``checksums.json``."""
+    folder = Path(folder)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    return {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
+        for path in paths
+    }
+
+
+def verify_checksums(folder: str | Path, *, remedy: str, needs: Iterable[str] = ()) -> list[str]:
+    """Compare the files of a folder with its ``checksums.json``; files added later are ignored.
+
+    Args:
+        folder: holds ``checksums.json``.
+        remedy: what the user can do if a file differs, for the error message.
+        needs: names that ``checksums.json`` must list, with ``/`` between folders: of the files that are read.
+
+    Returns:
+        The names of the files that ``checksums.json`` lists.
+
+    Raises:
+        FileError: a file is missing or differs, or ``checksums.json`` itself is damaged or lists too few.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang._files import verify_checksums, write_checksums
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "config.json"
+        ...     _ = path.write_text('{"layers": 2}')
+        ...     write_checksums(home)
+        ...     _ = path.write_text('{"layers": 3}')
+        ...     verify_checksums(home, remedy="save the model again")
+        Traceback (most recent call last):
+            ...
+        torchrl_lang._files.readers.FileError: ...config.json differs from what checksums.json records: save the ...
+    """
+    folder = Path(folder)
+    files = Fields.read(folder / CHECKSUMS, remedy=remedy).object("files")
+    unlisted = sorted(set(needs) - set(files.content))
+    if unlisted:
+        raise FileError(folder / CHECKSUMS, f"does not list {unlisted}", remedy)
+    for name in files.content:
+        entry, path = files.object(name), file_in(folder, name, remedy=remedy, links=True)
+        size, digest = entry.take("size", int), entry.take("sha256", str)
+        if not path.is_file():
+            raise FileError(path, f"is missing, but {CHECKSUMS} lists it", remedy)
+        if path.stat().st_size != size or file_digest(path) != digest:
+            raise FileError(path, f"differs from what {CHECKSUMS} records", remedy)
+    return list(files.content)
+
+
+def check_replaceable(target: str | Path, manifest: str) -> None:
+    """Raise unless ``target`` is missing, an empty folder, or a saved model without other files beside it.
+
+    Args:
+        target: the folder to write.
+        manifest: name of the file that describes a saved model.
+
+    Raises:
+        FileExistsError: there is something else, which would be deleted.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang._files import check_replaceable
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     check_replaceable(home, "model.json")
+        ...     _ = (pathlib.Path(home) / "notes.txt").write_text("keep")
+        ...     check_replaceable(home, "model.json")
+        Traceback (most recent call last):
+            ...
+        FileExistsError: ... holds files, but no model that this library saved: give another folder, or delete it.
+    """
+    target = Path(target)
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise FileExistsError(f"{target} is a file: give a folder for the model.")
+    found = {path.name for path in target.iterdir()}
+    if not found:
+        return
+    remedy = "give another folder, or delete it"
+    if not {CHECKSUMS, manifest} <= found:
+        raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
+    listed = {name.split("/")[0] for name in Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content}
+    others = sorted(found - listed - {CHECKSUMS})
+    if others:
+        raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")
 
 
 class Record(BaseModel):
@@ -60,7 +355,7 @@ class Record(BaseModel):
         >>> Manifest.parse({"episodes": "ten", "entries": {}}, "manifest.json", remedy="write the dataset again")
         Traceback (most recent call last):
             ...
-        torchrl_lang._files.errors.FileError: manifest.json has 'ten' as "episodes", expected a valid integer: write ...
+        torchrl_lang._files.readers.FileError: manifest.json has 'ten' as "episodes", expected a valid integer: ...
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -88,7 +383,7 @@ class Record(BaseModel):
             if (found := content.pop(name)) != value or type(found) is not type(value):
                 reads = f"but this release reads {name} {value!r}"
                 raise FileError(path, f"has {name} {shorten(found)}, {reads}", remedy)
-        if digest != digest_of({**expected, **content}):
+        if digest != json_digest({**expected, **content}):
             raise FileError(path, "was changed after it was written: its digest does not match its content", remedy)
         return cls.parse(content, path, remedy=remedy)
 
@@ -191,3 +486,61 @@ class RecordFolder(Generic[R]):
         folder = Path(folder)
         verify_checksums(folder, remedy=self.remedy, needs=(self.config, *self.needs))
         return self.record.read(folder / self.config, remedy=self.remedy)
+
+
+@dataclass(frozen=True)
+class FolderFormat:
+    """How folders of one kind are written and read.
+
+    Args:
+        config: name of the JSON file.
+        needs: names of the other files that are read, with ``/`` between folders.
+        remedy: what the user can do about a damaged folder, for error messages.
+        version: of new folders, and the latest that can be read.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang._files import FolderFormat
+        >>> counter = FolderFormat("counter.json", ("words.txt",), remedy="save the counter again", version=1)
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     with counter.write(home, {"least": 2}) as folder:
+        ...         _ = (folder / "words.txt").write_text("a b")
+        ...     counter.read(home).take("least", int)
+        2
+    """
+
+    config: str
+    needs: tuple[str, ...]
+    remedy: str
+    version: int
+
+    @contextmanager
+    def write(self, folder: str | Path, config: Mapping[str, Any], *, replace: bool = False) -> Iterator[Path]:
+        """Write a folder atomically: the ``with`` block writes the other files into a temporary one.
+
+        Args:
+            folder: created if it does not exist.
+            config: content of the JSON file.
+            replace: whether a folder of this kind is replaced when the new one is complete.
+
+        Raises:
+            FileExistsError: the folder exists and is not empty, or with ``replace`` contains other files.
+        """
+        if replace:
+            check_replaceable(folder, self.config)
+        else:
+            refuse_content(folder)
+        with write_folder(folder) as target:
+            yield target
+            write_manifest(target / self.config, {"version": self.version, **config})
+            write_checksums(target)
+
+    def read(self, folder: str | Path) -> Fields:
+        """Check that all files are as they were written, and read the JSON file.
+
+        Raises:
+            FileError: a file is missing or damaged, or the folder has a later version.
+        """
+        folder = Path(folder)
+        verify_checksums(folder, remedy=self.remedy, needs=(self.config, *self.needs))
+        return read_manifest(folder / self.config, remedy=self.remedy, version=self.version)

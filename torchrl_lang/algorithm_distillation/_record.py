@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from torchrl_lang._files import FileError, read_json
-from torchrl_lang._files.manifests import json_digest
+from torchrl_lang._files import FileError, json_digest, read_json
 
 
 class Record(BaseModel):

@@ -16,8 +16,7 @@ from tensordict import TensorDictBase
 
 import torchrl_lang
 from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import folder_lock, write_manifest
-from torchrl_lang._files.folders import allocate_file, flush
+from torchrl_lang._files import allocate_file, flush, folder_lock, write_manifest
 from torchrl_lang.algorithm_distillation.history import (
     MANIFEST,
     ROWS,

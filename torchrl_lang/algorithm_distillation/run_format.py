@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchrl_lang._files import Fields, FileError, file_digest, read_json, read_manifest, regular_file
-from torchrl_lang._files.manifests import json_digest, write_manifest
-from torchrl_lang.data.dialogue_records import parse_object
-from torchrl_lang.data.json_lines import LineFile
+from torchrl_lang._files import (
+    Fields,
+    FileError,
+    file_digest,
+    json_digest,
+    read_json,
+    read_manifest,
+    regular_file,
+    write_manifest,
+)
+from torchrl_lang.data.jsonl import LineFile, parse_object
 from torchrl_lang.text.json_checks import check_keys
 
 __all__ = [

@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl_lang._checks import at_least_one
 from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.history import LearningHistory
-from torchrl_lang.data.samplers import EpochSampler
+from torchrl_lang.data.replay import EpochSampler
 from torchrl_lang.schema import EPISODE, EPISODE_STEP
 
 __all__ = ["HistoryWindows", "TaskSplit", "split_tasks"]

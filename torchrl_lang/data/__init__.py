@@ -1,28 +1,29 @@
 """Datasets on disk, replay buffers, and rollouts as rows."""
 
 from torchrl_lang._files import FileError
-from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
-from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.data.dialogue_records import DialogueReader, parse_dialogue
-from torchrl_lang.data.episode_rows import EpisodeRows
-from torchrl_lang.data.generate import generate_dataset
-from torchrl_lang.data.json_lines import BadLine
-from torchrl_lang.data.jsonl import dataset_from_jsonl, dataset_from_records, read_jsonl
-from torchrl_lang.data.makers import (
+from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset, write_dataset
+from torchrl_lang.data.generate import (
     FreshGames,
     GameMaker,
     PolicyGames,
+    generate_dataset,
     generate_in_parts,
     play_to_end,
     seed_of_games,
 )
-from torchrl_lang.data.replay import TrimRows, row_buffer
-from torchrl_lang.data.rollouts import rows_from_rollout
-from torchrl_lang.data.samplers import BucketSampler, EpochSampler
-from torchrl_lang.data.samples import from_samples
+from torchrl_lang.data.jsonl import (
+    BadLine,
+    DialogueReader,
+    dataset_from_jsonl,
+    dataset_from_records,
+    parse_dialogue,
+    read_jsonl,
+)
+from torchrl_lang.data.replay import BucketSampler, EpochSampler, TrimRows, row_buffer
+from torchrl_lang.data.rollouts import EpisodeRows, rows_from_rollout
+from torchrl_lang.data.samples import from_samples, rows_from_triples
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
-from torchrl_lang.data.triples import rows_from_triples
-from torchrl_lang.text.conversion import from_row, to_row, to_rows
+from torchrl_lang.text.rows import from_row, to_row, to_rows
 
 __all__ = [
     "BadLine",

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
+import shutil
+import signal
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.collectors import Collector
@@ -13,14 +22,25 @@ from torchrl.envs import EnvBase
 from tqdm import tqdm
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.data.dataset_writer import DatasetWriter
-from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.data.episode_rows import EpisodeRows
-from torchrl_lang.data.rollouts import episode_numbers
+from torchrl_lang._files import Fields, folder_lock, write_json
+from torchrl_lang._random_stream import seeded_generators
+from torchrl_lang.data.dataset import DISK_DTYPES, MANIFEST, DatasetWriter, RowDataset, load_dataset, write_dataset
+from torchrl_lang.data.replay import TrimRows
+from torchrl_lang.data.rollouts import EpisodeRows, episode_numbers, rows_at
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["generate_dataset"]
+__all__ = [
+    "FreshGames",
+    "GameMaker",
+    "Policy",
+    "PolicyGames",
+    "generate_dataset",
+    "generate_in_parts",
+    "play_to_end",
+    "seed_of_games",
+]
+
 
 _NUMBER = "episode_number"
 _STEPS_PER_BATCH = 8
@@ -144,3 +164,364 @@ def _refuse_penalty(rows: TensorDictBase) -> None:
 
 def _name(thing: Any) -> str:
     return "random tokens" if thing is None else type(thing).__name__
+
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+"""Reads a row, writes ``action``."""
+
+
+def seed_of_games(seed: int, numbers: range) -> int:
+    """The seed of the games ``numbers``, below ``2**32``: other games get an independent one.
+
+    Examples:
+        >>> from torchrl_lang.data import seed_of_games
+        >>> seed_of_games(0, range(0, 10)) == seed_of_games(0, range(10, 20))
+        False
+    """
+    return int(np.random.SeedSequence([seed, numbers.start]).generate_state(1)[0])
+
+
+@torch.no_grad()
+def play_to_end(
+    env: EnvBase, policy: Policy, start: TensorDictBase | None = None, *, reward_key: NestedKey | None = REWARD
+) -> TensorDict:
+    """Let a policy play every row of an environment to its end, without beginning other games.
+
+    Args:
+        env: a batched language environment, possibly transformed.
+        policy: reads a row, writes ``action``.
+        start: what a reset returned; by default the environment is reset.
+        reward_key: see :func:`~torchrl_lang.data.rows_from_rollout`.
+
+    Returns:
+        Rows ``[N]`` in the order of the environment's rows.
+
+    Examples:
+        >>> from torchrl_lang.data import play_to_end
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+        >>> env = CorridorEnv(length=3, batch_size=[4], seed=0)
+        >>> rows = play_to_end(env, CorridorPlayer(env.tokenizer, length=3))
+        >>> len(rows), bool((rows["terminated"] | rows["truncated"]).all())
+        (4, True)
+    """
+    start = env.reset() if start is None else start
+    # Each step adds a token or more, so no game has as many steps as a row has tokens.
+    rollout = env.rollout(
+        start.get(TOKENS).shape[-1],
+        policy,
+        auto_reset=False,
+        tensordict=start,
+        break_when_any_done=False,
+        break_when_all_done=True,
+    )
+    done = rollout.get(("next", DONE)).squeeze(-1)
+    return rows_at(rollout, done & (done.cumsum(-1) == 1), reward_key=reward_key)
+
+
+class GameMaker(ABC):
+    """Makes rows of games, which are numbered from zero. Abstract: subclasses implement :meth:`__call__`.
+
+    :func:`~torchrl_lang.data.generate_in_parts` writes a maker's games to disk, :class:`~torchrl_lang.data.FreshGames`
+    draws batches of new ones without end.
+
+    Args:
+        tokenizer: the tokenizer of the rows.
+        row_length: the width of the rows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, row_length: int) -> None:
+        self.tokenizer, self.row_length = tokenizer, row_length
+
+    @abstractmethod
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """The rows ``[N]`` of the games ``numbers``, one or more for each game, on the CPU.
+
+        The result depends on the arguments only (see :func:`seed_of_games`). Entries beside those of a row,
+        ``terminated`` and ``truncated`` are stored with the rows.
+        """
+
+    def notes(self) -> dict[str, Any]:
+        """What the games depend on, as JSON, for the manifest of a dataset."""
+        return {"maker": type(self).__name__}
+
+
+class PolicyGames(GameMaker):
+    """Games of one policy.
+
+    Games are played in waves, one on each row of the environment, and all that begin are kept, so short ones are not
+    preferred. What the last wave plays too many is dropped: ask for a multiple of the number of rows.
+
+    Args:
+        env: a batched language environment, possibly transformed. It is seeded and not closed.
+        policy: reads a row, writes ``action``. Generators that it or its modules hold are seeded during a call (see
+            :func:`~torchrl_lang._random_stream.seeded_generators`), as are torch's own.
+
+    Examples:
+        >>> from torchrl_lang.data import PolicyGames
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+        >>> env = CorridorEnv(length=3, batch_size=[4])
+        >>> games = PolicyGames(env, CorridorPlayer(env.tokenizer, length=3))
+        >>> rows = games(range(6), seed=0)
+        >>> len(rows), bool((rows == games(range(6), seed=0)).all())
+        (6, True)
+    """
+
+    def __init__(self, env: EnvBase, policy: Policy) -> None:
+        super().__init__(env.tokenizer, env.observation_spec[TOKENS].shape[-1])
+        self.env, self.policy = env, policy
+
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """See :meth:`GameMaker.__call__`."""
+        seed, waves = seed_of_games(seed, numbers), []
+        with seeded_generators(seed, self.policy):
+            self.env.set_seed(seed)
+            for _ in range(0, len(numbers), self.env.batch_size.numel()):
+                waves.append(play_to_end(self.env, self.policy).cpu())
+        return cat_rows(waves)[: len(numbers)]
+
+    def notes(self) -> dict[str, Any]:
+        """See :meth:`GameMaker.notes`."""
+        return {**super().notes(), "policy": type(self.policy).__name__}
+
+
+def cat_rows(blocks: list[TensorDict]) -> TensorDict:
+    """Rows ``[N]`` of several blocks with the same entries."""
+    rows: Any = torch.cat(blocks, 0)  # typed as a tensor by torch
+    return rows
+
+
+class FreshGames:
+    """Batches of rows of new games, without end: no row is sampled twice.
+
+    It takes the place of :func:`~torchrl_lang.data.row_buffer` in a training loop: ``sample()`` returns a batch, and
+    iteration never ends. Games are made in rounds when they are needed, and the rows of a round are shuffled. The state
+    is three integers. A sampler that loads them makes the current round again and then returns the same batches as the
+    original.
+
+    Args:
+        maker: makes the games, e.g. a :class:`~torchrl_lang.data.PolicyGames`.
+        batch_size: rows per batch.
+        games: games per round, best a multiple of the number of rows of the maker's environment. All rows of a round
+            are in memory.
+        seed: seed of the games and of their order.
+        trim: trim batches to their longest row (see :class:`~torchrl_lang.data.TrimRows`).
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Examples:
+        >>> from torchrl_lang.data import FreshGames, PolicyGames
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+        >>> env = CorridorEnv(length=3, batch_size=[16])
+        >>> fresh = FreshGames(PolicyGames(env, CorridorPlayer(env.tokenizer, length=3)), batch_size=10, games=16)
+        >>> [fresh.sample().shape[0] for _ in range(3)], fresh.state_dict()
+        ([10, 10, 10], {'seed': 0, 'round': 1, 'position': 14})
+    """
+
+    def __init__(
+        self, maker: GameMaker, batch_size: int, *, games: int = 1024, seed: int = 0, trim: bool = True
+    ) -> None:
+        at_least_one("batch_size", batch_size)
+        at_least_one("games", games)
+        if seed < 0:
+            raise ValueError(f"The seed of fresh games must not be negative, got {seed}.")
+        self.maker, self.batch_size, self.games, self.seed = maker, batch_size, games, seed
+        self._trim = TrimRows() if trim else None
+        self._round, self._position = 0, 0
+        self._rows: TensorDict | None = None
+
+    def sample(self) -> TensorDictBase:
+        """The next batch ``[batch_size]``."""
+        blocks: list[TensorDict] = []
+        wanted = self.batch_size
+        while wanted:
+            rows = self._current()
+            blocks.append(rows[self._position : self._position + wanted])
+            self._position += len(blocks[-1])
+            wanted -= len(blocks[-1])
+            if self._position == len(rows):
+                self._round, self._position, self._rows = self._round + 1, 0, None
+        batch = cat_rows(blocks)
+        return batch if self._trim is None else self._trim(batch)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        while True:
+            yield self.sample()
+
+    def _current(self) -> TensorDict:
+        """The shuffled rows of the current round."""
+        if self._rows is None:
+            first = self._round * self.games
+            rows = self.maker(range(first, first + self.games), self.seed)
+            if not len(rows):
+                raise ValueError(f"{self.games} games of {type(self.maker).__name__} have no row: make more a round.")
+            order = np.random.default_rng([self.seed, self._round]).permutation(len(rows))
+            self._rows = rows[torch.from_numpy(order)]
+        return self._rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Three integers that can be written as JSON."""
+        return {"seed": self.seed, "round": self._round, "position": self._position}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state, including its seed; the maker and ``games`` must be the same."""
+        self.seed, self._round, self._position = (int(state_dict[key]) for key in ("seed", "round", "position"))
+        self._rows = None
+
+
+_PLAN = "plan.json"
+
+
+class _Part(NamedTuple):
+    """Some games of a dataset."""
+
+    folder: Path
+    numbers: range
+
+
+def generate_in_parts(
+    maker: GameMaker,
+    folder: str | os.PathLike[str],
+    *,
+    games: int,
+    seed: int = 0,
+    games_per_part: int = 4096,
+    workers: int = 1,
+    source: str | None = None,
+    notes: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> RowDataset:
+    """Make games and write them to disk, ``games_per_part`` at a time.
+
+    Each part is written to a hidden folder beside ``folder`` as soon as it is made. If the call is interrupted or
+    killed, the same call continues: it makes only the parts that are missing. In the end the parts are joined to one
+    dataset and deleted. The files depend on ``maker``, ``games``, ``games_per_part`` and ``seed`` only, not on
+    ``workers`` or interruptions. Calls count as the same if these numbers, ``source`` and all notes agree: a maker's
+    options that its notes do not contain are not compared.
+
+    Args:
+        maker: makes the games. With several workers it is sent to other processes, started by ``spawn``; a script needs
+            ``if __name__ == "__main__":`` then.
+        folder: the folder to create.
+        games: number of games.
+        seed: seed of the games.
+        games_per_part: games that are made at once and lost by an interruption, best a multiple of the number of rows
+            of the maker's environment.
+        workers: number of processes that make games; 1 makes them in this one.
+        source: a description for the manifest; default the maker's class.
+        notes: further JSON content for the manifest, beside ``maker.notes()``.
+        overwrite: replace an existing dataset, and the parts of an interrupted call with other arguments.
+        progress: show a progress bar.
+
+    Returns:
+        The dataset, opened.
+
+    Raises:
+        FileExistsError: ``folder`` exists, or another process is writing it.
+        ValueError: a number is out of range, or an interrupted call with other arguments has left parts.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.data import PolicyGames, generate_in_parts
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+        >>> env = CorridorEnv(length=3, batch_size=[16])
+        >>> maker = PolicyGames(env, CorridorPlayer(env.tokenizer, length=3))
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     len(generate_in_parts(maker, home + "/data", games=40, games_per_part=16, progress=False))
+        40
+    """
+    for name, number in (("games", games), ("games_per_part", games_per_part), ("workers", workers)):
+        at_least_one(name, number)
+    folder = Path(folder)
+    if folder.exists() and not overwrite:
+        raise FileExistsError(f"{folder} exists: give another folder, or overwrite=True to replace the dataset.")
+    source = type(maker).__name__ if source is None else source
+    every = {**maker.notes(), **(notes or {})}
+    plan = {"games": games, "games_per_part": games_per_part, "seed": seed, "source": source, "notes": every}
+    with folder_lock(folder.with_name(f".{folder.name}.parts"), "generates", shown=folder) as home:
+        _check_plan(home, json.loads(json.dumps(plan)), folder, overwrite=overwrite)
+        starts = range(0, games, games_per_part)
+        parts = [_Part(home / f"{n:06}", range(s, min(s + games_per_part, games))) for n, s in enumerate(starts)]
+        missing = [part for part in parts if not (part.folder / MANIFEST).exists()]
+        with tqdm(total=games, unit="game", disable=not progress) as bar:
+            bar.update(games - sum(len(part.numbers) for part in missing))
+            for part in _made(maker, missing, seed, min(workers, len(missing))):
+                bar.update(len(part.numbers))
+        _join(maker, parts, folder, seed=seed, source=source, notes=every, overwrite=overwrite)
+        shutil.rmtree(home)
+    return load_dataset(folder, tokenizer=maker.tokenizer, verify=False)
+
+
+def _check_plan(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bool) -> None:
+    """Delete the parts of another call, or raise."""
+    path = home / _PLAN
+    if path.exists():
+        found = dict(Fields.read(path, remedy=f"delete {home}").content)
+        if found == plan:
+            return
+        other = sorted(key for key in plan if found.get(key) != plan[key])
+        if not overwrite:
+            raise ValueError(
+                f"{home} holds parts of an interrupted call for {folder} with other arguments ({', '.join(other)}): "
+                "repeat that call to complete it, delete the parts, or give overwrite=True."
+            )
+        for left in home.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    write_json(path, plan)
+
+
+def _made(maker: GameMaker, parts: list[_Part], seed: int, workers: int) -> Iterator[_Part]:
+    """Make parts, in any order; yields each when it has been written."""
+    if workers < 2:
+        for part in parts:
+            yield _make(maker, part, seed)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+        futures = [pool.submit(_make, maker, part, seed) for part in parts]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _make(maker: GameMaker, part: _Part, seed: int) -> _Part:
+    rows = maker(part.numbers, seed)
+    keep = [key for key in rows.keys() if key not in DISK_DTYPES]
+    write_dataset(part.folder, rows, maker.tokenizer, keep=keep)
+    return part
+
+
+def _begin_worker() -> None:
+    """One thread per process; Ctrl-C is left to the parent; and no process outlives its parent."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _join(
+    maker: GameMaker,
+    parts: list[_Part],
+    folder: Path,
+    *,
+    seed: int,
+    source: str,
+    notes: dict[str, Any],
+    overwrite: bool,
+) -> None:
+    """Write all parts as one dataset."""
+    keep = [key for key in load_dataset(parts[0].folder, verify=False).rows.keys() if key not in DISK_DTYPES]
+    options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
+    with DatasetWriter(folder, maker.tokenizer, maker.row_length, **options) as writer:
+        writer.notes = notes
+        for part in parts:
+            writer.extend(load_dataset(part.folder, tokenizer=maker.tokenizer)[:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -10,25 +10,40 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.data.step_values import check_steps, reward_entries, step_rewards, token_values
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import (
+    ACTION,
     AGENT_MASK,
     ATTENTION_MASK,
     DONE,
     FEATURES,
     FEATURES_MASK,
+    RAW_REWARD,
     REWARD,
     ROW_KEYS,
     TERMINATED,
+    TOKEN_REWARD,
     TOKENS,
+    TRAIN_MASK,
     TRUNCATED,
     check_row,
     missing_entry,
 )
 
-__all__ = ["COLLECTED", "episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
+__all__ = [
+    "COLLECTED",
+    "EpisodeRows",
+    "check_steps",
+    "episode_numbers",
+    "finished_steps",
+    "reward_entries",
+    "rows_at",
+    "rows_from_rollout",
+    "step_rewards",
+    "token_values",
+]
+
 
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
@@ -165,3 +180,311 @@ def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tenso
     begins = torch.where(done, begun + done.flatten().cumsum(0).view_as(done) - 1, -1)
     number = torch.cat([playing[None], begins]).cummax(0).values
     return number[:-1], number[-1], begun + done.sum()
+
+
+# Rounding tolerance between a step's reward and the sum of several token rewards of its turn.
+_ROUNDING = 1e-5
+
+
+def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
+    """Raise ValueError if a component of TorchRL changed the steps in a way that makes their rows wrong.
+
+    Args:
+        rollout: steps of a language environment, ``[*B, time]``.
+        carry: the entries that the policy wrote.
+    """
+    ahead = rollout.get("steps_to_next_obs", None)
+    if ahead is not None and bool((ahead > 1).any()):
+        raise ValueError(
+            "MultiStep has added the rewards of later steps to each step and replaced its 'next' entries: convert the "
+            "collector's own steps, without MultiStep. Losses over rows look ahead by themselves (target=, lmbda=)."
+        )
+    action = rollout.get(ACTION, None)
+    if action is None or action.ndim == rollout.ndim or action.shape[-1] < 2:
+        return  # the actions are single tokens
+    for key in carry:
+        value = rollout.get(key, None)
+        if value is not None and str(key[-1] if isinstance(key, tuple) else key).endswith("log_prob"):
+            _refuse_random_actions(key, value, rollout)
+
+
+def _refuse_random_actions(key: NestedKey, log_prob: Tensor, rollout: TensorDictBase) -> None:
+    """Raise if zeros stand for the log-probabilities of random actions, as a collector's random frames have them.
+
+    A policy may be as certain, but then its utterances end with the same token.
+    """
+    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
+    agent = rollout.get(("next", AGENT_MASK))
+    place = torch.arange(agent.shape[-1], device=agent.device)
+    last = torch.where(agent & (place >= before.unsqueeze(-1)), place, -1).amax(-1)
+    # Rows that are full may lack an utterance's end.
+    certain = (log_prob == 0).reshape(*rollout.shape, -1).all(-1) & (last >= 0) & (after < agent.shape[-1])
+    trained = rollout.get(TRAIN_MASK, None)
+    if trained is not None:  # the turns of other players, as in a MixedPolicy, have zeros as well
+        certain = certain & trained.reshape(*rollout.shape, -1).any(-1)
+    end = rollout.get(("next", TOKENS)).gather(-1, last.clamp_min(0).unsqueeze(-1)).squeeze(-1)[certain]
+    if bool((end != end[:1]).any()):
+        raise ValueError(
+            f"{key!r} is 0, which stands for a probability of one, at all tokens of {end.shape[0]} steps whose actions "
+            "end with different tokens: a Collector writes such zeros for the random actions of init_random_frames. "
+            "Collect with init_random_frames=0, or convert random actions on their own, without carry=."
+        )
+
+
+def reward_entries(step: TensorDictBase, reward_key: NestedKey | None) -> dict[NestedKey, NestedKey]:
+    """Map entries of rows to the step rewards that they are computed from: the reward, and its values before penalties.
+
+    An entry ``"raw_reward"`` (or with this suffix) means that a divergence penalty was subtracted. It is copied to the
+    rows as well, so that the same penalty is not subtracted a second time.
+
+    Raises:
+        KeyError: the steps do not have the reward.
+    """
+    if reward_key is None:
+        return {}
+    if step.get(reward_key, None) is None:
+        raise missing_entry(
+            "The token reward of rows",
+            [reward_key],
+            step,
+            "Name a reward under 'next' with reward_key=, or use reward_key=None for the environment's token rewards.",
+        )
+    raw = [key for key in step.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]
+    return {TOKEN_REWARD: reward_key} | {key: key for key in raw}
+
+
+def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, key: NestedKey) -> Tensor:
+    """Rewards of the rows' tokens, float32 ``[N, T]``, that sum to the step rewards, turn by turn.
+
+    If a step's reward differs from the sum of ``token_reward`` over its turn, the difference is added to the turn's
+    last agent token, or to the last agent token before it if the agent wrote none in this step. Otherwise the rows' own
+    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored. The rows are the
+    ``next`` observations of the steps ``take``.
+    """
+    step, own = rollout.get("next"), rows.get(TOKEN_REWARD)
+    reward = step.get(key)
+    if reward.numel() != take.numel():
+        raise ValueError(
+            f"{key!r} must be one number per step, {[*take.shape, 1]}, got {list(reward.shape)}: combine them into one "
+            "(torchrl.envs.LineariseRewards), or name another reward with reward_key=."
+        )
+    row = row_of_step(take)
+    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, step))
+    place = torch.arange(own.shape[-1], device=own.device)
+    earned = torch.where(place >= before.unsqueeze(-1), step.get(TOKEN_REWARD), 0.0)
+    counts = (row >= 0) & (after > before)
+    extra = reward.reshape(take.shape).to(own.dtype) - earned.sum(-1)
+    changed = counts & (extra != 0)
+    if changed.any():
+        # The difference is exactly zero if at most one token has a reward.
+        inexact = earned.abs().sum(-1) - earned.abs().amax(-1)
+        changed = changed & ~(extra.abs() <= _ROUNDING * inexact)
+    if not changed.any():
+        return own.clone()
+    last = torch.where(step.get(AGENT_MASK), place, -1).max(-1).values
+    without_token = int((changed & (last < 0)).sum())
+    if without_token:
+        raise ValueError(
+            f"{without_token} steps have another {key!r} than their rows, but the agent has written no token yet to "
+            "place it on. Reward the agent's turns, or keep the environment's token rewards with reward_key=None."
+        )
+    _check_whole(row, before, counts, rows)
+    return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
+
+
+def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBase) -> None:
+    """Raise if the agent wrote tokens before the first step of a row."""
+    agent_mask = rows.get(AGENT_MASK)
+    first = before.new_full((len(rows),), agent_mask.shape[-1])
+    first = first.scatter_reduce(0, row[counts], before[counts], "amin")
+    place = torch.arange(agent_mask.shape[-1], device=first.device)
+    lost = int((agent_mask & (place < first[:, None])).any(-1).sum())
+    if lost:
+        raise ValueError(
+            f"Transforms changed the rewards, and {lost} of {len(rows)} episodes began before this batch, which lacks "
+            "the rewards of their first turns. Use torchrl_lang.data.EpisodeRows, collect whole episodes "
+            "(Collector(..., trajs_per_batch=N)), or keep the environment's token rewards with reward_key=None."
+        )
+
+
+def token_values(
+    rollout: TensorDictBase, take: Tensor, agent_mask: Tensor, keys: Sequence[NestedKey]
+) -> dict[NestedKey, Tensor]:
+    """Values of the agent's tokens at the tokens' positions in the rows, each ``[N, T]``, zero on other tokens.
+
+    An entry of the steps ``[*B, time]`` has one value per token of the turn's utterance, ``[*B, time, K]``, or one for
+    all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. The rows are the ``next`` observations of the steps
+    ``take``, and ``agent_mask`` is theirs.
+    """
+    row = row_of_step(take)
+    before = row_length(rollout.get(ATTENTION_MASK))
+    after = rollout.get(("next", AGENT_MASK))
+    out = {}
+    for key in keys:
+        value = rollout.get(key, None)
+        if value is None:
+            raise missing_entry("carry", [key], rollout, "Let the policy write the entry, or do not carry it.")
+        value = value if value.ndim > take.ndim else value.unsqueeze(-1)
+        width = value.shape[-1] if value.shape[-1] > 1 else after.shape[-1]
+        place = before.unsqueeze(-1) + torch.arange(width, device=value.device)
+        inside = place < after.shape[-1]
+        written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
+        index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
+        out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
+        known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
+        lost = (agent_mask & ~known).any(-1).sum()
+        if lost:
+            raise ValueError(
+                f"{int(lost)} of {agent_mask.shape[0]} episodes began before this batch, which lacks {key!r} of their "
+                "first turns. Collect whole episodes (Collector(..., trajs_per_batch=N), or frames_per_batch a "
+                "multiple of the longest episode with resets between batches), or score the rows again."
+            )
+    return out
+
+
+def row_of_step(take: Tensor) -> Tensor:
+    """The number of the row that each step belongs to, int64 ``[*B, time]``; -1 if its episode has no row."""
+    number = (take.flatten().cumsum(0) - 1).view_as(take)
+    none = take.numel()
+    # The numbers increase with time, so a step's row is the smallest number from it onwards.
+    ahead = torch.where(take, number, none).flip(-1).cummin(-1).values.flip(-1)
+    return torch.where(ahead == none, -1, ahead)
+
+
+_TRAJECTORY = ("collector", "traj_ids")
+_BATCH = ("collector", "batch_number")
+_MOST_BATCHES = 128
+"""Unfinished episodes of at most this many batches may wait; it exceeds the number of workers of a collector."""
+
+
+class EpisodeRows:
+    """Convert a collector's batches, one after the other, to the rows of the episodes that end in each batch.
+
+    By default the steps of an episode that is unfinished at the end of a batch are kept until the batch in which it
+    ends. So no episode is cut, and short episodes are not over-represented. This works with single-process,
+    multi-process, synchronous and asynchronous collectors, because episodes are distinguished by the collector's
+    ``traj_ids``. A call costs a few tensor operations, whatever the number of episodes.
+
+    Args:
+        carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, or for each turn,
+            ``[*B, time, 1]``; they are scattered to the tokens' positions, ``[N, T]``. A mapping renames them.
+        keep: entries ``[*B, time, ...]`` of the last ``next`` observation to copy beside the row.
+        reward_key: the step reward that ``token_reward`` sums to, as in
+            :func:`~torchrl_lang.data.rows_from_rollout`. The default is the transformed reward; None keeps the
+            environment's own token rewards.
+        unfinished: what happens to an episode that is unfinished at the end of a batch. ``"wait"``: it continues in the
+            next batch. With a collector that resets at each batch (``reset_at_each_iter=True``) no episode continues:
+            ``"truncate"`` returns it marked truncated, ``"drop"`` drops it, which over-represents short episodes.
+
+    Raises:
+        KeyError: on calls, the steps do not come from a collector over a language environment, or lack the reward or an
+            entry to carry.
+        ValueError: on calls, an episode began before the first batch, ``MultiStep`` changed the steps,
+            log-probabilities are carried of random actions (``init_random_frames``), or values of the rows are invalid,
+            see :func:`~torchrl_lang.schema.check_values`.
+        RuntimeError: on calls with ``"wait"``, unfinished episodes of more than 128 batches wait, because the collector
+            does not continue them.
+
+    Examples:
+        >>> from torchrl.collectors import Collector
+        >>> from torchrl_lang.data import EpisodeRows
+        >>> from torchrl_lang.envs import WordleEnv
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer
+        >>> words = ["crane", "slate", "purge", "mouse"]
+        >>> env = WordleEnv(words, batch_size=[8], seed=0)
+        >>> collector = Collector(env, RandomWordPlayer(words, seed=0), frames_per_batch=16, total_frames=160)
+        >>> rows_of = EpisodeRows()
+        >>> rows = [rows_of(steps) for steps in collector]  # two turns a batch
+        >>> all(bool(batch["terminated"].all()) for batch in rows), sum(map(len, rows)) + rows_of.waiting <= 160
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        carry: Sequence[str] | Mapping[str, NestedKey] = (),
+        keep: Sequence[str] = (),
+        *,
+        reward_key: NestedKey | None = REWARD,
+        unfinished: Literal["wait", "truncate", "drop"] = "wait",
+    ) -> None:
+        one_of("unfinished", unfinished, ("wait", "truncate", "drop"))
+        self.reward_key, self.unfinished = reward_key, unfinished
+        self._batches = 0
+        self.carry = dict(carry) if isinstance(carry, Mapping) else {key: key for key in carry}
+        self.keep = tuple(keep)
+        self._steps: TensorDictBase | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Number of unfinished episodes."""
+        return 0 if self._steps is None else self._steps.get(_TRAJECTORY).unique().numel()
+
+    def forget(self) -> None:
+        """Drop the unfinished episodes, for instance after a reset of the collector."""
+        self._steps = None
+
+    def __call__(self, steps: TensorDictBase, *, only_waiting: bool = False) -> TensorDict:
+        """Return the rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``; ``N`` may be 0.
+
+        With ``only_waiting``, episodes that begin in ``steps`` are dropped, whatever their length. Collecting like this
+        until :attr:`waiting` is 0 finishes all episodes that began before, without preferring short ones.
+        """
+        flat = self._needed(steps)
+        check_steps(steps, list(self.carry.values()))
+        is_step = steps.get(COLLECTED, None)
+        flat = flat.reshape(-1) if is_step is None else flat[is_step]
+        self._batches += 1
+        flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.get(_TRAJECTORY).device))
+        if only_waiting:
+            waiting = flat[:0] if self._steps is None else self._steps
+            flat = flat[torch.isin(flat.get(_TRAJECTORY), waiting.get(_TRAJECTORY))]
+        if self._steps is not None:
+            flat = torch.cat([self._steps, flat])
+        # Stable sort: the steps of an episode keep their order. The steps themselves are gathered only once, below.
+        trajectory, order = flat.get(_TRAJECTORY).sort(stable=True)
+        ends = flat.get(("next", DONE)).squeeze(-1)[order]
+        if self.unfinished == "truncate":
+            ends = _is_last(trajectory)
+        _, episode, count = trajectory.unique_consecutive(return_inverse=True, return_counts=True)
+        has_ended = ends[count.cumsum(0) - 1][episode]  # whether the last step of the step's episode is among the ends
+        self._wait(flat[order[~has_ended]])
+        flat, ends = flat[order[has_ended]], ends[has_ended]
+        return rows_at(flat, ends, keep=self.keep, carry=list(self.carry), reward_key=self.reward_key)
+
+    def _wait(self, running: TensorDictBase) -> None:
+        """Keep the steps of unfinished episodes; raise if the collector does not continue them."""
+        self._steps = running if self.unfinished == "wait" else running[:0]
+        # An unfinished episode continues in its worker's next batch. Workers deliver batches in turns, so at most as
+        # many batches as there are workers have unfinished episodes, unless the collector resets.
+        if self._steps.get(_BATCH)[_is_last(self._steps.get(_TRAJECTORY))].unique().numel() > _MOST_BATCHES:
+            raise RuntimeError(
+                f"{self.waiting} unfinished episodes of more than {_MOST_BATCHES} batches wait for steps. If "
+                "the collector resets at each iteration (reset_at_each_iter=True), use unfinished='truncate' or "
+                "'drop'. After a manual reset, call forget()."
+            )
+
+    def _needed(self, steps: TensorDictBase) -> TensorDict:
+        """The entries that rows are made of."""
+        step = steps.get("next")
+        features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
+        after = (*ROW_KEYS, DONE, TERMINATED, *features, *self.keep, *reward_entries(step, self.reward_key).values())
+        found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
+        found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, _TRAJECTORY)}
+        found |= {name: steps.get(key, None) for name, key in self.carry.items()}
+        missing = [key for key, value in found.items() if value is None]
+        if missing:
+            raise missing_entry(
+                "EpisodeRows",
+                missing,
+                steps,
+                "Pass the steps of a TorchRL collector over a language environment whose policy writes the carried "
+                "entries.",
+            )
+        if TRUNCATED in step.keys():
+            found["next", TRUNCATED] = step.get(TRUNCATED)
+        return TensorDict(found, batch_size=steps.batch_size)
+
+
+def _is_last(trajectory: Tensor) -> Tensor:
+    """True on the last step of each episode, bool ``[M]``; the steps of an episode must be adjacent and in order."""
+    return torch.cat([trajectory[1:] != trajectory[:-1], torch.ones_like(trajectory[:1], dtype=torch.bool)])

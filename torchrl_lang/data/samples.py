@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from typing import Any
 
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_lang._checks import at_least_one
 from torchrl_lang._files import shorten
-from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.schema import AGENT_MASK, GROUP, TOKEN_LOG_PROB, TOKEN_REWARD, ControlTokens, check_row
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.episodes import LARGEST_REWARD, Episode, Turn
+from torchrl_lang.text.rows import EncodedEpisode, encode_episode, overflow, stack_episodes
+from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["from_samples"]
+__all__ = [
+    "from_samples",
+    "rows_from_triples",
+]
 
 
 def from_samples(samples: Sequence[str | Sequence[str]], rewards: Sequence[float]) -> list[Episode]:
@@ -47,3 +60,187 @@ def _episode(number: int, sample: str | Sequence[str], reward: float) -> Episode
     turns = [Turn(text, 0.0 if place % 2 else None) for place, text in enumerate(texts)]
     turns[-1] = Turn(texts[-1], float(reward))
     return Episode(turns if texts[0] else turns[1:], terminated=True)
+
+
+Content = str | Sequence[int] | Tensor
+"""A text, or the ids of its tokens."""
+
+_ROUNDING = 1e-3
+"""By how much a log-probability, a difference of two large numbers, may exceed 0."""
+
+
+def rows_from_triples(
+    queries: Sequence[Content],
+    responses: Sequence[Content],
+    rewards: Sequence[float | Sequence[float]] | Tensor,
+    tokenizer: Tokenizer,
+    row_length: int,
+    *,
+    log_probs: Sequence[Sequence[float]] | Tensor | None = None,
+) -> TensorDict:
+    """One terminated row of ``row_length`` tokens for each triple: the query, the response and its reward.
+
+    The rows equal those of a :class:`~torchrl_lang.envs.PromptEnv` in which the agent wrote these responses. Ids are
+    never decoded and encoded again: give the ids that the model sampled, because the text of a response may encode to
+    others, to which the model would have given other probabilities.
+
+    Args:
+        queries: texts, or ids of the text alone; with a :class:`~torchrl_lang.text.ChatTokenizer` ids are the whole
+            prompt, as ``apply_chat_template(..., add_generation_prompt=True)`` writes it. Empty: the agent begins.
+        responses: texts, or sampled ids, ``[L]``, which may be padded on the right. Ids that end with the
+            ``end_of_action`` token are a whole utterance. Without it the response was cut, and the row has the token
+            after it as one that the agent did not write. A text is a whole utterance.
+        rewards: for each triple a number, earned by the response's last token, or a number for each id, ``[L]``.
+        tokenizer: the model's; it also writes what stands around queries and responses.
+        row_length: ``T``.
+        log_probs: of each id under the policy that sampled it, ``[L]``; values on padding are not read. Otherwise
+            compute them with :func:`~torchrl_lang.modules.row_log_prob` before the first update.
+
+    Returns:
+        Rows ``[N]`` with ``tokens``, ``attention_mask``, ``agent_mask``, ``token_reward``, ``terminated``,
+        ``truncated``, with ``log_probs`` ``token_log_prob`` float32 ``[N, T]``, and ``group`` int64 ``[N]``, equal for
+        equal queries, for :func:`~torchrl_lang.functional.group_advantages`.
+
+    Raises:
+        ValueError: the numbers of queries, responses, rewards and log-probabilities differ; a response is empty, has
+            its end before its last token or does not fit; an id is no token; a reward or log-probability is not a
+            finite number, or a response has another number of them than ids; a text cannot be encoded.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.data import rows_from_triples
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> end = tokenizer.control.end_of_action
+        >>> sampled = [torch.tensor([1, end]), [2, 2, end], [0, 0, 0]]  # the last one was cut
+        >>> rows = rows_from_triples(["ab", "c", "ab"], sampled, [1.0, 0.5, [0.0, 0.0, -1.0]], tokenizer, 10)
+        >>> tokenizer.decode(rows["tokens"][2])
+        '<s>ab</s>aaa</a></eod><|pad|>'
+        >>> rows["token_reward"][2].tolist(), rows["group"].tolist()
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0], [0, 1, 0])
+    """
+    at_least_one("row_length", row_length)
+    given: dict[str, Sized] = {"queries": queries, "responses": responses, "rewards": rewards}
+    given |= {} if log_probs is None else {"log_probs": log_probs}
+    if len({len(values) for values in given.values()}) > 1:
+        counts = ", ".join(f"{len(values)} {name}" for name, values in given.items())
+        raise ValueError(f"Give one of each for every triple, got {counts}.")
+    encoded = [
+        _encode(number, query, response, tokenizer)
+        for number, (query, response) in enumerate(zip(queries, responses, strict=True))
+    ]
+    what, longest = overflow(encoded, row_length, "triples")
+    if what:
+        raise ValueError(f"{what}: give a row_length of {longest}, or leave them out.")
+    rows = stack_episodes(encoded, tokenizer.control.pad, row_length)
+    check_row(rows, vocab_size=tokenizer.vocab_size)
+    written = [sum(layout.agent) for layout in encoded]
+    columns = {TOKEN_REWARD: list(map(_rewards, range(len(encoded)), rewards, responses, written))}
+    if log_probs is not None:
+        columns[TOKEN_LOG_PROB] = list(map(_log_probs, range(len(encoded)), log_probs, responses, written))
+    agent = rows.get(AGENT_MASK)
+    for key, values in columns.items():
+        rows.set(key, torch.zeros(agent.shape).masked_scatter(agent, torch.cat([torch.zeros(0), *values])))
+    return rows.set(GROUP, _groups(encoded))
+
+
+def _encode(number: int, query: Content, response: Content, tokenizer: Tokenizer) -> EncodedEpisode:
+    """The tokens of a triple; rewards are zero."""
+    control = tokenizer.control
+    # A chat's prompt has special tokens of its template; that of other rows gets its control tokens here.
+    around = (control.pad,) if isinstance(tokenizer, ChatTokenizer) else control.ids()
+    asked = _turn(f"Query {number}", query, around)
+    answered = _response(f"Response {number}", response, control)
+    is_asked = bool(asked.text or asked.tokens)
+    return encode_episode(Episode([asked, answered] if is_asked else [answered], terminated=True), tokenizer)
+
+
+def _turn(what: str, content: Content, forbidden: Sequence[int]) -> Turn:
+    if isinstance(content, str):
+        return Turn(content)
+    ids = _ids(what, content)
+    bad = sorted(set(ids).intersection(forbidden))
+    if bad:
+        raise ValueError(f"{what} contains the control tokens {bad}: give its own ids, without padding.")
+    return Turn("", tokens=tuple(ids))
+
+
+def _response(what: str, content: Content, control: ControlTokens) -> Turn:
+    end = control.end_of_action
+    if isinstance(content, str):
+        if not content:
+            raise ValueError(f"{what} is empty: leave it out, or give the ids [{end}] if the model ended at once.")
+        return Turn(content, 0.0)
+    ids = _ids(what, content)
+    while ids and ids[-1] == control.pad:
+        ids.pop()
+    if not ids:
+        raise ValueError(f"{what} is empty: the model writes at least the end of its utterance, the id {end}.")
+    is_closed = ids[-1] == end
+    own = ids[:-1] if is_closed else ids
+    if end in own or control.pad in own:
+        raise ValueError(
+            f"{what} contains the end of an utterance, the id {end}, or padding, the id {control.pad}, before its last "
+            f"token: cut it after the first end."
+        )
+    return Turn("", 0.0, is_closed, tuple(own))
+
+
+def _ids(what: str, content: Any) -> list[int]:
+    ids = _tensor(f"{what} must be a text or a list of ids", content)
+    if not ids.numel():
+        return []
+    if ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"{what} must be a text or ids, int [L], got {shorten(content)}.")
+    return [int(index) for index in ids.tolist()]
+
+
+def _tensor(expected: str, content: Any) -> Tensor:
+    try:
+        return torch.as_tensor(content, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:  # the type depends on the content
+        raise ValueError(f"{expected}, got {shorten(content)}.") from error
+
+
+def _rewards(number: int, value: Any, response: Content, written: int) -> Tensor:
+    """The rewards of the tokens that the agent wrote, float32 ``[written]``."""
+    what = f"Reward {number}"
+    numbers = _tensor(f"{what} must be a number, or one for each id", value)
+    if numbers.ndim == 0:
+        numbers = torch.cat([torch.zeros(written - 1), numbers[None]])
+    else:
+        numbers = _of_ids(what, numbers, response)
+        if numbers[written:].any():
+            raise ValueError(f"{what} is {shorten(numbers.tolist())}, not 0 on padding: move it to the last token.")
+    return _finite(what, numbers[:written])
+
+
+def _log_probs(number: int, value: Any, response: Content, written: int) -> Tensor:
+    """The log-probabilities of the tokens that the agent wrote, float32 ``[written]``."""
+    what = f"Log-probability {number}"
+    numbers = _of_ids(what, _tensor(f"{what} must have a number for each id", value), response)[:written]
+    if (numbers > _ROUNDING).any():
+        raise ValueError(f"{what} is {shorten(numbers.tolist())}: log-probabilities are at most 0.")
+    return _finite(what, numbers)
+
+
+def _of_ids(what: str, numbers: Tensor, response: Content) -> Tensor:
+    if isinstance(response, str):
+        raise ValueError(f"{what} has numbers for single tokens, but its response is a text: give the sampled ids.")
+    if numbers.shape != (len(response),):
+        found = f"the shape {list(numbers.shape)}, but its response has {len(response)} ids"
+        raise ValueError(f"{what} has {found}: give a number for each id.")
+    return numbers
+
+
+def _finite(what: str, numbers: Tensor) -> Tensor:
+    if not (numbers.abs() <= LARGEST_REWARD).all():  # also True for NaN
+        raise ValueError(f"{what} is {shorten(numbers.tolist())}: a number that is not finite makes losses NaN.")
+    return numbers.float()
+
+
+def _groups(encoded: Sequence[EncodedEpisode]) -> Tensor:
+    """Numbers of the queries in the order of their first appearance, int64 ``[N]``."""
+    numbers: dict[tuple[int, ...], int] = {}
+    prompts = [tuple(layout.tokens[: layout.agent.index(True)]) for layout in encoded]
+    return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.int64)

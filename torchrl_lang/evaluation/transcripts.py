@@ -10,8 +10,8 @@ from tensordict import TensorDictBase
 from torchrl_lang._files import write_file
 from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.schema import ROW_KEYS
-from torchrl_lang.text.chat_reading import read_chat_turns
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.rows import read_chat_turns
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]

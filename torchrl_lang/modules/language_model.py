@@ -34,8 +34,8 @@ from torchrl_lang._files import (
     one_line,
     read_json,
     read_tensor_headers,
+    shorten,
 )
-from torchrl_lang._files.errors import shorten
 from torchrl_lang.modules.agilerl.checkpoint import register_agilerl
 from torchrl_lang.modules.hugging_face import check_causal
 
@@ -153,7 +153,7 @@ def load_causal_lm(
         ...     load_causal_lm(folder)
         Traceback (most recent call last):
             ...
-        torchrl_lang._files.errors.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
+        torchrl_lang._files.readers.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
         which its configuration describes: save or download the model again.
     """
     register_agilerl()

@@ -28,9 +28,8 @@ from torchrl_lang.modules.language_model import load_causal_lm, quiet_transforme
 from torchrl_lang.modules.saved_heads import HEADS, Head, HeadRecord, describe_heads, own_head, read_heads, write_heads
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
-from torchrl_lang.text.tokenizer_config import tokenizer_from_config
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
-from torchrl_lang.text.transformers_tokenizer import write_tokenizer
 
 __all__ = [
     "FEATURES_HEAD",

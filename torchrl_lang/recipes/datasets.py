@@ -8,7 +8,7 @@ from typing import Any
 
 from torchrl_lang._files import Fields, FileError
 from torchrl_lang.data import GameMaker, RowDataset, generate_dataset, generate_in_parts, load_dataset
-from torchrl_lang.data.dataset_format import MANIFEST, ROWS
+from torchrl_lang.data.dataset import MANIFEST, ROWS
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
 from torchrl_lang.text import Tokenizer

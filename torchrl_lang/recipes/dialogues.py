@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from torchrl_lang._files import folder_lock
 from torchrl_lang.data import DialogueReader, RowDataset, dataset_from_jsonl, read_jsonl
-from torchrl_lang.data.dataset_format import MANIFEST
-from torchrl_lang.data.datasets import load_dataset
+from torchrl_lang.data.dataset import MANIFEST, load_dataset
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, HFTokenizer, RowFormat, Tokenizer
-from torchrl_lang.text.encoded_episode import encode_episode
+from torchrl_lang.text.rows import encode_episode
 from torchrl_lang.training import Checkpointer
 
 if TYPE_CHECKING:

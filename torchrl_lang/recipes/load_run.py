@@ -21,7 +21,7 @@ from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
 from torchrl_lang.text import Episode, Tokenizer, Turn, tokenizer_from_config
 from torchrl_lang.text.chat_tokenizer import decode_action
-from torchrl_lang.text.encoded_episode import encode_episode, stack_episodes
+from torchrl_lang.text.rows import encode_episode, stack_episodes
 
 __all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run", "refuse_returns"]
 

@@ -1,17 +1,13 @@
 """Text to token rows and back: tokenizers, chat templates, messages and episodes."""
 
+from torchrl_lang.text.chat_template import RowFormat
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
-from torchrl_lang.text.conversion import from_row, to_row, to_rows
-from torchrl_lang.text.encoded_episode import TokenReward
-from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.episodes import Episode, TokenRewardTable, Turn, token_frequencies
 from torchrl_lang.text.hf_tokenizer import HFTokenizer
 from torchrl_lang.text.messages import from_messages, to_messages
-from torchrl_lang.text.row_format import RowFormat
-from torchrl_lang.text.token_reward_table import TokenRewardTable, token_frequencies
-from torchrl_lang.text.tokenizer_config import tokenizer_from_config
-from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer, fingerprint
-from torchrl_lang.text.transformers_tokenizer import transformers_tokenizer, write_tokenizer
-from torchrl_lang.text.word_tokenizer import word_tokenizer
+from torchrl_lang.text.rows import TokenReward, from_row, to_row, to_rows
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config, transformers_tokenizer, write_tokenizer
+from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer, fingerprint, word_tokenizer
 
 __all__ = [
     "CharTokenizer",

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_lang._files import Fields, shorten
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.text.hf_tokenizer import backend_text, load_hf_tokenizer, read_backend
-from torchrl_lang.text.plain_text import PlainTextEncoder
-from torchrl_lang.text.row_format import RowFormat
+from torchrl_lang.text.chat_template import RowFormat
+from torchrl_lang.text.hf_tokenizer import PlainTextEncoder, backend_text, load_hf_tokenizer, read_backend
 from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
 
 if TYPE_CHECKING:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import shorten
+from torchrl_lang._files import FileError, read_json, shorten, write_json
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS, entry
 
-__all__ = ["LARGEST_REWARD", "ROLES", "Episode", "Turn"]
+__all__ = [
+    "Episode",
+    "LARGEST_REWARD",
+    "ROLES",
+    "TokenRewardTable",
+    "Turn",
+    "token_frequencies",
+]
+
 
 ROLES = ("user", "tool", "system")
 """Roles of the messages that the environment writes in a chat."""
@@ -95,3 +109,98 @@ class Episode:
     def total_reward(self) -> float:
         """Sum of the rewards of all turns."""
         return sum((turn.reward for turn in self.turns if turn.reward is not None), 0.0)
+
+
+_REMEDY = 'give a JSON object of numbers by token id, such as {"17": 0.25}'
+
+
+class TokenRewardTable:
+    """A reward for writing each token: ``table[token] * scale + shift``.
+
+    Tokens that are not in the table have the value 0 in it, so their reward is ``shift``. It is a ``token_reward`` of
+    :func:`~torchrl_lang.text.to_rows` and of the readers of dialogues, and :meth:`add_to` adds it to existing rows. The
+    reward is added to that of the turn, on every token of the agent, its end-of-action token included. The ILQL paper's
+    code has the same tables (arXiv 2206.11871).
+
+    Args:
+        table: values by token id.
+        scale: factor of the values.
+        shift: added to every scaled value.
+
+    Raises:
+        ValueError: a number is not finite, or an id is negative.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, Episode, TokenRewardTable, Turn, to_rows
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> table = TokenRewardTable({0: 0.5, 1: 0.25}, scale=4.0, shift=-1.0)
+        >>> episode = Episode([Turn("ab", reward=10.0)], terminated=True)
+        >>> to_rows([episode], tokenizer, 5, token_reward=table)["token_reward"]  # a, b, and the end of the action
+        tensor([[0., 1., 0., 9., 0.]])
+    """
+
+    def __init__(self, table: Mapping[int, float], *, scale: float = 1.0, shift: float = 0.0) -> None:
+        bad = [(token, value) for token, value in table.items() if token < 0 or not math.isfinite(value)]
+        if bad or not (math.isfinite(scale) and math.isfinite(shift)):
+            found = f"{bad[0][1]} for the token {bad[0][0]}" if bad else f"scale={scale} and shift={shift}"
+            raise ValueError(f"A table of token rewards has finite numbers for ids from 0, got {found}.")
+        self.table, self.scale, self.shift = dict(table), scale, shift
+        values = torch.zeros(1 + max(self.table, default=0), dtype=torch.float64)
+        for token, value in self.table.items():
+            values[token] = value
+        self._values = values * scale + shift
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], *, scale: float = 1.0, shift: float = 0.0) -> TokenRewardTable:
+        """Read a JSON file of values by token id, as :meth:`write` and the ILQL paper's code write it.
+
+        Raises:
+            FileError: the file cannot be read, or holds something else.
+        """
+        path, table = Path(path), {}
+        for token, value in read_json(path, remedy=_REMEDY).items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (token.isascii() and token.isdigit() and is_number):
+                raise FileError(path, f"holds {shorten(value)} for {shorten(token)}", _REMEDY)
+            table[int(token)] = float(value)
+        return cls(table, scale=scale, shift=shift)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the table, without scale and shift, as JSON."""
+        write_json(Path(path), {str(token): value for token, value in self.table.items()})
+
+    def __call__(self, tokens: Sequence[int]) -> list[float]:
+        """One reward per token of a row."""
+        return self.rewards(torch.as_tensor(tokens, dtype=torch.int64)).tolist()
+
+    def rewards(self, tokens: Tensor) -> Tensor:
+        """The reward of each token, int ``[...]`` to float64 ``[...]``."""
+        inside = (tokens >= 0) & (tokens < len(self._values))
+        values = self._values.to(tokens.device)[torch.where(inside, tokens, 0).long()]
+        return torch.where(inside, values, self.shift)
+
+    def add_to(self, rows: TensorDictBase) -> TensorDictBase:
+        """Rows ``[*B, T]`` with the rewards of the agent's tokens added; the input is not modified."""
+        agent, reward = entry(rows, AGENT_MASK), entry(rows, TOKEN_REWARD)
+        more = torch.where(agent, self.rewards(entry(rows, TOKENS)), 0.0)
+        return rows.copy().set(TOKEN_REWARD, (reward.double() + more).to(reward.dtype))
+
+
+def token_frequencies(rows: TensorDictBase, *, agent_only: bool = False) -> dict[int, float]:
+    """How often each token occurs in rows, as a share of all tokens: a table for :class:`TokenRewardTable`.
+
+    Args:
+        rows: rows ``[*B, T]``; padding is not counted.
+        agent_only: count only the agent's tokens.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows, token_frequencies
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn("aba", reward=0.0)], terminated=True)], tokenizer, 8)
+        >>> token_frequencies(rows, agent_only=True)  # a, b and the end of the action
+        {0: 0.5, 1: 0.25, 4: 0.25}
+    """
+    counted = entry(rows, AGENT_MASK if agent_only else ATTENTION_MASK)
+    count = torch.bincount(entry(rows, TOKENS)[counted].long())
+    share = count.double() / count.sum().clamp_min(1)
+    return {token: float(share[token]) for token in count.nonzero().flatten().tolist()}

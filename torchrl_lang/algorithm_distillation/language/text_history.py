@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_lang._files import shorten, write_file
-from torchrl_lang.data.dialogue_records import parse_object
-from torchrl_lang.data.json_lines import BadLine, LineFile, good_items
+from torchrl_lang.data.jsonl import BadLine, LineFile, good_items, parse_object
 from torchrl_lang.text.json_checks import check_keys, read_number, show
 
 __all__ = ["TextHistory", "group_episodes", "in_epoch_order", "read_text_history", "write_text_history"]

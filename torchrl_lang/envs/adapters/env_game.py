@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.text.chat_tokenizer import encode_action
-from torchrl_lang.text.conversion import from_row
+from torchrl_lang.text.rows import from_row
 
 __all__ = ["EnvGame"]
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of, within
 from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list, shorten
-from torchrl_lang.data.makers import GameMaker
+from torchrl_lang.data.generate import GameMaker
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
-from torchrl_lang.text.conversion import to_rows
-from torchrl_lang.text.encoded_episode import encode_episode
 from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.rows import encode_episode, to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["FILES", "CommentRow", "CommentRows", "ReadReport", "RedditComments", "read_comment_rows", "read_indices"]

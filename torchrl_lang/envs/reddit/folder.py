@@ -29,7 +29,7 @@ from torchrl_lang.envs.reddit import (
     WorstSentence,
 )
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
-from torchrl_lang.text.word_tokenizer import PLAIN
+from torchrl_lang.text.tokenizers import PLAIN
 
 __all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths", "RedditReward", "RewardName"]
 

@@ -12,8 +12,8 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
-from torchrl_lang.text.encoded_episode import encode_episode
 from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.rows import encode_episode
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["CommentPlayer"]

@@ -12,7 +12,7 @@ from torchrl_lang.envs.textworld.text import (
     clean_feedback,
     is_meta,
 )
-from torchrl_lang.text.word_tokenizer import word_tokenizer
+from torchrl_lang.text.tokenizers import word_tokenizer
 
 __all__ = [
     "TEMPLATES",

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files.records import mistake
+from torchrl_lang._files import mistake
 from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.protocol import BATCH, REPLIES, ROUTES, Greedy, Health, history_of

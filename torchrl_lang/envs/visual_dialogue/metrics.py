@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
 from torchrl_lang.envs.visual_dialogue.rewards import STOP
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty, is_yes_no
-from torchrl_lang.text.conversion import from_row
+from torchrl_lang.text.rows import from_row
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["percentiles_by_round", "played_rounds", "yes_no_rate"]

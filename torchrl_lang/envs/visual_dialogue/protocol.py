@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Json, Strict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._files.records import mistake
+from torchrl_lang._files import mistake
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.steps import Measure
 

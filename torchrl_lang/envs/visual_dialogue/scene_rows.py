@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data.makers import GameMaker
+from torchrl_lang.data.generate import GameMaker
 from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.rewards import DialogueRewards
 from torchrl_lang.envs.visual_dialogue.scenes import scene_episode, scenes_of
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
-from torchrl_lang.text.conversion import to_rows
+from torchrl_lang.text.rows import to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["SceneRows"]

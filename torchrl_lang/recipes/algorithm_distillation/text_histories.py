@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang._files import shorten
-from torchrl_lang._files.manifests import json_digest
+from torchrl_lang._files import json_digest, shorten
 from torchrl_lang.algorithm_distillation.language import (
     Bins,
     Block,

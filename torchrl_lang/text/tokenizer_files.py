@@ -1,24 +1,68 @@
-"""Convert tokenizers to transformers, so that a saved model's tokenizer can be loaded without this library."""
+"""Build a tokenizer of any kind from its configuration."""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrl_lang._files import shorten
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.hf_tokenizer import HFTokenizer
-from torchrl_lang.text.tokenizer_config import KINDS, tokenizer_from_config
 from torchrl_lang.text.tokenizers import UNKNOWN, CharTokenizer, Tokenizer
+
+__all__ = [
+    "KINDS",
+    "tokenizer_from_config",
+    "transformers_tokenizer",
+    "write_tokenizer",
+]
+
+
+KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
+    "char": CharTokenizer.from_config,
+    "chat": ChatTokenizer.from_config,
+    "huggingface": HFTokenizer.from_config,
+}
+"""Functions that build a tokenizer, by the ``kind`` in its configuration."""
+
+
+def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
+    """Build a tokenizer from its ``config()``.
+
+    Raises:
+        ValueError: the configuration is damaged or its kind is unknown.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, tokenizer_from_config
+        >>> config = CharTokenizer.from_alphabet("abc").config()
+        >>> tokenizer_from_config(config).encode("cab")
+        [2, 0, 1]
+    """
+    kind = config.get("kind")
+    build = KINDS.get(str(kind))
+    if build is None:
+        raise ValueError(
+            f"Unknown kind of tokenizer {shorten(kind)}, expected one of {sorted(KINDS)}: build a custom "
+            f"tokenizer yourself and pass it."
+        )
+    try:
+        return build(config)
+    except ValueError:
+        raise
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise ValueError(
+            f"The configuration of a tokenizer of kind {kind!r} is damaged ({type(error).__name__}: "
+            f"{shorten(str(error))}): write it again from the tokenizer."
+        ) from error
+
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerFast
-
-__all__ = ["transformers_tokenizer", "write_tokenizer"]
 
 
 def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

@@ -1,0 +1,494 @@
+"""What is read from a dataset is what was written, or an error of one line, whatever happened to its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.kills import kills
+from torchrl_lang._files import FileError, json_digest
+from torchrl_lang.data import DatasetWriter, dataset, load_dataset, row_buffer, write_dataset
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+
+WORDS = CharTokenizer.from_alphabet("abc")
+EPISODES = [
+    Episode([Turn("ab", 1.0), Turn("c")], terminated=True),
+    Episode([Turn("cab"), Turn("a", -2.5)], terminated=False, truncated=True),
+    Episode([Turn("b", 0.0)], terminated=True),
+]
+ROWS = to_rows(EPISODES, WORDS, 12)
+KEPT = {
+    "kind": torch.tensor([0, 2, 1]),
+    "train_mask": ROWS["agent_mask"].logical_not(),
+    "scores": torch.arange(12.0).view(3, 2, 2),
+}
+NOTES = {"words": ["crane"]}
+
+
+def more_rows(**entries):
+    return ROWS.clone().update({**KEPT, **entries})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rows = more_rows(dropped=torch.ones(3, 1))
+    return write_dataset(
+        tmp_path / "data", rows, WORDS, seed=7, source="three of them", keep=[*KEPT], notes=NOTES
+    ).folder
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Stamps are written without waiting for two seconds."""
+    monkeypatch.setattr(dataset, "_SETTLED", -1)
+
+
+def is_as_written(read):
+    return (
+        bool((read[:] == more_rows()).all())
+        and read.tokenizer.config() == WORDS.config()
+        and (read.manifest["notes"], read.manifest["mean_return"]) == (NOTES, -0.5)
+    )
+
+
+# -- undamaged ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read(folder):
+    read = load_dataset(folder, verify=True)
+    assert is_as_written(read)
+    assert len(read) == 3
+    assert [read.episode(index) for index in range(3)] == EPISODES
+    assert read.rows["tokens"].dtype == torch.int32
+    assert read[torch.tensor([2, 0])]["tokens"].dtype == torch.int64
+    read[0]["token_reward"].fill_(9.0)  # memory of its own
+    assert is_as_written(load_dataset(folder, verify=True))
+
+
+def test_it_is_a_plain_memory_mapped_tensordict_without_pickle(folder):
+    """Anyone with tensordict alone can open the rows."""
+    assert (TensorDict.load_memmap(folder / "rows", allow_pickle=False) == more_rows()).all()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".memmap"}
+    assert not [path for path in files if path.read_bytes()[:1] == b"\x80" and path.read_bytes()[1] in range(2, 6)]
+
+
+def test_the_manifest(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    counted = {key: manifest[key] for key in ("episodes", "tokens", "decisions", "terminated", "truncated")}
+    assert counted == {"episodes": 3, "tokens": 7 + 7 + 4, "decisions": 3 + 2 + 2, "terminated": 2, "truncated": 1}
+    assert manifest["mean_return"] == -0.5
+    assert (manifest["seed"], manifest["source"], manifest["row_length"]) == (7, "three of them", 12)
+    assert manifest["entries"]["scores"]["shape"] == [3, 2, 2]
+    assert set(manifest["created_by"]) == {"torchrl_lang", "tensordict", "torch"}
+
+
+def test_further_entries_come_with_the_batches_and_masks_are_trimmed(folder):
+    batch = row_buffer(load_dataset(folder), 3).sample()
+    assert sorted(batch["kind"].tolist()) == [0, 1, 2]
+    assert batch["train_mask"].shape == batch["tokens"].shape == (3, 7)
+
+
+def test_blocks_of_any_size_give_the_same_files(tmp_path, folder):
+    options = {"seed": 7, "source": "three of them", "keep": [*KEPT]}
+    with DatasetWriter(tmp_path / "blocks", WORDS, 12, **options) as writer:
+        writer.notes = NOTES
+        for part in (slice(0, 0), slice(0, 2), slice(2, 3)):
+            writer.extend(more_rows()[part])
+    for path in ("manifest.json", "tokenizer.json", "rows/meta.json", "rows/tokens.memmap", "rows/scores.memmap"):
+        assert (tmp_path / "blocks" / path).read_bytes() == (folder / path).read_bytes(), path
+
+
+class Own:
+    """A tokenizer of one's own: a kind that the library does not know."""
+
+    vocab_size, control = WORDS.vocab_size, WORDS.control
+    encode, decode = WORDS.encode, WORDS.decode
+
+    def config(self):
+        return {"kind": "own"}
+
+
+def test_tokenizers(tmp_path, folder):
+    load_dataset(folder, tokenizer=CharTokenizer.from_alphabet("abc"))
+    with pytest.raises(ValueError, match="its ids mean other text"):
+        load_dataset(folder, tokenizer=CharTokenizer.from_alphabet("cab"))
+    own = Own()
+    read = write_dataset(tmp_path / "own", ROWS, own)
+    assert read.tokenizer is own
+    assert read.episode(0) == EPISODES[0]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_writer_leaves_nothing(tmp_path):
+    def write_and_fail():
+        with DatasetWriter(tmp_path / "failed", WORDS, 12) as writer:
+            writer.extend(ROWS)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    with pytest.raises(ValueError, match="No episode was written"), DatasetWriter(tmp_path / "empty", WORDS, 12):
+        pass
+    for notes in ({"rate": float("nan")}, {"words": {"crane"}}):
+        with pytest.raises(ValueError, match=r"cannot be written to .* as JSON"):
+            write_dataset(tmp_path / "data", ROWS, WORDS, notes=notes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_two_writers_do_not_mix(tmp_path):
+    """The second is told so and takes nothing from the first, whose dataset is whole."""
+    with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
+        writer.extend(ROWS)
+        with pytest.raises(FileExistsError, match=rf"Another process writes in {tmp_path}/data: wait"):
+            write_dataset(tmp_path / "data", ROWS, WORDS)
+        writer.extend(ROWS)
+    assert (load_dataset(tmp_path / "data", verify=True)[:] == torch.cat([ROWS, ROWS])).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_overwriting_is_asked_for(tmp_path, folder):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write_dataset(folder, ROWS, WORDS)
+    write_dataset(folder, ROWS[:1], WORDS, overwrite=True)
+    assert len(load_dataset(folder, verify=True)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("do not delete")
+    with pytest.raises(FileExistsError, match="something other"):
+        write_dataset(tmp_path / "thesis", ROWS, WORDS, overwrite=True)
+
+
+def poked(key, place, value):
+    rows = ROWS.clone()
+    rows[key][place] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (poked("tokens", (0, 1), WORDS.vocab_size), "Rows from number 3: Row 0 has a token id out of range"),
+        (poked("tokens", (0, -1), -100), "Padding holds the id -100"),
+        (poked("token_reward", (1, 6), math.nan), "Rows from number 3: Row 1 has a reward that is not finite"),
+        (ROWS.exclude("truncated"), "need 'truncated', bool .*, got nothing"),
+        (ROWS.clone().set("truncated", torch.zeros(3, 1)), "got torch.float32 of shape .3, 1."),
+        (ROWS[0], r"takes rows \[M, 12\]"),
+        (ROWS.exclude("tokens"), "A row needs 'tokens'"),
+        (ROWS.clone().set("features", torch.zeros(3, 4, 2)), r"These rows have \['features'\], but the rows before"),
+    ],
+)
+def test_rows_are_checked_on_the_way_in(tmp_path, bad, message):
+    with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
+        writer.extend(ROWS)
+        with pytest.raises((ValueError, KeyError), match=message):
+            writer.extend(bad)
+    assert (load_dataset(tmp_path / "data")[:] == ROWS).all()  # nothing of the bad block was written
+
+
+@pytest.mark.parametrize(
+    ("entries", "keep", "found"),
+    [
+        ({"kind": KEPT["kind"].double()}, ["kind"], r"is torch\.float64: further entries"),
+        ({"features": torch.zeros(3, 4, 2, dtype=torch.float16)}, [], r"'features' is torch.float16"),
+        ({}, ["a/b"], "cannot be the name"),
+        ({}, ["missing"], "missing"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(tmp_path, entries, keep, found):
+    with pytest.raises((ValueError, KeyError), match=found):
+        write_dataset(tmp_path / "data", more_rows(**entries), WORDS, keep=keep)
+    assert list(tmp_path.iterdir()) == []
+
+
+FEATURES = {"features": torch.randn(3, 4, 2), "features_mask": torch.eye(3, 4, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize("keep", [[], ["kind"], ["features"]])
+def test_features_are_kept_unasked_in_all_blocks(tmp_path, keep):
+    rows = more_rows(**FEATURES)
+    with DatasetWriter(tmp_path / "data", WORDS, 12, keep=keep) as writer:
+        writer.extend(rows)
+        with pytest.raises(KeyError, match="features"):
+            writer.extend(more_rows())
+        with pytest.raises(ValueError, match=r"'features' is torch.float32 of shape"):
+            writer.extend(more_rows(**FEATURES).set("features", torch.zeros(3, 4, 5)))
+        writer.extend(rows[:1])
+    read = load_dataset(tmp_path / "data", verify=True)
+    for key, value in FEATURES.items():
+        assert torch.equal(read[:][key], torch.cat([value, value[:1]]))
+    assert ("kind" in read.rows.keys()) == ("kind" in keep)
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_step_leaves_no_half_dataset_and_the_next_no_leftovers(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a killed process loses nothing that it wrote
+    folder, old = tmp_path / "data", ROWS[:1]
+
+    def write(rows):
+        with DatasetWriter(folder, WORDS, 12, overwrite=True) as writer:
+            for row in rows.split(1):
+                writer.extend(row)
+
+    write(old)
+    for _ in kills(lambda: write(ROWS)):
+        if folder.exists():
+            read = load_dataset(folder, verify=True)
+            assert (read[:] == (ROWS if len(read) == 3 else old)).all()
+        else:
+            with pytest.raises(FileNotFoundError, match="writing was interrupted or is still in progress"):
+                load_dataset(folder)
+        write(old)
+        assert [path.name for path in tmp_path.iterdir()] == ["data"]
+        assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "rows", "tokenizer.json"]
+    assert (load_dataset(folder, verify=True)[:] == ROWS).all()
+
+
+# -- damaged -----------------------------------------------------------------------------------------------------------
+
+
+def mutate(path, draw):
+    """One of the ways in which files are damaged."""
+    data = bytearray(path.read_bytes())
+    how = draw.choice(["flip", "flip", "flip", "cut", "add", "swap", "zero", "gone", "link"])
+    place = draw.randrange(len(data))
+    if how == "flip":
+        data[place] ^= 1 << draw.randrange(8)
+    elif how == "cut":
+        del data[place:]
+    elif how == "add":
+        data[place:place] = draw.randbytes(draw.randrange(1, 9))
+    elif how == "swap":
+        data[place : place + 1] = draw.choice([b"0", b"1", b"9", b"-", b'"', b"}", b"\n", b" "])
+    elif how == "zero":
+        data[:] = bytes(len(data))
+    path.unlink()
+    if how == "link":
+        path.symlink_to("/dev/zero")
+    elif how != "gone":
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_dataset_is_refused_or_unharmed(folder, seed):
+    """Unharmed: such as blanks between the fields of the manifest."""
+    draw = random.Random(seed)
+    mutate(draw.choice(sorted(path for path in folder.rglob("*") if path.is_file())), draw)
+    try:
+        read = load_dataset(folder)
+    except (FileError, FileNotFoundError) as error:
+        message = str(error)
+    else:
+        assert is_as_written(read)
+        return
+    assert str(folder) in message
+    assert "\n" not in message
+    assert len(message) < 500
+
+
+def replace(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "rows/tokens.memmap").unlink(), "tokens.memmap is missing"),
+        (lambda f: (f / "rows/scores.memmap").write_bytes(b"\0" * 47), "has 47 bytes, expected 48"),
+        (lambda f: (f / "rows/scores.memmap").write_bytes(b"\0" * 48), "was changed after it was written"),
+        (lambda f: replace(f / "rows/meta.json", "12", "6"), "meta.json was changed after it was written"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda f: replace(f / "tokenizer.json", '"a"', '"z"'), "tokenizer.json was changed"),
+        (lambda f: replace(f / "manifest.json", '"version": 2', '"version": 1'), "has version 1, .* reads version 2"),
+        (lambda f: replace(f / "manifest.json", "three", "four"), "was changed after it was written"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "not a JSON object"),
+        (lambda f: (f / "manifest.json").unlink(), r"manifest\.json is missing"),
+        (shutil.rmtree, "does not exist"),
+    ],
+)
+def test_damage_is_named(folder, damage, message):
+    damage(folder)
+    with pytest.raises((FileError, FileNotFoundError), match=message):
+        load_dataset(folder, verify=True)
+
+
+def test_a_link_out_of_the_folder_is_refused(folder):
+    path = folder / "rows" / "tokens.memmap"
+    path.rename(folder.parent / "elsewhere")
+    path.symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(FileError, match="lies outside of it"):
+        load_dataset(folder)
+
+
+def test_the_types_in_meta_json_are_not_believed(folder):
+    """Anybody's TensorDict reads it; here the manifest counts, and verifying finds the change."""
+    replace(folder / "rows" / "meta.json", "torch.int32", "torch.float32")
+    assert is_as_written(load_dataset(folder, verify=False))
+    with pytest.raises(FileError, match=r"meta.json was changed after it was written"):
+        load_dataset(folder)
+
+
+# -- changed by hand, with digests that fit ----------------------------------------------------------------------------
+
+
+def edit(folder, name, change):
+    """Change a JSON file, and all digests so that they fit again."""
+    content = json.loads((folder / name).read_text())
+    change(content)
+    if name == "manifest.json":
+        content.pop("digest")
+        content["digest"] = json_digest(content)
+    (folder / name).write_text(json.dumps(content))
+    if name != "manifest.json":
+        reseal(folder)
+
+
+def reseal(folder):
+    """Make the checksums of the manifest fit the files, as somebody who edits a dataset by hand would."""
+
+    def checksums(content):
+        for key, entry in content["entries"].items():
+            entry["sha256"] = hashlib.sha256((folder / "rows" / f"{key}.memmap").read_bytes()).hexdigest()
+        for name in content["files"]:
+            content["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        content["tokenizer"]["fingerprint"] = json_digest(json.loads((folder / "tokenizer.json").read_text()))[:16]
+
+    edit(folder, "manifest.json", checksums)
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "value", "found"),
+    [
+        ("tokens", (0, 1), 9, "Row 0 has a token id out of range at position 1"),
+        ("tokens", (2, 11), 70, "Padding holds the id 70"),
+        ("token_reward", (0, 3), float("nan"), "reward that is not finite"),
+        ("token_reward", (0, 0), 1.0, "reward on a token that the agent did not write"),
+        ("token_reward", (0, 3), 2.0, 'as "mean_return", the rows have'),
+        ("attention_mask", (0, 0), 255, "attention_mask.memmap holds bytes other than 0 and 1"),
+        ("train_mask", (0, 1), 2, "train_mask.memmap holds bytes other than 0 and 1"),
+        ("agent_mask", (0, 2), 0, 'as "decisions", the rows have'),
+        ("terminated", (0, 0), 0, 'as "terminated", the rows have 1'),
+        ("truncated", (0, 0), 1, 'as "truncated", the rows have 2'),
+    ],
+)
+def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value, found):
+    rows = TensorDict.load_memmap(folder / "rows")
+    tensor = rows[key].view(torch.uint8) if rows[key].dtype == torch.bool else rows[key]
+    tensor[place] = value
+    del rows
+    reseal(folder)
+    with pytest.raises(FileError, match=found):
+        load_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda m: m["entries"]["tokens"].update(dtype="float32"), "does not describe 'tokens' as int32"),
+        (lambda m: m["entries"]["tokens"].update(shape=[12, 3]), r"as int32 of shape \[3, 12\]"),
+        (lambda m: m["entries"]["tokens"].update(shape=[3, -12]), '"entries.tokens.shape.1"'),
+        (lambda m: m["entries"].pop("tokens"), r"does not describe \['tokens'\]"),
+        (lambda m: m["entries"]["kind"].update(dtype="object"), "'bool', 'int32', 'int64' or 'float32'"),
+        (lambda m: m["entries"]["kind"].update(dtype="int32"), "bool, int64 or float32"),
+        (lambda m: m["entries"]["kind"].update(shape=[4]), r"as int64 of shape \[3\]"),
+        (lambda m: m["entries"]["kind"].pop("sha256"), 'has no field "entries.kind.sha256"'),
+        (lambda m: m["entries"].update({"../kind": m["entries"]["kind"]}), "ASCII letters"),
+        (lambda m: m.update(entries=[]), r'has \[\] as "entries"'),
+        (lambda m: m.update(episodes=0), 'has 0 as "episodes", expected greater than or equal to 1'),
+        (lambda m: m.update(episodes="3"), "has '3' as \"episodes\""),
+        (lambda m: m.update(row_length=10**12), "does not describe 'tokens'"),
+        (lambda m: m.pop("notes"), 'has no field "notes"'),
+        (lambda m: m.update(format="pickle"), "has format 'pickle'"),
+        (lambda m: m["files"].update({"../../../etc/passwd": "x"}), "lies outside of it"),
+        (lambda m: m["files"].clear(), r"does not describe \['rows/meta.json', 'tokenizer.json'\]"),
+        (lambda m: m["tokenizer"].update(vocab_size=10), "other than the manifest's"),
+        (lambda m: m["tokenizer"].update(fingerprint="x" * 10**6), r"records its fingerprint as 'xxx.*\.\.\."),
+        (lambda m: m.update(tokens=17), 'has 17 as "tokens", the rows have 18'),
+    ],
+)
+def test_every_field_of_the_manifest_is_checked(folder, change, found):
+    edit(folder, "manifest.json", change)
+    with pytest.raises(FileError, match=found) as caught:
+        load_dataset(folder)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(symbols=c["symbols"][:-1]),
+        lambda c: c.update(symbols=[1, 2, 3]),
+        lambda c: c["control"].pop("pad"),
+        lambda c: c.pop("symbols"),
+        lambda c: c.update(kind="huggingface", tokenizer={"version": "1.0"}),
+        lambda c: c.update(kind=["char"]),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_built_is_an_error(folder, change):
+    edit(folder, "tokenizer.json", change)
+    with pytest.raises(FileError, match=r"tokenizer\.json is not a valid tokenizer") as caught:
+        load_dataset(folder)
+    assert "\n" not in str(caught.value)
+
+
+# -- the stamp of a verified dataset -----------------------------------------------------------------------------------
+
+
+def test_rows_are_verified_once_and_again_when_a_file_changes(folder, settled, monkeypatch):
+    verified = []
+    verify = dataset._verify
+    monkeypatch.setattr(dataset, "_verify", lambda *args: (verified.append(1), verify(*args)))
+    for count, how in [(1, "once"), (1, "once"), (1, False), (2, True), (2, "once")]:
+        assert is_as_written(load_dataset(folder, verify=how))
+        assert len(verified) == count
+    path = folder / "rows" / "tokens.memmap"
+    state, data = path.stat(), path.read_bytes()
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))  # changes nothing but the time of change
+    load_dataset(folder)
+    assert len(verified) == 3
+    path.write_bytes(b"\1" + data[1:])
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    with pytest.raises(FileError, match="was changed after it was written"):
+        load_dataset(folder)
+    path.write_bytes(data)
+    shutil.copytree(folder, folder.parent / "copy")
+    load_dataset(folder.parent / "copy")
+    assert len(verified) == 5
+
+
+def test_a_stamp_of_other_data_does_not_count(folder, settled):
+    load_dataset(folder)
+    stamp = (folder / ".verified.json").read_text()
+    edit(folder, "manifest.json", lambda content: content.update(tokens=17))
+    for content in (stamp, "", "{", "[]", '{"manifest.json": 3}'):
+        (folder / ".verified.json").write_text(content)
+        with pytest.raises(FileError, match='as "tokens"'):
+            load_dataset(folder)
+
+
+def test_files_that_have_just_changed_are_not_stamped(folder):
+    """A second change within the clock's step would not show."""
+    load_dataset(folder)
+    assert not Path(folder / ".verified.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_verified_each_time(folder, settled, monkeypatch):
+    def refuse(path, content):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(dataset, "write_file", refuse)
+    assert is_as_written(load_dataset(folder))
+    assert not (folder / ".verified.json").exists()

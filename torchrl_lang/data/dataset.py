@@ -1,0 +1,621 @@
+"""Datasets on disk: rows as a memory-mapped TensorDict, written in blocks, with a tokenizer and a manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import keyword
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, NamedTuple
+
+import tensordict
+import torch
+from pydantic import Field, model_validator
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
+
+import torchrl_lang
+from torchrl_lang._checks import check_options
+from torchrl_lang._files import (
+    FileError,
+    Record,
+    file_digest,
+    file_in,
+    is_unfinished,
+    read_json,
+    shorten,
+    write_file,
+    write_folder,
+    write_json,
+)
+from torchrl_lang.functional import decision_mask
+from torchrl_lang.schema import (
+    AGENT_MASK,
+    ATTENTION_MASK,
+    FEATURES,
+    FEATURES_MASK,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRUNCATED,
+    check_row,
+    entry,
+)
+from torchrl_lang.text.episodes import Episode
+from torchrl_lang.text.rows import from_row
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config
+from torchrl_lang.text.tokenizers import Tokenizer, config_fingerprint, fingerprint
+
+__all__ = ["DISK_DTYPES", "MANIFEST", "ROWS", "DatasetWriter", "RowDataset", "load_dataset", "write_dataset"]
+
+MANIFEST, TOKENIZER, ROWS, STAMP = "manifest.json", "tokenizer.json", "rows", ".verified.json"
+META = f"{ROWS}/meta.json"
+"""File that tensordict needs to open the rows without this library; this library does not read it."""
+
+REMEDY = "the dataset is damaged, generate it again"
+
+DISK_DTYPES = {
+    TOKENS: torch.int32,
+    ATTENTION_MASK: torch.bool,
+    AGENT_MASK: torch.bool,
+    TOKEN_REWARD: torch.float32,
+    TERMINATED: torch.bool,
+    TRUNCATED: torch.bool,
+}
+"""The entries that every dataset has, and their dtypes on disk."""
+
+_DTYPES = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+_BLOCK_TOKENS = 1 << 22
+"""Rows are checked in blocks of about this many tokens, because a dataset may be larger than memory."""
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which a change certainly changes a file's time; some file systems have a resolution of 2 s."""
+
+# -- the manifest ------------------------------------------------------------------------------------------------------
+
+Size = Annotated[int, Field(ge=1, lt=2**40)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class DiskEntry(NamedTuple):
+    """How an entry is stored."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Shape of the entry of one row."""
+
+
+class EntryRecord(Record):
+    """How an entry is stored, and the checksum of its file."""
+
+    dtype: Literal["bool", "int32", "int64", "float32"]
+    shape: tuple[Size, ...]
+    sha256: str
+
+    @property
+    def stored(self) -> DiskEntry:
+        """The entry of one row."""
+        return DiskEntry(_DTYPES[self.dtype], self.shape[1:])
+
+
+class TokenizerRecord(Record):
+    """Which tokenizer the rows have."""
+
+    kind: str | None
+    vocab_size: Size
+    fingerprint: str
+
+
+class Manifest(Record):
+    """What a dataset holds: counts over its rows, its origin, and the checksums of its files."""
+
+    FORMAT: ClassVar[str] = "torchrl_lang rows"
+    VERSION: ClassVar[int] = 2
+
+    episodes: Size
+    tokens: Count
+    decisions: Count
+    terminated: Count
+    truncated: Count
+    mean_return: float
+    row_length: Size
+    seed: int | None
+    source: str
+    notes: dict[str, Any]
+    tokenizer: TokenizerRecord
+    entries: dict[str, EntryRecord]
+    files: dict[str, str]
+    created_by: dict[str, str]
+
+    @model_validator(mode="after")
+    def _check_entries(self) -> Manifest:
+        every = row_entries(self.row_length)
+        missing = [*(every.keys() - self.entries.keys()), *({TOKENIZER, META} - self.files.keys())]
+        if missing:
+            raise ValueError(f"does not describe {sorted(missing)}")
+        for key, found in self.entries.items():
+            known = every.get(key) or further_entry(key, *found.stored)
+            if found.stored != known or found.shape[:1] != (self.episodes,):
+                shape = [self.episodes, *known.shape]
+                raise ValueError(f"does not describe {key!r} as {dtype_name(known.dtype)} of shape {shape}")
+        return self
+
+    def on_disk(self) -> dict[str, DiskEntry]:
+        """How each entry is stored."""
+        return {key: entry.stored for key, entry in self.entries.items()}
+
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each file."""
+        return {entry_file(key): entry.sha256 for key, entry in self.entries.items()} | self.files
+
+
+def row_entries(row_length: int) -> dict[str, DiskEntry]:
+    """The entries that every dataset has."""
+    shapes = {key: (1 if key in (TERMINATED, TRUNCATED) else row_length,) for key in DISK_DTYPES}
+    return {key: DiskEntry(dtype, shapes[key]) for key, dtype in DISK_DTYPES.items()}
+
+
+def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> DiskEntry:
+    """An entry beside those that every dataset has; raises ValueError if it cannot be stored."""
+    if not (key.isidentifier() and key.isascii()) or keyword.iskeyword(key):
+        raise ValueError(f"{key!r} cannot be the name of a dataset's entry: use ASCII letters, digits and underscores.")
+    if dtype not in (torch.bool, torch.int64, torch.float32):
+        raise ValueError(f"'{key}' is {dtype}: further entries of a dataset are bool, int64 or float32.")
+    return DiskEntry(dtype, shape)
+
+
+def entry_file(key: str) -> str:
+    """The file of an entry, relative to the dataset's folder."""
+    return f"{ROWS}/{key}.memmap"
+
+
+def map_rows(files: Mapping[str, Path], episodes: int, entries: Mapping[str, DiskEntry]) -> TensorDict:
+    """Map the entries' files, by :func:`entry_file`, to tensors; ``meta.json`` is not read."""
+    mapped = {
+        key: MemoryMappedTensor.from_filename(files[entry_file(key)], dtype, torch.Size([episodes, *shape]))
+        for key, (dtype, shape) in entries.items()
+    }
+    return TensorDict(mapped, batch_size=[episodes])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype in the manifest."""
+    return str(dtype).removeprefix("torch.")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowDataset:
+    """A dataset opened by :func:`load_dataset`. Indexing reads rows into memory.
+
+    ``rows`` is the memory-mapped TensorDict, int32 ``tokens``, batch size ``[N]``, with the entries of a row,
+    ``terminated``, ``truncated`` and those that the writer kept beside them. Writing to its tensors would change the
+    files.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.data import RowDataset, write_dataset
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn("ab", 1.0)], terminated=True)] * 5, tokenizer, 8)
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     dataset = write_dataset(home + "/data", rows, tokenizer)
+        ...     isinstance(dataset, RowDataset), len(dataset), dataset[:2]["tokens"].shape
+        (True, 5, torch.Size([2, 8]))
+    """
+
+    folder: Path
+    rows: TensorDictBase
+    tokenizer: Tokenizer
+    manifest: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def __getitem__(self, index: Any) -> TensorDict:
+        """Read rows into memory, with int64 ``tokens``."""
+        picked = {key: value.clone() for key, value in self.rows[index].items()}
+        picked[TOKENS] = picked[TOKENS].to(torch.int64)
+        return TensorDict(picked, batch_size=picked[TOKENS].shape[:-1])
+
+    def episode(self, index: int) -> Episode:
+        """Decode one row."""
+        return from_row(self[index], self.tokenizer)
+
+
+def load_dataset(
+    folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None, verify: Literal["once"] | bool = "once"
+) -> RowDataset:
+    """Open a dataset; its rows stay on disk until they are indexed.
+
+    Loading always checks sizes, dtypes and shapes, and compares the manifest and the tokenizer with their digests.
+    Verification reads all rows in blocks and checks their checksums, that every row is well-formed (see
+    :func:`~torchrl_lang.schema.check_row`), and the sums in the manifest.
+
+    Args:
+        folder: a folder that :class:`~torchrl_lang.data.DatasetWriter` or a function based on it wrote.
+        tokenizer: if given, its fingerprint must match the dataset's tokenizer. Required for custom tokenizer classes.
+        verify: ``"once"`` verifies the rows unless ``.verified.json`` records that they were verified and that no
+            file's size, times or inode has changed since. True always verifies them, False never.
+
+    Raises:
+        FileNotFoundError: there is no dataset, or writing it was interrupted.
+        FileError: the dataset is damaged, was changed, or has another version.
+        ValueError: the dataset has another tokenizer, or a custom one and ``tokenizer`` is missing.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.data import load_dataset, write_dataset
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn("ab", 1.0), Turn("c")], terminated=True)], tokenizer, 12)
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     _ = write_dataset(home + "/data", rows, tokenizer)
+        ...     dataset = load_dataset(home + "/data")
+        ...     dataset.episode(0).turns[1].text, dataset.manifest["mean_return"]
+        ('c', 1.0)
+    """
+    check_options(verify=(verify, ("once", True, False)))
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        reason = "that folder does not exist" if not folder.exists() else f"{MANIFEST} is missing"
+        if is_unfinished(folder):
+            reason += ", but unfinished files beside it exist: writing was interrupted or is still in progress"
+        raise FileNotFoundError(f"There is no dataset in {folder}: {reason}. Generate it again.")
+    manifest = Manifest.read(folder / MANIFEST, remedy=REMEDY)
+    tokenizer = _tokenizer(folder, manifest.tokenizer, tokenizer)
+    files = _files(folder, manifest)
+    if verify:
+        stamp = _Stamp(folder, [folder / MANIFEST, *files.values()])
+        if verify != "once" or not stamp.is_there():
+            _verify(folder, files, manifest, tokenizer.vocab_size)
+            stamp.write()
+    rows = map_rows(files, manifest.episodes, manifest.on_disk()).lock_()
+    return RowDataset(folder, rows, tokenizer, manifest.model_dump())
+
+
+def _tokenizer(folder: Path, written_with: TokenizerRecord, given: Tokenizer | None) -> Tokenizer:
+    """The tokenizer of the dataset."""
+    path, found = folder / TOKENIZER, written_with.fingerprint
+    config = read_json(path, remedy=REMEDY)
+    if config_fingerprint(config) != found:
+        raise FileError(path, f"was changed: the manifest records its fingerprint as {shorten(found)}", REMEDY)
+    if given is not None and fingerprint(given) != found:
+        raise ValueError(
+            f"The dataset in {folder} was written with a tokenizer of fingerprint {found}, but the given tokenizer has "
+            f"{fingerprint(given)}, so its ids mean other text. Use the dataset's own tokenizer."
+        )
+    try:
+        tokenizer = tokenizer_from_config(config) if given is None else given
+    except ValueError as error:
+        raise FileError(path, f"is not a valid tokenizer ({error})", REMEDY) from error
+    if tokenizer.vocab_size != written_with.vocab_size:
+        raise FileError(path, f"has a vocab_size of {tokenizer.vocab_size}, other than the manifest's", REMEDY)
+    return tokenizer
+
+
+def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
+    """The paths of all files with a checksum in the manifest, by name; checks that they are there, and their sizes."""
+    paths = {name: file_in(folder, name, remedy=REMEDY) for name in manifest.checksums()}
+    sizes = {
+        entry_file(key): dtype.itemsize * math.prod(shape) * manifest.episodes
+        for key, (dtype, shape) in manifest.on_disk().items()
+    }
+    for name, path in paths.items():
+        if not path.is_file():
+            raise FileError(path, "is missing", REMEDY)
+        size = path.stat().st_size
+        if size != sizes.get(name, size):
+            raise FileError(path, f"has {size} bytes, expected {sizes[name]}", REMEDY)
+    return paths
+
+
+def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_size: int) -> None:
+    """Check the checksums of all files, every row, and the sums in the manifest; raises FileError."""
+    for name, checksum in manifest.checksums().items():
+        if file_digest(files[name]) != checksum:
+            raise FileError(files[name], "was changed after it was written: its checksum differs", REMEDY)
+    sums, entries = _RowSums(), manifest.on_disk()
+    # A separate mapping, so that the pages read are released from memory afterwards.
+    rows = map_rows(files, manifest.episodes, entries)
+    for block in rows.split(max(1, _BLOCK_TOKENS // manifest.row_length)):
+        for key, (dtype, _) in entries.items():
+            if dtype == torch.bool and int(block.get(key).view(torch.uint8).amax()) > 1:
+                raise FileError(folder / entry_file(key), "holds bytes other than 0 and 1", REMEDY)
+        try:
+            _check_block(block, vocab_size, sums.counts["episodes"])
+        except ValueError as error:
+            raise FileError(folder / ROWS, f"holds a bad row: {error}", REMEDY) from error
+        sums.add(block)
+    recorded = {name: getattr(manifest, name) for name in (*sums.counts, "mean_return")}
+    for name, found in {**sums.counts, "mean_return": sums.mean_return}.items():
+        if not (sums.fits(recorded[name]) if name == "mean_return" else recorded[name] == found):
+            raise FileError(folder / MANIFEST, f'has {recorded[name]} as "{name}", the rows have {found}', REMEDY)
+
+
+class _RowSums:
+    """The sums over rows that a manifest records."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
+        self._reward = self._magnitude = 0.0
+
+    def add(self, rows: TensorDictBase) -> None:
+        """Add rows ``[M]``."""
+        masks = {
+            "tokens": rows.get(ATTENTION_MASK),
+            "decisions": decision_mask(rows.get(AGENT_MASK)),
+            "terminated": rows.get(TERMINATED),
+            "truncated": rows.get(TRUNCATED),
+        }
+        self.counts["episodes"] += rows.shape[0]
+        for name, mask in masks.items():
+            self.counts[name] += int(mask.sum())
+        reward = rows.get(TOKEN_REWARD)
+        self._reward += float(reward.sum(dtype=torch.float64))
+        self._magnitude += float(reward.abs().sum(dtype=torch.float64))
+
+    @property
+    def mean_return(self) -> float:
+        """Mean undiscounted return per episode."""
+        return self._reward / self.counts["episodes"]
+
+    def fits(self, mean_return: float) -> bool:
+        """Whether a mean return equals this one up to rounding."""
+        scale = self._magnitude / self.counts["episodes"]
+        return math.isclose(self.mean_return, mean_return, rel_tol=1e-9, abs_tol=1e-9 * scale)
+
+
+def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
+    """Check the values of rows ``[M]``, the first of which is row ``first`` of a dataset."""
+    try:
+        check_row(rows, vocab_size=vocab_size)
+        least, most = (int(token) for token in rows.get(TOKENS).aminmax())
+        if least < 0 or most >= vocab_size:
+            raise ValueError(
+                f"Padding holds the id {least if least < 0 else most}: models embed padding like any token, so its "
+                f"ids must lie in [0, {vocab_size})."
+            )
+    except ValueError as error:
+        raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
+
+
+class _Stamp:
+    """The size, times and inode of each file of a dataset at the time of construction.
+
+    Create the stamp before the files are verified and write it afterwards. Writing, replacing or copying a file changes
+    one of these numbers (programs cannot set the time of change), so the stamp no longer matches and the files are
+    verified again. The stamp saves reading unchanged files; it does not protect against malicious changes.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        states = {str(path.relative_to(folder)): path.stat() for path in files}
+        self._path = folder / STAMP
+        self._settled = all(time.time_ns() - state.st_ctime_ns > _SETTLED for state in states.values())
+        self._content = {
+            name: [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino] for name, state in states.items()
+        }
+
+    def is_there(self) -> bool:
+        """Whether the current files were verified."""
+        try:
+            return read_json(self._path, remedy="delete it") == self._content
+        except FileError:  # missing or damaged: verify
+            return False
+
+    def write(self) -> None:
+        """Record that the files were verified, if the folder is writable."""
+        if self._settled:
+            with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
+                write_file(self._path, json.dumps(self._content))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+class DatasetWriter:
+    """Context manager that writes a dataset of any size in blocks.
+
+    The files are written to a temporary folder beside ``folder``. It is renamed to ``folder`` when the ``with`` block
+    succeeds and deleted when it fails. The next writer of the same folder deletes what a killed process left.
+
+    Args:
+        folder: the folder to create.
+        tokenizer: the tokenizer of the rows.
+        row_length: ``T``.
+        seed: the seed of the data, recorded in the manifest.
+        source: a description of the behaviour policy and environment, recorded in the manifest.
+        overwrite: replace an existing dataset.
+        keep: names of further entries to write, bool, int64 or float32 ``[N, ...]``, such as a number of each row's
+            kind. Features, ``features`` and ``features_mask``, are always kept.
+
+    Attributes:
+        notes: further JSON content for the manifest.
+
+    Raises:
+        FileExistsError: ``folder`` exists and ``overwrite`` is False, ``folder`` holds something other than a dataset,
+            or another process is writing it.
+        KeyError: rows lack an entry.
+        ValueError: no rows were written, or rows do not fit the schema or ``row_length``.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.data import DatasetWriter, load_dataset
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn("ab", 1.0)], terminated=True)], tokenizer, 8)
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     with DatasetWriter(home + "/data", tokenizer, 8, source="an example") as writer:
+        ...         for block in range(3):
+        ...             writer.extend(rows)
+        ...     len(load_dataset(home + "/data"))
+        3
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        tokenizer: Tokenizer,
+        row_length: int,
+        *,
+        seed: int | None = None,
+        source: str = "",
+        overwrite: bool = False,
+        keep: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.tokenizer, self.row_length = Path(folder), tokenizer, row_length
+        self.seed, self.source, self.overwrite = seed, source, overwrite
+        self.keep = tuple(key for key in dict.fromkeys(keep) if key not in DISK_DTYPES)
+        self.notes: dict[str, Any] = {}
+
+    def __enter__(self) -> DatasetWriter:
+        self._writing = self._written()
+        self._writing.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Open the files; complete the dataset when the block succeeds."""
+        with write_folder(self.folder) as partial:
+            self._check_target()  # under the writer's lock, so that no other process completes this dataset meanwhile
+            (partial / ROWS).mkdir()
+            self._sums, self._entries = _RowSums(), row_entries(self.row_length)
+            for key in self.keep:
+                further_entry(key, torch.int64, ())  # its name must be that of a file
+            self._hashes: dict[str, Any] = {}
+            self._files: dict[str, BinaryIO] = {}
+            with ExitStack() as files:
+                self._partial, self._open_files = partial, files
+                self._open(*self._entries, *self.keep)
+                yield
+            self._finish(partial)
+
+    def _check_target(self) -> None:
+        if not self.folder.exists():
+            return
+        if not self.overwrite:
+            raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True to replace it.")
+        if not (self.folder / MANIFEST).is_file() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise FileExistsError(f"{self.folder} holds something other than a dataset, which is not overwritten.")
+
+    def _open(self, *keys: str) -> None:
+        """Begin the files of entries."""
+        for key in keys:
+            self._hashes[key] = hashlib.sha256()
+            self._files[key] = self._open_files.enter_context((self._partial / entry_file(key)).open("wb"))
+
+    def extend(self, rows: TensorDictBase) -> None:
+        """Append rows ``[M]`` with the entries of a row, ``terminated``, ``truncated`` and those of ``keep``.
+
+        Features are kept, too, if the first rows have some. Other entries are dropped.
+
+        Raises:
+            KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer or
+                ``row_length``; or they have features, and rows before had none. No row of the call is written then.
+        """
+        tokens = entry(rows, TOKENS)
+        for key in (TERMINATED, TRUNCATED):
+            value = rows.get(key, None)
+            if value is None or value.dtype != torch.bool or value.shape != (*rows.shape, 1):
+                came = "nothing" if value is None else f"{value.dtype} of shape {list(value.shape)}"
+                raise ValueError(f"Rows of a dataset need '{key}', bool [M, 1], got {came}: add how each one ended.")
+        if rows.ndim != 1 or tokens.shape[1:] != (self.row_length,):
+            raise ValueError(
+                f"A dataset of row_length {self.row_length} takes rows [M, {self.row_length}], got "
+                f"{tuple(tokens.shape)}: flatten them and give all rows the same width."
+            )
+        if rows.shape[0] == 0:
+            return
+        _check_block(rows, self.tokenizer.vocab_size, first=self.rows)
+        self._keep_features(rows)
+        self._entries |= {key: self._kept(rows, key) for key in self.keep}
+        for key, (dtype, _) in self._entries.items():
+            block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
+            data = memoryview(block).cast("B")
+            self._files[key].write(data)
+            self._hashes[key].update(data)
+        self._sums.add(rows)
+
+    def _keep_features(self, rows: TensorDictBase) -> None:
+        """Keep the features of the first rows; those of later rows alone are an error."""
+        found = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None and key not in self.keep]
+        if found and self.rows:
+            raise ValueError(f"These rows have {found}, but the rows before had none: give all rows the same entries.")
+        for key in found:
+            self._kept(rows, key)
+        self._open(*found)
+        self.keep += tuple(found)
+
+    def _kept(self, rows: TensorDictBase, key: str) -> DiskEntry:
+        """How a further entry of these rows is stored, which must be like that of the rows before."""
+        value = entry(rows, key)
+        found = further_entry(key, value.dtype, tuple(value.shape[1:]))
+        if (known := self._entries.get(key, found)) != found:
+            raise ValueError(
+                f"'{key}' is {found.dtype} of shape {list(found.shape)} in these rows, but {known.dtype} of shape "
+                f"{list(known.shape)} in the rows before: give all rows the same."
+            )
+        return found
+
+    @property
+    def rows(self) -> int:
+        """Number of rows written."""
+        return self._sums.counts["episodes"]
+
+    def _finish(self, partial: Path) -> None:
+        episodes = self.rows
+        if episodes == 0:
+            raise ValueError(f"No episode was written to {self.folder}: a dataset needs at least one.")
+        # The data is written already: this adds the meta.json that tensordict needs.
+        files = {name: partial / name for name in map(entry_file, self._entries)}
+        map_rows(files, episodes, self._entries).memmap_(partial / ROWS)
+        config, vocab_size = self.tokenizer.config(), self.tokenizer.vocab_size
+        write_json(partial / TOKENIZER, config)
+        digests = {key: found.hexdigest() for key, found in self._hashes.items()}
+        kind = {"kind": config.get("kind"), "vocab_size": vocab_size}
+        versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
+        Manifest(
+            **self._sums.counts,
+            mean_return=self._sums.mean_return,
+            row_length=self.row_length,
+            seed=self.seed,
+            source=self.source,
+            notes=self.notes,
+            tokenizer=TokenizerRecord(**kind, fingerprint=fingerprint(self.tokenizer)),
+            entries={
+                key: EntryRecord(dtype=dtype_name(dtype), shape=(episodes, *shape), sha256=digests[key])
+                for key, (dtype, shape) in self._entries.items()
+            },
+            files={name: file_digest(partial / name) for name in (TOKENIZER, META)},
+            created_by={**versions, "torch": str(torch.__version__)},
+        ).write(partial / MANIFEST)
+
+
+def write_dataset(
+    folder: str | os.PathLike[str],
+    rows: TensorDictBase,
+    tokenizer: Tokenizer,
+    *,
+    seed: int | None = None,
+    source: str = "",
+    overwrite: bool = False,
+    keep: Sequence[str] = (),
+    notes: Mapping[str, Any] | None = None,
+) -> RowDataset:
+    """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for the arguments."""
+    width = entry(rows, TOKENS).shape[-1]
+    options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
+    with DatasetWriter(folder, tokenizer, width, **options) as writer:
+        writer.notes = dict(notes or {})
+        writer.extend(rows)
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)  # extend() checked each block
