@@ -89,7 +89,7 @@ WHOLE: dict[str, Recipe] = {
     "textworld": Recipe("textworld_demo:TextWorldDemo", "textworld_demo:main"),
     "visual_dialogue": Recipe("visual_dialogue_demo:VisualDialogueDemo", "visual_dialogue_demo:main"),
     "reddit": Recipe("reddit_demo:RedditDemo", "reddit_demo:main"),
-    "distill": Recipe("algorithm_distillation:Distill", "algorithm_distillation:main"),
+    "distill": Recipe("algorithm_distillation.distill:Distill", "algorithm_distillation.distill:main"),
 }
 """Commands that take options alone."""
 RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")

@@ -163,14 +163,14 @@ def changed(content, *path, to):
         (("entries", "observation", "shape"), [0], "shape"),
         (("entries", "observation", "shape"), [2**33, 2**33], f"has 5760 bytes, expected {360 * 8 * 2**66}"),
         (("streams",), 2**62, "bytes, expected"),
-        (("entries", "../x"), {"dtype": "bool", "shape": []}, "pattern"),
+        (("entries", "../x"), {"dtype": "bool", "shape": []}, "entries"),
     ],
 )
 def test_impossible_manifests(tmp_path, path, to, message):
     record_history(tmp_path, source(), part=20)
     content = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(changed(content, *path, to=to)))
-    with pytest.raises(FileError, match="was changed after it was written"):
+    with pytest.raises(FileError, match=r"was changed after it was written|this release reads"):
         load_history(tmp_path)
     del content["digest"]
     write_manifest(tmp_path / "manifest.json", content)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.algorithm_distillation.conftest import source
 from torchrl_lang.algorithm_distillation import HistoryWriter, history_writer, load_history
+from torchrl_lang.algorithm_distillation.history import HistoryManifest
 from torchrl_lang.recipes.command_line import describe
 
 
@@ -43,7 +44,7 @@ def test_more_steps_than_a_file_can_hold(tmp_path):
 
 
 def test_a_part_whose_manifest_failed_is_recorded_again(tmp_path, monkeypatch):
-    def fail(path, content):
+    def fail(manifest, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     made = source()
@@ -51,7 +52,7 @@ def test_a_part_whose_manifest_failed_is_recorded_again(tmp_path, monkeypatch):
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
         writer.extend(steps[..., :20])
         with monkeypatch.context() as patch:
-            patch.setattr(history_writer, "write_manifest", fail)
+            patch.setattr(HistoryManifest, "write", fail)
             with pytest.raises(OSError, match="No space"):
                 writer.extend(steps[..., 20:40])
         assert writer.recorded == 20 == load_history(tmp_path, unfinished=True).recorded
@@ -88,7 +89,7 @@ def test_parts_that_do_not_fit(tmp_path):
 def test_steps_are_on_the_disk_before_the_manifest_lists_them(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(history_writer, "flush", lambda path: calls.append(path.stem))
-    monkeypatch.setattr(history_writer, "write_manifest", lambda path, content: calls.append(len(content["parts"])))
+    monkeypatch.setattr(HistoryManifest, "write", lambda manifest, path: calls.append(len(manifest.parts)))
     made = source()
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
         for block in made.blocks(30):

@@ -80,16 +80,15 @@ def rewritten(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(version=2), "reads versions up to 1"),
-        (lambda c: c["model"].update(width=0), 'has 0 as "model.width", expected at least 1'),
-        (lambda c: c["model"].update(width=15), "width must be a multiple of heads"),
-        (lambda c: c["model"].update(width=10**6), "does not hold the model's tensors"),
-        (lambda c: c["model"].update(layers=3), r"trunk.blocks.2"),
-        (lambda c: c["model"].update(layers=10**12), "more than it has tensors"),
-        (lambda c: c["model"].update(action={"sizes": [1, "a"]}), "describes no model"),
-        (lambda c: c["model"].update(action={"size": True}), "describes no model"),
-        (lambda c: c["model"].update(action={"sizes": [10**30]}), "describes no model"),
-        (lambda c: c["model"].pop("observation"), 'has no field "model.observation"'),
+        (lambda c: c.update(version=2), "version 2"),
+        (lambda c: c.update(width=0), 'has 0 as "width"'),
+        (lambda c: c.update(width=15), "width must be a multiple of heads"),
+        (lambda c: c.update(width=10**6), "does not hold the model's tensors"),
+        (lambda c: c.update(layers=3), r"trunk.blocks.2"),
+        (lambda c: c.update(layers=10**12), "layers"),
+        (lambda c: c.update(action={"sizes": [1, "a"]}), "action"),
+        (lambda c: c.update(action={"size": True}), "action"),
+        (lambda c: c.pop("observation"), 'has no field "observation"'),
     ],
 )
 def test_wrong_descriptions(tmp_path, change, message):

@@ -18,7 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from tests.processes import Program, run, spawned
 from torchrl_lang.__main__ import main
-from torchrl_lang.algorithm_distillation import read_run
+from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import row_log_prob

@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang.algorithm_distillation import RunRecorder
+from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.modules import causal_lm, load_language_model
 from torchrl_lang.recipes.algorithm_distillation import text_ad
-from torchrl_lang.recipes.algorithm_distillation.text_ad import TextAD
-from torchrl_lang.recipes.algorithm_distillation.text_histories import open_histories
+from torchrl_lang.recipes.algorithm_distillation.text_ad import TextAD, open_histories
 from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.text.tokenizer_files import transformers_tokenizer
@@ -143,7 +142,7 @@ def test_symbols_and_other_letters_are_tokens(tmp_path):
 
 
 def test_missing_and_damaged_histories(histories, tmp_path, capsys):
-    assert f"There is no folder run-* in {tmp_path}: give the folder" in refused(capsys, tmp_path, tmp_path / "out")
+    assert f"{tmp_path} has no folder run-*: give the folder" in refused(capsys, tmp_path, tmp_path / "out")
     shutil.copytree(histories, tmp_path / "copy")
     error = refused(capsys, histories, tmp_path / "out", "--runs", histories, tmp_path / "copy")
     assert "have a run ['other', 'ppo']: rename one of them" in error
@@ -160,10 +159,10 @@ def test_missing_and_damaged_histories(histories, tmp_path, capsys):
 def test_options_that_do_not_fit(histories, tmp_path, capsys):
     out = tmp_path / "out"
     error = refused(capsys, histories, out, "--row-length", "10")
-    assert "fits a row of 10 tokens: give a longer row_length" in error
+    assert "fits a row of 10 tokens: give longer rows" in error
     assert "There is no run ['a']: the runs are ['other', 'ppo']" in refused(capsys, histories, out, "--test-runs", "a")
     assert "width must be a multiple of heads" in refused(capsys, histories, out, "--heads", "3")
-    assert "No episode is left for train" in refused(capsys, histories, out, "--test", "0.6", "--validation", "0.5")
+    assert "No episode is left for a part" in refused(capsys, histories, out, "--test", "0.6", "--validation", "0.5")
     draw = random.Random(0)
     rows = [to_rows([Episode([Turn("a"), Turn("b", reward=draw.random())], True)] * 2, LETTERS, 16) for _ in range(101)]
     for name, kept in (("many", rows), ("one", rows[:1] * 3)):

@@ -9,8 +9,6 @@ from torchrl_lang.algorithm_distillation.loss import ADLoss
 from torchrl_lang.algorithm_distillation.model import ADTransformer, load_ad_model, save_ad_model
 from torchrl_lang.algorithm_distillation.policies import ContextPolicy, OptimalPolicy, PromptedPolicy, RandomPolicy
 from torchrl_lang.algorithm_distillation.report import in_context_report, paired_test
-from torchrl_lang.algorithm_distillation.run_format import RunRecord
-from torchrl_lang.algorithm_distillation.run_recorder import RunRecorder, read_run, run_records
 from torchrl_lang.algorithm_distillation.windows import HistoryWindows, split_tasks
 
 __all__ = [
@@ -26,17 +24,13 @@ __all__ = [
     "OptimalPolicy",
     "PromptedPolicy",
     "RandomPolicy",
-    "RunRecord",
-    "RunRecorder",
     "episode_returns",
     "evaluate_in_context",
     "in_context_report",
     "load_ad_model",
     "load_history",
     "paired_test",
-    "read_run",
     "record_history",
-    "run_records",
     "save_ad_model",
     "split_tasks",
 ]

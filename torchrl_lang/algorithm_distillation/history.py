@@ -7,15 +7,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._files import FileError, regular_file, shorten
-from torchrl_lang.algorithm_distillation._record import Record, read_record
+from torchrl_lang._files import FileError, Record, regular_file, shorten
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
@@ -230,21 +229,21 @@ class StoredEntry(Record):
     """The dtype and shape of an entry of one step."""
 
     dtype: Literal["bool", "int64", "float32"]
-    shape: list[Annotated[int, Field(ge=1)]]
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
 
 
 class HistoryManifest(Record):
     """The description of a learning history on disk."""
 
-    format: Literal["torchrl_lang learning history"] = "torchrl_lang learning history"
-    version: Literal[1] = 1
+    FORMAT: ClassVar[str] = "torchrl_lang learning history"
+
     tasks: list[dict[str, Any]]
     streams: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)]
     """Planned steps of each stream."""
     source: dict[str, Any]
     entries: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], StoredEntry]
-    parts: Annotated[list[Part], Field(min_length=1)]
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
     created_by: dict[str, str]
 
     @model_validator(mode="after")
@@ -271,7 +270,7 @@ class HistoryManifest(Record):
 
     def disk_entries(self) -> dict[str, DiskEntry]:
         """How each entry is stored."""
-        return {key: DiskEntry(_DTYPES[each.dtype], tuple(each.shape)) for key, each in self.entries.items()}
+        return {key: DiskEntry(_DTYPES[each.dtype], each.shape) for key, each in self.entries.items()}
 
 
 def read_manifest(folder: Path) -> HistoryManifest:
@@ -283,7 +282,7 @@ def read_manifest(folder: Path) -> HistoryManifest:
     """
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"There is no learning history in {folder}: {MANIFEST} is missing. Record it first.")
-    return read_record(folder / MANIFEST, HistoryManifest, remedy=REMEDY)
+    return HistoryManifest.read(folder / MANIFEST, remedy=REMEDY)
 
 
 def entry_file(folder: Path, key: str) -> Path:

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 import torchrl_lang
 from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import allocate_file, flush, folder_lock, write_manifest
+from torchrl_lang._files import allocate_file, flush, folder_lock
 from torchrl_lang.algorithm_distillation.history import (
     MANIFEST,
     ROWS,
@@ -90,7 +90,7 @@ class HistoryWriter:
         self._shape = torch.Size([len(tasks), streams, steps])
         about = {"tasks": list(tasks), "streams": streams, "steps": steps, "source": source or {}}
         self._about = json.loads(json.dumps(about))  # as the manifest returns it: tuples become lists
-        self._parts: list[Part] = []
+        self._parts: tuple[Part, ...] = ()
         self._entries: dict[str, DiskEntry] = {}
         self._steps: TensorDictBase
         self._locked = False
@@ -152,7 +152,7 @@ class HistoryWriter:
         block.update_(steps)
         for key in entries:
             flush(entry_file(self.folder, key))
-        parts = [*self._parts, Part(first=first, steps=end - first, sha256=digests_of(block))]
+        parts = (*self._parts, Part(first=first, steps=end - first, sha256=digests_of(block)))
         self._write_manifest(parts)
         self._parts = parts
 
@@ -168,15 +168,15 @@ class HistoryWriter:
         flush(self.folder / ROWS)
         self._steps, self._entries = map_steps(self.folder, entries, self._shape).view(self._shape), entries
 
-    def _write_manifest(self, parts: Sequence[Part]) -> None:
+    def _write_manifest(self, parts: tuple[Part, ...]) -> None:
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         entries = {
-            key: StoredEntry(dtype=str(dtype).removeprefix("torch."), shape=list(shape))
+            key: StoredEntry(dtype=str(dtype).removeprefix("torch."), shape=shape)
             for key, (dtype, shape) in self._entries.items()
         }
         created_by = {**versions, "torch": str(torch.__version__)}
-        manifest = HistoryManifest(**self._about, entries=entries, parts=list(parts), created_by=created_by)
-        write_manifest(self.folder / MANIFEST, manifest.model_dump())
+        manifest = HistoryManifest(**self._about, entries=entries, parts=parts, created_by=created_by)
+        manifest.write(self.folder / MANIFEST)
 
 
 def record_history(

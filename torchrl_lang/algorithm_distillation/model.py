@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from safetensors.torch import save_file
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from torchrl.envs import EnvBase
 
 from torchrl_lang._checks import at_least_one, check_heads
-from torchrl_lang._files import FolderFormat, non_finite, read_tensor_headers
+from torchrl_lang._files import FileError, Record, RecordFolder, non_finite
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry, entry_of_spec
 from torchrl_lang.algorithm_distillation.network import ActionHead, ADTrunk, OutcomeHead, StepEmbedding, Steps
 from torchrl_lang.modules.saved_heads import read_weights
@@ -196,8 +196,23 @@ class ADTransformer(TensorDictModuleBase):
 # -- saved models ------------------------------------------------------------------------------------------------------
 
 _WEIGHTS, _REMEDY = "model.safetensors", "save the model again, or copy the folder again"
-_FORMAT = FolderFormat("ad_model.json", (_WEIGHTS,), remedy=_REMEDY, version=1)
-_SIZES = ("context", "episode_length", "width", "layers", "heads")
+_Size = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+class _SavedModel(Record):
+    """The constructor's arguments of a model, and a description of its training."""
+
+    observation: Discrete | Continuous
+    action: Discrete | Continuous
+    context: _Size
+    episode_length: _Size
+    width: _Size
+    layers: Annotated[int, Field(ge=1, le=1000)]
+    heads: _Size
+    trained_on: dict[str, Any]
+
+
+_FOLDER = RecordFolder(_SavedModel, "ad_model.json", (_WEIGHTS,), remedy=_REMEDY)
 
 
 def save_ad_model(folder: str | Path, model: ADTransformer, *, trained_on: Mapping[str, Any] | None = None) -> Path:
@@ -225,11 +240,8 @@ def save_ad_model(folder: str | Path, model: ADTransformer, *, trained_on: Mappi
     weights = model.state_dict()
     if wrong := non_finite(weights.items()):
         raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
-    entries = {"observation": asdict(model.observation), "action": asdict(model.action)}
-    sizes = {name: getattr(model, name) for name in _SIZES}
-    with _FORMAT.write(
-        target, {"model": {**entries, **sizes}, "trained_on": dict(trained_on or {})}, replace=True
-    ) as new:
+    arguments = {name: getattr(model, name) for name in _SavedModel.model_fields if name != "trained_on"}
+    with _FOLDER.write(target, _SavedModel(**arguments, trained_on=dict(trained_on or {})), replace=True) as new:
         save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, new / _WEIGHTS)
     return Path(folder)
 
@@ -241,17 +253,12 @@ def load_ad_model(folder: str | Path) -> ADTransformer:
         FileError: there is no such model, a file is damaged, or is not what was saved.
     """
     folder = Path(folder)
-    config = _FORMAT.read(folder).object("model")
-    if config.at_least("layers", 1) > len(read_tensor_headers(folder / _WEIGHTS, remedy=_REMEDY)):
-        raise config.error(f"describes {config.take('layers', int)} layers, more than it has tensors")
-    sizes: dict[str, Any] = {name: config.at_least(name, 1) for name in _SIZES}
+    saved = _FOLDER.read(folder)
     try:
-        described = [config.take(name, dict) for name in ("observation", "action")]
-        observation, action = ((Discrete if "sizes" in each else Continuous)(**each) for each in described)
         with torch.device("meta"):  # sizes from a file cannot exhaust the memory
-            model = ADTransformer(observation, action, **sizes)
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise config.error(f'describes no model as "{config.name}" ({error})') from error
+            model = ADTransformer(**{name: value for name, value in saved if name != "trained_on"})
+    except ValueError as error:
+        raise FileError(folder, f"describes no model ({error})", _REMEDY) from error
     weights = read_weights(folder / _WEIGHTS, model.state_dict(), "model's", remedy=_REMEDY)
     model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
     return model.eval()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from torchrl_lang._random_stream import generators
-from torchrl_lang.algorithm_distillation import RunRecorder
+from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import MixedPolicy
 from torchrl_lang.recipes.algorithms import OnlineOptions

@@ -4,10 +4,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.algorithm_distillation.language import Bins, Decimals, Levels, StepTemplate
+from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate
 
 MOVES = ["stay", "north", "south", "west", "east"]
-CELLS = Levels(range(9))
+CELLS = Quantizer(range(9))
 
 
 def random_steps(generator, *shape, continuous=False, components=2):
@@ -39,13 +39,13 @@ def random_histories(generator, count, **options):
 
 
 def discrete_template(kind):
-    return getattr(StepTemplate, kind)([CELLS, CELLS], Levels(range(5), MOVES), Levels([0, 1, 2]))
+    return StepTemplate(kind, [CELLS, CELLS], Quantizer(range(5), MOVES), Quantizer([0, 1, 2]))
 
 
 def continuous_template(kind, numbers):
-    quantizer = Decimals() if numbers == "decimals" else Bins(-1, 1, 21, outside="nearest")
-    reward = Decimals() if numbers == "decimals" else Bins(-5, 5, 11, prefix="r", outside="nearest")
-    return getattr(StepTemplate, kind)([quantizer, quantizer], [quantizer], reward)
+    quantizer = Quantizer.decimals() if numbers == "decimals" else Quantizer.bins(-1, 1, 21, outside="nearest")
+    reward = Quantizer.decimals() if numbers == "decimals" else Quantizer.bins(-5, 5, 11, prefix="r", outside="nearest")
+    return StepTemplate(kind, [quantizer, quantizer], [quantizer], reward)
 
 
 @pytest.fixture(params=["compact", "spelled", "sparse"])

@@ -5,14 +5,14 @@ import torch
 
 from tests.algorithm_distillation.language.conftest import MOVES, continuous_template, discrete_template, random_steps
 from torchrl_lang.algorithm_distillation.language import (
-    Levels,
+    Quantizer,
     StepRows,
     StepTemplate,
-    StepTokens,
-    TokenKind,
     parse_steps,
     template_tokenizer,
 )
+from torchrl_lang.algorithm_distillation.language.step_rows import StepTokens
+from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.schema import check_row
@@ -25,7 +25,7 @@ def tokenizer_of(template, spelled):
 
 
 def test_a_row_worked_out_by_hand(generator):
-    template = StepTemplate.spelled([Levels(range(3))], Levels([0, 1], ["west", "east"]), Levels([0, 2]))
+    template = StepTemplate("spelled", [Quantizer(range(3))], Quantizer([0, 1], ["west", "east"]), Quantizer([0, 2]))
     tokenizer = template_tokenizer(template)
     steps = random_steps(generator, 1, 2, components=1)
     steps["observation"], steps["action"] = torch.tensor([[[2], [1]]]), torch.tensor([[1, 0]])
@@ -138,5 +138,5 @@ def test_wrong_options_raise(generator):
         StepTokens(template, word_tokenizer([])).words(TokenKind.ACTION)
     chat = ChatTokenizer.__new__(ChatTokenizer)
     chat.__dict__["control"] = type("Control", (), {"marks_turns": False})()
-    with pytest.raises(ValueError, match="begin with a control token, which ChatTokenizer lacks"):
+    with pytest.raises(ValueError, match="ChatTokenizer has no control tokens"):
         StepRows(template, chat)

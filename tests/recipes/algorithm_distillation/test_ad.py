@@ -141,7 +141,7 @@ def test_options_reach_the_loss(monkeypatch, tmp_path):
         seen.append((model, options))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.formats.ADLoss", stop)
+    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.ad.ADLoss", stop)
     more = ["--label-smoothing", "0.1", "--reward-weight", "0.2", "--observation-weight", "0.3", "--layers", "2"]
     assert train(tmp_path / "run", *more) == 130
     ((model, options),) = seen
@@ -168,7 +168,7 @@ def test_every_family_and_source_trains(more, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--size", "2"], "3 tasks leave none for validation and test"),
+        (["--size", "2"], "3 tasks leave none for a part"),
         (["--heads", "3"], "width must be a multiple of heads, got width=8 and heads=3"),
         (["--env", "bandit", "--source", "posterior"], "rewards are not random, got BernoulliBanditEnv"),
         (["--episodes", "2"], "episodes must be at least 3, got 2"),

@@ -23,16 +23,14 @@ from torchrl_lang.algorithm_distillation import (
     record_history,
 )
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, NoisyExpert, QLearning
-from torchrl_lang.recipes.algorithm_distillation import Distill
-from torchrl_lang.recipes.algorithm_distillation.formats import FormatOptions
+from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
+from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
 from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions
-from torchrl_lang.recipes.algorithm_distillation.players import TestPlay, reports
-from torchrl_lang.recipes.algorithm_distillation.report import format_report
 
 recipe = importlib.import_module(
-    "torchrl_lang.recipes.algorithm_distillation.main"
+    "torchrl_lang.recipes.algorithm_distillation.distill"
 )  # the package has the function of that name
-players = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.players")
+players = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.distill")
 SIZES = {
     "size": 3,
     "episode-length": 6,

@@ -14,11 +14,9 @@ from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import PromptedPolicy, evaluate_in_context
 from torchrl_lang.algorithm_distillation.language import parse_steps
 from torchrl_lang.modules import load_language_model
-from torchrl_lang.recipes.algorithm_distillation.ad import AD
-from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, FormatOptions, LanguageFormat
+from torchrl_lang.recipes.algorithm_distillation.ad import AD, FORMATS, FormatOptions, LanguageFormat, Wording
+from torchrl_lang.recipes.algorithm_distillation.distill import Distill
 from torchrl_lang.recipes.algorithm_distillation.histories import history_windows
-from torchrl_lang.recipes.algorithm_distillation.main import Distill
-from torchrl_lang.recipes.algorithm_distillation.wording import Wording
 from torchrl_lang.training import Checkpointer
 
 TINY = {"width": 8, "heads": 2, "layers": 1, "context_episodes": 2, "streams": 2}
@@ -70,9 +68,9 @@ def test_words_of_rooms_and_bandits():
 
 def test_lengths_of_rows():
     # 12 steps of two episodes; of a compact step the end is part of the reward's word.
-    assert Wording("compact", (("a",), ("b",)), ("c",)).tokens(12, 2) == 1 + 12 * 4
-    assert Wording("spelled", (("a",), ("b",)), ("c",)).tokens(12, 2) == 1 + 12 * 7 + 2
-    assert Wording("sparse", (("a",), ("b",)), ("c",)).tokens(12, 2) == 1 + 12 * 5 + 2
+    assert Wording(template="compact", observation=(("a",), ("b",)), action=("c",)).tokens(12, 2) == 1 + 12 * 4
+    assert Wording(template="spelled", observation=(("a",), ("b",)), action=("c",)).tokens(12, 2) == 1 + 12 * 7 + 2
+    assert Wording(template="sparse", observation=(("a",), ("b",)), action=("c",)).tokens(12, 2) == 1 + 12 * 5 + 2
 
 
 @pytest.mark.parametrize("template", LONGEST)
@@ -111,30 +109,6 @@ def test_a_saved_model_plays_the_same(format, tmp_path):
     env = family.env(family.split.test, 1)
     most_likely = [evaluate_in_context(env, loaded.policy(0.0), episodes=3, seed=seed) for seed in (0, 1)]
     assert torch.equal(*most_likely), "nothing is sampled at temperature 0"
-
-
-def test_a_saved_language_model_is_one_of_the_library(tmp_path):
-    saved = new(language())
-    saved.save(tmp_path / "model", {})
-    loaded = load_language_model(tmp_path / "model")
-    assert loaded.tokenizer == saved.rows.tokenizer.config()
-    tokens = torch.arange(4)[None]
-    assert torch.equal(loaded.lm(tokens).logits, saved.model.eval()(tokens).logits)
-
-
-def test_a_folder_with_another_model_is_refused(tmp_path):
-    format = new(language())
-    format.model.save_pretrained(tmp_path / "plain")
-    with pytest.raises(FileError, match="was not saved by this library"):
-        LanguageFormat.load(tmp_path / "plain")
-    format.wording = Wording("compact", (("a",), ("b",)), ("c",))
-    format.save(tmp_path / "other", {})
-    with pytest.raises(FileError, match=r"describes \d+ words"):
-        LanguageFormat.load(tmp_path / "other")
-    format.wording = Wording("nonsense", (("a",), ("b",)), ("c",))
-    format.save(tmp_path / "nonsense", {})
-    with pytest.raises(FileError, match=r'describes no template as "history\.wording"'):
-        LanguageFormat.load(tmp_path / "nonsense")
 
 
 def test_a_prompt_is_an_episode_that_was_truncated():
@@ -192,11 +166,26 @@ SIZES = {"size": 4, "episode_length": 6, **TINY}
 WORDS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def test_a_folder_with_another_model_is_refused(tmp_path):
+    format = new(language())
+    format.save(tmp_path / "model", {})
+    tokens = torch.arange(4)[None]
+    loaded = load_language_model(tmp_path / "model")
+    assert torch.equal(loaded.lm(tokens).logits, format.model.eval()(tokens).logits)
+    format.model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(FileError, match="holds no model of histories"):
+        LanguageFormat.load(tmp_path / "plain")
+    format.wording = Wording(template="compact", observation=(("a",), ("b",)), action=("c",))
+    format.save(tmp_path / "other", {})
+    with pytest.raises(FileError, match=r"describes \d+ words"):
+        LanguageFormat.load(tmp_path / "other")
+
+
 @pytest.mark.slow
 def test_the_distill_command_in_the_language_format(tmp_path, monkeypatch):
     trainings = Trainings()
     monkeypatch.setattr(
-        importlib.import_module("torchrl_lang.recipes.algorithm_distillation.main"), "run_in_parallel", trainings
+        importlib.import_module("torchrl_lang.recipes.algorithm_distillation.distill"), "run_in_parallel", trainings
     )
     given = ["--steps", "1", "--episodes", "6", "--seeds", "1", "--test-streams", "2", "--out", str(tmp_path / "out")]
     assert main(["distill", "--format", "language", "--template", "sparse", *WORDS, *given]) == 0

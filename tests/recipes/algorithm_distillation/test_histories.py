@@ -1,5 +1,6 @@
 """Histories to train on: windows that resume exactly, and that no task of validation or test is in."""
 
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from torchrl_lang.algorithm_distillation import LearningHistory, record_history
 from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
+from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
 from torchrl_lang.recipes.algorithm_distillation.histories import (
+    FamilyOptions,
     FreshWindows,
     HistoryOptions,
     history_windows,
@@ -178,23 +181,6 @@ def test_an_expert_has_no_noise_and_the_noisy_one_has():
     assert optimal == {"expert": True, "noise": False}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"env": "bandit", "source": "posterior"}, "rewards are not random, got BernoulliBanditEnv"),
-        ({"source": "ucb"}, "UCB needs a task with one state"),
-        ({"history_episodes": 1}, "No stream has a window of length=12 with skip_episodes=1: the streams have 6 steps"),
-        ({"source": "a3c"}, "source must be one of posterior, noise, q_learning, ucb, expert, got 'a3c'"),
-        ({"skip_episodes": 0}, "--skip-episodes should be"),
-        ({"streams": 0}, "streams must be at least 1, got 0"),
-        ({"fresh_every": 0}, "--fresh-every should be"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        windows_of(**options).sample()
-
-
 # -- recorded histories ---------------------------------------------------------------------------------------------
 
 
@@ -250,41 +236,6 @@ def test_histories_of_other_tasks_are_refused(before, now, message, tmp_path):
         windows_of(**now, history=tmp_path / "history")
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "message"),
-    [
-        (FAMILIES["q_learning"], {}, "algorithm QLearning, but source=posterior is PosteriorSampling: .*q_learning."),
-        ({}, FAMILIES["q_learning"], "algorithm PosteriorSampling, but source=q_learning is QLearning: .* posterior."),
-        (FAMILIES["noise"], {}, r"algorithm NoisyExpert with noise, .*: give --source noise\."),
-        (
-            FAMILIES["noise"],
-            FAMILIES["expert"],
-            r"with noise, but source=expert is NoisyExpert without noise: .* noise\.",
-        ),
-        (
-            FAMILIES["expert"],
-            FAMILIES["noise"],
-            r"without noise, but source=noise is NoisyExpert with noise: .* expert\.",
-        ),
-    ],
-)
-def test_histories_of_another_source_are_refused(before, now, message, tmp_path):
-    recorded(tmp_path / "history", **before)
-    with pytest.raises(ValueError, match=message):
-        windows_of(**now, history=tmp_path / "history")
-
-
-def test_histories_of_an_algorithm_that_is_no_option_are_refused(tmp_path):
-    options = HistoryOptions(**SMALL)
-
-    class MyLearner(NoisyExpert):
-        pass
-
-    record_history(tmp_path / "history", MyLearner(options.family().env(options.family().split.train, 2), 72))
-    with pytest.raises(ValueError, match=r"algorithm MyLearner, .*: give a history of one of posterior, noise"):
-        windows_of(history=tmp_path / "history")
-
-
 def test_a_recording_is_recognised_by_its_steps(tmp_path):
     assert recording_of(HistoryOptions(**SMALL)) is None
     for name, more in (("one", {}), ("same", {}), ("longer", {"history_episodes": 13})):
@@ -298,3 +249,137 @@ def test_a_recording_is_recognised_by_its_steps(tmp_path):
 def test_a_folder_without_a_history(tmp_path):
     with pytest.raises(FileNotFoundError):
         windows_of(history=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (FAMILIES["q_learning"], {}, "algorithm QLearning with noise, but source=posterior"),
+        ({}, FAMILIES["q_learning"], "algorithm PosteriorSampling with noise, but source=q_learning"),
+        (FAMILIES["noise"], {}, "algorithm NoisyExpert with noise"),
+        (FAMILIES["noise"], FAMILIES["expert"], "with noise, but source=expert"),
+        (FAMILIES["expert"], FAMILIES["noise"], "without noise, but source=noise"),
+    ],
+)
+def test_histories_of_another_source_are_refused(before, now, message, tmp_path):
+    recorded(tmp_path / "history", **before)
+    with pytest.raises(ValueError, match=message):
+        windows_of(**now, history=tmp_path / "history")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": "bandit", "source": "posterior"}, "rewards are not random, got BernoulliBanditEnv"),
+        ({"source": "ucb"}, "UCB needs a task with one state"),
+        ({"history_episodes": 1}, "No stream has a window of length=12 with skip_episodes=1: the streams have 6 steps"),
+        ({"source": "a3c"}, "--source should be"),
+        ({"skip_episodes": 0}, "--skip-episodes should be"),
+        ({"size": 2}, "3 tasks leave none for a part: give more tasks, or larger shares"),
+        ({"tasks": 9}, "tasks must be at most 8 in a room of size=3, got 9"),
+        ({"validation": 0.6, "test": 0.5}, "leave none of 8 tasks to train on"),
+        ({"env": "maze"}, "--env should be"),
+        ({"start": "corner"}, "--start should be"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        windows_of(**options).sample()
+
+
+# -- families of tasks ----------------------------------------------------------------------------------------------
+
+
+TASKS = {
+    "dark_room": {"size": 5},
+    "random_start": {"size": 5, "start": "random"},
+    "dark_key_door": {"env": "dark_key_door", "size": 3},
+    "bandit": {"env": "bandit", "arms": 3, "tasks": 40},
+}
+
+
+@pytest.fixture(params=TASKS)
+def options(request):
+    return TASKS[request.param]
+
+
+def numbers(**options):
+    """All tasks of a family, in the order of their numbers."""
+    return torch.cat(list(FamilyOptions(**options).family().split)).sort().values.tolist()
+
+
+def test_the_parts_of_a_split_are_disjoint(options):
+    split = FamilyOptions(**options).family().split
+    for one, other in itertools.combinations(split, 2):
+        assert not set(one.tolist()) & set(other.tolist())
+    assert len(set(numbers(**options))) == sum(map(len, split))
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, [36, 5, 7]),  # 48 goals: 4.8 and 7.2 of them, rounded
+        ({"size": 9}, [60, 8, 12]),
+        ({"size": 9, "start": "random"}, [61, 8, 12]),
+        ({"size": 9, "tasks": 20}, [15, 2, 3]),
+        ({"env": "dark_key_door", "size": 3}, [61, 8, 12]),
+        ({"env": "dark_key_door"}, [750, 100, 150]),
+        ({"env": "bandit"}, [750, 100, 150]),
+        ({"env": "bandit", "tasks": 10, "validation": 0.3, "test": 0.4}, [3, 3, 4]),
+    ],
+)
+def test_numbers_of_tasks(options, parts):
+    assert [len(part) for part in FamilyOptions(**options).family().split] == parts
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_a_goal_where_each_episode_begins_is_left_out(size):
+    env = DarkRoomEnv(size)
+    env.reset()
+    centre = env.state.item()
+    assert numbers(size=size) == [cell for cell in range(size**2) if cell != centre]
+    assert numbers(size=size, start="random") == list(range(size**2))
+
+
+def test_tasks_are_drawn_among_all():
+    drawn = numbers(size=9, tasks=30)
+    assert len(set(drawn)) == 30
+    assert 40 not in drawn
+    assert max(drawn) > 60
+    assert numbers(size=9, tasks=30, split_seed=1) != drawn
+    keys = [task // 49 for task in numbers(env="dark_key_door", size=7)]
+    assert len(set(keys)) == 49  # keys in all cells
+
+
+def test_the_same_options_give_the_same_split(options):
+    one, again = (FamilyOptions(**options).family() for _ in range(2))
+    other = FamilyOptions(**options, split_seed=1).family()
+    assert one.describe() == again.describe()
+    assert not torch.equal(one.split.test, other.split.test)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "length"),
+    [
+        ({"size": 5}, DarkRoomEnv, 20),
+        ({"env": "dark_key_door", "size": 3}, DarkKeyDoorEnv, 50),
+        ({"env": "bandit"}, BernoulliBanditEnv, 10),
+        ({"size": 5, "episode_length": 7}, DarkRoomEnv, 7),
+    ],
+)
+def test_environments_have_one_task_in_each_row(options, kind, length):
+    family = FamilyOptions(**options).family()
+    env = family.env(family.split.test, 3)
+    assert type(env) is kind
+    assert env.episode_length == length
+    assert torch.equal(env.fixed_task, family.split.test[:, None].expand(-1, 3))
+
+
+def test_options_reach_the_environment():
+    family = FamilyOptions(env="dark_key_door", size=4, start="random").family()
+    env = family.env(family.split.train, 1)
+    assert (env.size, env.start) == (4, "random")
+    bandit = FamilyOptions(env="bandit", arms=4, tasks=50, split_seed=3).family()
+    described = bandit.env(bandit.split.test[:1], 1).describe_task(int(bandit.split.test[0]))
+    expected = random_bandits(50, 4, seed=3)[bandit.split.test[0]]
+    assert described["probabilities"] == pytest.approx(expected.tolist())

@@ -1,9 +1,11 @@
-"""Rows of text histories: blocks packed in the order of epochs, or one row for each record."""
+"""Rows of text tasks: blocks of prompt, completion and reward, packed by epoch, or one row for each record."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,14 +14,128 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one, one_of
-from torchrl_lang.algorithm_distillation.language.block_template import Block, BlockTemplate
+from torchrl_lang._files import shorten
+from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
+from torchrl_lang.algorithm_distillation.language.records import TextRecord, group_episodes, in_epoch_order
 from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, begin_token, stack_rows
-from torchrl_lang.algorithm_distillation.language.step_template import TokenKind
-from torchrl_lang.algorithm_distillation.language.text_history import TextHistory, group_episodes, in_epoch_order
+from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, EPISODE, REWARD, TOKEN_LOG_PROB, TOKENS
 from torchrl_lang.text import Episode, Tokenizer, Turn, to_rows
 
-__all__ = ["PackedBlocks", "completion_rows", "pack_blocks", "read_blocks"]
+__all__ = ["BlockTemplate", "PackedBlocks", "completion_rows", "pack_blocks", "read_blocks"]
+
+_PATTERN = re.compile(r"(.*?)\{query\}(.*?) \{response\}\n(.*?) \{reward\}(\n.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class BlockTemplate:
+    r"""How records of text tasks are written: ``Prompt: ...\nCompletion: ...\nReward: ...\n\n``, block after block.
+
+    The names are those of the sentiment task of the repository Algorithm-Distillation-RLHF. A completion ends with its
+    line break, which is the agent's too: that is how a model shows that it is complete.
+
+    Args:
+        reward: quantizer of the reward.
+        pattern: text with ``{query}``, then ``{response}`` and ``{reward}`` between a space and a line break.
+
+    Raises:
+        ValueError: the pattern has other fields.
+
+    Examples:
+        >>> from torchrl_lang.algorithm_distillation.language import BlockTemplate, Quantizer, TextRecord
+        >>> template = BlockTemplate(Quantizer.bins(0, 1, 10))
+        >>> text = template.write(TextRecord(query="The film was", response="wonderful", reward=0.93))
+        >>> text
+        'Prompt: The film was\nCompletion: wonderful\nReward: 9\n\n'
+        >>> template.parse(text + text)[1].reward
+        0.949999...
+        >>> template.can_write(TextRecord(query="q", response="a\nReward: 2\n\n", reward=1.0))
+        False
+    """
+
+    reward: Quantizer = field(default_factory=Quantizer.decimals)
+    pattern: str = "Prompt: {query}\nCompletion: {response}\nReward: {reward}\n\n"
+
+    def __post_init__(self) -> None:
+        if not _PATTERN.fullmatch(self.pattern):
+            raise ValueError(
+                f"A pattern has {{query}}, and then {{response}} and {{reward}} between a space and a line break, got "
+                f"{self.pattern!r}."
+            )
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """The texts before the prompt, the completion and the reward, and after the reward."""
+        match = _PATTERN.fullmatch(self.pattern)
+        assert match is not None
+        return match.groups()
+
+    def prompt(self, query: str) -> str:
+        """The text after which a model writes the completion, with a space before it."""
+        before, after, *_ = self._texts
+        return f"{before}{query}{after}"
+
+    def segments(self, record: TextRecord) -> list[tuple[str, TokenKind]]:
+        """The parts of a block, which are encoded each on its own, so that no token is of two kinds.
+
+        Raises:
+            ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
+        """
+        if not self.can_write(record):
+            raise ValueError(
+                f"{shorten(record.query)} and {shorten(record.response)} contain lines of the template and could not "
+                f"be read back: give the template another pattern, or leave the record out."
+            )
+        return self._parts(record)
+
+    def can_write(self, record: TextRecord) -> bool:
+        """Whether the texts of a record have no lines of the template, so that it can be read back.
+
+        Raises:
+            ValueError: the reward has no word.
+        """
+        parts = self._parts(record)
+        text = "".join(part for part, _ in parts)
+        match = self._regex.match(text)
+        found = (record.query, record.response, parts[3][0][1:])
+        return match is not None and match.end() == len(text) and match.groups() == found
+
+    def _parts(self, record: TextRecord) -> list[tuple[str, TokenKind]]:
+        (word,) = self.reward.write(torch.tensor([record.reward], dtype=torch.float64))
+        *_, before, after = self._texts
+        return [
+            (self.prompt(record.query), TokenKind.FORMAT),
+            (f" {record.response}\n", TokenKind.ACTION),
+            (before, TokenKind.FORMAT),
+            (f" {word}", TokenKind.REWARD),
+            (after, TokenKind.FORMAT),
+        ]
+
+    @property
+    def _regex(self) -> re.Pattern[str]:
+        first, second, third, last = map(re.escape, self._texts)
+        return re.compile(rf"{first}(.*?){second} (.*?)\n{third} (\S+){last}", re.DOTALL)
+
+    def write(self, record: TextRecord) -> str:
+        """The text of a block; errors are those of :meth:`segments`."""
+        return "".join(text for text, _ in self.segments(record))
+
+    def parse(self, text: str) -> list[TextRecord]:
+        """The records of a text; raises ValueError if something else is in it."""
+        records, place = list[TextRecord](), 0
+        while place < len(text):
+            match = self._regex.match(text, place)
+            if match is None:
+                raise ValueError(f"Character {place} of the text begins no block: {shorten(text[place:])}.")
+            query, response, word = match.groups()
+            records.append(TextRecord(query=query, response=response, reward=float(self.reward.read([word])[0])))
+            place = match.end()
+        return records
+
+    def vocabulary(self) -> list[str]:
+        """Symbols for a tokenizer in which each reward is one token, or each character of a decimal number."""
+        first, inner = self.reward.pieces
+        return [*(f" {piece}" for piece in first), *inner]
 
 
 class PackedBlocks(NamedTuple):
@@ -27,12 +143,12 @@ class PackedBlocks(NamedTuple):
 
     rows: TensorDict
     """``[N]``, with the entries of :class:`~torchrl_lang.algorithm_distillation.language.StepRows`."""
-    left_out: list[TextHistory]
+    left_out: list[TextRecord]
     """The records of episodes that alone are longer than a row, or have lines of the template in a text."""
 
 
 def pack_blocks(
-    records: Sequence[TextHistory],
+    records: Sequence[TextRecord],
     template: BlockTemplate,
     tokenizer: Tokenizer,
     row_length: int,
@@ -58,22 +174,21 @@ def pack_blocks(
 
     Examples:
         >>> from torchrl_lang.text import word_tokenizer
-        >>> from torchrl_lang.algorithm_distillation.language import Block, BlockTemplate
-        >>> from torchrl_lang.algorithm_distillation.language import TextHistory, pack_blocks, read_blocks
+        >>> from torchrl_lang.algorithm_distillation.language import BlockTemplate, TextRecord, pack_blocks
         >>> template = BlockTemplate()
-        >>> tokenizer = word_tokenizer([template.write(Block("", "", 0.0))], symbols=template.vocabulary())
-        >>> records = [TextHistory(query="q", response="r", rewards=(0.5,), epoch=n) for n in range(4)]
+        >>> records = [TextRecord(query="q", response="r", reward=0.5, epoch=n) for n in range(4)]
+        >>> tokenizer = word_tokenizer([template.write(records[0])], symbols=template.vocabulary())
         >>> packed = pack_blocks(records, template, tokenizer, 64)
-        >>> [len(read_blocks(row, template, tokenizer)) for row in packed.rows], packed.left_out
-        ([3, 1], [])
+        >>> packed.rows["tokens"].shape, packed.left_out
+        (torch.Size([2, 64]), [])
     """
     at_least_one("row_length", row_length)
     one_of("loss_on", loss_on, ("actions", "all"))
-    rows, left_out = list[list[_Block]](), list[TextHistory]()
+    rows, left_out = list[list[_Block]](), list[TextRecord]()
     for run in in_epoch_order(records):
         room = 0
         for episode in group_episodes(run):
-            fits = all(template.can_write(_block(record)) for record in episode)
+            fits = all(map(template.can_write, episode))
             blocks = [_encode(record, template, tokenizer) for record in episode if fits]
             length = sum(len(block.ids) for block in blocks)
             if not fits or length >= row_length:
@@ -85,15 +200,11 @@ def pack_blocks(
             rows[-1] += blocks
             room -= length
     if not rows:
-        raise ValueError(
-            f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length, or "
-            f"episodes without lines of the template in a text."
-        )
+        raise ValueError(f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give longer rows.")
     if left_out:
         warnings.warn(
             f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens, or "
-            f"with lines of the template in a text, and were left out; the first is that of the prompt "
-            f"{left_out[0].query[:60]!r}.",
+            f"with lines of the template in a text, and were left out.",
             stacklevel=2,
         )
     return PackedBlocks(_stack(rows, tokenizer, row_length, loss_on), left_out)
@@ -107,13 +218,9 @@ class _Block(NamedTuple):
     earned: list[float]
 
 
-def _block(record: TextHistory) -> Block:
-    return Block(record.query, record.response, record.reward)
-
-
-def _encode(record: TextHistory, template: BlockTemplate, tokenizer: Tokenizer) -> _Block:
+def _encode(record: TextRecord, template: BlockTemplate, tokenizer: Tokenizer) -> _Block:
     ids, kind = list[int](), list[int]()
-    for text, of in template.segments(_block(record)):
+    for text, of in template.segments(record):
         encoded = tokenizer.encode(text)
         ids, kind = ids + encoded, kind + [int(of)] * len(encoded)
     earned = [0.0] * len(ids)
@@ -134,8 +241,8 @@ def _stack(rows: Sequence[Sequence[_Block]], tokenizer: Tokenizer, row_length: i
     return stack_rows(ids, kept, kind, earned, begin=begin, pad=pad, row_length=row_length, loss_on=loss_on)
 
 
-def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokenizer) -> list[Block]:
-    """The blocks of a row of :func:`pack_blocks`, batch size ``[]``; see there for an example.
+def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokenizer) -> list[TextRecord]:
+    """The records of a row of :func:`pack_blocks`, batch size ``[]``.
 
     Raises:
         ValueError: the row holds something else.
@@ -144,12 +251,12 @@ def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokeniz
     return template.parse(tokenizer.decode(real[1:].tolist()))
 
 
-def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_length: int) -> TensorDict:
+def completion_rows(records: Sequence[TextRecord], tokenizer: Tokenizer, row_length: int) -> TensorDict:
     """One row for each record, ``[N]``, in the schema of this library: the prompt, then the completion.
 
     Records with ``query_tokens`` and ``response_tokens`` keep these ids, except that a row has control tokens of its
     own: an end of the action that was recorded is the agent's. In a run that records control tokens, such as those of
-    :func:`~torchrl_lang.algorithm_distillation.run_records`, a response without it was cut off: its end is not the
+    :class:`RunRecorder`, a response without it was cut off: its end is not the
     agent's.
 
     If all records have ``response_tokens`` and ``log_probs``, there is an entry ``token_log_prob``, float32 ``[N, T]``,
@@ -161,9 +268,10 @@ def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_le
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.algorithm_distillation.language import TextHistory, completion_rows
+        >>> from torchrl_lang.algorithm_distillation.language import TextRecord
+        >>> from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
-        >>> record = TextHistory(query="a", response="bc", rewards=(0.5,), response_tokens=(1, 2), log_probs=(-1, -2))
+        >>> record = TextRecord(query="a", response="bc", reward=0.5, response_tokens=(1, 2), log_probs=(-1, -2))
         >>> rows = completion_rows([record], tokenizer, 8)
         >>> rows["token_log_prob"], rows["token_reward"]
         (tensor([[ 0.,  0.,  0., -1., -2.,  0.,  0.,  0.]]), tensor([[0.0000, ..., 0.5000, 0.0000, 0.0000]]))
@@ -179,7 +287,7 @@ def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_le
     return rows
 
 
-def _turns(record: TextHistory, tokenizer: Tokenizer, is_marked: bool) -> list[Turn]:
+def _turns(record: TextRecord, tokenizer: Tokenizer, is_marked: bool) -> list[Turn]:
     """Prompt and completion; with ``is_marked`` a completion without its end token was cut off."""
     control, query, response = tokenizer.control, record.query_tokens, record.response_tokens
     has_end = response[-1:] == (control.end_of_action,)
@@ -196,7 +304,7 @@ def _turns(record: TextHistory, tokenizer: Tokenizer, is_marked: bool) -> list[T
     ]
 
 
-def _log_probs(records: Sequence[TextHistory], agent_mask: Tensor) -> Tensor:
+def _log_probs(records: Sequence[TextRecord], agent_mask: Tensor) -> Tensor:
     """The log-probabilities of the completions' tokens, float32 ``[N, T]``; zero on an end that was not recorded."""
     out = torch.zeros(agent_mask.shape)
     first = agent_mask.long().argmax(-1).tolist()

@@ -2,25 +2,290 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
+from tensordict import TensorDictBase
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from torchrl_lang.algorithm_distillation import evaluate_in_context
+from torchrl_lang._files import FileError, Record
+from torchrl_lang.algorithm_distillation import (
+    ADLoss,
+    ADTransformer,
+    HistoryActor,
+    evaluate_in_context,
+    load_ad_model,
+    save_ad_model,
+)
+from torchrl_lang.algorithm_distillation.entries import Discrete, entry_of_spec
+from torchrl_lang.algorithm_distillation.language import (
+    LanguageHistoryPolicy,
+    Quantizer,
+    StepRows,
+    StepTemplate,
+    template_tokenizer,
+)
+from torchrl_lang.algorithm_distillation.language.step_rows import StepTokens
+from torchrl_lang.algorithm_distillation.language.template import TokenKind
+from torchrl_lang.envs.grids import HiddenTaskEnv, RoomEnv
+from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.recipes.algorithm_distillation.families import TaskFamily
-from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, Format, FormatOptions, RLFormat
-from torchrl_lang.recipes.algorithm_distillation.histories import history_windows, recording_of
+from torchrl_lang.modules.save import read_model, write_model
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.recipes.algorithm_distillation.histories import (
+    HistoryOptions,
+    TaskFamily,
+    history_windows,
+    recording_of,
+)
 from torchrl_lang.recipes.algorithms import LoopOptions
+from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import open_run
 from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.schema import OBSERVATION
 
-__all__ = ["AD", "main"]
+__all__ = ["AD", "FORMATS", "FormatOptions", "LanguageFormat", "RLFormat", "Wording", "main"]
+
+FormatName = Literal["rl", "language"]
+TemplateName = Literal["compact", "spelled", "sparse"]
+
+_MOVES = ("stay", "up", "down", "left", "right")
+
+_REMEDY = "train again, or copy the folder again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatOptions(HistoryOptions):
+    """Options of a format and of its model.
+
+    Raises:
+        ValueError: a template is given with the RL format.
+    """
+
+    of_language: ClassVar[Mapping[str, Any]] = {"context_episodes": 3}
+    """Other defaults of the language format, for the command line. A step is several tokens, and attention to twice as
+    many episodes would make a training step three times as slow."""
+
+    format: FormatName = option(
+        "rl", "rl: a token for each step and heads for its numbers; language: text and a causal language model"
+    )
+    template: TemplateName | None = option(None, "how the language format writes a step; none: compact")
+    context_episodes: int = option(6, "episodes that a model reads", at_least=1)
+    width: int = option(64, "hidden size", at_least=1)
+    layers: int = option(3, "transformer blocks", at_least=1)
+    heads: int = option(4, "attention heads", at_least=1)
+    temperature: float = option(1.0, "of the actions in an evaluation", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format == "rl" and self.template is not None:
+            raise ValueError(f"template={self.template} is for text: give --format language, or no template.")
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> Self:
+        """See :meth:`Options.from_given`; with the language format its defaults where no values are given."""
+        return super().from_given({**(cls.of_language if given.get("format") == "language" else {}), **given})
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of a model."""
+        return {"width": self.width, "layers": self.layers, "heads": self.heads}
+
+
+class Wording(Record):
+    """A template and its words, one for each value of a number; rewards are 0 or 1.
+
+    Rows and columns of a room have words of their own, so that no word means two things.
+
+    Args:
+        template: name of the template.
+        observation: the words of each number of an observation.
+        action: the words of the actions.
+
+    Examples:
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> from torchrl_lang.recipes.algorithm_distillation.ad import Wording
+        >>> wording = Wording.of_env("compact", DarkRoomEnv(3))
+        >>> wording.observation, wording.tokens(20, 1)
+        ((('r0', 'r1', 'r2'), ('c0', 'c1', 'c2')), 81)
+    """
+
+    template: TemplateName
+    observation: tuple[tuple[str, ...], ...]
+    action: tuple[str, ...]
+
+    @classmethod
+    def of_env(cls, template: TemplateName, env: HiddenTaskEnv) -> Wording:
+        """The words of an environment's family."""
+        entry = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
+        assert isinstance(entry, Discrete)  # of all these families
+        is_room = isinstance(env, RoomEnv)
+        names = ("r", "c") if is_room else tuple(f"s{number}_" for number in range(len(entry.sizes)))
+        observation = tuple(_numbered(name, size) for name, size in zip(names, entry.sizes, strict=True))
+        return cls(
+            template=template, observation=observation, action=_MOVES if is_room else _numbered("arm", env.n_actions)
+        )
+
+    def steps(self) -> StepTemplate:
+        """The template with its words."""
+        observation = [_quantizer(words) for words in self.observation]
+        return StepTemplate(self.template, observation, _quantizer(self.action), Quantizer([0, 1]))
+
+    def tokens(self, steps: int, ends: int) -> int:
+        """The largest number of tokens of a row of this many steps, of which this many end an episode."""
+        template = self.steps()
+        longest = StepTokens(template, template_tokenizer(template)).longest_step
+        end = sum(slot.kind == TokenKind.END for slot in template.slots)
+        return 1 + steps * (longest - end) + ends * end
+
+
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}{number}" for number in range(count))
+
+
+def _quantizer(words: Sequence[str]) -> Quantizer:
+    return Quantizer(range(len(words)), words)
+
+
+class _SavedHistory(Record):
+    """The part of a saved language model that it needs to act."""
+
+    wording: Wording
+    context: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    trained_on: dict[str, Any]
+
+
+class RLFormat:
+    """Steps as they are: an :class:`~torchrl_lang.algorithm_distillation.ADTransformer` with a token for each step.
+
+    Args:
+        model: the model.
+
+    Examples:
+        >>> from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions, RLFormat
+        >>> options = FormatOptions(size=3, width=8, heads=2)
+        >>> RLFormat.new(options, options.family()).model.context
+        120
+    """
+
+    def __init__(self, model: ADTransformer) -> None:
+        self.model = model
+
+    @classmethod
+    def new(cls, options: FormatOptions, family: TaskFamily) -> Self:
+        """A model with random weights for windows of ``context_episodes`` episodes."""
+        context = options.context_episodes * family.episode_length
+        return cls(ADTransformer.for_env(family.one(), context=context, **options.sizes))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """A model that :meth:`save` wrote."""
+        return cls(load_ad_model(folder))
+
+    def save(self, folder: Path, trained_on: Mapping[str, Any]) -> None:
+        """Write the model and a description of its training to a folder, atomically."""
+        save_ad_model(folder, self.model, trained_on=trained_on)
+
+    def loss(self, **weights: Any) -> ADLoss:
+        """The negative log-likelihood of the source's actions; ``weights`` are options of :class:`ADLoss`."""
+        return ADLoss(self.model, **weights)
+
+    def batch(self, windows: TensorDictBase) -> TensorDictBase:
+        """The input of the loss for windows of steps ``[B, L]``."""
+        return windows
+
+    def policy(self, temperature: float) -> HistoryActor:
+        """A policy that acts with the model; at temperature 0 with the most likely actions."""
+        return HistoryActor(self.model, temperature=temperature)
+
+
+class LanguageFormat:
+    """Steps as text: a causal language model that is trained on the words of the actions.
+
+    The folder of a saved model is one of :func:`~torchrl_lang.modules.save_language_model`, with the words and the
+    length of the context in its manifest.
+
+    Args:
+        lm: the language model, of the tokens of ``template_tokenizer``.
+        wording: how steps are written.
+        context: tokens that the policy reads at most.
+        steps: steps that it reads at most.
+
+    Examples:
+        >>> from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions, LanguageFormat
+        >>> options = FormatOptions(format="language", size=3, context_episodes=2, width=8, heads=2)
+        >>> LanguageFormat.new(options, options.family()).context
+        161
+    """
+
+    def __init__(self, lm: PreTrainedModel, wording: Wording, context: int, steps: int) -> None:
+        self.model, self.wording, self.context, self.steps = lm, wording, context, steps
+        self.actor = language_actor(lm)
+        template = wording.steps()
+        self.rows = StepRows(template, template_tokenizer(template))
+
+    @classmethod
+    def new(cls, options: FormatOptions, family: TaskFamily) -> Self:
+        """See :class:`RLFormat`. Rows have positions for episodes of any lengths."""
+        wording = Wording.of_env(options.template or "compact", family.one())
+        tokenizer = template_tokenizer(wording.steps())
+        steps = options.context_episodes * family.episode_length
+        lm = new_lm(
+            vocab_size=tokenizer.vocab_size,
+            max_length=wording.tokens(steps, steps),
+            pad=tokenizer.control.pad,
+            **options.sizes,
+        )
+        return cls(lm, wording, wording.tokens(steps, options.context_episodes), steps)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """See :class:`RLFormat`."""
+        model, record = read_model(folder)
+        if record is None or record.history is None:
+            raise FileError(folder, "holds no model of histories", _REMEDY)
+        history = _SavedHistory.parse(record.history, folder, remedy=_REMEDY)
+        tokens, positions = (
+            template_tokenizer(history.wording.steps()).vocab_size,
+            model.lm.config.max_position_embeddings,
+        )
+        if tokens != model.lm.config.vocab_size or history.context > positions:
+            found = f"describes {tokens} words and a context of {history.context} tokens, which are not its model's"
+            raise FileError(folder, found, _REMEDY)
+        return cls(model.lm, history.wording, history.context, history.steps)
+
+    def save(self, folder: Path, trained_on: Mapping[str, Any]) -> None:
+        """See :class:`RLFormat`."""
+        history = _SavedHistory(
+            wording=self.wording, context=self.context, steps=self.steps, trained_on=dict(trained_on)
+        )
+        write_model(folder, self.model, tokenizer=self.rows.tokenizer.config(), history=history.model_dump())
+
+    def loss(self) -> BCLoss:
+        """See :class:`RLFormat`."""
+        return BCLoss(self.actor, actor_normalizer="action")
+
+    def batch(self, windows: TensorDictBase) -> TensorDictBase:
+        """Rows of tokens."""
+        return self.rows(windows)
+
+    def policy(self, temperature: float) -> LanguageHistoryPolicy:
+        """See :class:`RLFormat`."""
+        template, tokenizer = self.rows.template, self.rows.tokenizer
+        return LanguageHistoryPolicy(
+            self.actor, template, tokenizer, self.context, steps=self.steps, temperature=temperature
+        )
+
+
+FORMATS: Mapping[FormatName, type[RLFormat] | type[LanguageFormat]] = {"rl": RLFormat, "language": LanguageFormat}
+
 
 _OF_RL_LOSS = ("label_smoothing", "reward_weight", "observation_weight")
 
@@ -87,7 +352,7 @@ def main(options: AD) -> float:
         )
 
 
-def _evaluate(options: AD, family: TaskFamily, format: Format) -> dict[str, float]:
+def _evaluate(options: AD, family: TaskFamily, format: RLFormat | LanguageFormat) -> dict[str, float]:
     """The mean return of the last episodes and of the first one on validation tasks."""
     env = family.env(family.split.validation, options.eval_streams)
     with eval_mode(format.model):

@@ -1,17 +1,19 @@
-"""Learning histories to train on: new ones all the time, or those of a folder."""
+"""Tasks with a hidden parameter, their split, and learning histories to train on: new ones, or those of a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_lang._files import file_digest, shorten
-from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory, load_history
+from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory, load_history, split_tasks
 from torchrl_lang.algorithm_distillation.history import MANIFEST, read_manifest
 from torchrl_lang.algorithm_distillation.sources import (
     NO_NOISE,
@@ -23,33 +25,128 @@ from torchrl_lang.algorithm_distillation.sources import (
     QLearning,
     TabularSource,
 )
-from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.recipes.algorithm_distillation.families import FamilyName, FamilyOptions
-from torchrl_lang.recipes.options import option
+from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, HiddenTaskEnv, random_bandits
+from torchrl_lang.recipes.options import Options, option
 
-__all__ = ["FreshWindows", "HistoryOptions", "Recording", "SourceName", "history_windows", "recording_of"]
+__all__ = ["FamilyOptions", "FreshWindows", "HistoryOptions", "TaskFamily", "history_windows", "recording_of"]
 
+FamilyName = Literal["dark_room", "dark_key_door", "bandit"]
 SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
 
-_SOURCES: dict[FamilyName, SourceName] = {"dark_room": "posterior", "dark_key_door": "q_learning", "bandit": "ucb"}
-_CLASSES: dict[SourceName, type[TabularSource]] = {
-    "posterior": PosteriorSampling,
-    "noise": NoisyExpert,
-    "q_learning": QLearning,
-    "ucb": UCB,
-    "expert": NoisyExpert,
+
+class _FamilyDefaults(NamedTuple):
+    """Defaults of a family."""
+
+    episode_length: int
+    """A bandit's episodes are short, as their ends mean nothing to it."""
+    source: SourceName
+
+
+class _SourceDefaults(NamedTuple):
+    """The source algorithm of a name, and the defaults of its histories."""
+
+    kind: type[TabularSource]
+    episodes: int = 12
+    skipped: int = 1
+    decay: LinearDecay | None = None
+
+
+_FAMILIES: dict[FamilyName, _FamilyDefaults] = {
+    "dark_room": _FamilyDefaults(20, "posterior"),
+    "dark_key_door": _FamilyDefaults(50, "q_learning"),
+    "bandit": _FamilyDefaults(10, "ucb"),
 }
-_EPISODES: dict[SourceName, int] = {"posterior": 12, "noise": 12, "q_learning": 600, "ucb": 20, "expert": 12}
-_SKIPPED: dict[SourceName, int] = {"q_learning": 40}
-_NOISE = LinearDecay(fraction=(0.2, 0.6))
-_SEARCH = LinearDecay(fraction=(0.1, 0.3))
-"""A searching learner begins with random actions, too, and its noise ends early."""
-_DECAYS: dict[SourceName, LinearDecay] = {
-    "posterior": _SEARCH,
-    "noise": _NOISE,
-    "q_learning": SLOW_DECAY,
-    "expert": NO_NOISE,
+_SOURCES: dict[SourceName, _SourceDefaults] = {
+    # A searching learner begins with random actions, too, and its noise ends early.
+    "posterior": _SourceDefaults(PosteriorSampling, decay=LinearDecay(fraction=(0.1, 0.3))),
+    "noise": _SourceDefaults(NoisyExpert, decay=LinearDecay(fraction=(0.2, 0.6))),
+    "q_learning": _SourceDefaults(QLearning, 600, 40, SLOW_DECAY),
+    "ucb": _SourceDefaults(UCB, 20),
+    "expert": _SourceDefaults(NoisyExpert, decay=NO_NOISE),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyOptions(Options):
+    """Options that define the tasks."""
+
+    env: FamilyName = option("dark_room", "family of tasks")
+    size: int = option(7, "rows and columns of a room", at_least=2, at_most=64)
+    start: Literal["centre", "random"] = option("centre", "where an episode in a room begins")
+    arms: int = option(10, "arms of a bandit", at_least=2)
+    episode_length: int | None = option(
+        None, "steps of an episode; none: 20 in dark_room, 50 in dark_key_door, 10 of a bandit", at_least=1
+    )
+    tasks: int | None = option(
+        None, "number of tasks, drawn at random; none: all of dark_room, 1,000 of the others", at_least=3
+    )
+    validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", above=0, below=1)
+    test: float = option(0.15, "share of the tasks that are reported", above=0, below=1)
+    split_seed: int = option(0, "seed of the tasks and of their split", at_least=0)
+
+    def family(self) -> TaskFamily:
+        """The tasks."""
+        return TaskFamily(self)
+
+
+class TaskFamily:
+    """The tasks that options define.
+
+    Attributes:
+        split: the numbers of the tasks to train on, to validate on and to report.
+
+    Raises:
+        ValueError: there are too many tasks, or a part of the split has none.
+
+    Examples:
+        >>> from torchrl_lang.recipes.algorithm_distillation.histories import FamilyOptions
+        >>> family = FamilyOptions(size=5).family()
+        >>> [len(part) for part in family.split], family.env(family.split.test, streams=16).batch_size
+        ([18, 2, 4], torch.Size([4, 16]))
+    """
+
+    def __init__(self, options: FamilyOptions) -> None:
+        self.options, given = options, options.episode_length
+        self.episode_length = _FAMILIES[options.env].episode_length if given is None else given
+        numbers, shares = _task_numbers(options), {"validation": options.validation, "test": options.test}
+        self.split = split_tasks(numbers, **shares, seed=options.split_seed)
+        if not all(map(len, self.split)):
+            raise ValueError(f"{len(numbers)} tasks leave none for a part: give more tasks, or larger shares.")
+        is_bandit = options.env == "bandit"
+        self._arms = random_bandits(len(numbers), options.arms, seed=options.split_seed) if is_bandit else None
+
+    def env(self, tasks: Tensor, streams: int) -> HiddenTaskEnv:
+        """An environment of batch size ``[tasks, streams]`` with one task in each row."""
+        rows: dict[str, Any] = {"task": tasks[:, None], "batch_size": [len(tasks), streams]}
+        rows["episode_length"] = self.episode_length
+        if self._arms is not None:
+            return BernoulliBanditEnv(self._arms, **rows)
+        room = DarkRoomEnv if self.options.env == "dark_room" else DarkKeyDoorEnv
+        return room(self.options.size, start=self.options.start, **rows)
+
+    def one(self) -> HiddenTaskEnv:
+        """An environment of one task, for its specs."""
+        return self.env(self.split.train[:1], 1)
+
+    def describe(self) -> dict[str, Any]:
+        """The family and its split as JSON."""
+        return {**self.one().describe(), **{name: part.tolist() for name, part in self.split._asdict().items()}}
+
+
+def _task_numbers(options: FamilyOptions) -> Tensor:
+    """The numbers of the tasks, sorted."""
+    if options.env == "bandit":
+        return torch.arange(1000 if options.tasks is None else options.tasks)
+    every = torch.arange(options.size**4 if options.env == "dark_key_door" else options.size**2)
+    if options.env == "dark_room" and options.start == "centre":  # a goal where each episode begins needs no search
+        every = every[every != (options.size // 2) * (options.size + 1)]
+    if options.tasks is not None and options.tasks > len(every):
+        raise ValueError(f"tasks must be at most {len(every)} in a room of size={options.size}, got {options.tasks}.")
+    chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(options.split_seed))
+    return every[chosen[: options.tasks or (len(every) if options.env == "dark_room" else 1000)]].sort().values
+
+
+# -- learning histories ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +168,11 @@ class HistoryOptions(FamilyOptions):
 
     def source_name(self) -> SourceName:
         """The source algorithm."""
-        return _SOURCES[self.env] if self.source is None else self.source
+        return _FAMILIES[self.env].source if self.source is None else self.source
 
     def skipped(self) -> int:
         """Which episodes are kept: every ``k``-th one."""
-        return _SKIPPED.get(self.source_name(), 1) if self.skip_episodes is None else self.skip_episodes
+        return _SOURCES[self.source_name()].skipped if self.skip_episodes is None else self.skip_episodes
 
     def source_on(self, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> TabularSource:
         """The source algorithm of the histories, new or recorded, on tasks.
@@ -86,28 +183,18 @@ class HistoryOptions(FamilyOptions):
             episodes: the least number of episodes; default those of a history. In a longer history the noise decays in
                 as many steps as in a history, so that the learners are the same.
         """
-        name = self.source_name()
-        steps, settings = self._recorded_settings() if self.history else self._settings(name, env.episode_length)
+        kind, usual, _, decay = _SOURCES[self.source_name()]
+        steps = (usual if self.history_episodes is None else self.history_episodes) * env.episode_length
+        settings: dict[str, Any] = {} if decay is None else {"decay": decay}
+        if (recording := recording_of(self)) is not None:
+            about = {"algorithm", "seed", "env"}
+            steps, settings = recording.steps, {k: v for k, v in recording.source.items() if k not in about}
+            if recorded := settings.get("decay"):
+                settings["decay"] = LinearDecay(**{**recorded, "fraction": tuple(recorded["fraction"])})
         wanted = max(steps, (episodes or 0) * env.episode_length)
         if "decay" in settings:
             settings["decay"] = settings["decay"].lengthened(wanted / steps)
-        return _CLASSES[name](env, wanted, seed=seed, **settings)
-
-    def _settings(self, name: SourceName, episode_length: int) -> tuple[int, dict[str, Any]]:
-        """The steps of a new history, and the settings of its source algorithm."""
-        episodes = _EPISODES[name] if self.history_episodes is None else self.history_episodes
-        return episodes * episode_length, {"decay": _DECAYS[name]} if name in _DECAYS else {}
-
-    def _recorded_settings(self) -> tuple[int, dict[str, Any]]:
-        """The steps of the recorded history, and the settings of its source algorithm."""
-        recording = recording_of(self)
-        assert recording is not None
-        about = {"algorithm", "seed", "env"}
-        settings = {key: value for key, value in recording.source.items() if key not in about}
-        if "decay" in settings:
-            decay = settings["decay"]
-            settings["decay"] = LinearDecay(**{**decay, "fraction": tuple(decay["fraction"])})
-        return recording.steps, settings
+        return kind(env, wanted, seed=seed, **settings)
 
 
 class FreshWindows:
@@ -189,7 +276,7 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
 
 
 class Recording(NamedTuple):
-    """What defines a recorded history."""
+    """The definition of a recorded history."""
 
     source: dict[str, Any]
     """The description of its learners."""
@@ -209,60 +296,34 @@ def recording_of(options: HistoryOptions) -> Recording | None:
     """
     if options.history is None:
         return None
-    folder, family, name = options.history, options.family(), options.source_name()
+    folder, name = options.history, options.source_name()
     manifest = read_manifest(folder)
-    source = manifest.source
-    _check_same(folder, source.get("env") or {}, family.env(family.split.train[:1], 1).describe())
-    _check_source(folder, source, name)
-    return Recording(source, file_digest(folder / MANIFEST), manifest.shape[-1])
-
-
-def _check_source(folder: Path, source: dict[str, Any], name: SourceName) -> None:
-    """Raise ValueError unless the history in a folder is of the source algorithm with this name."""
-    fitting = [each for each in _CLASSES if _is_of(source, each)]
-    if name not in fitting:
-        advice = f"--source {' or '.join(fitting)}" if fitting else f"a history of one of {', '.join(_CLASSES)}"
+    _refuse_other(folder, manifest.source.get("env") or {}, options.family().one().describe())
+    found, decay = manifest.source.get("algorithm"), manifest.source.get("decay") or {}
+    has_noise = bool(decay.get("first") or decay.get("last"))
+    if found != _SOURCES[name].kind.__name__ or (found == NoisyExpert.__name__ and has_noise == (name == "expert")):
         raise ValueError(
-            f"The history in {folder} was recorded with the source algorithm {_title(source)}, but source={name} is "
-            f"{_title({'algorithm': _CLASSES[name].__name__, 'decay': asdict(_DECAYS.get(name, NO_NOISE))})}: give "
-            f"{advice}."
+            f"The history in {folder} was recorded with the source algorithm {found} "
+            f"{'with' if has_noise else 'without'} noise, but source={name}: give its --source."
         )
-
-
-def _is_of(source: dict[str, Any], name: SourceName) -> bool:
-    """Whether a description is of the source algorithm with this name; an expert is one without noise."""
-    is_same = source.get("algorithm") == _CLASSES[name].__name__
-    return is_same and (_CLASSES[name] is not NoisyExpert or _has_noise(source) == (name != "expert"))
-
-
-def _has_noise(source: dict[str, Any]) -> bool:
-    decay = source.get("decay") or {}
-    return bool(decay.get("first") or decay.get("last"))
-
-
-def _title(source: dict[str, Any]) -> str:
-    """The algorithm of a description, and of an expert whether it has noise."""
-    name = source.get("algorithm")
-    if name != NoisyExpert.__name__:
-        return str(name)
-    return f"{name} {'with' if _has_noise(source) else 'without'} noise"
+    return Recording(manifest.source, file_digest(folder / MANIFEST), manifest.shape[-1])
 
 
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
     """The streams of a recorded history whose tasks are to be trained on."""
     recording_of(options)
     history, family = load_history(folder), options.family()
-    env, train = family.env(family.split.train[:1], 1), family.split.train.tolist()
+    env, train = family.one(), family.split.train.tolist()
     kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in train]
     if not kept:
         raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(train)}.")
     for place in kept:  # the numbers of two families of bandits are the same, but not their arms
         task = history.tasks[place]
-        _check_same(folder, task, env.describe_task(task["task"]))
+        _refuse_other(folder, task, env.describe_task(task["task"]))
     return LearningHistory(history.steps[kept], [history.tasks[place] for place in kept], source=history.source)
 
 
-def _check_same(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> None:
+def _refuse_other(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> None:
     """Raise ValueError if what was recorded differs from what the options give."""
     if changed := sorted(key for key in recorded | given if recorded.get(key) != given.get(key)):
         before, now = (shorten({key: each.get(key) for key in changed}) for each in (recorded, given))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -10,21 +15,187 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from transformers import PreTrainedModel
 
 from torchrl_lang._checks import check_heads
-from torchrl_lang._files import write_file, write_json
-from torchrl_lang.algorithm_distillation.language import next_token_metrics
-from torchrl_lang.algorithm_distillation.language.reward_words import RewardWords
+from torchrl_lang._files import FileError, shorten, write_file, write_json
+from torchrl_lang._files.manifests import json_digest
+from torchrl_lang.algorithm_distillation.language import (
+    BlockTemplate,
+    Quantizer,
+    TextRecord,
+    next_token_metrics,
+    pack_blocks,
+    read_run,
+    read_run_logs,
+    reward_accuracy,
+    split_texts,
+)
+from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
+from torchrl_lang.algorithm_distillation.language.records import TextSplit, episode_records, group_episodes
+from torchrl_lang.algorithm_distillation.language.step_rows import LossOn
 from torchrl_lang.data import row_buffer
+from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules import fit_vocabulary, language_actor, load_causal_lm, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.algorithm_distillation.text_histories import TextHistories, TextHistoryOptions, open_histories
-from torchrl_lang.recipes.algorithm_distillation.text_report import format_text_report, text_report
 from torchrl_lang.recipes.algorithms import LoopOptions
 from torchrl_lang.recipes.new_model import new_lm
-from torchrl_lang.recipes.options import option, with_defaults
+from torchrl_lang.recipes.options import Options, option, required, with_defaults
 from torchrl_lang.recipes.run_common import open_run
 from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 
-__all__ = ["TextAD", "main"]
+__all__ = ["TextAD", "TextHistories", "TextHistoryOptions", "main", "open_histories"]
+
+_MOST = 100
+"""Number of different rewards that a model chooses among, without bins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextHistoryOptions(Options):
+    """Options of the histories."""
+
+    runs: tuple[Path, ...] = required("folders of --record-history, each with the histories of one or more runs")
+    logs: bool = option(False, "the folders hold logs of Algorithm-Distillation-RLHF instead")
+    block: Literal["turn", "episode"] = option(
+        "turn",
+        "turn: a block is what the environment wrote, the response and the reward of the turn; episode: the dialogue "
+        "up to the last response, that response and the return",
+    )
+    reward: Literal["levels", "bins", "decimals"] = option(
+        "levels", "levels: a word for each different reward; bins: one for each of --bins ranges; decimals: in digits"
+    )
+    bins: int = option(10, "number of ranges that rewards are sorted into with --reward bins", at_least=2)
+    validation: float = option(
+        0.1,
+        "share of each epoch's episodes that choose the checkpoint",
+        above=0,
+        below=1,
+    )
+    test: float = option(0.1, "share of each epoch's episodes that are reported", above=0, below=1)
+    test_runs: tuple[str, ...] = option((), "names of runs that are reported instead, of which no episode is learned")
+    split_seed: int = option(0, "seed of which episodes of an epoch these are", at_least=0)
+    row_length: int = option(512, "tokens of a row: the context", at_least=2)
+    loss_on: LossOn = option("all", "learn from all tokens, or from the completions alone")
+    symbols: tuple[str, ...] = option((), "texts that are one token each, such as the colours of Wordle")
+    min_count: int = option(5, "words that are rarer in the histories are spelled", at_least=1)
+    pretrained: str | None = option(
+        None, "name or folder of a pretrained Hugging Face model with its tokenizer; none: from scratch"
+    )
+
+
+class TextHistories(NamedTuple):
+    """Rows to learn from and to report, and how they were written."""
+
+    rows: TextRows
+    template: BlockTemplate
+    tokenizer: Tokenizer
+    values: list[float] | None
+    """The rewards to choose among, where they are written in digits."""
+    about: dict[str, Any]
+    """Numbers of runs, episodes and blocks in each part, as JSON."""
+    digest: str
+    """Of all records, to recognise them when a run is resumed."""
+
+
+class TextRows(NamedTuple):
+    """Rows ``[N]`` of each part of the histories."""
+
+    train: TensorDict
+    validation: TensorDict
+    test: TensorDict
+
+
+def open_histories(options: TextHistoryOptions) -> TextHistories:
+    """Read the histories, split and pack them.
+
+    Raises:
+        FileNotFoundError: there is no run in a folder.
+        FileError: a history is damaged.
+        ValueError: two runs have one name, there are no episodes for a part, no episode fits a row, or the rewards are
+            too many to choose among.
+    """
+    given = None if options.pretrained is None else HFTokenizer(options.pretrained)
+    records = _read(options, given)
+    values = torch.tensor([record.reward for record in records], dtype=torch.float32).unique()
+    template = _template(options, values)
+    split = split_texts(
+        records,
+        validation=options.validation,
+        test=options.test,
+        test_runs=options.test_runs,
+        seed=options.split_seed,
+    )
+    tokenizer: Tokenizer = _word_tokenizer(options, template, split) if given is None else given
+    packed = [pack_blocks(part, template, tokenizer, options.row_length, loss_on=options.loss_on) for part in split]
+    about = {name: _count(part) for name, part in split._asdict().items()}
+    for of_part, found in zip(about.values(), packed, strict=True):
+        of_part |= {"blocks_left_out": len(found.left_out), "rows": len(found.rows)}
+    chosen = sorted({record.reward for record in records}) if options.reward == "decimals" else None
+    digest = json_digest({"records": [record.model_dump(mode="json") for record in records]})
+    return TextHistories(TextRows(*(each.rows for each in packed)), template, tokenizer, chosen, about, digest)
+
+
+def _read(options: TextHistoryOptions, tokenizer: HFTokenizer | None) -> list[TextRecord]:
+    """The records of all folders."""
+    found, names = list[TextRecord](), set[str]()
+    for home in options.runs:
+        records = _logged(home, tokenizer) if options.logs else _recorded(home, options.block)
+        own = {record.run for record in records}
+        if twice := sorted(names & own):
+            raise ValueError(f"Two folders of {shorten(options.runs)} have a run {shorten(twice)}: rename one of them.")
+        found, names = found + records, names | own
+    if not found:
+        raise ValueError(f"The histories in {shorten(options.runs)} have no episode yet: record some iterations first.")
+    return found
+
+
+def _logged(home: Path, tokenizer: HFTokenizer | None) -> list[TextRecord]:
+    decode = None if tokenizer is None else partial(tokenizer.backend.decode, skip_special_tokens=True)
+    return read_run_logs(home, decode)
+
+
+def _recorded(home: Path, block_of: str) -> list[TextRecord]:
+    runs = sorted(path for path in home.glob("run-*") if path.is_dir())
+    if not runs:
+        raise FileError(home, "has no folder run-*", "give the folder that `train ppo --record-history` was given")
+    records = [record for run in runs for record in read_run(run)]
+    return records if block_of == "turn" else episode_records(records)
+
+
+def _template(options: TextHistoryOptions, values: torch.Tensor) -> BlockTemplate:
+    """How blocks are written, with the rewards float32 ``[R]``."""
+    if options.reward == "bins":
+        low, high = float(values[0]), float(values[-1])
+        if low == high:
+            raise ValueError(f"All rewards of the histories are {low}: there is no range for bins.")
+        return BlockTemplate(Quantizer.bins(low, high, options.bins, outside="nearest"))  # float32 rounds the ends
+    if len(values) > _MOST:
+        raise ValueError(
+            f"The histories have {len(values)} different rewards, more than {_MOST} to choose among: give --reward "
+            "bins."
+        )
+    if options.reward == "decimals":
+        return BlockTemplate()
+    return BlockTemplate(Quantizer(values.tolist(), Quantizer.decimals().write(values), outside="nearest"))
+
+
+def _word_tokenizer(options: TextHistoryOptions, template: BlockTemplate, split: TextSplit) -> Tokenizer:
+    """A tokenizer of the words of the episodes to train on, and of the characters of all."""
+    names = re.findall(r"\w+", re.sub(r"\{.*?\}", "", template.pattern))
+    texts = (f"{record.query} {record.response}" for part in split for record in part)
+    further = sorted({letter for text in texts for letter in text if not " " <= letter <= "~"} - {"\n"})
+    symbols = [*names, *template.vocabulary(), *options.symbols, *further]
+    return word_tokenizer(_texts(template, split.train), min_count=options.min_count, symbols=symbols)
+
+
+def _texts(template: BlockTemplate, records: Sequence[TextRecord]) -> Iterator[str]:
+    return map(template.write, filter(template.can_write, records))  # pack_blocks leaves the others out
+
+
+def _count(records: Sequence[TextRecord]) -> dict[str, Any]:
+    runs = sorted({record.run for record in records})
+    return {"runs": runs, "episodes": len(group_episodes(records)), "blocks": len(records)}
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
 
 _BEST_BY = "validation_log_prob"
 
@@ -120,3 +291,48 @@ def _report(options: TextAD, histories: TextHistories, actor: ProbabilisticTenso
     write_file(options.out / "report.txt", text + "\n")
     print(f"\n{text}\n\nreport: {options.out / 'report.json'}", flush=True)
     return report
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+_FIGURES = ("exact", "within_one", "rank_correlation", "squared_error")
+
+
+def text_report(
+    options: TextHistoryOptions, histories: TextHistories, actor: ProbabilisticTensorDictSequential, *, chunk: int
+) -> dict[str, Any]:
+    """The figures of the held-out rows, and which those are, as JSON.
+
+    Args:
+        options: of the histories.
+        histories: with rows on the device of the model.
+        actor: the model.
+        chunk: rows that it reads at a time.
+    """
+    rows, template, tokenizer, values = histories[:4]
+    share = f"a random {100 * options.test:g} % of each epoch's episodes"
+    return {
+        "held_out": f"all episodes of {', '.join(options.test_runs)}" if options.test_runs else share,
+        "block": options.block,
+        "reward": options.reward,
+        "histories": histories.about,
+        "rewards": reward_accuracy(actor, rows.test, template, tokenizer, values=values, chunk=chunk),
+        "tokens": next_token_metrics(actor, rows.test, chunk=chunk),
+    }
+
+
+def format_text_report(report: Mapping[str, Any]) -> str:
+    """The report as tables."""
+    rewards, tokens, part = report["rewards"], report["tokens"], report["histories"]["test"]
+    lines = [["reward", "model", "constant"]]
+    for name in _FIGURES:
+        constant = rewards.get(f"constant_{name}")
+        cells = [name.replace("_", " "), f"{rewards[name]:.3f}", "-" if constant is None else f"{constant:.3f}"]
+        lines.append(cells)
+    kinds = ["", *(f"/{key.removeprefix('loss/')}" for key in tokens if key.startswith("loss/"))]
+    by_kind = [["next token", "loss", "accuracy"]]
+    by_kind += [
+        [kind[1:] or "all", f"{tokens['loss' + kind]:.3f}", f"{tokens['accuracy' + kind]:.3f}"] for kind in kinds
+    ]
+    held_out = f"Held out: {report['held_out']}: {part['episodes']} episodes, {part['blocks']} blocks."
+    return "\n\n".join([held_out, format_columns(lines, "<>>"), format_columns(by_kind, "<>>")])

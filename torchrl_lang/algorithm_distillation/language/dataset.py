@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from tensordict import TensorDictBase
 from torch.utils.data import Dataset
 
 from torchrl_lang._checks import one_of
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows, pack_blocks
-from torchrl_lang.algorithm_distillation.language.block_template import BlockTemplate
+from torchrl_lang.algorithm_distillation.language.records import TextRecord
 from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, StepRows
-from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate
-from torchrl_lang.algorithm_distillation.language.text_history import TextHistory
 from torchrl_lang.algorithm_distillation.windows import HistoryWindows
 from torchrl_lang.text import Tokenizer
 
@@ -31,8 +28,8 @@ class HistoryDataset(Dataset[TensorDictBase]):
     ==========  ==============================================  ======================================================
     RL task     windows of ``length`` steps, the entries of     the text of these windows as rows, see
                 :class:`LearningHistory`                        :class:`StepRows`
-    text task   one row of ``length`` tokens for each record,   rows of ``length`` tokens of packed blocks, see
-                see :func:`completion_rows`                     :func:`pack_blocks`
+    text task   one row of ``length`` tokens for each record    rows of ``length`` tokens of packed blocks, see
+                                                                :func:`pack_blocks`
     ==========  ==============================================  ======================================================
 
     An item is a tensordict. A list of indices makes one batch, which a ``DataLoader`` does with
@@ -54,19 +51,19 @@ class HistoryDataset(Dataset[TensorDictBase]):
 
     Raises:
         ValueError: ``format`` is unknown, or there is no window.
-        TypeError: the template or the tokenizer is missing or of another task, or there are options of windows for a
-            text task.
+        TypeError: the template or the tokenizer is missing, or not needed.
 
     Examples:
         >>> from torch.utils.data import DataLoader
         >>> from torchrl_lang.algorithm_distillation import LearningHistory
-        >>> from torchrl_lang.algorithm_distillation.language import HistoryDataset, Levels
+        >>> from torchrl_lang.algorithm_distillation.language import HistoryDataset, Quantizer
         >>> from torchrl_lang.algorithm_distillation.language import StepTemplate, template_tokenizer
         >>> from torchrl_lang.algorithm_distillation.sources import NoisyExpert
         >>> from torchrl_lang.envs.grids import DarkRoomEnv
         >>> source = NoisyExpert(DarkRoomEnv(3, task=0, batch_size=[1, 4], episode_length=5), 20)
         >>> history = LearningHistory(source.history(), source.tasks)
-        >>> template = StepTemplate.compact([Levels(range(3))] * 2, Levels(range(5), list("sNSWE")), Levels([0, 1]))
+        >>> numbers = [Quantizer(range(3))] * 2, Quantizer(range(5), list("sNSWE")), Quantizer([0, 1])
+        >>> template = StepTemplate("compact", *numbers)
         >>> options = {"template": template, "tokenizer": template_tokenizer(template)}
         >>> HistoryDataset(history, "rl", 10)[0]["observation"].shape
         torch.Size([10, 2])
@@ -77,62 +74,50 @@ class HistoryDataset(Dataset[TensorDictBase]):
 
     def __init__(
         self,
-        history: LearningHistory | Sequence[TextHistory],
+        history: LearningHistory | Sequence[TextRecord],
         format: Literal["rl", "language"],
         length: int,
         *,
-        template: StepTemplate | BlockTemplate | None = None,
+        template: Any = None,
         tokenizer: Tokenizer | None = None,
         loss_on: LossOn = "actions",
         **windows: Any,
     ) -> None:
         one_of("format", format, ("rl", "language"))
         is_rl = isinstance(history, LearningHistory)
-        wanted = None if format == "rl" else StepTemplate if is_rl else BlockTemplate
-        if (template is None) != (wanted is None) or (wanted is not None and not isinstance(template, wanted)):
-            raise TypeError(
-                f"format={format!r} of this history needs {'no template' if wanted is None else wanted.__name__}, got "
-                f"{type(template).__name__}."
-            )
-        if (tokenizer is None) != (format == "rl" and is_rl) or (windows and not is_rl):
-            raise TypeError("A tokenizer is for text, and options of windows are for learning histories of RL tasks.")
-        self.left_out: list[TextHistory] = []
+        if (template is None) == (format == "language") or (tokenizer is None) != (is_rl and format == "rl"):
+            raise TypeError("A template is for the language format, a tokenizer for that and for text tasks.")
+        self.left_out: list[TextRecord] = []
         self._windows: HistoryWindows | None = None
         self._to_rows: StepRows | None = None
-        self._rows: TensorDict | None = None
+        self._rows: TensorDictBase
         if isinstance(history, LearningHistory):
             self._windows = HistoryWindows(history, length, **windows)
-            if isinstance(template, StepTemplate) and tokenizer is not None:
-                self._to_rows = StepRows(template, tokenizer, loss_on=loss_on)
-        elif isinstance(template, BlockTemplate) and tokenizer is not None:
-            self._rows, self.left_out = pack_blocks(history, template, tokenizer, length, loss_on=loss_on)
+            self._to_rows = None if tokenizer is None else StepRows(template, tokenizer, loss_on=loss_on)
+        elif tokenizer is not None and template is not None:
+            self._rows, self.left_out = pack_blocks(history, template, tokenizer, length, loss_on=loss_on, **windows)
         elif tokenizer is not None:
-            self._rows = completion_rows(history, tokenizer, length)
+            self._rows = completion_rows(history, tokenizer, length, **windows)
 
     def __len__(self) -> int:
         """Number of items."""
-        items = self._rows if self._windows is None else self._windows
-        assert items is not None
-        return len(items)
+        return len(self._rows if self._windows is None else self._windows)
 
     def __getitem__(self, index: int | Sequence[int]) -> TensorDictBase:
         """An item, or the batch of several."""
-        wanted = torch.as_tensor(index, dtype=torch.int64)
-        if ((wanted < -len(self)) | (wanted >= len(self))).any():
-            raise IndexError(f"The dataset has {len(self)} items, got the index {index}.")
-        batch = self._read(wanted.reshape(-1) % len(self))
-        return batch if wanted.ndim else batch[0]
+        number = torch.arange(len(self))[index]  # IndexError for those that are out of range
+        batch = self._read(number.reshape(-1))
+        return batch if number.ndim else batch[0]
 
     def __getitems__(self, indices: list[int]) -> TensorDictBase:
-        """What a ``DataLoader`` calls for a batch."""
+        """The batch of a ``DataLoader``."""
         return self[indices]
 
-    def _read(self, index: Tensor) -> TensorDictBase:
+    def _read(self, number: torch.Tensor) -> TensorDictBase:
         """The items of numbers ``[B]``."""
         if self._windows is None:
-            assert self._rows is not None
-            return self._rows[index]
-        steps = self._windows.history.flat[self._windows.steps_of(index)]
+            return self._rows[number]
+        steps = self._windows.history.flat[self._windows.steps_of(number)]
         return steps if self._to_rows is None else self._to_rows(steps)
 
     @staticmethod

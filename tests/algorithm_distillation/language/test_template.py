@@ -11,9 +11,7 @@ from tests.algorithm_distillation.language.conftest import (
     random_steps,
 )
 from torchrl_lang.algorithm_distillation.language import (
-    Bins,
-    Decimals,
-    Levels,
+    Quantizer,
     StepRows,
     StepTemplate,
     parse_steps,
@@ -84,27 +82,12 @@ def test_the_words_of_a_step(kind, generator):
     assert steps_to_text(steps, discrete_template(kind)) == expected[kind]
 
 
-def test_compact_steps_are_four_tokens(generator):
-    template, steps = discrete_template("compact"), random_steps(generator, 50)
-    text = " " + steps_to_text(steps, template)
-    tokenizer = template_tokenizer(template)
-    assert len(tokenizer.encode(text)) == 4 * 50
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 @pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
 def test_the_tokenizer_has_every_symbol_of_a_text(kind, numbers, generator):
     template = discrete_template(kind) if numbers == "discrete" else continuous_template(kind, numbers)
     text = " " + steps_to_text(random_steps(generator, 100, continuous=numbers != "discrete"), template)
     tokenizer = template_tokenizer(template)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_entries_of_one_number_need_no_dimension(generator):
-    template = StepTemplate.compact(CELLS, Levels(range(5)), Levels([0, 1, 2]))
-    steps = random_steps(generator, 20)
-    steps["observation"] = steps["observation"][:, 0]
-    check_equal(parse_steps(steps_to_text(steps, template), template), steps)
 
 
 def test_no_steps_are_an_empty_text(kind):
@@ -115,29 +98,6 @@ def test_no_steps_are_an_empty_text(kind):
     assert steps_to_text(empty, template) == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("at 3 4 go east", "ends after word 5, in a step: expected 'got'"),
-        ("at 3 4 go east got", "ends after word 6, in a step: expected the reward"),
-        ("at 3 4 went east got 0", "Word 4 of the text is 'went', expected 'go'"),
-        ("at 3 4 go up got 0", "'up' is no word of a number"),
-        ("at 3 4 go east got 0 3", "Word 8 of the text is '3', expected 'at'"),
-        ("at 3 4 go east got 0 finished stopped", "Word 9 of the text is 'stopped', expected 'at'"),
-    ],
-)
-def test_a_wrong_word_is_named(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_steps(text, discrete_template("spelled"))
-
-
-def test_a_wrong_end_of_a_reward_is_named():
-    with pytest.raises(ValueError, match=r"'1\?' is no word of a number"):
-        parse_steps("3 4 east 1?", discrete_template("compact"))
-    with pytest.raises(ValueError, match=r"'1\?' is not a decimal"):
-        parse_steps("0 0 0 1?", continuous_template("compact", "decimals"))
-
-
 def test_missing_entries_and_other_shapes_raise(generator):
     steps, template = random_steps(generator, 3), discrete_template("compact")
     with pytest.raises(KeyError, match="terminated"):
@@ -146,56 +106,24 @@ def test_missing_entries_and_other_shapes_raise(generator):
         steps_to_text(random_steps(generator, 3, components=3), template)
 
 
-NUMBER, MOVE = Levels(range(3)), Levels([0], ["go"])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "reward", "ends", "message"),
-    [
-        ("{action} {observation} {reward} {end}", NUMBER, ("a", "b"), "once each, in this order"),
-        ("{observation} {action} {reward}", NUMBER, ("a", "b"), "once each, in this order"),
-        ("{observation} {action} {end} {reward}", NUMBER, ("a", "b"), "once each, in this order"),
-        ("{observation} {action} {reward} {reward}{end}", NUMBER, ("a", "b"), "once each, in this order"),
-        ("{observation} {action} {rewards} {end}", NUMBER, ("a", "b"), "got '{rewards}'"),
-        ("{observation} {action} [{reward}] {end}", NUMBER, ("a", "b"), "Brackets hold words and then {reward}"),
-        ("{observation} {action} [got {reward}{end}]", NUMBER, ("a", "b"), "Brackets hold words"),
-        ("{observation} {action} [2 {reward}] {end}", NUMBER, ("a", "b"), r"\['2'\] could be read in two ways"),
-        ("{observation} {action} {reward} {end}", NUMBER, ("1", "b"), r"\['1'\] could be read in two ways"),
-        ("{observation} {action} [a {reward}] {end}", NUMBER, ("a", "b"), r"\['a'\] could be read in two ways"),
-        ("{observation} {action} {reward}{end}", Levels([1, 10]), ("0", "b"), "repeat a word"),
-        ("{observation} {action} {reward}{end}", Decimals(), ("e", "!"), "none of the characters"),
-        ("{observation} {action} {reward} {end}", NUMBER, ("a", "a"), "need different words"),
-        ("{observation} {action} {reward} {end}", NUMBER, ("", "a"), "need different words"),
-    ],
-)
-def test_templates_that_could_not_be_read_back_raise(pattern, reward, ends, message):
-    with pytest.raises(ValueError, match=message):
-        StepTemplate(pattern, NUMBER, MOVE, reward, *ends)
-
-
-@pytest.mark.parametrize("end", ["55.0", "-1e-07", "3"])
-def test_an_end_that_a_decimal_could_spell(end):
-    message = r"could be read in two ways in the pattern"
-    with pytest.raises(ValueError, match=rf"\['{end}'\] {message}"):
-        StepTemplate("{observation} {action} {reward} {end}", Decimals(), MOVE, NUMBER, end, "x")
-    with pytest.raises(ValueError, match=rf"\['{end}'\] {message}"):
-        StepTemplate(f"{{observation}} {{action}} [{end} {{reward}}] {{end}}", Decimals(), MOVE, NUMBER)
-    StepTemplate("at {observation} {action} {reward} {end}", Decimals(), MOVE, NUMBER, "55.0", "x")
+NUMBER, MOVE = Quantizer(range(3)), Quantizer([0], ["go"])
 
 
 def test_integers_as_decimals_are_read_as_integers(kind, generator):
-    template = getattr(StepTemplate, kind)([Decimals(), Decimals()], Decimals(), Levels([0, 1, 2]))
+    template = StepTemplate(
+        kind, [Quantizer.decimals(), Quantizer.decimals()], Quantizer.decimals(), Quantizer([0, 1, 2])
+    )
     steps = random_steps(generator, 20)
     steps["observation"] += 2**53
     check_equal(parse_steps(steps_to_text(steps, template), template), steps)
 
 
-@pytest.mark.parametrize("reward", [Decimals(), Levels([-0.0, 0.5])])
+@pytest.mark.parametrize("reward", [Quantizer.decimals(), Quantizer([-0.0, 0.5])])
 def test_a_reward_of_minus_zero_keeps_its_sign(kind, reward, generator):
     """A template that leaves zero rewards out writes it."""
     steps = random_steps(generator, 2)
     steps["reward"] = torch.tensor([[-0.0], [0.5]])
-    template = getattr(StepTemplate, kind)([CELLS, CELLS], Levels(range(5)), reward)
+    template = StepTemplate(kind, [CELLS, CELLS], Quantizer(range(5)), reward)
     text = steps_to_text(steps, template)
     assert parse_steps(text, template)["reward"].signbit().tolist() == [[True], [False]]
     if template.is_finite:
@@ -206,8 +134,59 @@ def test_a_reward_of_minus_zero_keeps_its_sign(kind, reward, generator):
 
 def test_bins_without_a_zero_leave_no_reward_out(generator):
     """A reward of zero whose bin is read as another number is written."""
-    template = StepTemplate.sparse([CELLS, CELLS], Levels(range(5)), Bins(-1, 1, 4, prefix="r", outside="nearest"))
+    template = StepTemplate(
+        "sparse", [CELLS, CELLS], Quantizer(range(5)), Quantizer.bins(-1, 1, 4, prefix="r", outside="nearest")
+    )
     steps = random_steps(generator, 5)
     steps["reward"] = torch.zeros(5, 1)
     assert steps_to_text(steps, template).split().count("got") == 5
     assert (parse_steps(steps_to_text(steps, template), template)["reward"] == 0.25).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("at 3 4 go east", 1),
+        ("at 3 4 went east got 0", 1),
+        ("at 3 4 go up got 0", 1),
+        ("at 3 4 go east got 0 3", 2),
+        ("at 3 4 go east got 0 finished at 3 4 go east got 0? stopped", 2),
+    ],
+)
+def test_a_wrong_step_is_named(text, step):
+    with pytest.raises(ValueError, match=f"Step {step} of the text"):
+        parse_steps(text, discrete_template("spelled"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reward", "message"),
+    [
+        ("{action} {observation} {reward} {end:a|b}", NUMBER, "once each, in this order"),
+        ("{observation} {action} {reward}", NUMBER, "once each, in this order"),
+        ("{observation} {action} {end:a|b} {reward}", NUMBER, "once each, in this order"),
+        ("{observation} {action} {reward} {reward}{end:a|b}", NUMBER, "once each, in this order"),
+        ("{observation} {action} {rewards} {end:a|b}", NUMBER, "once each, in this order"),
+        ("{observation} {action} {reward} {end:a|}", NUMBER, "once each, in this order"),
+        ("{observation}: {action} {reward} {end:a|b}", NUMBER, "with spaces between them"),
+        ("{observation} {action} [{reward}] {end:a|b}", NUMBER, "Brackets hold words and then {reward}"),
+        ("{observation} {action} [got {reward}{end:a|b}]", NUMBER, "Brackets hold words"),
+        ("{observation} {action} [2 {reward}] {end:a|b}", NUMBER, r"\['2'\] could be read in two ways"),
+        ("{observation} {action} {reward} {end:1|b}", NUMBER, r"\['1'\] could be read in two ways"),
+        ("{observation} {action} [a {reward}] {end:a|b}", NUMBER, r"\['a'\] could be read in two ways"),
+        ("{observation} {action} {reward}{end:0|b}", Quantizer([1, 10]), "could be read in two ways"),
+        ("{observation} {action} {reward}{end:e|!}", Quantizer.decimals(), "could be read in two ways"),
+        ("{observation} {action} {reward} {end:a|a}", NUMBER, "could be read in two ways"),
+    ],
+)
+def test_templates_that_could_not_be_read_back_raise(pattern, reward, message):
+    with pytest.raises(ValueError, match=message):
+        StepTemplate(pattern, NUMBER, MOVE, reward)
+
+
+@pytest.mark.parametrize("end", ["55.0", "-1e-07", "3"])
+def test_an_end_that_a_decimal_could_spell(end):
+    for pattern in (f"{{end:{end}|x}}", f"[{end} {{reward}}] {{end:x|y}}"):
+        pattern = pattern if "reward" in pattern else "{reward} " + pattern
+        with pytest.raises(ValueError, match=rf"\['{end}'\] could be read in two ways"):
+            StepTemplate("{observation} {action} " + pattern, Quantizer.decimals(), MOVE, NUMBER)
+    StepTemplate("at {observation} {action} {reward} {end:55.0|x}", Quantizer.decimals(), MOVE, NUMBER)

@@ -8,36 +8,55 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
-from torchrl_lang._files import folder_lock, refuse_content, remove_leftovers, shorten, write_file, write_json
-from torchrl_lang.algorithm_distillation.run_format import (
-    CONFIG,
-    MANIFEST,
-    Epoch,
-    RunManifest,
-    RunRecord,
-    epoch_file,
-    lines_of,
-    read_epoch,
-    read_run_manifest,
+from torchrl_lang._files import (
+    FileError,
+    Record,
+    file_digest,
+    folder_lock,
+    refuse_content,
+    regular_file,
+    remove_leftovers,
+    shorten,
+    write_file,
+)
+from torchrl_lang.algorithm_distillation.language.records import (
+    TextRecord,
+    read_text_records,
     shortest_decimal,
-    write_run_manifest,
+    to_lines,
 )
 from torchrl_lang.schema import AGENT_MASK, ROW_KEYS, TOKEN_LOG_PROB, TRAIN_MASK
 from torchrl_lang.text import Tokenizer, from_row
 
 __all__ = ["RunRecorder", "read_run", "run_records"]
 
+_MANIFEST = "manifest.json"
+_REMEDY = "the history of the run is damaged, restore the file or record the run again"
+
+
+class _Run(Record):
+    """The description of a recorded run."""
+
+    FORMAT: ClassVar[str] = "torchrl_lang run history"
+    VERSION: ClassVar[int] = 2
+
+    config: dict[str, Any]
+    epochs: tuple[str, ...]
+    """The SHA-256 of the file of each epoch, from 1."""
+    out: str
+    """Absolute path of the folder of the run that recorded last; empty if it is unknown."""
+
 
 class RunRecorder:
     """Context manager that appends the episodes of each epoch of a training run to the folder ``home/run-NAME``.
 
-    The folder holds ``config.json``, one ``epoch-000001.jsonl`` per epoch with a :class:`RunRecord` per line, and a
-    manifest with their checksums. Each file is written in one step, and a killed run leaves whole epochs. A run that is
-    resumed calls :meth:`rewind` with the epoch of its checkpoint, so that no epoch is recorded twice.
+    The folder holds one ``epoch-000001.jsonl`` per epoch with a :class:`TextRecord` per line, and ``manifest.json``
+    with the configuration and checksums. Each file is written in one step, and a killed run leaves whole epochs. A run
+    that is resumed calls :meth:`rewind` with the epoch of its checkpoint, so that no epoch is recorded twice.
 
     Args:
         home: folder of the histories of several runs.
@@ -55,7 +74,7 @@ class RunRecorder:
     Examples:
         >>> import tempfile
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
-        >>> from torchrl_lang.algorithm_distillation import RunRecorder, read_run
+        >>> from torchrl_lang.algorithm_distillation.language import RunRecorder, read_run
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> rows = to_rows([Episode([Turn("ab"), Turn("c", reward=1.0)], terminated=True)], tokenizer, 10)
         >>> with tempfile.TemporaryDirectory() as home:
@@ -80,7 +99,7 @@ class RunRecorder:
             raise ValueError(f"The name of a run is one part of a path, got {name!r}.")
         self.folder, self.tokenizer = Path(home) / f"run-{name}", tokenizer
         self._name, self._config = name, json.loads(json.dumps(config, default=str))
-        self._free, self._epochs = frozenset(free), list[Epoch]()
+        self._free, self._epochs = frozenset(free), tuple[str, ...]()
         self._out = "" if out is None else str(Path(out).resolve())
         self._recorded_out = self._out
 
@@ -93,13 +112,11 @@ class RunRecorder:
         with ExitStack() as stack:
             stack.enter_context(folder_lock(self.folder, "records"))
             remove_leftovers(self.folder)
-            if (self.folder / MANIFEST).is_file():
+            if (self.folder / _MANIFEST).is_file():
                 self._continue()
             else:
-                (self.folder / CONFIG).unlink(missing_ok=True)  # of a recorder that was killed before its manifest
                 refuse_content(self.folder)
-                write_json(self.folder / CONFIG, self._config)
-                self._write_manifest()
+                self._write()
             self._open = stack.pop_all()
         return self
 
@@ -107,18 +124,17 @@ class RunRecorder:
         self._open.close()
 
     def _continue(self) -> None:
-        before, self._epochs, self._recorded_out = read_run_manifest(self.folder)
-        keys = sorted((before.keys() | self._config.keys()) - self._free)
-        changed = [key for key in keys if before.get(key) != self._config.get(key)]
-        if changed:
+        before = _Run.read(self.folder / _MANIFEST, remedy=_REMEDY)
+        keys = sorted((before.config.keys() | self._config.keys()) - self._free)
+        if changed := [key for key in keys if before.config.get(key) != self._config.get(key)]:
             raise ValueError(
                 f"{self.folder} holds the history of a run with other {shorten(changed)}: give another folder, or "
                 f"delete it."
             )
-        self._config = before
+        self._config, self._epochs, self._recorded_out = before.config, before.epochs, before.out
 
-    def _write_manifest(self) -> None:
-        write_run_manifest(self.folder, RunManifest(self._config, self._epochs, self._out))
+    def _write(self) -> None:
+        _Run(config=self._config, epochs=self._epochs, out=self._out).write(self.folder / _MANIFEST)
         self._recorded_out = self._out
 
     def rewind(self, epoch: int) -> None:
@@ -138,8 +154,8 @@ class RunRecorder:
                 f"which a new run would delete: give --out another name, or --record-history another folder."
             )
         self._epochs = self._epochs[:epoch]
-        self._write_manifest()
-        kept = {epoch_file(number) for number in range(1, epoch + 1)}
+        self._write()
+        kept = {_epoch_file(number) for number in range(1, epoch + 1)}
         for path in self.folder.glob("epoch-*.jsonl"):
             if path.name not in kept:
                 path.unlink()
@@ -159,45 +175,39 @@ class RunRecorder:
             raise ValueError(
                 f"Epoch {self.epochs + 1} of {self.folder} is the next to record, got {epoch}: call rewind() first."
             )
-        records = list(run_records(rows, self.tokenizer, epoch=epoch, run=self._name))
-        content = lines_of(records).encode()
-        write_file(self.folder / epoch_file(epoch), content)
-        self._epochs.append(Epoch(len(records), hashlib.sha256(content).hexdigest()))
-        self._write_manifest()
+        content = to_lines(run_records(rows, self.tokenizer, epoch=epoch, run=self._name)).encode()
+        write_file(self.folder / _epoch_file(epoch), content)
+        self._epochs = (*self._epochs, hashlib.sha256(content).hexdigest())
+        self._write()
 
 
-def read_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
-    """The records of a run that :class:`RunRecorder` wrote, by epoch, episode and turn.
+def _epoch_file(number: int) -> str:
+    return f"epoch-{number:06}.jsonl"
+
+
+def read_run(folder: str | os.PathLike[str]) -> list[TextRecord]:
+    """The records of a run that :class:`RunRecorder` wrote, by epoch, episode and turn; see there for an example.
 
     Args:
         folder: the folder ``run-NAME``.
 
     Raises:
-        FileNotFoundError: there is no recorded run.
-        FileError: a file is missing, damaged, or was changed.
-
-    See :class:`RunRecorder` for an example.
+        FileError: there is no recorded run, or a file is missing, damaged, or was changed.
     """
-    folder = Path(folder)
-    numbered = enumerate(read_run_manifest(folder).epochs, start=1)
-    return [record for number, epoch in numbered for record in read_epoch(folder, number, epoch)]
+    folder, records = Path(folder), list[TextRecord]()
+    for number, digest in enumerate(_Run.read(folder / _MANIFEST, remedy=_REMEDY).epochs, start=1):
+        path = regular_file(folder / _epoch_file(number), _REMEDY)
+        if file_digest(path) != digest:
+            raise FileError(path, f"differs from what {_MANIFEST} records", _REMEDY)
+        records += read_text_records(path, remedy=_REMEDY)
+    return records
 
 
-def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: str) -> Iterator[RunRecord]:
+def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: str) -> Iterator[TextRecord]:
     """The records of rows ``[N]``, by episode and turn; see :meth:`RunRecorder.record`.
 
     The query and response tokens of an episode's turns, one after the other, are its row up to its last response; what
     the environment wrote after it is not recorded.
-
-    Examples:
-        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
-        >>> from torchrl_lang.algorithm_distillation import run_records
-        >>> tokenizer = CharTokenizer.from_alphabet("abc")
-        >>> turns = [Turn("a"), Turn("b", reward=0), Turn("ca"), Turn("c", reward=2)]
-        >>> rows = to_rows([Episode(turns, terminated=True)], tokenizer, 12)
-        >>> records = run_records(rows, tokenizer, epoch=1, run="ppo")
-        >>> [(each.turn, each.query, each.response, each.reward) for each in records]
-        [(0, 'a', 'b', 0.0), (1, 'ca', 'c', 2.0)]
     """
     rows = rows.cpu()
     log_probs, trained = rows.get(TOKEN_LOG_PROB, None), rows.get(TRAIN_MASK, None)
@@ -208,7 +218,7 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
         texts, before = _texts(row, tokenizer), 0
         spans = _responses(tokens, agent, tokenizer.control.end_of_action)
         for turn, ((first, end), (query, response)) in enumerate(zip(spans, texts, strict=True)):
-            yield RunRecord(
+            yield TextRecord(
                 query=query,
                 response=response,
                 query_tokens=tuple(tokens[before:first]),

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one, finite
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.algorithm_distillation.language.context_rows import ContextRows
-from torchrl_lang.algorithm_distillation.language.quantizers import FiniteQuantizer, Quantizer
-from torchrl_lang.algorithm_distillation.language.step_rows import begin_token
-from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate, TokenKind
-from torchrl_lang.algorithm_distillation.language.step_tokens import Part, StepTokens
+from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
+from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token
+from torchrl_lang.algorithm_distillation.language.template import StepTemplate, TokenKind
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner, cacheable_trunks
@@ -24,7 +22,7 @@ from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, entry
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["LanguageHistoryPolicy"]
+__all__ = ["ContextRows", "LanguageHistoryPolicy"]
 
 
 class LanguageHistoryPolicy(nn.Module):
@@ -34,7 +32,7 @@ class LanguageHistoryPolicy(nn.Module):
     leave and the rest is read again, so that positions are those of rows in training. Observations, rewards and ends of
     episodes enter the row when they are known; nothing else is read.
 
-    A template that writes some steps shorter than others, such as :meth:`StepTemplate.sparse`, needs ``steps``: a row
+    A template that writes some steps shorter than others, such as ``"sparse"``, needs ``steps``: a row
     of ``context`` tokens alone could hold more episodes than the model has seen.
 
     With TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` actions are the most likely ones.
@@ -56,10 +54,11 @@ class LanguageHistoryPolicy(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.algorithm_distillation.language import LanguageHistoryPolicy, Levels, StepTemplate
+        >>> from torchrl_lang.algorithm_distillation.language import LanguageHistoryPolicy, Quantizer, StepTemplate
         >>> from torchrl_lang.algorithm_distillation.language import template_tokenizer
         >>> from torchrl_lang.modules import causal_lm, language_actor
-        >>> template = StepTemplate.compact([Levels(range(5))], Levels(range(2), ["west", "east"]), Levels([0, 1]))
+        >>> moves = Quantizer(range(2), ["west", "east"])
+        >>> template = StepTemplate("compact", [Quantizer(range(5))], moves, Quantizer([0, 1]))
         >>> tokenizer = template_tokenizer(template)
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)
         >>> policy = LanguageHistoryPolicy(language_actor(lm), template, tokenizer, 16, seed=0)
@@ -96,7 +95,7 @@ class LanguageHistoryPolicy(nn.Module):
         self._words = StepTokens(template, tokenizer)
         self._actions = self._words.words(TokenKind.ACTION)
         quantizers = (slot.quantizer for slot in template.slots if slot.kind == TokenKind.ACTION)
-        self._levels = [each.levels for each in quantizers if isinstance(each, FiniteQuantizer)]
+        self._levels = [each.levels for each in quantizers if each is not None]
         self._begin = begin_token(tokenizer)
         trunk = trunk_of(split_actor(actor).trunk)
         if trunk is not None and trunk.max_length is not None and context > trunk.max_length:
@@ -225,3 +224,74 @@ class LanguageHistoryPolicy(nn.Module):
             return own.argmax(-1)
         uniform = self.stream.uniform((len(logits),), torch.float32).to(logits.device)
         return pick(torch.log_softmax(own / self.temperature, -1), uniform)
+
+
+class ContextRows:
+    """Rows of at most ``size`` tokens and ``steps`` steps, at whose front whole episodes leave.
+
+    The first token of a row is the control token ``begin``, which stays: a row always looks as one of
+    :class:`~torchrl_lang.algorithm_distillation.language.StepRows` does that begins with an episode.
+
+    Args:
+        streams: ``N``.
+        size: number of tokens of a row.
+        begin: the first token.
+        steps: number of steps of a row, at most; None for no limit.
+        device: device of the tokens.
+
+    Attributes:
+        tokens: int64 ``[N, size]``.
+        length: int64 ``[N]``.
+        episode, step: int64 ``[N]``, the numbers of the running episode and step, to which tokens are appended.
+    """
+
+    def __init__(
+        self, streams: int, size: int, begin: int, steps: int | None = None, device: torch.device | None = None
+    ) -> None:
+        self.size, self.steps = size, steps
+        self.tokens = torch.zeros(streams, size, dtype=torch.int64, device=device)
+        self.tokens[:, 0] = begin
+        self.length = torch.ones(streams, dtype=torch.int64, device=device)
+        self.episode, self.step = torch.zeros_like(self.length), torch.zeros_like(self.length)
+        self._episode_of, self._step_of = torch.zeros_like(self.tokens), torch.zeros_like(self.tokens)
+
+    def append(self, ids: Tensor, kept: Tensor | None = None) -> None:
+        """Append tokens ``[N, W]``, only those that are ``kept`` ``[N, W]``."""
+        kept = torch.ones_like(ids, dtype=torch.bool) if kept is None else kept
+        place = self.length[:, None] + kept.cumsum(-1) - 1
+        stream = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)[kept]
+        self.tokens[stream, place[kept]] = ids[kept]
+        self._episode_of[stream, place[kept]] = self.episode[stream]
+        self._step_of[stream, place[kept]] = self.step[stream]
+        self.length = self.length + kept.sum(-1)
+
+    def end_step(self, done: Tensor) -> None:
+        """Begin the next step, of a new episode where ``done`` ``[N]``."""
+        self.step = self.step + 1
+        self.episode = self.episode + done.to(self.episode.device)
+
+    def make_room(self, tokens: int) -> None:
+        """Evict the oldest episodes of each row in which a step of this many tokens does not fit, as few as are needed.
+
+        Raises:
+            ValueError: the running episode alone has no room.
+        """
+        leaving = self.length + tokens - self.size
+        if self.steps is not None:
+            written = torch.arange(self.size, device=self.tokens.device) < self.length[:, None]
+            written[:, 0] = False  # the first token is of no step
+            old = self._step_of <= (self.step - self.steps)[:, None]
+            leaving = torch.maximum(leaving, (written & old).sum(-1))
+        for stream in (leaving > 0).nonzero().squeeze(-1).tolist():
+            length, last = int(self.length[stream]), int(leaving[stream])
+            owner = self._episode_of[stream, 1:length]
+            if last > len(owner) or owner[last - 1] == self.episode[stream]:
+                limit = "" if self.steps is None else f" and {self.steps} steps"
+                raise ValueError(
+                    f"The running episode of stream {stream} has no room for {tokens} more tokens in a context of "
+                    f"{self.size} tokens{limit}: make the context longer than the longest episode."
+                )
+            left = int((owner > owner[last - 1]).sum())
+            for values in (self.tokens, self._episode_of, self._step_of):
+                values[stream, 1 : 1 + left] = values[stream, length - left : length].clone()
+            self.length[stream] = 1 + left

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from torchrl_lang.algorithm_distillation.language import Bins, Decimals, Levels
+from torchrl_lang.algorithm_distillation.language import Quantizer
 
 CUDA = torch.cuda.is_available()
 
 
 def test_bins_are_those_of_a_plain_loop():
-    bins = Bins(-2, 3, 7)
+    bins = Quantizer.bins(-2, 3, 7)
     values = torch.rand(500, generator=torch.Generator().manual_seed(1)) * 5 - 2
     expected = [min(math.floor((value + 2) / 5 * 7), 6) for value in values.double().tolist()]
     assert bins.write(values) == [str(number) for number in expected]
@@ -22,10 +22,12 @@ def test_bins_are_those_of_a_plain_loop():
 
 
 def test_a_bin_has_its_lower_bound_and_the_last_one_both():
-    assert Bins(0, 1, 4).write(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])) == ["0", "1", "2", "3", "3"]
+    assert Quantizer.bins(0, 1, 4).write(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])) == ["0", "1", "2", "3", "3"]
 
 
-@pytest.mark.parametrize("quantizer", [Bins(-2, 3, 7), Levels([-2.0, 0.1, 3.0], outside="nearest"), Decimals()])
+@pytest.mark.parametrize(
+    "quantizer", [Quantizer.bins(-2, 3, 7), Quantizer([-2.0, 0.1, 3.0], outside="nearest"), Quantizer.decimals()]
+)
 def test_quantising_twice_changes_nothing(quantizer):
     values = torch.rand(200, generator=torch.Generator().manual_seed(1)) * 5 - 2
     once = quantizer.quantise(values)
@@ -34,9 +36,11 @@ def test_quantising_twice_changes_nothing(quantizer):
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU"))])
-@pytest.mark.parametrize("quantizer", [Bins(-2, 3, 7), Levels([-2.0, 0.1, 3.0]), Levels(range(3))])
+@pytest.mark.parametrize("quantizer", [Quantizer.bins(-2, 3, 7), Quantizer([-2.0, 0.1, 3.0]), Quantizer(range(3))])
 def test_quantised_values_stay_on_their_device(quantizer, device, monkeypatch):
-    values = torch.tensor([2.0, 0.0] if isinstance(quantizer, Levels) and quantizer.levels[0] == 0 else [-2.0, 3.0])
+    values = torch.tensor(
+        [2.0, 0.0] if quantizer.words == ("0", "1", "2") and quantizer._edges is None else [-2.0, 3.0]
+    )
     expected, index = quantizer.quantise(values), quantizer.index(values)
     if device == "meta":  # which has no values to compare
         monkeypatch.setattr(quantizer, "index", lambda values: index.to(values.device))
@@ -48,23 +52,18 @@ def test_quantised_values_stay_on_their_device(quantizer, device, monkeypatch):
 def test_decimals_of_any_float32_are_exact():
     bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32).view(np.float32)
     values = torch.from_numpy(bits[np.isfinite(bits)])
-    assert torch.equal(Decimals().read(Decimals().write(values)).float(), values)
-
-
-def test_decimals_of_float64_are_exact():
-    values = torch.tensor([0.1, 1 / 3, -1e-300], dtype=torch.float64)
-    assert torch.equal(Decimals().read(Decimals().write(values)), values)
+    assert torch.equal(Quantizer.decimals().read(Quantizer.decimals().write(values)).float(), values)
 
 
 def test_decimals_of_integers_are_exact():
     values = torch.tensor([2**53 + 1, 3, 0, -(2**63), 2**63 - 1])
-    words = Decimals().write(values)
+    words = Quantizer.decimals().write(values)
     assert words[:2] == ["9007199254740993", "3"]
-    assert torch.equal(Decimals().read(words), values)
-    assert Decimals().read(["3", "0.5"]).tolist() == [3.0, 0.5]
+    assert torch.equal(Quantizer.decimals().read(words), values)
+    assert Quantizer.decimals().read(["3", "0.5"]).tolist() == [3.0, 0.5]
     for words in (["3", str(2**63)], ["-0", "3"]):  # no integers of 64 bits
-        assert Decimals().read(words).tolist() == [float(word) for word in words]
-        assert Decimals().read(words).dtype == torch.float64
+        assert Quantizer.decimals().read(words).tolist() == [float(word) for word in words]
+        assert Quantizer.decimals().read(words).dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -72,41 +71,35 @@ def test_numbers_are_compared_as_float32(dtype):
     """Rewards of steps are float32, those of blocks float64, and -0.1 is another number in each."""
     tenths = [number / 10 for number in range(-10, 11)]
     values = torch.tensor(tenths, dtype=dtype)
-    assert Levels(tenths).write(values) == [str(value) for value in tenths]
-    assert Levels([-0.1, 1.0]).write(torch.tensor([-0.1], dtype=dtype)) == ["-0.1"]
-    assert Bins(-1, 1, 20).write(values) == [*map(str, range(20)), "19"]
-    assert Bins(-0.1, 0.1, 2).write(torch.tensor([-0.1, 0.1], dtype=dtype)) == ["0", "1"]
+    assert Quantizer(tenths).write(values) == [str(value) for value in tenths]
+    assert Quantizer([-0.1, 1.0]).write(torch.tensor([-0.1], dtype=dtype)) == ["-0.1"]
+    assert Quantizer.bins(-1, 1, 20).write(values) == [*map(str, range(20)), "19"]
+    assert Quantizer.bins(-0.1, 0.1, 2).write(torch.tensor([-0.1, 0.1], dtype=dtype)) == ["0", "1"]
 
 
 def test_large_integers_are_compared_exactly():
-    assert Levels([2**24, 2**24 + 1]).index(torch.tensor([2**24 + 1, 2**24])).tolist() == [1, 0]
+    assert Quantizer([2**24, 2**24 + 1]).index(torch.tensor([2**24 + 1, 2**24])).tolist() == [1, 0]
 
 
 def test_levels_are_numbered_in_order_and_found_exactly():
-    levels = Levels([-1.0, 0.1, 5.0], ["low", "middle", "high"])
+    levels = Quantizer([-1.0, 0.1, 5.0], ["low", "middle", "high"])
     assert levels.index(torch.tensor([[0.1, 5.0], [-1.0, 0.1]])).tolist() == [[1, 2], [0, 1]]
     assert levels.read(["high", "low"]).tolist() == [5, -1]
-    assert Levels(range(3)).read(["2"]).dtype == torch.int64
+    assert Quantizer(range(3)).read(["2"]).dtype == torch.int64
 
 
-def test_the_nearest_word_is_written_only_if_asked_for():
-    near = {"outside": "nearest"}
-    assert Levels([0, 10], **near).write(torch.tensor([-7, 4, 5, 6, 99])) == ["0", "0", "0", "10", "10"]
-    assert Bins(0, 1, 2, **near).write(torch.tensor([-9.0, 9.0])) == ["0", "1"]
-    with pytest.raises(ValueError, match=r"Levels has no word for 4.0, only the levels \[0, 10\]"):
-        Levels([0, 10]).write(torch.tensor([0, 4]))
-    with pytest.raises(ValueError, match=r"Bins has no word for 1.5, only numbers in \[0, 1\]"):
-        Bins(0, 1, 2).write(torch.tensor([1.5]))
-
-
-@pytest.mark.parametrize("quantizer", [Bins(0, 1, 2, outside="nearest"), Levels([0], outside="nearest"), Decimals()])
+@pytest.mark.parametrize(
+    "quantizer", [Quantizer.bins(0, 1, 2, outside="nearest"), Quantizer([0], outside="nearest"), Quantizer.decimals()]
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_are_finite(quantizer, value):
     with pytest.raises(ValueError, match=r"writes finite numbers, got (nan|inf)"):
         quantizer.write(torch.tensor([0.0, value]))
 
 
-@pytest.mark.parametrize(("quantizer", "word"), [(Bins(0, 1, 2), "2"), (Levels([0]), "x"), (Decimals(), "1.")])
+@pytest.mark.parametrize(
+    ("quantizer", "word"), [(Quantizer.bins(0, 1, 2), "2"), (Quantizer([0]), "x"), (Quantizer.decimals(), "1.")]
+)
 def test_other_words_are_not_read(quantizer, word):
     with pytest.raises(ValueError, match=repr(word)):
         quantizer.read([word])
@@ -115,18 +108,28 @@ def test_other_words_are_not_read(quantizer, word):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Levels([1, 0]), "increase"),
-        (lambda: Levels([]), "increase"),
-        (lambda: Levels([0, 1], ["a"]), "2 values need as many different words"),
-        (lambda: Levels([0, 1], ["a", "a"]), "2 values need as many different words"),
-        (lambda: Levels([0], ["a b"]), "no white space"),
-        (lambda: Levels([0], outside="clip"), "outside='clip' is unknown"),
-        (lambda: Bins(1, 0, 2), "high - low must be positive and finite"),
-        (lambda: Bins(1, 1, 2), "high - low"),
-        (lambda: Bins(0, math.inf, 2), "high - low must be positive"),
-        (lambda: Bins(0, 1, 0), "count must be at least 1"),
+        (lambda: Quantizer([1, 0]), "increase"),
+        (lambda: Quantizer([]), "without white space"),
+        (lambda: Quantizer([0, 1], ["a"]), "2 values need as many different words"),
+        (lambda: Quantizer([0, 1], ["a", "a"]), "2 values need as many different words"),
+        (lambda: Quantizer([0], ["a b"]), "without white space"),
+        (lambda: Quantizer([0], outside="clip"), "outside='clip' is unknown"),
+        (lambda: Quantizer.bins(1, 0, 2), "high - low must be positive and finite"),
+        (lambda: Quantizer.bins(1, 1, 2), "high - low"),
+        (lambda: Quantizer.bins(0, math.inf, 2), "high - low must be positive"),
+        (lambda: Quantizer.bins(0, 1, 0), "count must be at least 1"),
     ],
 )
 def test_wrong_options_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_nearest_word_is_written_only_if_asked_for():
+    near = {"outside": "nearest"}
+    assert Quantizer([0, 10], **near).write(torch.tensor([-7, 4, 5, 6, 99])) == ["0", "0", "0", "10", "10"]
+    assert Quantizer.bins(0, 1, 2, **near).write(torch.tensor([-9.0, 9.0])) == ["0", "1"]
+    with pytest.raises(ValueError, match=r"no word for 4.0, only for \[0, 10\]"):
+        Quantizer([0, 10]).write(torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"no word for 1.5, only for \[0.0, 1.0\]"):
+        Quantizer.bins(0, 1, 2).write(torch.tensor([1.5]))

@@ -1,8 +1,9 @@
-"""How well a language model predicts the rewards, and all tokens, of rows of histories."""
+"""Metrics of a language model on rows of histories: how well it predicts the rewards, and all tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -11,17 +12,20 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.algorithm_distillation.language.block_template import BlockTemplate
-from torchrl_lang.algorithm_distillation.language.reward_words import RewardWords
+from torchrl_lang._files import shorten
+from torchrl_lang.algorithm_distillation.language.block_rows import BlockTemplate
 from torchrl_lang.algorithm_distillation.language.step_rows import TOKEN_KIND
-from torchrl_lang.algorithm_distillation.language.step_template import StepTemplate, TokenKind
+from torchrl_lang.algorithm_distillation.language.template import StepTemplate, TokenKind
+from torchrl_lang.evaluation.value_report import rank_correlation
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["next_token_metrics", "rank_correlation", "reward_accuracy"]
+__all__ = ["RewardWords", "next_token_metrics", "reward_accuracy"]
+
+Prefix = tuple[int, ...]
 
 
 def reward_accuracy(
@@ -35,10 +39,9 @@ def reward_accuracy(
 ) -> dict[str, float]:
     """Predict each reward of rows ``[N]`` from all tokens before it, and compare it with the reward that was earned.
 
-    The probability of each reward is that of its tokens under the model if it may write nothing but rewards, see
-    :class:`~torchrl_lang.algorithm_distillation.language.reward_words.RewardWords`; words of a reward and an end count
-    for the
-    reward. ``exact`` is the share of rewards that are the most likely one, ``within_one`` the share that are it or its
+    The probability of each reward is that of its tokens under the model if it may write nothing but rewards; words of a
+    reward and an end count for the reward. ``exact`` is the share of rewards that are the most likely one,
+    ``within_one`` the share that are it or its
     neighbour in the order of their values. ``rank_correlation`` (Spearman) and ``squared_error`` are those of the
     expected reward. Beside them is what a constant prediction reaches on these rows: ``constant_exact`` (the most
     frequent reward), ``constant_within_one`` (the best one) and ``constant_squared_error`` (the mean, which has no rank
@@ -51,7 +54,7 @@ def reward_accuracy(
         template: the template of the rows; it writes every reward. A reward is one token in a template of steps, and
             may be several in a template of blocks.
         tokenizer: the tokenizer of the rows.
-        values: the rewards to choose among, where a template of blocks writes :class:`Decimals`.
+        values: the rewards to choose among, where a template of blocks writes decimals.
         chunk: rows that the model reads at a time.
 
     Raises:
@@ -61,12 +64,12 @@ def reward_accuracy(
 
     Examples:
         >>> from torchrl_lang.text import word_tokenizer
-        >>> from torchrl_lang.algorithm_distillation.language import BlockTemplate, Levels, TextHistory, pack_blocks
+        >>> from torchrl_lang.algorithm_distillation.language import BlockTemplate, Quantizer, TextRecord, pack_blocks
         >>> from torchrl_lang.algorithm_distillation.language import reward_accuracy
         >>> from torchrl_lang.modules import causal_lm, language_actor
-        >>> template = BlockTemplate(Levels([0, 1]))
+        >>> template = BlockTemplate(Quantizer([0, 1]))
         >>> tokenizer = word_tokenizer([], symbols=template.vocabulary())
-        >>> records = [TextHistory(query="q", response="r", rewards=(earned,)) for earned in (1, 1, 1, 0)]
+        >>> records = [TextRecord(query="q", response="r", reward=earned) for earned in (1, 1, 1, 0)]
         >>> rows = pack_blocks(records, template, tokenizer, 200).rows
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=208)
         >>> found = reward_accuracy(language_actor(lm), rows, template, tokenizer)
@@ -103,10 +106,11 @@ def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict
     counts = torch.bincount(truth, minlength=len(values)).float() / len(truth)
     near = counts + torch.cat([counts[1:], counts[:1] * 0]) + torch.cat([counts[:1] * 0, counts[:-1]])
     earned = values[truth]
+    rank = rank_correlation(mean, earned)
     return {
         "exact": _share(best == truth),
         "within_one": _share((best - truth).abs() <= 1),
-        "rank_correlation": rank_correlation(mean, earned),
+        "rank_correlation": 0.0 if math.isnan(rank) else rank,  # one of them may be constant
         "squared_error": float((mean - earned).square().mean()),
         "constant_exact": float(counts.max()),
         "constant_within_one": float(near.max()),
@@ -123,14 +127,14 @@ def next_token_metrics(
     on; see :class:`TokenKind`. The first token of a row is not predicted.
 
     Examples:
-        >>> import torch
-        >>> from torchrl_lang.algorithm_distillation.language import Levels, StepRows, StepTemplate, next_token_metrics
-        >>> from torchrl_lang.algorithm_distillation.language import reward_accuracy, template_tokenizer
+        >>> from torchrl_lang.algorithm_distillation.language import Quantizer, StepRows, StepTemplate
+        >>> from torchrl_lang.algorithm_distillation.language import next_token_metrics, template_tokenizer
         >>> from torchrl_lang.algorithm_distillation.sources import NoisyExpert
         >>> from torchrl_lang.envs.grids import DarkRoomEnv
         >>> from torchrl_lang.modules import causal_lm, language_actor
         >>> steps = NoisyExpert(DarkRoomEnv(3, task=0, batch_size=[1, 4], episode_length=5), 10).history()
-        >>> template = StepTemplate.compact([Levels(range(3))] * 2, Levels(range(5), list("sNSWE")), Levels([0, 1]))
+        >>> numbers = [Quantizer(range(3))] * 2, Quantizer(range(5), list("sNSWE")), Quantizer([0, 1])
+        >>> template = StepTemplate("compact", *numbers)
         >>> tokenizer = template_tokenizer(template)
         >>> rows = StepRows(template, tokenizer)(steps[0])
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=41)
@@ -153,26 +157,6 @@ def next_token_metrics(
             name = each.name.lower()
             found |= {f"loss/{name}": float(loss[kind == each].mean()), f"accuracy/{name}": _share(hit[kind == each])}
     return found
-
-
-def rank_correlation(first: Tensor, second: Tensor) -> float:
-    """Spearman's rank correlation of numbers ``[N]``; equal numbers share their mean rank. 0 if one is constant.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.algorithm_distillation.language import rank_correlation
-        >>> rank_correlation(torch.tensor([0.1, 0.2, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
-        1.0
-    """
-    ranks = torch.stack([_ranks(first), _ranks(second)])
-    ranks = ranks - ranks.mean(-1, keepdim=True)
-    scale = ranks.square().sum(-1).prod().sqrt()
-    return float(ranks.prod(0).sum() / scale) if scale > 0 else 0.0
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, place, count = values.unique(return_inverse=True, return_counts=True)
-    return (count.cumsum(0) - (count - 1) / 2).to(torch.float64)[place]
 
 
 def _logits_after(
@@ -222,3 +206,117 @@ def _predictions(
 
 def _share(hits: Tensor) -> float:
     return float(hits.float().mean())
+
+
+class RewardWords:
+    r"""The rewards that a template can write, or some of them, as sequences of tokens.
+
+    The probability of a reward is that under a model which may write nothing but rewards, token by token:
+    ``prod_i p(token_i | context, token_<i) / sum_c p(c | context, token_<i)``, with ``c`` over the tokens that continue
+    some reward. Where only one token continues, its factor is 1 and the model is not asked.
+
+    Args:
+        template: of the rows.
+        tokenizer: of the rows.
+        values: rewards to choose among, for a template that writes decimals; increasing.
+
+    Attributes:
+        values: float32 ``[R]``, increasing: the rewards.
+        branches: the tokens that may follow each sequence of tokens which more than one may follow.
+        longest: tokens of the longest reward, with the one after a block's.
+
+    Raises:
+        ValueError: the template has infinitely many rewards and none are given, or the other way round; or it leaves
+            some out, or is one of steps whose rewards are several tokens.
+    """
+
+    def __init__(
+        self, template: StepTemplate | BlockTemplate, tokenizer: Tokenizer, values: Sequence[float] | None = None
+    ) -> None:
+        words, self.values = _words(template, values)
+        self._sequences, owners = list[Prefix](), list[int]()
+        for number, endings in enumerate(words):
+            for text in endings:
+                self._sequences.append(tuple(tokenizer.encode(text)))
+                owners.append(number)
+        if isinstance(template, BlockTemplate):  # without it, 1.0 would be the beginning of 1.05
+            after = tuple(tokenizer.encode("\n\n"))[:1]
+            self._sequences = [sequence + after for sequence in self._sequences]
+        elif any(len(sequence) != 1 for sequence in self._sequences):
+            raise ValueError("A reward is several tokens: use a tokenizer that has the words of rewards as symbols.")
+        self._owner = torch.tensor(owners)
+        self._number_of = dict(zip(self._sequences, owners, strict=True))
+        self._ends = isinstance(template, BlockTemplate)
+        self.branches = _branches(self._sequences)
+        self.longest = max(map(len, self._sequences))
+
+    def read(self, words: Sequence[Prefix]) -> Tensor:
+        """The numbers of rewards, int64 ``[M]``, from the tokens of each, the one after a block's among them.
+
+        Raises:
+            ValueError: some are no rewards of these.
+        """
+        if missing := [word for word in words if word not in self._number_of]:
+            raise ValueError(
+                f"A reward of the rows has the tokens {list(missing[0])}, which none of the rewards "
+                f"{shorten(self.values.tolist())} has: give all rewards as values, and the tokenizer of the rows."
+            )
+        return torch.tensor([self._number_of[word] for word in words], dtype=torch.int64)
+
+    def spans(self, ids: Tensor, kind: Tensor, attention: Tensor) -> tuple[Tensor, list[Prefix]]:
+        """The row and first place of each reward, int64 ``[M, 2]``, and its tokens, in rows ``[N, T]`` on the CPU."""
+        is_reward = (kind == TokenKind.REWARD) & attention
+        begins, found = is_reward.clone(), list[Prefix]()
+        if self._ends:  # else each reward is one token, and neighbours are two rewards
+            begins[:, 1:] &= ~is_reward[:, :-1]
+        places, tokens, of_reward = begins.nonzero(), ids.tolist(), is_reward.tolist()
+        for row, first in places.tolist():
+            end = first + 1
+            while self._ends and end < len(tokens[row]) and of_reward[row][end]:
+                end += 1
+            found.append(tuple(tokens[row][first : end + self._ends]))
+        return places, found
+
+    def probabilities(self, count: int, logits_after: Callable[[Prefix], Tensor]) -> Tensor:
+        """The probability of each reward at ``count`` places, float32 ``[M, R]`` on the CPU.
+
+        Args:
+            count: ``M``.
+            logits_after: the logits ``[M, V]`` of the token that follows the context and these tokens.
+        """
+        total = torch.zeros(count, len(self._sequences))
+        for prefix, following in self.branches.items():
+            chosen = torch.log_softmax(upcast_half(logits_after(prefix)[:, list(following)]), -1).cpu()
+            size = len(prefix)
+            for number, sequence in enumerate(self._sequences):
+                if sequence[:size] == prefix:
+                    total[:, number] += chosen[:, following.index(sequence[size])]
+        return torch.zeros(count, len(self.values)).index_add_(1, self._owner, total.exp())
+
+
+def _words(template: StepTemplate | BlockTemplate, values: Sequence[float] | None) -> tuple[list[list[str]], Tensor]:
+    """The texts of each reward, several where an episode's end is written with it, and the rewards, float32 ``[R]``."""
+    reward = template.reward
+    if reward.is_finite == (values is not None):
+        raise ValueError(
+            "reward_accuracy compares finitely many rewards: give values for a template of decimals, and for no other."
+        )
+    words, levels = list(reward.words), reward.levels.to(torch.float32)
+    if values is not None:
+        exact = torch.tensor(sorted(set(values)), dtype=torch.float64)
+        words, levels = reward.write(exact), exact.to(torch.float32)
+    ends: tuple[str, ...] = ("",)
+    if isinstance(template, StepTemplate):
+        if not template.writes_every_reward:
+            raise ValueError("reward_accuracy needs a word for every reward, but this template leaves zeros out.")
+        ends = next(slot.words for slot in template.slots if slot.kind == TokenKind.REWARD)
+    return [[f" {word}{end}" for end in ends] for word in words], levels
+
+
+def _branches(sequences: Sequence[Prefix]) -> Mapping[Prefix, tuple[int, ...]]:
+    """The different tokens that follow each prefix of the sequences, where there are several."""
+    following: dict[Prefix, dict[int, None]] = {}
+    for sequence in sequences:
+        for size, token in enumerate(sequence):
+            following.setdefault(sequence[:size], {})[token] = None
+    return {prefix: tuple(tokens) for prefix, tokens in following.items() if len(tokens) > 1}

@@ -3,30 +3,31 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch.distributions import Categorical
 
-from tests.algorithm_distillation.language.conftest import continuous_template, discrete_template, random_steps
+from tests.algorithm_distillation.language.conftest import discrete_template, random_steps
 from torchrl_lang.algorithm_distillation import LearningHistory
 from torchrl_lang.algorithm_distillation.language import (
-    Bins,
     BlockTemplate,
     HistoryDataset,
-    Levels,
+    Quantizer,
     StepRows,
     StepTemplate,
-    TextHistory,
+    TextRecord,
     next_token_metrics,
     pack_blocks,
-    rank_correlation,
     reward_accuracy,
     template_tokenizer,
 )
+from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
+from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.text import word_tokenizer
+from torchrl_lang.text import CharTokenizer, word_tokenizer
 from torchrl_lang.training import adamw, train_steps
 
 
@@ -88,15 +89,6 @@ def ranks(values):
     return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
 
 
-def test_rank_correlation_with_ties():
-    first, second = torch.tensor([1.0, 1.0, 2.0, 5.0]), torch.tensor([3.0, 0.0, 0.0, 9.0])
-    assert rank_correlation(first, second) == pytest.approx(
-        np.corrcoef(ranks(first.numpy()), ranks(second.numpy()))[0, 1]
-    )
-    assert rank_correlation(first, torch.zeros(4)) == 0
-    assert rank_correlation(first, -first) == pytest.approx(-1)
-
-
 def test_next_tokens_are_those_of_a_plain_loop(kind, generator):
     template = discrete_template(kind)
     tokenizer = template_tokenizer(template)
@@ -118,10 +110,10 @@ def test_next_tokens_are_those_of_a_plain_loop(kind, generator):
 
 
 def test_rewards_of_text_tasks():
-    template = BlockTemplate(Bins(0, 1, 5))
+    template = BlockTemplate(Quantizer.bins(0, 1, 5))
     tokenizer = word_tokenizer([], symbols=template.vocabulary())
     draw = torch.rand(20, generator=torch.Generator().manual_seed(0)).tolist()
-    records = [TextHistory(query="q", response="r", rewards=(reward,)) for reward in draw]
+    records = [TextRecord(query="q", response="r", reward=reward) for reward in draw]
     rows = pack_blocks(records, template, tokenizer, 128).rows
     found = reward_accuracy(table_actor(tokenizer.vocab_size), rows, template, tokenizer)
     bins = np.minimum(np.array(draw) * 5, 4).astype(int)
@@ -130,33 +122,14 @@ def test_rewards_of_text_tasks():
     assert found["constant_within_one"] == pytest.approx(near)
 
 
-def test_templates_without_a_token_for_each_reward_raise(generator):
-    steps = random_steps(generator, 2, 5, continuous=True)
-    template = continuous_template("compact", "decimals")
-    tokenizer = template_tokenizer(template)
-    actor = table_actor(tokenizer.vocab_size)
-    with pytest.raises(ValueError, match="finitely many rewards: give the template Bins or Levels"):
-        reward_accuracy(actor, StepRows(template, tokenizer)(steps), template, tokenizer)
-    template, steps = discrete_template("sparse"), random_steps(generator, 2, 5)
-    tokenizer = template_tokenizer(template)
-    with pytest.raises(ValueError, match="leaves zeros out"):
-        reward_accuracy(actor, StepRows(template, tokenizer)(steps), template, tokenizer)
-    template, tokenizer = discrete_template("compact"), word_tokenizer([])
-    with pytest.raises(ValueError, match="A reward is several tokens"):
-        reward_accuracy(actor, StepRows(template, tokenizer)(steps), template, tokenizer)
-    rows = StepRows(template, template_tokenizer(template))(steps)
-    with pytest.raises(KeyError, match="token_kind"):
-        next_token_metrics(actor, rows.exclude("token_kind"))
-
-
 @pytest.mark.slow
 def test_a_tiny_model_learns_to_predict_rewards():
     """Rooms of nine cells with hidden goals: the context shows where the reward is."""
     env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 12], episode_length=6, seed=0)
     source = NoisyExpert(env, 60, seed=0)
     history = LearningHistory(source.history(), source.tasks)
-    moves = Levels(range(5), ["stay", "north", "south", "west", "east"])
-    template = StepTemplate.compact([Levels(range(3))] * 2, moves, Levels([0, 1]))
+    moves = Quantizer(range(5), ["stay", "north", "south", "west", "east"])
+    template = StepTemplate("compact", [Quantizer(range(3))] * 2, moves, Quantizer([0, 1]))
     tokenizer = template_tokenizer(template)
     options = {"template": template, "tokenizer": tokenizer, "at_episode_start": True}
     rows = HistoryDataset(history, "language", 30, loss_on="all", **options)
@@ -180,3 +153,117 @@ def test_a_tiny_model_learns_to_predict_rewards():
 
 
 STEPS = 150
+
+
+VALUES = [-10.0, -1.0006, -1.0005, -1.0, 0.0, 3.0]
+"""The digits of -1.0 are the first ones of others."""
+
+
+@pytest.fixture
+def tokenizer():
+    return word_tokenizer([], symbols=BlockTemplate().vocabulary())
+
+
+def packed(tokenizer, template=None, values=VALUES, row_length=150):
+    draw = np.random.default_rng(0)
+    rewards = [*draw.choice(values, 13, p=[0.1, 0.1, 0.1, 0.3, 0.3, 0.1]), 3.0]
+    records = [TextRecord(query=f"q{at}", response="r", reward=float(each)) for at, each in enumerate(rewards)]
+    return pack_blocks(records, template or BlockTemplate(), tokenizer, row_length).rows, np.array(rewards)
+
+
+def actor_for(tokenizer, length):
+    torch.manual_seed(0)
+    sizes = {"layers": 2, "width": 16, "heads": 2, "initializer_range": 0.5}
+    return language_actor(causal_lm(vocab_size=tokenizer.vocab_size, max_length=length, **sizes))
+
+
+def plain_probabilities(actor, context, sequences):
+    """Of each sequence of tokens after a context, if nothing but these sequences may be written; in plain loops."""
+    found = []
+    for sequence in sequences:
+        probability = 1.0
+        for place, token in enumerate(sequence):
+            following = {each[place] for each in sequences if each[:place] == sequence[:place]}
+            if len(following) == 1:
+                continue
+            tokens = torch.tensor([context + list(sequence[:place])])
+            row = {"tokens": tokens, "attention_mask": torch.ones_like(tokens, dtype=torch.bool)}
+            with torch.no_grad():
+                odds = actor.get_dist(TensorDict(row, [1])).probs[0, -1].double()
+            probability *= float(odds[token] / odds[sorted(following)].sum())
+        found.append(probability)
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_full", [False, True])
+def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer, is_full):
+    """Also where a row has no room for the longest reward in place of its last one."""
+    rows, rewards = packed(tokenizer)
+    row_length = 150
+    if is_full:
+        row_length = 1 + int((rows["attention_mask"].sum(-1) - 1).sum())
+        rows, rewards = packed(tokenizer, row_length=row_length)
+        assert rows["attention_mask"].all()
+    actor = actor_for(tokenizer, row_length + 8)
+    sequences = [tuple(tokenizer.encode(f" {value}") + tokenizer.encode("\n\n")[:1]) for value in VALUES]
+    best, mean = [], []
+    for row in rows:
+        ids, kind = row["tokens"].tolist(), row["token_kind"].tolist()
+        for place in range(1, len(ids)):
+            if kind[place] == TokenKind.REWARD != kind[place - 1]:
+                probability = plain_probabilities(actor, ids[:place], sequences)
+                assert probability.sum() == pytest.approx(1)
+                best.append(VALUES[probability.argmax()])
+                mean.append(float(probability @ VALUES))
+    assert len(best) == len(rewards) == 14
+    place = [VALUES.index(value) for value in rewards]
+    chosen = np.array([VALUES.index(value) for value in best])
+    share = np.bincount(place, minlength=6) / 14
+    expected = {
+        "exact": np.mean(np.array(best) == rewards),
+        "within_one": np.mean(abs(chosen - place) <= 1),
+        "rank_correlation": np.corrcoef(ranks(np.array(mean)), ranks(rewards))[0, 1],
+        "squared_error": np.mean((rewards - mean) ** 2),
+        "constant_exact": share.max(),
+        "constant_within_one": max(share[max(0, at - 1) : at + 2].sum() for at in range(6)),
+        "constant_squared_error": rewards.var(),
+    }
+    template = BlockTemplate()
+    found = reward_accuracy(actor, rows, template, tokenizer, values=VALUES, chunk=2)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert found == pytest.approx(reward_accuracy(actor, rows, template, tokenizer, values=VALUES), abs=1e-5)
+
+
+def test_the_model_is_asked_only_where_rewards_differ():
+    tokenizer = CharTokenizer.from_alphabet("\n -.0123456789")
+    words = RewardWords(BlockTemplate(), tokenizer, [-1.0, 0.0])
+    assert list(words.branches) == [tuple(tokenizer.encode(" "))]
+    words = RewardWords(BlockTemplate(), tokenizer, [1.0, 1.05])
+    (prefix, following), = words.branches.items()  # fmt: skip
+    assert (tokenizer.decode(prefix), tokenizer.decode(following)) == (" 1.0", "\n5")
+    assert words.longest == len(" 1.05\n")
+
+
+def test_rewards_that_cannot_be_compared_raise(tokenizer, generator):
+    rows, _ = packed(tokenizer)
+    actor = actor_for(tokenizer, 160)
+    for template, values, message in (
+        (BlockTemplate(), None, "finitely many rewards"),
+        (BlockTemplate(Quantizer.bins(0, 1, 3)), VALUES, "finitely many rewards"),
+        (BlockTemplate(), VALUES[:-1], "give all rewards as values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reward_accuracy(actor, rows, template, tokenizer, values=values)
+    with pytest.raises(ValueError, match="The rows have no reward"):
+        reward_accuracy(actor, rows[:0], BlockTemplate(), tokenizer, values=VALUES)
+    sparse, compact, steps = discrete_template("sparse"), discrete_template("compact"), random_steps(generator, 2, 5)
+    for template, tokens, message in (
+        (sparse, template_tokenizer(sparse), "leaves zeros out"),
+        (compact, word_tokenizer([]), "A reward is several tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reward_accuracy(table_actor(9), StepRows(template, tokens)(steps), template, tokens)
+    rows = StepRows(compact, template_tokenizer(compact))(steps)
+    with pytest.raises(KeyError, match="token_kind"):
+        next_token_metrics(table_actor(9), rows.exclude("token_kind"))

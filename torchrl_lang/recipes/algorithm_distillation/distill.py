@@ -1,0 +1,263 @@
+"""Run the distillation demo: train what is missing, evaluate on tasks that no history holds, and report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_lang._files import folder_lock, read_json, remove_leftovers, write_file, write_json
+from torchrl_lang.algorithm_distillation import (
+    ContextPolicy,
+    OptimalPolicy,
+    PromptedPolicy,
+    RandomPolicy,
+    episode_returns,
+    evaluate_in_context,
+    in_context_report,
+)
+from torchrl_lang.algorithm_distillation.report import InContextReport
+from torchrl_lang.algorithm_distillation.sources import NO_NOISE, NoisyExpert
+from torchrl_lang.envs.grids import HiddenTaskEnv
+from torchrl_lang.evaluation import SeedSummary
+from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
+from torchrl_lang.evaluation.tables import format_columns
+from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS, FormatOptions
+from torchrl_lang.recipes.algorithm_distillation.histories import recording_of
+from torchrl_lang.recipes.compare import run_in_parallel
+from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.options import check_record, option, with_defaults, write_options
+
+__all__ = ["Distill", "TestPlay", "draw_curves", "format_report", "main", "reports"]
+
+_RECORD = "options.json"
+_QUICK: Mapping[str, Any] = {"size": 7, "episodes": 30, "seeds": 3}
+_SEED = 2_000_000
+"""Seed of the episodes on test tasks; for models plus their training seed, whose errors would otherwise be related."""
+_DEMONSTRATION_SEED = 3_000_000
+"""Of other starts and payoffs than those of the episodes that are evaluated."""
+
+TITLES = {"ad": "AD", "ed": "ED"}
+_HEAD = ("policy", "episode 1", "last {last}", "of optimal", "regret", "worst task", "never found", "late > early")
+
+
+@with_defaults(size=9)
+class Distill(FormatOptions):
+    """Algorithm distillation beside expert distillation, its source, random and optimal actions, on unseen tasks."""
+
+    out: Path = option(Path("runs/distill"), "folder of all results; the same command continues")
+    quick: bool = option(
+        False, "a room of 7 x 7, 30 episodes, 3 seeds and 400 steps (of language 1,000), unless they are given"
+    )
+    methods: tuple[Literal["ad", "ed"], ...] = option(("ad", "ed"), "ad: algorithm distillation; ed: of an expert")
+    seeds: int = option(5, "training seeds, from 0 on", at_least=1)
+    steps: int = option(2000, "training steps of each run", at_least=1)
+    episodes: int = option(40, "episodes of each stream on test tasks, without a change of weights", at_least=6)
+    test_streams: int = option(16, "streams of each test task", at_least=1)
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> Self:
+        """See :meth:`Options.from_given`; with ``quick`` its values where none are given."""
+        if not given.get("quick"):
+            return super().from_given(given)
+        steps = 1000 if given.get("format") == "language" else 400
+        return super().from_given({**_QUICK, "steps": steps, **given})
+
+
+def main(options: Distill) -> Path:
+    """Run it, or what is missing; returns the folder with ``report.txt``, ``results.json`` and ``curves.png``."""
+    check_place(options.out)
+    recording = recording_of(options)
+    digest = None if recording is None else recording.digest
+    with folder_lock(options.out, "runs this comparison"):
+        remove_leftovers(options.out)
+        began, record = time.monotonic(), options.out / _RECORD
+        if record.exists():
+            free = ("out", "quick", "methods", "seeds", "history")
+            check_record(record, options, free=free, history_digest=digest)
+        write_options(record, options, history_digest=digest)
+        commands = {
+            f"{method}-{seed}": _command(options, method, seed)
+            for method in options.methods
+            for seed in range(options.seeds)
+            if not (_place(options, method, seed) / "model").exists()
+        }
+        run_in_parallel(commands)
+        runs: dict[str, list[Path]] = {
+            method: [_place(options, method, seed) for seed in range(options.seeds)] for method in options.methods
+        }
+        play = TestPlay(options, options.episodes, options.test_streams)
+        found = reports(play, runs)
+        minutes = (time.monotonic() - began) / 60
+        text = format_report(found)
+        write_file(options.out / "report.txt", text + "\n")
+        content = {name: report.as_dict() for name, report in found.items()}
+        about = json.loads(json.dumps(asdict(options), default=str))
+        write_json(options.out / "results.json", {"options": about, "minutes_of_this_call": minutes, **content})
+        draw_curves(options.out / "curves.png", found)
+        print(f"\n{text}\n\nreport, curves and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
+    return options.out
+
+
+def _place(options: Distill, method: str, seed: int) -> Path:
+    """The folder of a run."""
+    return options.out / f"{method}-{seed}"
+
+
+def _command(options: Distill, method: str, seed: int) -> list[str]:
+    """The command that trains a run."""
+    changed = replace(options, source="expert", history=None) if method == "ed" else options
+    names = [*(field.name for field in fields(FormatOptions)), "steps"]
+    given = {name: value for name in names if (value := getattr(changed, name)) is not None}
+    evaluation = {"eval_every": max(1, options.steps // 4), "seed": seed, "out": _place(options, method, seed)}
+    words = ["train", "ad"]
+    for name, value in (given | evaluation).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+# -- policies on test tasks --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TestPlay:
+    """How policies are evaluated on test tasks.
+
+    Args:
+        options: of the tasks, their source algorithm and the format of the models.
+        episodes: of each stream.
+        streams: of each task.
+    """
+
+    __test__ = False  # not a class of tests
+
+    options: FormatOptions
+    episodes: int
+    streams: int
+
+    def env(self) -> HiddenTaskEnv:
+        """The test tasks."""
+        family = self.options.family()
+        return family.env(family.split.test, self.streams)
+
+    def returns(self, policy: ContextPolicy, env: HiddenTaskEnv, *, seed: int = _SEED) -> Tensor:
+        """Returns of a policy, ``[tasks, streams, episodes]``."""
+        return evaluate_in_context(env, policy, self.episodes, seed=seed)
+
+    def of_model(self, run: Path, training_seed: int, *, prompted: bool = False) -> Tensor:
+        """Returns of a run's model, kept in its folder; ``prompted`` with half an episode of an expert."""
+        path = run / f"test{'_prompted' if prompted else ''}.json"
+        if not path.exists():
+            env = self.env()
+            actor = FORMATS[self.options.format].load(run / "model").policy(self.options.temperature)
+            policy = PromptedPolicy(actor, self._demonstration(training_seed)) if prompted else actor
+            write_json(path, {"returns": self.returns(policy, env, seed=_SEED + training_seed).tolist()})
+            print(f"{run.name}{', prompted' * prompted}: {self.episodes} episodes on test tasks", flush=True)
+        return torch.tensor(read_json(path, remedy="delete it: the episodes are played again")["returns"])
+
+    def _demonstration(self, training_seed: int) -> TensorDict:
+        """The first half of an expert's episode, one in each stream."""
+        env = self.env()
+        seed = _DEMONSTRATION_SEED + training_seed
+        expert = NoisyExpert(env, max(1, env.episode_length // 2), decay=NO_NOISE, seed=seed)
+        return expert.history().flatten(0, 1)
+
+    def of_source(self) -> Tensor:
+        """Returns of the source algorithm on the test tasks, of the episodes that histories keep.
+
+        Up to the end of a history they are the learners that the model was trained on; after it they continue to learn.
+        """
+        every = self.options.skipped()
+        source = self.options.source_on(self.env(), seed=_SEED, episodes=self.episodes * every)
+        return episode_returns(source.history(), self.episodes * every)[..., ::every]
+
+
+def reports(play: TestPlay, runs: Mapping[str, Sequence[Path]]) -> dict[str, InContextReport]:
+    """A report for each method, its source, random and optimal actions, by title.
+
+    Args:
+        play: how policies are evaluated.
+        runs: the folders of each method's runs, one for each training seed from 0 on.
+    """
+    env = play.env()
+    optimal = env.optimal_return()[:, 0]
+    found: dict[str, Tensor] = {}
+    for method, places in runs.items():
+        seeded = list(enumerate(places))
+        found[TITLES[method]] = torch.stack([play.of_model(place, seed) for seed, place in seeded])
+        if method == "ad":
+            prompted = [play.of_model(place, seed, prompted=True) for seed, place in seeded]
+            found["AD, prompted"] = torch.stack(prompted)
+    found["source"] = play.of_source()[None]
+    found["random"] = play.returns(RandomPolicy(env.n_actions), env)[None]
+    found["optimal"] = play.returns(OptimalPolicy(env), env)[None]
+    tasks = play.options.family().split.test
+    return {name: in_context_report(name, returns, optimal, tasks=tasks) for name, returns in found.items()}
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def format_report(found: Mapping[str, InContextReport]) -> str:
+    """A table with one line per policy, and how AD does on each task."""
+    first = next(iter(found.values()))
+    lines = [[title.format(last=first.last) for title in _HEAD]]
+    lines += [[name, *_cells(report)] for name, report in found.items()]
+    episodes, tasks = len(first.mean), len(first.tasks)
+    parts = [
+        f"{tasks} tasks that no history holds, {episodes} episodes without a change of weights; mean return, standard "
+        "errors over training seeds; regret: what the optimum earns more in all episodes.",
+        format_columns(lines, "<" + ">" * (len(_HEAD) - 1)),
+    ]
+    if "AD" in found:
+        parts.append(_by_task(found["AD"]))
+    return "\n\n".join(parts)
+
+
+def _cells(report: InContextReport) -> list[str]:
+    share, worst = report.share_of_optimal, report.worst_task.share
+    return [
+        f"{report.mean[0]:.2f}",
+        f"{sum(report.mean[-report.last :]) / report.last:.2f}",
+        "-" if share is None else f"{_with_error(share, 100)} %",
+        _with_error(report.total_regret),
+        "-" if worst is None else f"{100 * worst:.0f} %",
+        f"{100 * report.never_found:.1f} %",
+        f"p = {report.late_beats_early.p_value:.2g}",
+    ]
+
+
+def _with_error(figure: SeedSummary, factor: int = 1) -> str:
+    """The mean over training seeds, with its standard error if there are several."""
+    error = "" if figure.error is None else f" ± {factor * figure.error:.1f}"
+    return f"{factor * figure.mean:.1f}{error}"
+
+
+def _by_task(report: InContextReport) -> str:
+    lines = [["task", "episode 1", f"last {report.last}", "optimal", "never found"]]
+    for task in report.tasks:
+        figures = (task.first, task.last, task.optimal)
+        lines.append([str(task.task), *(f"{value:.2f}" for value in figures), f"{100 * task.never_found:.1f} %"])
+    return f"{report.name} by task:\n" + format_columns(lines, ">" * len(lines[0]))
+
+
+def draw_curves(path: Path, found: Mapping[str, InContextReport]) -> Path:
+    """Draw the mean return by episode, with 95 % bands over tasks and seeds."""
+    figure = new_figure(width=7.0, height=4.2)
+    axes = figure.subplots()
+    for name, report in found.items():
+        episodes = range(1, len(report.mean) + 1)
+        style = "-" if name.startswith(("AD", "ED")) else "--"
+        (line,) = axes.plot(episodes, report.mean, style, linewidth=1.5, label=name)
+        if style == "-":
+            axes.fill_between(episodes, report.low, report.high, alpha=0.15, color=line.get_color(), linewidth=0)
+    axes.set(xlabel="episode", ylabel="return")
+    tidy(axes)
+    return save_figure(figure, path, "Unseen tasks, fixed weights")
