@@ -15,8 +15,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from transformers import PreTrainedModel
 
 from torchrl_lang._checks import check_heads
-from torchrl_lang._files import FileError, shorten, write_file, write_json
-from torchrl_lang._files.manifests import json_digest
+from torchrl_lang._files import FileError, json_digest, shorten, write_file, write_json
 from torchrl_lang.algorithm_distillation.language import (
     BlockTemplate,
     Quantizer,
