@@ -11,15 +11,9 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from benchmarks.common import interleaved, median, one_core, ratio, row
-from torchrl_lang.envs.textworld import (
-    EnginePool,
-    RandomAdmissiblePlayer,
-    TextWorldEnv,
-    TextWorldSpec,
-    build_games,
-    game_texts,
-    word_tokenizer,
-)
+from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv, TextWorldSpec, build_games, game_texts
+from torchrl_lang.envs.textworld.engine import EnginePool
+from torchrl_lang.text import word_tokenizer
 
 GAMES, ROWS, TURNS, MIN_SPEED_UP = 4, 32, 20, 1.5
 SMOKE = {"GAMES": 1, "ROWS": 2, "TURNS": 2}

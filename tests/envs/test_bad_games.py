@@ -87,14 +87,6 @@ def test_an_opening_that_is_too_long_is_cut_so_that_one_turn_fits(length):
     assert int(td["agent_mask"].sum()) == 3
 
 
-def test_a_row_too_narrow_for_any_opening_still_has_its_turn():
-    env = make(opening="ab", row_length=5, action_length=3)
-    with pytest.warns(UserWarning, match="of which 0 fit"):
-        td = env.reset()
-    assert text(env, td) == "<a>"
-    assert step(env, "ab")["truncated"].all()
-
-
 def test_only_rows_that_lost_text_are_truncated():
     openings = iter(["a", "what", "b"])
     options = {"row_length": 40, "action_length": 3, "batch_size": [3]}

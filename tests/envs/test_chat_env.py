@@ -9,7 +9,7 @@ import torch
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs import TextGameEnv, TokenEnv, ToolText, check_language_env, without_thoughts
+from torchrl_lang.envs import TextGameEnv, ToolText, check_language_env, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row, to_row
@@ -42,12 +42,6 @@ def make(name="chatml", *, batch_size=(2,), row_length=160, **options):
 def test_the_rules_of_language_environments(name):
     env = make(name)
     check_language_env(env, lambda n: make(name, batch_size=[n]), utterances=["is it red?", "no", "<think>"])
-
-
-def test_the_rules_token_by_token():
-    check_language_env(
-        TokenEnv(make()), lambda n: TokenEnv(make(batch_size=[n])), utterances=["is it red?", "no", "</s>"]
-    )
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -130,19 +124,6 @@ def test_texts_that_do_not_fit():
         assert torch.equal(to_row(episode, tokenizer, 64)["tokens"], row["tokens"])
     with pytest.raises(ValueError, match="row_length"):
         TextGameEnv(Long, tokenizer, row_length=12, action_length=4)
-
-
-def test_rows_are_continued():
-    env = make(row_length=200)
-    td = say_after(env, env.reset(game_seed=torch.tensor([2, 3])), "red?", "no")
-    other = make(row_length=200, seed=9)
-    state = td.select(*ROW_KEYS)
-    came = other.reset(state.clone(), set_state=True, game_seed=torch.tensor([2, 3]))
-    for key in ROW_KEYS:
-        assert torch.equal(came[key], td[key])
-    assert torch.equal(say_after(other, came, "a", "b")["tokens"], say_after(env, td, "a", "b")["tokens"])
-    with pytest.raises(ValueError, match="differs from the replay"):
-        other.reset(state.clone(), set_state=True, game_seed=torch.tensor([3, 2]))
 
 
 class Calculator:

@@ -101,21 +101,6 @@ def test_a_rollout_without_an_ended_episode_has_no_rows():
     )  # six letters and their end
 
 
-def test_what_was_returned_stays():
-    play = CompiledRollout(CASES["wordle"][0](batch_size=[4]), wordle_player(), 9, backend="eager")
-    first = play()
-    kept = first.clone()
-    assert not torch.equal(play()["tokens"], kept["tokens"])
-    check_equal(first, kept)
-
-
-def test_rollouts_do_not_use_up_the_recompilations_of_others():
-    with torch._dynamo.config.patch(recompile_limit=3):  # by itself Dynamo gives up on a function after eight
-        for n in range(2, 6):
-            played = CompiledRollout(CorridorEnv(batch_size=[n]), None, 1, keep="turns", backend="eager")()
-            assert played.shape == (n, 1)
-
-
 def test_errors():
     env = WordleEnv(WORDS, batch_size=[2])
     for wrong in (countdown_env(), TransformedEnv(env, StepCounter()), TokenEnv(env)):

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from torchrl.collectors import Collector
 from torchrl.envs import (
     Compose,
     DoubleToFloat,
@@ -16,7 +15,6 @@ from torchrl.envs import (
     RenameTransform,
     RewardSum,
     SelectTransform,
-    SerialEnv,
     StepCounter,
     TransformedEnv,
 )
@@ -58,30 +56,6 @@ def test_rollout_goes_through_resets(make_env):
     begun = rollout["next", "done"][:, :-1, 0]
     lengths = rollout["attention_mask"].sum(-1)
     assert (lengths[:, 1:][begun] == lengths[0, 0]).all()
-
-
-def test_collector(make_env):
-    collector = Collector(
-        make_env(batch_size=[4], seed=0),
-        None,
-        frames_per_batch=80,
-        total_frames=240,
-        auto_register_policy_transforms=False,
-    )
-    collector.set_seed(1)
-    batches = list(collector)
-    assert [batch.numel() for batch in batches] == [80, 80, 80]
-    for batch in batches:
-        check_row(batch.reshape(-1))
-
-
-def test_serial_env_of_two_batches(make_env):
-    env = SerialEnv(2, partial(make_env, batch_size=[2]))
-    env.set_seed(0)
-    check_env_specs(env)
-    rollout = env.rollout(12, break_when_any_done=False)
-    assert rollout.batch_size == (2, 2, 12)
-    check_row(rollout.reshape(-1))
 
 
 def test_torchrl_transforms_see_turns_and_returns(make_env):

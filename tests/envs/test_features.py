@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchrl.collectors import Collector
 from torchrl.envs import SerialEnv, TransformedEnv
 
 from tests.envs.conftest import Picture, picture_env
 from tests.envs.helpers import say_after
-from torchrl_lang.data import DatasetWriter, EpisodeRows, load_dataset, row_buffer, rows_from_rollout
+from torchrl_lang.data import DatasetWriter, load_dataset, row_buffer, rows_from_rollout
 from torchrl_lang.envs import PromptEnv, TextGameEnv, check_language_env
 from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, language_actor, with_features
 from torchrl_lang.text import CharTokenizer
@@ -32,21 +31,6 @@ def test_each_game_shows_its_own_and_padding_is_masked():
         [[0.0, 0.0, 1.0], [0.5, 0.25, 5.0]],
     ]
     assert td["features_mask"].tolist() == [[True, False], [True, True], [True, True]]
-
-
-def test_they_stay_during_an_episode_and_change_with_the_next():
-    env = picture_env(batch_size=[3])
-    td = env.reset(game_seed=seeds(0, 1, 5))
-    after = say_after(env, td.clone(), "a", "a", "b")
-    for key in BOTH:
-        assert torch.equal(after[key], td[key])
-    assert after["done"].flatten().tolist() == [True, False, False]
-    reset = after.clone().set("_reset", after["done"])
-    again = env.reset(reset, game_seed=seeds(4, 0, 0))
-    assert torch.equal(again["features"][1:], td["features"][1:])
-    assert again["features"][0].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    kept = say_after(env, again.clone(), "a", "b", "b")
-    assert torch.equal(kept["features"], again["features"])
 
 
 def test_a_state_that_is_set_has_the_features_of_its_game():
@@ -81,20 +65,6 @@ def test_what_is_no_features_is_refused(shown, error, match):
     )
     with pytest.raises(error, match=match):
         env.reset()
-
-
-def test_a_game_may_show_nothing():
-    class Blind(Picture):
-        def reset(self, seed):
-            text = super().reset(seed)
-            self.features = []
-            return text
-
-    tokenizer = CharTokenizer.from_alphabet("abcno?")
-    env = TextGameEnv(Blind, tokenizer, row_length=24, action_length=3, features=(2, 3), seed=0)
-    td = env.reset()
-    assert not td["features_mask"].any()
-    assert not td["features"].any()
 
 
 @pytest.mark.parametrize("size", [(0, 3), (2, 0), (2, 3.0)])
@@ -171,16 +141,6 @@ def test_rows_of_a_rollout_keep_them(wrap):
     rows = rows_from_rollout(rollout, unfinished="drop")
     assert one_picture_a_row(rows) > 5
     assert rows["features"].flatten(1).unique(dim=0).shape[0] > 3
-
-
-def test_collected_episodes_keep_them():
-    env = picture_env(batch_size=[8], seed=0)
-    collector = Collector(env, reader(env), frames_per_batch=40, total_frames=120)
-    to_rows, found = EpisodeRows(), 0
-    for batch in collector:
-        found += one_picture_a_row(to_rows(batch))
-    collector.shutdown()
-    assert found > 3
 
 
 def test_datasets_and_buffers_keep_them(tmp_path):

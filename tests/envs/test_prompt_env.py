@@ -6,14 +6,13 @@ import pytest
 import torch
 from torchrl.collectors import Collector
 
-from tests.data.chat_templates import EXACT, chat, tokenizer_of
 from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs import PromptEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.text import CharTokenizer, ChatTokenizer, RowFormat, from_row
+from torchrl_lang.text import CharTokenizer, from_row
 from torchrl_lang.training import muon_adamw, train_steps
 
 from .helpers import say_after
@@ -34,18 +33,6 @@ def make(batch_size=(2,), *, reward=length_reward, tokenizer=LETTERS, **options)
 def test_the_rules_of_language_environments():
     check_language_env(make(), lambda n: make([n]), utterances=["a", "fed"])
     check_language_env(TokenEnv(make()), lambda n: TokenEnv(make([n])), utterances=["a", "fed"])
-
-
-def test_a_chat():
-    source = tokenizer_of(EXACT["chatml"])
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
-    env = make(tokenizer=tokenizer, row_length=64)
-    check_language_env(env, lambda n: make([n], tokenizer=tokenizer, row_length=64), utterances=["a", "fed"])
-    td = say_after(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
-    assert td["reward"].flatten().tolist() == [2.5, 5.0]
-    text = tokenizer.decode(td["tokens"][1][td["attention_mask"][1]])
-    assert text == tokenizer.row_format.render(chat("fade", "be"))
-    assert td["terminated"].all()
 
 
 def test_one_turn_rewarded_in_one_call():
@@ -85,12 +72,6 @@ def test_a_reward_that_draws_is_seeded_with_the_environment():
     assert rewards(env) == first != further
 
 
-@pytest.mark.parametrize("prompts", [[], [1, 2], ["a", None]])
-def test_prompts_are_texts(prompts):
-    with pytest.raises(ValueError, match="list of texts"):
-        PromptEnv(prompts, length_reward, LETTERS, row_length=14, action_length=4)
-
-
 @pytest.mark.parametrize(
     ("rewards", "reason"),
     [
@@ -105,11 +86,6 @@ def test_wrong_rewards(rewards, reason):
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=reason):
         say_after(env, td, "a", "b")
-
-
-def test_an_index_out_of_range():
-    with pytest.raises(ValueError, match="no prompt 4"):
-        make([1]).reset(game_seed=torch.tensor([4]))
 
 
 @pytest.mark.slow

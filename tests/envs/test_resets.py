@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from functools import partial
 
 import pytest
@@ -101,26 +100,6 @@ def test_set_state_reaches_a_wrapped_environment(task, wrap):
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_rows_by_keyword_need_set_state(wrap):
-    env = WRAPS[wrap](CorridorEnv(batch_size=[2], seed=0))
-    rows = env.reset().select(*ROW_KEYS).clone()
-    with pytest.raises(TypeError, match="set_state=True"):
-        env.reset(**rows)
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_some_rows_can_be_continued_by_keyword(wrap):
-    base = CorridorEnv(length=4, start=0, batch_size=[2], seed=0)
-    env = WRAPS[wrap](base)
-    rows = env.reset().select(*ROW_KEYS).clone()
-    td = env.step(env.rand_action(env.reset()))["next"]
-    now = td.exclude("reward").set("_reset", torch.tensor([[True], [False]]))
-    came = env.reset(now, set_state=True, **rows)
-    assert torch.equal(came["tokens"][0], rows["tokens"][0])
-    assert torch.equal(came["tokens"][1], td["tokens"][1])
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("mask", [torch.tensor([1, 0, 0]), torch.tensor([[True, False]] * 3), torch.tensor([0.0] * 3)])
 def test_masks_are_checked(wrap, mask):
     env = WRAPS[wrap](CorridorEnv(batch_size=[3], seed=0))
@@ -130,15 +109,6 @@ def test_masks_are_checked(wrap, mask):
     step = env.base_env._step if "transformed" in wrap else env._step  # TransformedEnv looks at the mask itself
     with pytest.raises(ValueError, match="'_step' must be 3 bool flags"):
         step(env.rand_action(td).set("_step", mask))
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_rows_in_a_reset_tensordict_are_no_state_unless_told_so(wrap):
-    env = WRAPS[wrap](CorridorEnv(length=2, batch_size=[2], seed=0))
-    td = env.rollout(2, break_when_any_done=False)[:, -1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        assert (env.reset(td)["attention_mask"].sum(-1) == 3).all()
 
 
 @pytest.mark.parametrize("wrap", WRAPS)

@@ -30,41 +30,11 @@ def test_where_mixes_whole_rows(dtype, shape):
     assert not theirs.any()  # new memory
 
 
-def test_attention_covers_the_rows_and_no_more():
-    lengths = [0, 1, 4, 5, 2]
-    rows = no_rows(5, 5, pad=0)._replace(length=torch.tensor(lengths))
-    assert rows.attention_mask.tolist() == [[place < length for place in range(5)] for length in lengths]
-    assert rows.attention_mask.is_contiguous()
-
-
 def written(n: int) -> GrowingRows:
     """Rows of width 4, each with two tokens of the agent's."""
     both = torch.ones(n, 2).bool()
     begun = Rows(torch.tensor([[7, 8]] * n), both, torch.tensor([[0.0, 1.0]] * n), torch.full((n,), 2))
     return GrowingRows(begun, 4, pad=9)
-
-
-def test_restarted_rows_have_no_past():
-    rows = written(2)
-    begun = Rows(torch.full((2, 1), 5), torch.zeros(2, 1).bool(), torch.zeros(2, 1), torch.ones(2, dtype=torch.int64))
-    rows.restart_(begun)
-    expected = GrowingRows(begun, 4, pad=9).rows
-    assert expected.tokens.tolist() == [[5, 9, 9, 9]] * 2
-    for mine, new in zip(rows.rows, expected, strict=True):
-        assert torch.equal(mine, new)
-    rows.rows.tokens.fill_(8)
-    assert begun.tokens.tolist() == [[5]] * 2
-    assert begun.length.tolist() == [1, 1]
-
-
-def test_replacing_rows_by_narrower_ones():
-    fresh = Rows(torch.full((3, 1), 5), torch.zeros(3, 1).bool(), torch.zeros(3, 1), torch.ones(3, dtype=torch.int64))
-    rows = written(3)
-    rows.replace_(torch.tensor([True, False, True]), fresh)
-    assert rows.rows.tokens.tolist() == [[5, 9, 9, 9], [7, 8, 9, 9], [5, 9, 9, 9]]
-    assert rows.rows.agent_mask.sum(-1).tolist() == [0, 2, 0]
-    assert rows.rows.token_reward.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-    assert rows.rows.length.tolist() == [1, 2, 1]
 
 
 def test_a_turn_token_by_token():

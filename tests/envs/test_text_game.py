@@ -78,14 +78,6 @@ def test_only_live_rows_are_told_anything():
     assert [len(g.seeds) for g in games] == [1, 2]
 
 
-def test_named_game_seeds():
-    env = guess_number_env(100, batch_size=[3], seed=0)
-    env.reset(TensorDict(game_seed=torch.tensor([5, 6, 5]), batch_size=[3]))
-    assert env.game_seed.tolist() == [5, 6, 5]
-    numbers = [game.number for game in env._games]
-    assert numbers[0] == numbers[2] != numbers[1]
-
-
 def test_control_tokens_reach_the_game_by_name():
     env, (game,) = scribes(1)
     env.reset()
@@ -145,19 +137,6 @@ def test_set_state_of_other_rows_is_refused():
         env.reset(wrong_reply, set_state=True)
     with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
         guess(env, 2)
-
-
-def test_replay_of_silent_games_and_open_utterances():
-    from .conftest import countdown_env
-
-    env = countdown_env(batch_size=[2], seed=0)
-    env.reset()
-    control = env.tokenizer.control
-    say(env, [[0, 1, control.end_of_action, 0], [0, 0, 1, 1]])  # the second does not close its utterance
-    state = say(env, [[control.end_of_action, 0, 0, 0], [0, 1, control.end_of_action, 0]])
-    came = env.reset(state.select(*ROW_KEYS).clone().set("game_seed", env.game_seed), set_state=True)
-    for key in ROW_KEYS:
-        assert torch.equal(came[key], state[key])
 
 
 # -- several games at a time -------------------------------------------------------------------------------------------

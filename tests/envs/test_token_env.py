@@ -58,32 +58,11 @@ def test_the_same_text_gives_the_same_rows(name):
             assert torch.equal(one[key], other[key]), key
 
 
-def test_padding_is_read_as_the_end_of_the_action():
-    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2], seed=0))
-    env.reset()
-    control, right = env.tokenizer.control, env.tokenizer.encode("r")[0]
-    step(env, torch.tensor([right, right]))
-    td = step(env, torch.tensor([control.pad, control.end_of_action]))
-    for key in ROW_KEYS:
-        assert torch.equal(td[key][0], td[key][1])
-    assert td["reward"].flatten().tolist() == [-1, -1]
-
-
 def test_ids_outside_the_vocabulary_are_read_as_the_end_of_the_action():
     env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2], seed=0))
     env.reset()
     td = step(env, torch.tensor([500, -1]))
     assert [env.tokenizer.decode(row[:6]) for row in td["tokens"]] == ["<s>0</s></a>0</s>"] * 2
-
-
-def test_other_control_tokens_are_written():
-    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[1], seed=0))
-    env.reset()
-    control = env.tokenizer.control
-    for token in (control.end_of_dialogue, control.end_of_action):
-        td = step(env, torch.tensor([token]))
-    assert env.tokenizer.decode(td["tokens"][0, :7]) == "<s>0</s></eod></a>0</s>"
-    assert not td["done"].any()
 
 
 def test_partial_reset_keeps_the_begun_utterances_of_others():

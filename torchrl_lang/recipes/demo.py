@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from torchrl_lang._files import folder_lock, write_file
 from torchrl_lang.data import RowDataset, best_rows
-from torchrl_lang.envs.random_walks import FrequentMovePlayer
+from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
 from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksTask
 from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, TreePlayer, WordIndex, solve
 from torchrl_lang.envs.wordle.task import WordleData, WordleTask

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from tests.envs.conftest import WORDS, Parrot
+from tests.envs.conftest import WORDS
 from torchrl_lang.envs import EnvGame, TextGameEnv, WordleEnv, check_language_env, trl_environment
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.text import CharTokenizer
@@ -48,8 +48,6 @@ def test_the_game_is_the_environments():
 
 def test_utterances_that_are_no_actions():
     game = wordle_game(observe=str.upper)
-    with pytest.raises(RuntimeError, match="call reset"):
-        game.step("crane")
     game.reset(0)
     for text in ("cranes", "CRANE", "cr ne"):  # too long, or with letters that the tokenizer has not
         assert game.step(text) == ("no", -2.0, False, False, {})
@@ -57,10 +55,8 @@ def test_utterances_that_are_no_actions():
 
 
 def test_batches_and_games_are_refused():
-    with pytest.raises(ValueError, match=r"batch_size=\[2\]: use \[1\]"):
+    with pytest.raises(ValueError, match="one row"):
         EnvGame(CorridorEnv(batch_size=[2]))
-    with pytest.raises(TypeError, match="got Parrot: a text game needs no EnvGame"):
-        EnvGame(Parrot())
 
 
 class Count:
@@ -96,18 +92,6 @@ def test_the_contract_of_trl():
     assert env.reset(seed=1) is None
     assert env.get_reward() == 0.0
     assert make() is not env
-
-
-def test_limits_seeds_and_names():
-    env = trl_environment(Count, max_turns=1, finished="end", seed_key="game")()
-    env.reset(game=3)
-    assert env.play("abc") == "3\nend"
-    for row in ({"seed": 3}, {"game": None}, {"game": "3"}):
-        with pytest.raises(ValueError, match=r"no seed in 'game'.*add a column of integers"):
-            env.reset(**row)
-    for name in ("reset", "_play", "get_reward", "take turn"):
-        with pytest.raises(ValueError, match="method is the name of a public method"):
-            trl_environment(Count, method=name)
 
 
 def test_a_game_that_breaks_its_contract_is_an_error():

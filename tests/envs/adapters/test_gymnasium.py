@@ -83,9 +83,9 @@ def test_seeds_flags_and_invalid_actions():
 
 def test_other_spaces_need_functions():
     lake = gymnasium.make("FrozenLake-v1")
-    with pytest.raises(TypeError, match=r"observation space .* pass observe="):
+    with pytest.raises(TypeError, match="observe="):
         GymnasiumGame(lake)
-    with pytest.raises(TypeError, match=r"action space .* pass act="):
+    with pytest.raises(TypeError, match="act="):
         GymnasiumGame(lake, observe=str)
     game = GymnasiumGame(lake, observe=lambda cell: cell, act=int)
     with pytest.raises(TypeError, match="expected a text"):

@@ -90,22 +90,6 @@ def test_a_game():
         game.close()
 
 
-def test_observations_and_actions_by_functions():
-    with serve() as url:
-        game = OpenEnvGame(
-            url,
-            observe=lambda observation: f"{observation['text']} {observation['legal']}",
-            act=lambda text: {"guess": int(text)},
-            invalid_reward=-0.5,
-        )
-        assert game.reset(3) == "guess [1, 2]"
-        assert game.step("x") == ("That is not a valid action.", -0.5, False)
-        assert game.step("3") == ("off by 0 [1, 2]", True, True)
-        game.close()
-        with pytest.raises(TypeError, match=r"of which \[1, 2\] is no text: pass observe="):
-            OpenEnvGame(url, observe="legal", act="guess").reset(0)
-
-
 def test_errors_of_the_server_end_the_session_and_the_next_reset_begins_another():
     with serve() as url:
         game = OpenEnvGame(url, observe="text", act="guess")
@@ -116,15 +100,6 @@ def test_errors_of_the_server_end_the_session_and_the_next_reset_begins_another(
             game.step("100")
         assert game.reset(3) == "guess"
         game.close()
-
-
-def test_every_row_needs_a_session():
-    with serve(most_sessions=1) as url:
-        one, other = (OpenEnvGame(url, observe="text", act="guess") for _ in range(2))
-        one.reset(0)
-        with pytest.raises(RuntimeError, match=r"CAPACITY_REACHED.* one session per row of the batch"):
-            other.reset(0)
-        one.close()
 
 
 @pytest.mark.parametrize("answer", ["{", "[]", {"type": "state", "data": {}}, {"type": "observation", "data": 3}])
@@ -145,7 +120,7 @@ def test_servers_that_are_slow_or_gone():
 
     with serve(answer=late) as url:
         game = OpenEnvGame(url, observe="text", act="guess", timeout=0.2)
-        with pytest.raises(ConnectionError, match=r"did not answer a reset within 0.2 s: TimeoutError"):
+        with pytest.raises(ConnectionError, match=r"did not answer a reset in 0\.2 s: TimeoutError"):
             game.reset(1)
         waiting.set()
         assert game.reset(2) == "seed 2"

@@ -87,14 +87,6 @@ def test_the_first_invalid_action_is_tolerated_and_the_second_ends_the_game():
     assert [patient.step("foo")[2] for _ in range(4)] == [False, False, False, True]
 
 
-def test_a_text_instead_of_a_reward_costs_the_penalty_and_is_shown():
-    game = TextArenaGame("Countdown-v0", error_allowance=0, invalid_reward=-0.25)
-    game.reset(0)
-    reply, reward, over = game.step("[what]")
-    assert reply.endswith("\n[GAME] Invalid action format. Use `[i j op]` where i,j are indices and op is +,-,*,/")
-    assert (reward, over) == (-0.25, True)
-
-
 def test_opponents_play_within_a_turn():
     seen = []
 
@@ -118,38 +110,6 @@ def test_opponents_play_within_a_turn():
     assert seen[1].startswith(seen[0])  # an opponent reads all that its seat has observed
     game.reset(0)
     assert [game.step(square)[1:] for square in ("[0]", "[4]", "[1]")] == [(0.0, False)] * 2 + [(-1, True)]
-
-
-def test_the_opponent_may_begin_and_even_end_the_game():
-    game = TextArenaGame("TicTacToe-v0", opponent=lambda text: "[4]", seat=1)
-    assert "[Player 0] [4]" in game.reset(0)
-    lost = TextArenaGame("TicTacToe-v0", opponent=lambda text: "?", seat=1)
-    lost.reset(0)
-    assert lost.step("[4]")[1:] == (1, True)
-
-
-def test_several_opponents():
-    played = []
-    name = "ThreePlayerTicTacToe-v0"
-
-    def plays(seat):
-        return lambda text: played.append(seat) or f"[{len(played)}]"
-
-    game = TextArenaGame(name, opponent=[plays(0), plays(2)], seat=1)
-    game.reset(0)  # the constructor begins a game, too
-    assert played == [0, 0]
-    reply, _, over = game.step("[20]")
-    assert played == [0, 0, 2, 0]
-    assert not over
-    assert "Player 2" in reply
-    one_for_all = TextArenaGame(name, opponent=plays("any"), players=3)
-    one_for_all.reset(0)
-    one_for_all.step("[20]")
-    assert played[4:] == ["any", "any"]
-    with pytest.raises(ValueError, match="got 4 players, seat 1 and 2 opponents"):
-        TextArenaGame(name, opponent=[str, str], seat=1, players=4)
-    with pytest.raises(ValueError, match="seat below the number of players"):
-        TextArenaGame(name, opponent=[str, str], seat=3)
 
 
 def play(game, seed, actions):

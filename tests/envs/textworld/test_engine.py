@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import signal
-import threading
 import time
-import warnings
 
 import pytest
 import torch
 
 from tests.processes import Program
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv
-from torchrl_lang.envs.textworld.engine import Failed
+from torchrl_lang.envs.textworld import TextWorldEnv
+from torchrl_lang.envs.textworld.engine import EnginePool, Failed
 
 from ..helpers import last_words, say
 from .conftest import COIN, alive, engines, gone
@@ -43,14 +39,6 @@ def test_processes_start_late_and_end_on_close(script, make_env):
     env.close()
     assert gone(pids, within=0.0)
     env.close()
-
-
-def test_processes_end_with_the_environment(games, tokenizer):
-    env = TextWorldEnv([games["coin"]], tokenizer, row_length=300, action_length=8)
-    env.reset()
-    pids = env.pool.pids
-    del env
-    assert gone(pids)
 
 
 def test_rows_are_spread_over_processes_and_answer_as_one_would(games):
@@ -80,20 +68,6 @@ def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
         for key in ("tokens", "reward", "done", "terminated", "truncated", "won", "engine_failed"):
             assert torch.equal(got[key], expected[key]), key
     assert got["won"].all()
-
-
-def test_killed_in_the_middle_of_commands(make_env):
-    env = make_env("simple", batch_size=[8], workers=2, template="state", row_length=4000)
-    env.reset()
-    killer = threading.Timer(0.02, lambda: os.kill(env.pool.pids[1], signal.SIGKILL))
-    killer.start()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(12):
-            td = say(env, *["look"] * 8)
-    killer.join()
-    assert not td["engine_failed"].any()
-    assert (td["tokens"] == td["tokens"][0]).all()
 
 
 def test_a_process_that_stops_is_replaced(make_env):
@@ -208,29 +182,12 @@ def test_damaged_games_are_refused_before_the_engine_opens_them(damage, games, t
         TextWorldEnv([games["simple"], copy], tokenizer, row_length=100, action_length=5)
 
 
-def test_a_json_that_is_no_game_is_an_error_of_one_line(games, tokenizer, tmp_path):
-    copy = damaged(games["coin"], tmp_path, lambda path: path.with_suffix(".json").write_text("{}"))
-    env = TextWorldEnv([copy], tokenizer, row_length=100, action_length=5)
-    with pytest.raises(FileError, match=r"\.z8 cannot be begun by the engine \(KeyError") as caught:
-        env.reset()
-    assert "\n" not in str(caught.value)
-    assert env.pool.pids == []
-
-
 def test_an_error_of_the_engine_in_the_midst_of_a_game_names_the_game(make_env, monkeypatch):
     env = make_env()
     env.reset()
     monkeypatch.setattr(env.pool, "_ask_all", lambda waiting: {0: {"error": "Traceback:\n  many lines\nKeyError: 'P'"}})
     with pytest.raises(FileError, match=r"\.z8 cannot be played on by the engine \(KeyError: 'P'\): delete it"):
         say(env, "go south")
-
-
-def test_what_the_engine_raises_is_raised_with_the_name_of_the_game(pool, games, tmp_path):
-    with pytest.raises(FileError, match=r"absent\.z8 cannot be begun by the engine \(.*Unable to find") as caught:
-        pool.begin({0: str(tmp_path / "absent.z8"), 1: str(games["coin"])})
-    assert "Traceback" in str(caught.value.__cause__)
-    assert pool.pids == []
-    assert pool.begin({0: str(games["coin"])})[0]["done"] is False
 
 
 def test_copies_have_processes_of_their_own_and_stand_where_the_game_stands(make_env):
@@ -266,7 +223,7 @@ def test_a_fork_leaves_the_engines_of_its_parent_alone(make_env):
 
 PLAYS = """
 import sys, time
-from torchrl_lang.envs.textworld import EnginePool
+from torchrl_lang.envs.textworld.engine import EnginePool
 pool = EnginePool(2)
 pool.begin(dict.fromkeys([0, 1], sys.argv[1]))
 print(*pool.pids, pool._processes[0].folder, flush=True)
@@ -305,36 +262,3 @@ def test_processes_end_when_their_parent_is_killed(games):
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     assert all_end(pids, folder)
-
-
-def test_processes_end_when_their_parent_is_terminated(games):
-    here, there = multiprocessing.Pipe()
-    parent = multiprocessing.get_context("fork").Process(target=play_until_killed, args=(str(games["coin"]), there))
-    parent.start()
-    *pids, folder = here.recv()
-    assert all(map(alive, pids))
-    parent.terminate()
-    parent.join(30)
-    assert parent.exitcode == -signal.SIGTERM
-    assert all_end(pids, folder)
-
-
-@pytest.mark.parametrize("options", [{"workers": 0}, {"time_limit": 0.0}], ids=lambda options: next(iter(options)))
-def test_pools_that_cannot_be(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
-        EnginePool(**{"workers": 1, **options})
-
-
-def test_nothing_is_written_where_one_stands(script, make_env, tmp_path, monkeypatch, games):
-    monkeypatch.chdir(tmp_path)
-    beside = set(os.listdir(games["coin"].parent))
-    env = make_env(batch_size=[4])
-    env.reset()
-    say(env, "save", "script", "go south", "look")
-    env.pool.step({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
-    folders = [process.folder for process in env.pool._processes.values()]
-    env.close()
-    assert list(tmp_path.iterdir()) == []
-    made = set(os.listdir(games["coin"].parent)) - beside  # another process of the tests may build games there
-    assert [name for name in made if not re.match(r"\.building-|\w+-[0-9a-f]{20}\.", name)] == []
-    assert not any(map(os.path.exists, folders))

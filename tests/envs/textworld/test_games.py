@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.engines import forked
-from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games
+from torchrl_lang.envs.textworld import TextWorldSpec, build_games
 from torchrl_lang.envs.textworld.engine import EngineProcess
 
 from .conftest import SPECS, engines
@@ -18,17 +16,8 @@ from .conftest import SPECS, engines
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 
-def test_specifications_compare_and_travel():
-    spec = TextWorldSpec("simple", 3, goal="brief")
-    assert spec == pickle.loads(pickle.dumps(spec))  # noqa: S301
-    assert spec == TextWorldSpec("simple", 3, goal="brief", rewards="dense")
-    assert len({spec, TextWorldSpec("simple", 3), TextWorldSpec("simple", 4), TextWorldSpec("custom", 3)}) == 4
-    assert eval(repr(spec)) == spec
-    assert spec.name == TextWorldSpec("simple", 3, goal="brief").name != TextWorldSpec("simple", 3).name
-
-
 def test_unknown_kinds_and_options():
-    with pytest.raises(ValueError, match="no generator 'maze'"):
+    with pytest.raises(ValueError, match="kind='maze'"):
         TextWorldSpec("maze")
     with pytest.raises(TypeError, match=r"'simple' has no options \['level'\]"):
         TextWorldSpec("simple", level=3)
@@ -75,12 +64,3 @@ def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, tmp_
     with forked():
         (other,) = build_games([spec], tmp_path / "other")
     assert other.read_bytes() == game.read_bytes()
-
-
-def test_without_the_engine_the_extra_is_named(monkeypatch, games, tmp_path, tokenizer):
-    monkeypatch.setitem(sys.modules, "textworld", None)
-    message = r"TextWorld games need the engine: pip install 'torchrl-lang\[textworld\]'"
-    with pytest.raises(ImportError, match=message):
-        build_games([TextWorldSpec("simple")], tmp_path)
-    with pytest.raises(ImportError, match=message):
-        TextWorldEnv([games["coin"]], tokenizer, row_length=100, action_length=5)

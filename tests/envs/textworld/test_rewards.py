@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from torchrl.envs import Compose, SerialEnv, TransformedEnv
+from torchrl.envs import Compose, TransformedEnv
 
-from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import check_language_env
-from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv
 from torchrl_lang.envs.textworld.engine import Failed
-from torchrl_lang.envs.textworld.game_session import GameSession
+from torchrl_lang.envs.textworld.env import GameSession
 from torchrl_lang.envs.textworld.text import Template
 from torchrl_lang.transforms import AdmissibleBonus, InvalidCommandPenalty, LivingCost, ScoreReward, WinReward
 
@@ -63,18 +61,6 @@ def test_every_reward_by_hand_and_the_row_shows_it(make_env):
     assert (last["token_reward"][~ends] == 0).all()
 
 
-def test_each_transform_by_itself(make_env):
-    parts = (
-        [-0.25] * 8 + [0.75],
-        [-1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1.0],
-        [0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.0, 1.5],
-        [0.0] * 8 + [2.0],
-        [0.0] * 8 + [11.0],
-    )
-    for transform, earned in zip(transforms(), parts, strict=True):
-        assert play(TransformedEnv(make_env(offers=OF_THE_TURN), transform), *TOLD)[0] == earned, transform
-
-
 def test_losing_is_paid_once(make_env):
     env = TransformedEnv(make_env("simple", row_length=2500), Compose(ScoreReward(-1.0), WinReward(10.0, -10.0)))
     rewards, last = play(env, *SIMPLE[:7], "eat milk", "look")
@@ -82,13 +68,6 @@ def test_losing_is_paid_once(make_env):
     assert last["lost"].all()
     assert not last["won"].any()
     assert last["token_reward"].sum() == -10
-
-
-def test_any_order(make_env):
-    for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
-        parts = transforms()
-        env = TransformedEnv(make_env(offers=OF_THE_TURN), Compose(*(parts[i] for i in order)))
-        assert play(env, *TOLD)[0] == EARNED
 
 
 def test_what_is_said_of_the_last_turn(make_env):
@@ -115,13 +94,6 @@ def test_a_game_that_fails_is_nobody_s_fault():
     assert seat.points == 0
 
 
-def test_the_engine_is_asked_for_no_more_than_is_read(make_env):
-    assert make_env().pool.infos == ()
-    assert "points" in make_env().observation_spec.keys()
-    assert make_env(offers="invalid").pool.infos == ("admissible_commands",)
-    assert "invalid" not in make_env(offers="was_admissible").observation_spec.keys()
-
-
 def test_the_rules_of_language_environments(make_env):
     offers = (*OF_THE_TURN, "admissible")
     make = partial(make_env, "coin", "simple", offers=offers, max_turns=4)
@@ -131,36 +103,3 @@ def test_the_rules_of_language_environments(make_env):
         return TransformedEnv(make(batch_size=[n]), Compose(*transforms()))
 
     check_language_env(paid(2), paid, utterances=TOLD)
-
-
-def test_rollouts_resets_and_workers(games, tokenizer):
-    def make():
-        env = TextWorldEnv(
-            [games["coin"]],
-            tokenizer,
-            offers=(*OF_THE_TURN, "admissible"),
-            row_length=400,
-            action_length=4,
-            batch_size=[2],
-            seed=0,
-            max_turns=4,
-            workers=1,
-        )
-        return TransformedEnv(env, Compose(*transforms()))
-
-    alone, workers = make(), SerialEnv(2, make)
-    try:
-        steps = alone.rollout(9, RandomAdmissiblePlayer(seed=0), break_when_any_done=False)
-        beside = workers.rollout(9, RandomAdmissiblePlayer(seed=0), break_when_any_done=False)
-    finally:
-        alone.close()
-        workers.close()
-    for data in (steps, beside):
-        rows = rows_from_rollout(data, unfinished="truncate")
-        rewards = data["next", "reward"]
-        torch.testing.assert_close(rows["token_reward"].sum(), rewards.sum())
-        turns = (rows["agent_mask"] & ~rows["agent_mask"].roll(-1, -1)).sum()
-        points = data["next", "points"].sum()
-        won = data["next", "won"].sum()
-        # Admissible commands alone were said, so that none was invalid.
-        torch.testing.assert_close(rewards.sum(), (0.5 - 0.25) * turns + 2 * points + 10 * won)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 
 import pytest
@@ -13,25 +12,17 @@ from torchrl.envs import Compose, TransformedEnv
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 from tests.engines import reused
-from tests.recipes.notes import from_own_notes
-from torchrl_lang.__main__ import main
 from torchrl_lang._files import Fields
 from torchrl_lang.data import load_dataset
-from torchrl_lang.envs.textworld import (
-    TEMPLATES,
-    ExpertPlayer,
-    RandomAdmissiblePlayer,
-    game_texts,
-    solution,
-    split_games,
-    word_tokenizer,
-)
+from torchrl_lang.envs.textworld import TEMPLATES, ExpertPlayer, RandomAdmissiblePlayer, game_texts
+from torchrl_lang.envs.textworld.games import solution, split_games
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.recipes import bc, datasets, evaluate, ilql, textworld_demo
+from torchrl_lang.recipes import bc, datasets, evaluate, ilql
 from torchrl_lang.recipes.datasets import open_dataset, task_from_notes
 from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.text import word_tokenizer
 from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, WinReward
 
 
@@ -73,13 +64,6 @@ def test_games_of_one_solution_are_in_one_set(coins):
     assert sorted([*otherwise.train, *otherwise.valid, *otherwise.test]) == sorted(games)
     with pytest.raises(ValueError, match="leave none to learn from"):
         split_games(games, valid=3, test=3)
-
-
-def test_the_task_travels(coins):
-    task = TextWorldTask.of("custom", options={"quest_length": 2}, max_turns=7, seed=3)
-    assert from_own_notes(task) == task != coins
-    assert pickle.loads(pickle.dumps(coins)) == coins  # noqa: S301
-    assert hash(pickle.loads(pickle.dumps(coins))) == hash(coins)  # noqa: S301
 
 
 def test_words_come_from_training_games_alone(meals):
@@ -149,18 +133,6 @@ def test_a_won_game_is_known_by_its_records(meals, transforms):
     assert task.summary(records, "all").win_rate == 0.25
 
 
-def test_one_game_built_twice_is_in_one_set(coins, tmp_path):
-    games = [coins.sets().train[0], coins.sets().test[0]]
-    copies = [tmp_path / game.name for game in games]
-    for game, copy in zip(games, copies, strict=True):
-        content = json.loads(game.with_suffix(".json").read_text())
-        content["metadata"]["uuid"] = "another"
-        copy.with_suffix(".json").write_text(json.dumps(content))
-    sets = split_games([*games, *copies], valid=0, test=1, apart="games")
-    assert [game.name for game in sets.test] == [sets.test[0].name] * 2
-    assert [game.name for game in sets.train] == [sets.train[0].name] * 2
-
-
 def test_records_that_hide_who_won_are_refused(coins):
     env = coins.env(1, offers="expert")
     try:
@@ -220,22 +192,3 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     for opened in (lambda: open_dataset(data), lambda: load_run(tmp_path / "bc")):  # every word would be another
         with pytest.raises(ValueError, match="another tokenizer than the current one of the task 'textworld'"):
             opened()
-
-
-def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
-    """Data, imitation, PPO and a table; the second call finds everything there."""
-    small = {"games": 5, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
-    often = {"eval_every": 2, "eval_games": 2, "batch_size": 4}
-    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": small})
-    monkeypatch.setattr(textworld_demo, "_BC", {"coin_collector": {"steps": 4, "layers": 1, **often}})
-    practice = {"iterations": 2, "games": 4, "turns": 4, "value_warmup": 1, **often}
-    monkeypatch.setattr(textworld_demo, "_PPO", {"coin_collector": practice})
-    call = ["textworld", "--kinds", "coin_collector", "--out", str(tmp_path / "run")]
-    assert main(call) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in ("random", "expert", "bc greedy", "ppo greedy", "[coin_collector 4/4]"))
-    assert main(call) == 0
-    assert "using the dataset in" in capsys.readouterr().out
-    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**small, "test": 1}})
-    assert main(call) == 2
-    assert "holds a dataset of other options" in capsys.readouterr().err

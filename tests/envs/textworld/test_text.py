@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from torchrl_lang.envs.textworld import TEMPLATES, Template, clean_command, clean_feedback, is_meta, word_tokenizer
-from torchrl_lang.text import tokenizer_from_config
+from torchrl_lang.envs.textworld import TEMPLATES, Template
+from torchrl_lang.envs.textworld.text import clean_command, clean_feedback, is_meta
+from torchrl_lang.text import tokenizer_from_config, word_tokenizer
 
 from .conftest import COIN
 
@@ -116,13 +117,6 @@ def test_words_are_lossless_and_in_no_order_of_texts():
     for text in [*texts, *COIN, "unknown words, too: ~{}|\n  two  spaces ", ""]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer_from_config(tokenizer.config()).encode(texts[0]) == tokenizer.encode(texts[0])
-
-
-def test_a_command_reads_the_same_alone_and_in_a_list():
-    tokenizer = word_tokenizer(["You can go east, take coin."])
-    alone = tokenizer.encode("take coin")
-    assert len(alone) == 2
-    assert tokenizer.encode("You can go east, take coin.")[-3:-1] == alone
 
 
 def test_a_thing_reads_the_same_within_and_at_the_end_of_a_command():

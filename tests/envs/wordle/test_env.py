@@ -56,18 +56,6 @@ def test_return_of_a_game_solved_by_the_kth_guess(tries):
     assert td["token_reward"].sum().item() == -(tries - 1)
 
 
-@pytest.mark.parametrize("max_tries", [1, 2, 8])
-def test_tries_used_up_terminate(max_tries):
-    env = WordleEnv(WORDS, batch_size=[1], max_tries=max_tries)
-    assert env.row_length == 2 + 12 * max_tries
-    td = env.reset(hidden(0))
-    for number in range(max_tries):
-        td = play(env, td, "crane")
-        assert td["terminated"].item() == (number == max_tries - 1)
-        assert not td["truncated"].item()
-    assert td["attention_mask"].all()  # the longest game fills the row
-
-
 @pytest.mark.parametrize(
     "guess", ["", "x", "four", "sixsix", "cran<g>", "</s>abcd", "<a>abcd", "<|pad|>", "</eod>aaaa"]
 )
@@ -86,17 +74,6 @@ def test_invalid_guesses_cost_a_try_and_get_no_colours(guess):
     td = play(env, td, "crane")
     assert td["terminated"].item()
     assert td["reward"].item() == 0
-
-
-def test_long_invalid_guesses_fit_into_the_row():
-    env = WordleEnv(["crane"], batch_size=[1], action_length=20)
-    td = env.reset()
-    for _ in range(6):
-        td["action"] = torch.zeros(1, 20, dtype=torch.int64)
-        td = env.step(td)["next"]
-    assert td["terminated"].item()
-    assert not td["truncated"].item()
-    assert td["attention_mask"].sum() == 1 + 6 * 21 + 1
 
 
 def test_which_guesses_are_valid(tmp_path):
@@ -187,43 +164,3 @@ def test_hidden_word_is_named_for_the_rows_that_are_reset():
     assert env.hidden_word.tolist() == [9, 2, 1, 6]
     env.hidden_word.zero_()
     assert env.hidden_word.tolist() == [9, 2, 1, 6]
-
-
-def test_hidden_word_errors():
-    env = WordleEnv(WORDS, batch_size=[2])
-    with pytest.raises(RuntimeError, match="reset"):
-        _ = env.hidden_word
-    with pytest.raises(ValueError, match=r"hidden_word \[5\] is out of range"):
-        env.reset(hidden(1, 5))
-    with pytest.raises(ValueError, match=r"int64 of shape \(2,\)"):
-        env.reset(TensorDict(hidden_word=torch.tensor([0.0, 1.0]), batch_size=[2]))
-
-
-def test_a_named_word_is_not_played_again_and_not_observed():
-    env = WordleEnv(WORDS, batch_size=[2], seed=0, max_tries=1)
-    td = env.reset(hidden(1, 1))
-    assert "hidden_word" in set(td.keys())  # it is the caller's own entry, TorchRL keeps it in the tensordict
-    assert "hidden_word" not in set(env.observation_spec.keys())
-    seen = set()
-    for _ in range(20):
-        _, td = env.step_and_maybe_reset(td.set("action", action(env, "zzzzz", "zzzzz")))
-        seen |= set(env.hidden_word.tolist())
-    assert seen == {0, 1, 2, 3, 4}
-
-
-def test_hidden_words_are_uniform():
-    env = WordleEnv(WORDS, batch_size=[5000], seed=0)
-    env.reset()
-    count = env.hidden_word.bincount(minlength=5)
-    assert (count - 1000).abs().max() < 5 * (1000 * 0.8) ** 0.5
-
-
-@pytest.mark.parametrize("consistent", [True, "packed"])
-def test_sets_of_games_that_are_not_played_on_stay(consistent):
-    env = WordleEnv(batch_size=[3], seed=0, consistent=consistent)
-    td = play(env, env.reset(hidden(*map(env.words.index, ("crane", "abide", "abide")))), *["crane"] * 3)
-    assert td["done"].flatten().tolist() == [True, False, False]
-    left_out = td.clone().set("_step", torch.tensor([True, True, False])[:, None])
-    after = play(env, left_out, "slate", "slate", "slate")
-    changed = (after["consistent"] != td["consistent"]).any(-1)
-    assert changed.tolist() == [False, True, False]

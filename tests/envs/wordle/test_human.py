@@ -10,12 +10,10 @@ import torch
 
 from tests.envs.wordle.helpers import plain_feedback
 from torchrl_lang._files import FileError
-from torchrl_lang.data import FreshGames, generate_in_parts
 from torchrl_lang.envs.wordle import WordIndex, guess_words, random_words
 from torchrl_lang.envs.wordle.human import HumanGames, example_tweets, grid, load_answers, read_tweets
 from torchrl_lang.envs.wordle.rules import feedback_code
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
-from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.schema import check_row
 
 TWEETS = read_tweets(example_tweets())
@@ -55,22 +53,6 @@ def test_rows_have_exactly_the_colours_of_a_tweet(true_word):
     returns = rows["token_reward"].sum(-1).tolist()
     assert returns == [-(len(codes) - (codes[-1] == 242)) for codes, _ in codes_of(rows)]
     assert rows["terminated"].all()
-
-
-def test_guesses_are_uniform_among_those_with_the_colours():
-    words = ["crane", "crate", "slate", "point", "plate"]
-    human = HumanGames([("crane", [242 - 6, 242])], words, guesses=["crave", "brace"])
-    table = {
-        word: [g for g in human.guesses if plain_feedback(g, word, "official") == [2, 2, 2, 0, 2]] for word in words
-    }
-    fitting = [word for word in words if table[word]]
-    assert fitting == ["crane", "crate"]
-    found = [guesses for _, guesses in codes_of(human(range(4000), seed=1))]
-    for word in fitting:
-        mine = [first for first, last in found if last == word]
-        assert abs(len(mine) / 4000 - 1 / len(fitting)) < 0.05
-        for guess in table[word]:
-            assert abs(mine.count(guess) / len(mine) - 1 / len(table[word])) < 0.06
 
 
 def test_games_that_cannot_be_refit_are_counted_and_drawn_again():
@@ -166,35 +148,6 @@ def test_splits_and_the_best_games():
         with pytest.raises(ValueError, match="fraction"):
             human.best(fraction)
     assert human.best(1.0).games == human.games
-
-
-def test_a_dataset_and_fresh_rows_of_them(tmp_path):
-    human = HumanGames(TWEETS, WORDS, guesses=GUESSES)
-    dataset = generate_in_parts(human, tmp_path / "data", games=100, games_per_part=64, progress=False)
-    assert len(dataset) == 100
-    assert open_dataset(tmp_path / "data")[1].words == tuple(WORDS)
-    assert (dataset[:64] == human(range(64), 0)).all()
-    assert FreshGames(human, 32, games=64).sample().shape == (32,)
-
-
-def test_other_games_do_not_continue_an_interrupted_call(tmp_path, monkeypatch):
-    """Two halves of the tweets have as many games."""
-    train, test = HumanGames(TWEETS, WORDS, guesses=GUESSES).split(0.5, seed=0)
-    options = {"games": 40, "games_per_part": 20, "progress": False}
-
-    def stop(self, numbers, seed):
-        if numbers.start:
-            raise KeyboardInterrupt
-        return made(self, numbers, seed)
-
-    made = HumanGames.__call__
-    monkeypatch.setattr(HumanGames, "__call__", stop)
-    with pytest.raises(KeyboardInterrupt):
-        generate_in_parts(train, tmp_path / "data", **options)
-    monkeypatch.setattr(HumanGames, "__call__", made)
-    with pytest.raises(ValueError, match="with other arguments \\(notes\\)"):
-        generate_in_parts(test, tmp_path / "data", **options)
-    assert len(generate_in_parts(train, tmp_path / "data", **options)) == 40
 
 
 def test_wrong_games_and_tables():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -109,32 +107,10 @@ def test_simulated_games_end_with_the_last_try(used):
     assert [WordIndex.text(guess) for guess in first] == ["crane", "crane"]
 
 
-def test_a_finished_simulation_costs_nothing_more():
-    words = ["crane", "slate", "point"]
-    player = MonteCarloPlayer(RandomWordPlayer(["slate"]), words, seed=0)
-    hidden = letters("slate", "point", "slate")
-    _, returns = player._simulate(turns_of([], [], [("crane", "slate")]), hidden)
-    assert returns.tolist() == [0, -6, 0]
-
-
 def test_where_no_word_agrees_the_players_own_guess_is_played():
     player = MonteCarloPlayer(RandomWordPlayer(["crane", "fuzzy"], seed=0), ["crane", "slate"], seed=0)
     impossible = turns_of(*[[("crane", "point")]] * 30)
     assert {WordIndex.text(guess) for guess in player.choose(impossible)} == {"crane", "fuzzy"}
-
-
-def test_it_improves_on_its_player_and_repeats_with_its_seeds():
-    def games(make):
-        env = WordleEnv(WORDS, batch_size=[600])
-        return play_games(env, make(), games=600, seed=0)
-
-    def sampler():
-        return RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
-
-    improved = games(lambda: MonteCarloPlayer(sampler(), WORDS, samples=20, seed=1))
-    assert improved.returns.mean() > games(sampler).returns.mean() + 0.4
-    again = games(lambda: MonteCarloPlayer(sampler(), WORDS, samples=20, seed=1))
-    assert torch.equal(improved.rows["tokens"], again.rows["tokens"])
 
 
 def test_sampling_players_of_any_kind():
@@ -147,13 +123,6 @@ def test_sampling_players_of_any_kind():
         env = WordleEnv(WORDS, batch_size=[20], seed=0)
         games = env.rollout(6, MonteCarloPlayer(player, WORDS, samples=3, seed=4), break_when_any_done=False)
         assert games["next", "terminated"].any(1).all()
-
-
-def test_a_copy_plays_the_same_games():
-    player = MonteCarloPlayer(TreePlayer(solve(WORDS), seed=0), WORDS, samples=2, seed=1)
-    env = WordleEnv(WORDS, batch_size=[4])
-    rows = [play_games(env, each, games=4, seed=0).rows for each in (copy.deepcopy(player), player)]
-    assert torch.equal(rows[0]["tokens"], rows[1]["tokens"])
 
 
 @pytest.mark.parametrize(
@@ -171,14 +140,3 @@ def test_a_copy_plays_the_same_games():
 def test_mixtures_that_are_none(players, options, noun):
     with pytest.raises(ValueError, match=noun):
         MixturePlayer([RandomWordPlayer(WORDS)] * players, **options)
-
-
-def test_players_of_a_mixture_have_one_action_length():
-    with pytest.raises(ValueError, match=r"\[6, 8\]"):
-        MixturePlayer([RandomWordPlayer(WORDS), RandomWordPlayer(WORDS, action_length=8)])
-
-
-def test_monte_carlo_options():
-    for options in ({"samples": 0}, {"max_tries": 0}, {"rules": "mine"}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            MonteCarloPlayer(RandomWordPlayer(WORDS), WORDS, **options)

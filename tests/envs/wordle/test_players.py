@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -50,16 +49,6 @@ def test_smart_guesses_agree_with_the_colours_and_wrong_ones_do_not(rules):
         assert (smart.index.find(guess) >= 0).all()
     for turn, (before, guess) in enumerate(zip(*games(wrong, rules=rules), strict=True)):
         assert agrees(wrong, before, guess).any() == (turn == 0)
-
-
-def test_half_smart_player_is_smart_half_of_the_time():
-    player = RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
-    env = WordleEnv(WORDS, batch_size=[2000], seed=0)
-    td = env.step(RandomWordPlayer(WORDS, seed=1)(env.reset()))["next"]
-    turns = turns_of_rows(td)
-    share = agrees(player, turns, player(td)["action"][:, :5]).double().mean()
-    chance = (player.sets.size(turns.filter(player.sets)) / len(WORDS)).mean()
-    assert abs(share - (0.5 + 0.5 * chance)) < 5 * 0.5 / 2000**0.5
 
 
 @pytest.mark.parametrize("first_n", [1, 2, None])
@@ -142,22 +131,6 @@ def test_rows_without_any_possible_word_get_some_word():
     assert nothing_wrong(env.reset())["action"].shape == (50, 6)
 
 
-def test_start_words_are_played_while_they_fit():
-    player = StartWordPlayer(WORDS, seed=0)
-    env = WordleEnv(WORDS, batch_size=[300], seed=0)
-    td = env.reset()
-    for _ in range(5):
-        turns = turns_of_rows(td)
-        starts_fit = player.start_sets.size(turns.filter(player.start_sets)) > 0
-        td = player(td)
-        guess = td["action"][:, :5]
-        live = ~td["done"].squeeze(-1)
-        is_start = player.starts.find(guess) >= 0
-        assert is_start[live & starts_fit].all()
-        assert not is_start[live & ~starts_fit].any()
-        td = env.step(td)["next"]
-
-
 def test_probabilities_of_start_words():
     player = StartWordPlayer(["crane", "slate", "point"], starts=["stare", "crate"], seed=0)
     words = ["crane", "slate", "point", "stare", "crate", "fuzzy"]
@@ -189,33 +162,6 @@ def test_the_probabilities_of_all_words_sum_to_one(name, openers):
         before = turns.until(turn)
         total = sum(player.probability(before, word.expand(len(rows), -1)) for word in letters)
         torch.testing.assert_close(total, torch.ones_like(total))
-
-
-@pytest.mark.parametrize("name", PLAYERS)
-def test_frequencies_are_the_probabilities(name):
-    """The second word of games with the same first word and colours, against its probability."""
-    n = 20_000
-    rows = played(PLAYERS[name](openers=["tummy"], seed=3), n)
-    turns = turns_of_rows(rows)
-    same = (turns.colours[:, 0] == 0).all(-1) & (turns.answered > 1)  # no letter of tummy
-    turns = turns.rows(same)
-    player = PLAYERS[name](openers=["tummy"])
-    for word in WordIndex(FEW).letters:
-        expected = player.probability(turns.until(1), word.expand(int(same.sum()), -1))
-        found = (turns.guess[:, 1] == word).all(-1).double().mean()
-        assert expected.unique().numel() == 1
-        assert abs(float(found - expected[0])) < 4 * math.sqrt(0.25 / int(same.sum()))
-
-
-def test_one_game_by_hand():
-    """First any of seven words, then one of those that fit: log 1/7 + log 1/2 or the like."""
-    rows = played(RandomWordPlayer(FEW, prob_smart=1.0, seed=0), 32)
-    turns = turns_of_rows(rows)
-    player = RandomWordPlayer(FEW, prob_smart=1.0)
-    sizes = [player.sets.size(turns.until(turn).filter(player.sets)) for turn in range(6)]
-    for row in range(32):
-        expected = -sum(math.log(int(sizes[turn][row])) for turn in range(int(turns.answered[row])))
-        assert float(player.log_prob(rows)[row]) == pytest.approx(expected)
 
 
 def test_impossible_words_and_unknown_probabilities():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.data import PolicyGames, generate_in_parts
+from torchrl_lang.data import PolicyGames
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     RandomWordPlayer,
@@ -20,7 +20,6 @@ from torchrl_lang.envs.wordle import (
 )
 from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames, continue_games, guess_pairs, rows_before
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
-from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.schema import ROW_KEYS, check_row
 
 WORDS = demo_words(60)
@@ -83,19 +82,6 @@ def test_the_train_mask_excludes_the_experts_guesses_only(branched):
     assert "train_mask" not in opening_too.keys()
 
 
-def test_the_hidden_word_is_drawn_from_those_that_fit():
-    """After 'tummy' two words are left; each is hidden in half of the continued games."""
-    words = ["crane", "slate", "tummy"]
-    games = env(64, words=words)
-    start = PolicyGames(games, RandomWordPlayer(["tummy"]))(range(200), seed=0)
-    start = start[turns_of_rows(start).tries > 1]
-    states = rows_before(start, torch.ones(len(start), dtype=torch.int64))
-    rows = continue_games(games, RandomWordPlayer(["crane"], seed=0), states)
-    solved = (rows["token_reward"].sum(-1) == -1).float().mean()
-    assert len(rows) > 100
-    assert abs(solved - 0.5) < 4 * 0.5 / len(rows) ** 0.5
-
-
 def test_states_are_rows_that_the_environment_had():
     games, player = env(16), RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
     games.set_seed(0)
@@ -139,22 +125,6 @@ def test_the_kinds_have_their_numbers(adversarial):
         assert mine == expected
 
 
-def test_adversarial_games_repeat_the_experts_first_guesses_after_its_second_state(adversarial):
-    rows, turns = adversarial, turns_of_rows(adversarial)
-    experts = {int(row["game"]): row for row in rows[rows["kind"] == 0]}
-    for index in (rows["kind"] == 1).nonzero().flatten().tolist():
-        row = rows[index]
-        expert = experts[int(row["game"])]
-        assert row["branch_turn"] == 2
-        assert torch.equal(row["tokens"][:25], expert["tokens"][:25])
-        first = {tuple(guess) for guess in turns.guess[index, :2].tolist()}
-        later = {tuple(guess) for guess in turns.guess[index, 2 : int(turns.tries[index])].tolist()}
-        assert later
-        assert later <= first
-        assert row["token_reward"].sum() == -6  # a repeated wrong guess never solves the game
-    assert "train_mask" not in rows.keys()
-
-
 def test_games_without_adversaries_and_with_a_mask():
     rows = AdversarialGames(env(), adversarial_games=0, suboptimal_games=0)(range(5), seed=0)
     assert rows["kind"].tolist() == [0] * 5
@@ -190,17 +160,6 @@ def test_mixtures_per_game_draw_their_player_for_each_continued_game():
     assert 0.2 < repeats[late].float().mean() < 0.8
     assert (rows["token_reward"].sum(-1)[late & repeats] == -6).all()
     assert (rows["token_reward"].sum(-1)[late & ~repeats] > -6).float().mean() > 0.9
-
-
-def test_a_dataset_of_them_has_kinds_and_a_task(tmp_path):
-    maker = AdversarialGames(env())
-    dataset = generate_in_parts(maker, tmp_path / "data", games=20, games_per_part=8, seed=0, progress=False)
-    assert dataset.manifest["notes"]["kinds"] == ["expert", "adversarial", "suboptimal"]
-    assert dataset.rows["game"].tolist() == sorted(dataset.rows["game"].tolist())
-    assert dataset.rows["game"].unique().tolist() == list(range(20))
-    opened, task = open_dataset(tmp_path / "data")
-    assert task.words == tuple(WORDS)
-    assert len(opened) == len(dataset)
 
 
 def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched, adversarial):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from tests.envs.wordle.helpers import play
 from torchrl_lang.envs.wordle import OptimalPlayer, UserPlayer, WordIndex, WordleEnv, play_human, watch
@@ -54,14 +53,6 @@ def test_guesses_that_hold_control_tokens_are_shown():
     assert render_row(td[0], colour=False) == "'</eod>cr' is not a valid guess\n[A][B][I][D][E]"
 
 
-def test_letters_keep_their_best_colour():
-    env = env_hiding(2)
-    td = play(env, play(env, env.reset(), "zebra"), "abide")
-    assert "[A][B]" in letters_line(turns_of_rows(td), False)
-    td = play(env, play(env, env.reset(), "abide"), "zebra")
-    assert "[A][B]" in letters_line(turns_of_rows(td), False)
-
-
 def test_colour_only_where_it_can_be_seen(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -82,12 +73,6 @@ def test_a_person_wins():
     assert play_human(env_hiding(0), input_fn=person, print_fn=person.seen.append) == -1
     assert "Guess 2: " in person.text
     assert "Solved in 2 of 6." in person.text
-
-
-def test_a_person_loses():
-    person = Person("slate", "abide")
-    assert play_human(env_hiding(0, max_tries=2), input_fn=person, print_fn=person.seen.append) == -2
-    assert person.seen[-1] == "The word was crane."
 
 
 def test_what_is_no_guess_costs_nothing():
@@ -117,15 +102,6 @@ def test_watching_a_player():
     assert sum("no valid" in line for line in shown) == 0
 
 
-def test_watching_a_hopeless_player():
-    def silent(td: TensorDict) -> TensorDict:
-        return td.set("action", torch.full((1, 6), 30))
-
-    shown: list[str] = []
-    assert watch(WordleEnv(WORDS, batch_size=[1], max_tries=2), silent, print_fn=shown.append) == [-2.0]
-    assert shown[1:] == ["'' is not a valid guess", "'' is not a valid guess", "Not solved."]
-
-
 def test_one_game_at_a_time():
     for show in (play_human, lambda env: watch(env, OptimalPlayer(WORDS))):
         with pytest.raises(ValueError, match="batch_size="):
@@ -145,28 +121,6 @@ def test_a_user_plays_several_games():
     assert "Five letters, please: 'slat' has 4." in person.text
     assert " S  L [A] T [E]" in person.text
     assert " C  R (A) N [E]" in person.text
-
-
-def test_a_user_without_a_list_may_guess_any_five_letters():
-    user = UserPlayer(input_fn=Person("?", "qqqqq"), print_fn=lambda line: None)
-    td = user(WordleEnv(["crane"], batch_size=[1], seed=0).reset())
-    assert td["action"][0].tolist() == [16] * 5 + [30]
-
-
-def test_the_user_takes_or_leaves_a_hint():
-    lines = ["?", "", "?", "slate"]
-    person = Person(*lines)
-    hint = OptimalPlayer(["crane", "slate"], ties="first")
-    user = UserPlayer(hint=hint, colour=False, input_fn=person, print_fn=person.seen.append)
-    env = WordleEnv(["slate"], batch_size=[1], guesses=["crane"], seed=0)
-    td = user(env.reset())
-    assert WordIndex.text(td["action"][0, :5]) == "crane"
-    td = user(env.step(td)["next"])
-    assert WordIndex.text(td["action"][0, :5]) == "slate"
-    assert [line for line in person.seen if "Hint" in line] == [
-        "Hint: crane. Enter plays it.",
-        "Hint: slate. Enter plays it.",
-    ]
 
 
 def test_hints_while_a_person_plays():

@@ -122,20 +122,6 @@ def test_games_that_left_the_tree_are_played_by_the_other_player():
     assert (td["token_reward"].sum(-1) > -6).double().mean() > 0.95
 
 
-def test_games_of_one_batch_may_be_at_different_turns():
-    tree = solve(WORDS, progress=False)
-    player = TreePlayer(tree, otherwise=RandomWordPlayer(["fuzzy"]))
-    for rows in WordleEnv(WORDS, batch_size=[30], seed=0).rollout(12, player, break_when_any_done=False).unbind(0):
-        assert not (rows["action"][:, :5] == letters("fuzzy")).all(-1).any()
-    env = WordleEnv(WORDS, batch_size=[40], seed=0)
-    td = env.step(player(env.reset()))["next"]
-    fresh = torch.arange(40)[:, None] % 2 == 0
-    td = player(env.reset(td.set("_reset", fresh)))
-    guess = td["action"][:, :5]
-    assert (guess[::2] == letters(tree.guesses[0])).all()
-    assert not (guess == letters("fuzzy")).all(-1).any()
-
-
 def test_an_invalid_guess_stays_in_the_tree():
     tree = solve(WORDS, progress=False)
     env = WordleEnv(WORDS, batch_size=[40], guesses="words", max_tries=7)

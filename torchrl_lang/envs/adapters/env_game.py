@@ -28,8 +28,7 @@ class EnvGame:
             longer than an action; the environment does not step.
 
     Raises:
-        TypeError: ``env`` is no language environment.
-        ValueError: it has another number of rows than one.
+        ValueError: ``env`` is no language environment of one row.
 
     Examples:
         >>> from torchrl_lang.envs import EnvGame, WordleEnv
@@ -48,15 +47,11 @@ class EnvGame:
         invalid_reply: str = "That is not a valid action.",
         invalid_reward: float = 0.0,
     ) -> None:
-        if not isinstance(env, LanguageEnv):
-            raise TypeError(f"EnvGame plays a LanguageEnv, got {type(env).__name__}: a text game needs no EnvGame.")
-        if env.batch_size.numel() != 1:
-            raise ValueError(
-                f"EnvGame plays one game, got an environment of batch_size={list(env.batch_size)}: use [1]."
-            )
+        if not isinstance(env, LanguageEnv) or env.batch_size.numel() != 1:
+            raise ValueError(f"EnvGame plays a LanguageEnv of one row, got {type(env).__name__}{list(env.batch_size)}.")
         self.env, self.observe = env, observe
         self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
-        self._td: TensorDictBase | None = None
+        self._td: TensorDictBase
 
     def reset(self, seed: int) -> str:
         """Begin the first episode of an environment with this seed."""
@@ -66,8 +61,6 @@ class EnvGame:
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an utterance as the action."""
-        if self._td is None:
-            raise RuntimeError("No game has begun: call reset(seed) first.")
         control = self.env.tokenizer.control
         try:
             ids = [*encode_action(self.env.tokenizer, text), control.end_of_action]

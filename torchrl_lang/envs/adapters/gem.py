@@ -78,9 +78,7 @@ class GemGame:
 
     def close(self) -> None:
         """Close the environment, if it can be closed."""
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
+        getattr(self.env, "close", lambda: None)()
 
     def _text(self, observation: Any, info: dict[str, Any], *, over: bool) -> str:
         if not isinstance(observation, str):

@@ -58,15 +58,10 @@ class GymnasiumGame:
     ) -> None:
         from gymnasium.spaces import Text
 
-        for space, name, argument, function in (
-            (env.observation_space, "observation", "observe", observe),
-            (env.action_space, "action", "act", act),
-        ):
+        spaces = {"observe": (env.observation_space, observe), "act": (env.action_space, act)}
+        for argument, (space, function) in spaces.items():
             if function is None and not isinstance(space, Text):
-                raise TypeError(
-                    f"The {name} space of {env} is {shorten(space)}, expected gymnasium.spaces.Text: pass {argument}= "
-                    f"to convert it."
-                )
+                raise TypeError(f"{env} has the space {shorten(space)}, expected Text: convert it by {argument}=.")
         self.env, self.observe, self.act = env, observe, act
         self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
 
@@ -93,7 +88,5 @@ class GymnasiumGame:
     def _text(self, observation: Any) -> str:
         text = observation if self.observe is None else self.observe(observation)
         if not isinstance(text, str):
-            raise TypeError(
-                f"{self.env} observed {shorten(observation)}, expected a text: pass observe= to convert it."
-            )
+            raise TypeError(f"{self.env} observed {shorten(observation)}, expected a text: convert it by observe=.")
         return text

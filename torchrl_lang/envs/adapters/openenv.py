@@ -61,33 +61,26 @@ class OpenEnvGame:
         parts = urlsplit(url)
         schemes = {"http": "ws", "ws": "ws", "https": "wss", "wss": "wss"}
         if parts.scheme not in schemes or not parts.hostname:
-            raise ValueError(
-                f"Expected the address of an OpenEnv server, such as 'http://localhost:8000', got {url!r}."
-            )
+            raise ValueError(f"Expected the address of an OpenEnv server, like 'http://localhost:8000', got {url!r}.")
         self.url = parts._replace(scheme=schemes[parts.scheme], path=parts.path.rstrip("/") + "/ws").geturl()
-        self.observe, self.act, self.timeout = observe, act, timeout
+        self.observe, self.timeout, self.reset_options = observe, timeout, dict(reset_options or {})
+        self.act = (lambda text: {act: text}) if isinstance(act, str) else act
         self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
-        self.reset_options = dict(reset_options or {})
         self._socket: Any = None
 
     def reset(self, seed: int) -> str:
         """Begin an episode with this seed, in a new session if there is none."""
         if self._socket is None:
-            self._connect()
-        answer = self._ask({"type": "reset", "data": {**self.reset_options, "seed": seed}})
-        return self._text(answer)
+            self._socket = self._connected()
+        return self._text(self._ask("reset", {**self.reset_options, "seed": seed}))
 
     def step(self, text: str) -> tuple[str, Any, bool]:
         """Send an utterance as an action."""
         try:
-            action = {self.act: text} if isinstance(self.act, str) else self.act(text)
+            answer = self._ask("step", self.act(text))
         except ValueError:
             return self.invalid_reply, self.invalid_reward, False
-        answer = self._ask({"type": "step", "data": action}, refusable=True)
-        if answer is None:
-            return self.invalid_reply, self.invalid_reward, False
-        reward = answer.get("reward")
-        return self._text(answer), 0.0 if reward is None else reward, answer.get("done", False)
+        return self._text(answer), answer.get("reward") or 0.0, answer.get("done", False)
 
     def close(self) -> None:
         """End the session."""
@@ -95,51 +88,48 @@ class OpenEnvGame:
         if socket is not None:
             socket.close()
 
-    def _connect(self) -> None:
+    def _connected(self) -> Any:
         try:
             from websockets.sync.client import connect
+
+            local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+            proxy: Literal[True] | None = None if local else True
+            return connect(self.url, open_timeout=self.timeout, max_size=LARGEST_MESSAGE, proxy=proxy)
         except ImportError as error:
             raise ImportError("OpenEnvGame needs websockets: pip install 'torchrl-lang[openenv]'.") from error
-        local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
-        proxy: Literal[True] | None = None if local else True
-        try:
-            self._socket = connect(self.url, open_timeout=self.timeout, max_size=LARGEST_MESSAGE, proxy=proxy)
         except Exception as error:
             raise ConnectionError(f"No OpenEnv server answers at {self.url}: {one_line(error)}") from error
 
-    def _ask(self, message: dict[str, Any], *, refusable: bool = False) -> Any:
-        """Send a message; returns the answer's data, or None if the server refuses an action by its schema."""
+    def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Send a message; returns the answer's data. A ValueError if the server refuses an action by its schema."""
         if self._socket is None:
             raise RuntimeError(f"There is no session with {self.url}: call reset first.")
-        from websockets.exceptions import ConnectionClosed  # a session has it
-
+        answer = None
         try:
-            with suppress(OSError, EOFError, ConnectionClosed):  # a server that refuses sends its reason, then closes
-                self._socket.send(json.dumps(message))
+            with suppress(Exception):  # a server that refuses sends its reason, then closes
+                self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self._socket.recv(timeout=self.timeout))
+            if answer["type"] == "observation":
+                return dict(answer["data"])
+            if kind == "step" and answer["data"]["code"] == "VALIDATION_ERROR":
+                raise _RefusedError
+        except _RefusedError:
+            raise
         except Exception as error:
             self.close()  # a late answer must not be taken for that of the next message
-            raise ConnectionError(
-                f"{self.url} did not answer a {message['type']} within {self.timeout} s: {type(error).__name__} "
-                f"{one_line(error)} The next reset begins a new session."
-            ) from error
-        data = answer.get("data") if isinstance(answer, dict) else None
-        if isinstance(data, dict) and answer.get("type") == "observation":
-            return data
-        code = data.get("code") if isinstance(data, dict) else None
-        if refusable and code == "VALIDATION_ERROR":
-            return None
+            found = shorten(answer, 300) if answer else f"{type(error).__name__} {one_line(error)}"
+            raise ConnectionError(f"{self.url} did not answer a {kind} in {self.timeout} s: {found}.") from error
         self.close()
-        remedy = " Let it allow one session per row of the batch." if code == "CAPACITY_REACHED" else ""
-        raise RuntimeError(f"{self.url} answered a {message['type']} with {shorten(answer, 300)}.{remedy}")
+        remedy = " Let it allow one session per row of the batch." * ("CAPACITY_REACHED" in str(answer))
+        raise RuntimeError(f"{self.url} answered a {kind} with {shorten(answer, 300)}.{remedy}")
 
     def _text(self, answer: dict[str, Any]) -> str:
-        observation = answer.get("observation")
-        fields = observation if isinstance(observation, dict) else {}
-        text = fields.get(self.observe) if isinstance(self.observe, str) else self.observe(fields)
+        seen = answer.get("observation") or {}
+        text = seen.get(self.observe) if isinstance(self.observe, str) else self.observe(seen)
         if not isinstance(text, str):
-            raise TypeError(
-                f"{self.url} observed {shorten(observation, 200)}, of which {shorten(text)} is no text: pass observe= "
-                f"with the name of another field, or a function."
-            )
+            raise TypeError(f"{self.url} observed {shorten(seen, 200)}: name another field than {self.observe!r}.")
         return text
+
+
+class _RefusedError(ValueError):
+    """The server refuses an action by its schema."""

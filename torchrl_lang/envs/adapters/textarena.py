@@ -47,7 +47,7 @@ class TextArenaGame:
         ImportError: TextArena is not installed.
         ValueError: seat, number of players and opponents do not fit.
         RuntimeError: TextArena cannot make or begin the game, for example because word lists are missing; on a turn,
-            the game ends without a reward or is stuck.
+            the game is stuck.
 
     Examples:
         >>> from torchrl_lang.envs import TextArenaGame
@@ -70,17 +70,15 @@ class TextArenaGame:
         observe: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
-        functions = [opponent] if callable(opponent) else list(opponent)
-        self.players = 1 + len(functions) if players is None else players
-        others = [s for s in range(self.players) if s != seat]
-        functions = functions * len(others) if callable(opponent) else functions
+        self.players = 1 + (1 if callable(opponent) else len(opponent)) if players is None else players
+        others = [other for other in range(self.players) if other != seat]
+        functions = [opponent] * len(others) if callable(opponent) else opponent
         if not 0 <= seat < self.players or len(functions) != len(others):
-            raise ValueError(
-                f"{name} got {self.players} players, seat {seat} and {len(functions)} opponents: pass a seat below the "
-                f"number of players, and one function per other seat or a single one for all."
-            )
+            found = f"{self.players} players, seat {seat} and {len(functions)} opponents"
+            raise ValueError(f"{name} got {found}: give a seat below players, and a function per other seat.")
         self.name, self.seat, self.options = name, seat, options
-        self.error_allowance, self.invalid_reward, self.observe = error_allowance, invalid_reward, observe
+        self.error_allowance, self.invalid_reward = error_allowance, invalid_reward
+        self.observe = observe or (lambda text: text)
         self._opponents = dict(zip(others, functions, strict=True))
         self._random = PrivateRandom()
         self.reset(0)  # a game that cannot be made here should not fail in the first rollout
@@ -98,8 +96,7 @@ class TextArenaGame:
             if self.error_allowance is not None:
                 self.env.state.error_allowance = self.error_allowance
             self._seen, self._over = "", False
-            text = self._play_others()
-        return text if self.observe is None else self.observe(text)
+            return self.observe(self._play_others())
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """Play the agent's action, then the opponents' until it is the agent's turn again or the game is over."""
@@ -112,9 +109,12 @@ class TextArenaGame:
             for echo in (f"\n[{role}] {text}", f"\n[{role}] [{text}]"):
                 reply = reply[len(echo) :] if f"{reply}\n".startswith(f"{echo}\n") else reply
             if self._over:
-                reason, reward = self._result()
-                reply += f"\n[GAME] {reason}" if reason and reason not in reply else ""
-        return reply if self.observe is None else self.observe(reply), reward, self._over
+                rewards, info = self.env.close()
+                reason, reward = (info or {}).get(self.seat, {}).get("reason") or "", rewards[self.seat]
+                if isinstance(reward, str):  # of some games after an invalid action
+                    reason, reward = reward, self.invalid_reward
+                reply += f"\n[GAME] {reason}" if reason not in reply else ""
+        return self.observe(reply), reward, self._over
 
     @contextmanager
     def _playing(self) -> Iterator[Callable[..., Any]]:
@@ -125,8 +125,7 @@ class TextArenaGame:
         except ImportError as error:
             raise ImportError("TextArena's games need it: pip install 'torchrl-lang[textarena]'.") from error
         with self._random.active():
-            download = nltk.download
-            nltk.download = lambda *args, **kwargs: False
+            download, nltk.download = nltk.download, lambda *args, **kwargs: False
             try:
                 yield textarena.make
             finally:
@@ -140,8 +139,6 @@ class TextArenaGame:
             seat, text = self.env.get_observation()
             if seat == self.seat:
                 break
-            if seat not in self._opponents:
-                raise RuntimeError(f"{self.name} has a turn of seat {seat}: it takes more than {self.players} players.")
             self._over = self.env.step(self._opponents[seat](text))[0]
         else:
             raise RuntimeError(f"{self.name} is stuck: it took {MOST_TURNS} turns of other seats than {self.seat}.")
@@ -152,11 +149,3 @@ class TextArenaGame:
             same = text.rfind("\n\n", 0, same) + 1
         self._seen = text
         return text[same:]
-
-    def _result(self) -> tuple[str, float]:
-        """The reason of the end, if there is one, and the agent's reward."""
-        rewards, info = self.env.close()
-        reward, reason = (rewards or {}).get(self.seat), (info or {}).get(self.seat, {}).get("reason")
-        if reward is None:
-            raise RuntimeError(f"{self.name} ended with the rewards {rewards}, expected one for seat {self.seat}.")
-        return (reward, self.invalid_reward) if isinstance(reward, str) else (reason or "", reward)

@@ -8,21 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError, validate_call
+
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.game_turn import TextGame, ToolText
 
 __all__ = ["QuestionGame", "ToolGame", "ToolResult", "Tools"]
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_TYPES: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
 
 
 class ToolResult(NamedTuple):
@@ -48,8 +41,8 @@ class Tools:
         schemas: the functions' schemas.
 
     Raises:
-        TypeError: a function has no hints or descriptions, or is asynchronous.
-        ValueError: two functions have one name.
+        TypeError: a function has no hints or descriptions.
+        ValueError: two functions have one name, or one is asynchronous.
 
     Examples:
         >>> from torchrl_lang.envs import Tools
@@ -73,23 +66,16 @@ class Tools:
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         from transformers.utils import get_json_schema
 
+        self._functions: dict[str, Callable[..., Any]] = {}
         self.schemas: list[dict[str, Any]] = []
-        self._functions: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
         for function in functions:
-            if inspect.iscoroutinefunction(function):
-                raise TypeError(f"The tool {function} is asynchronous: pass a function that returns its result.")
             try:
-                schema = get_json_schema(function)
+                self.schemas.append(get_json_schema(function))
             except Exception as error:
-                raise TypeError(
-                    f"{function} cannot be a tool: {one_line(error)} Tools need type hints and a docstring that "
-                    f"describes every argument."
-                ) from error
-            name = schema["function"]["name"]
-            if name in self._functions:
-                raise ValueError(f"Two tools have the name {name!r}: rename one of the functions.")
-            self.schemas.append(schema)
-            self._functions[name] = function, schema["function"].get("parameters") or {}
+                raise TypeError(f"{function} cannot be a tool: {one_line(error)}") from error
+            self._functions[self.schemas[-1]["function"]["name"]] = validate_call(function, config={"strict": True})
+        if len(self._functions) < len(functions) or any(map(inspect.iscoroutinefunction, functions)):
+            raise ValueError(f"Tools are functions of different names, none of them asynchronous, got {functions}.")
 
     @property
     def introduction(self) -> str:
@@ -104,69 +90,34 @@ class Tools:
             text: the utterance; if it calls no tool, the list is empty.
             limit: number of calls that may run; the others are errors.
         """
-        calls = [_parse(call) for call in _TAGGED.findall(text)]
-        if not calls:
-            call, _ = _parse(text)
-            calls = [(call, None)] if isinstance(call, dict) and {"name", "arguments"} <= call.keys() else []
+        calls = [_parsed(call) for call in _TAGGED.findall(text)]
+        if not calls and {"name", "arguments"} <= _parsed(text).keys():
+            calls = [_parsed(text)]
         refused = ToolResult("Error: no tool calls are left.", True)
-        return [self._run(*call) if limit is None or i < limit else refused for i, call in enumerate(calls)]
+        return [self._run(**call) if limit is None or i < limit else refused for i, call in enumerate(calls)]
 
-    def _run(self, call: Any, wrong: str | None) -> ToolResult:
-        if wrong is None and not (isinstance(call, dict) and isinstance(call.get("name"), str)):
-            wrong = f'expected {{"name": ..., "arguments": {{...}}}}, got {shorten(call)}'
-        name = "" if wrong else call["name"]
-        if wrong is None and name not in self._functions:
-            wrong = f"there is no tool {shorten(name)}, only {', '.join(self._functions) or 'none'}"
-        if wrong is None:
-            function, parameters = self._functions[name]
-            arguments = call.get("arguments", {})
-            wrong = _misfit(arguments, parameters)
-        if wrong is not None:
-            return ToolResult(f"Error: {wrong}.", True)
+    def _run(self, name: Any = None, arguments: Any = None, fault: str | None = None, **_: Any) -> ToolResult:
+        if name not in self._functions:
+            known = ", ".join(self._functions) or "none"
+            return ToolResult(f"Error: {fault or f'there is no tool {shorten(name)}, only {known}'}.", True)
         try:
-            result = function(**arguments)
-            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+            result = self._functions[name](**(arguments or {}))
+            return ToolResult(result if isinstance(result, str) else json.dumps(result, default=str), False)
+        except ValidationError as error:
+            wrong = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            return ToolResult(f"Error: {shorten('; '.join(wrong), 300)[1:-1]}.", True)
         except Exception as error:  # the agent reads it, as it would in a shell
             return ToolResult(f"Error: {type(error).__name__}: {one_line(error)}", True)
-        return ToolResult(text, False)
 
 
-def _parse(text: str) -> tuple[Any, str | None]:
-    """A JSON value, and what is wrong with the text if it is none."""
+def _parsed(text: str) -> dict[str, Any]:
+    """The fields of a call, or the fault of a text that is none."""
     try:
-        return json.loads(text), None
+        call = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return None, f"the call is not JSON ({one_line(error)})"
-
-
-def _misfit(arguments: Any, parameters: dict[str, Any]) -> str | None:
-    """Why arguments do not fit a schema, or None. The types of elements are the function's concern."""
-    if not isinstance(arguments, dict):
-        return f"expected an object as arguments, got {shorten(arguments)}"
-    known = parameters.get("properties", {})
-    missing = [name for name in parameters.get("required", []) if name not in arguments]
-    unknown = [name for name in arguments if name not in known]
-    if missing or unknown:
-        kind, names = ("missing", missing) if missing else ("unknown", unknown)
-        return f"{kind} arguments {shorten(names)}, the tool has {list(known)}"
-    for name, value in arguments.items():
-        schema = known[name]
-        types = schema.get("type", [])
-        types = [types] if isinstance(types, str) else types
-        if value is None and schema.get("nullable"):
-            continue
-        if types and not any(_is(value, kind) for kind in types):
-            return f"argument {name!r} must be {' or '.join(types)}, got {shorten(value)}"
-        if "enum" in schema and value not in schema["enum"]:
-            return f"argument {name!r} must be one of {schema['enum']}, got {shorten(value)}"
-    return None
-
-
-def _is(value: Any, kind: str) -> bool:
-    """Whether a value has a type of JSON schema; True and False are no numbers there."""
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _TYPES.get(kind, object))
+        return {"fault": f"the call is not JSON ({one_line(error)})"}
+    wanted = '{"name": ..., "arguments": {...}}'
+    return call if isinstance(call, dict) and isinstance(call.get("name"), str) else {"fault": f"expected {wanted}"}
 
 
 class ToolGame:
@@ -239,9 +190,7 @@ class ToolGame:
 
     def close(self) -> None:
         """Close the game."""
-        close = getattr(self.game, "close", None)
-        if close is not None:
-            close()
+        getattr(self.game, "close", lambda: None)()
 
 
 class QuestionGame:

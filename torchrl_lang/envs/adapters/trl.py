@@ -78,10 +78,7 @@ class _GameEnvironment:
         """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
         seed = row.get(self._seed_key)
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(
-                f"The row of the prompt has no seed in {self._seed_key!r}, got {shorten(seed)} among {list(row)}: add "
-                f"a column of integers, so that all completions of a prompt play the same game."
-            )
+            raise ValueError(f"The row of the prompt needs an integer seed in {self._seed_key!r}, got {shorten(seed)}.")
         self._place, self._over, self.reward = GamePlace(0, seed, 0), False, 0.0
         return read_opening(self._game.reset(seed), self._place) or None
 

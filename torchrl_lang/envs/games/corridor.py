@@ -11,15 +11,17 @@ the detours; a learner that combines parts of different walks finds the shortest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang._checks import within
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance
+from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
 from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
@@ -64,7 +66,7 @@ class CorridorEnv(LanguageEnv):
         length: number of places, 2 to 10.
         start: the first place; None draws a place before the goal.
         max_turns: number of moves after which a walk is truncated.
-        batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
+        **options: ``batch_size``, ``seed`` and ``device``, as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Examples:
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
@@ -84,14 +86,10 @@ class CorridorEnv(LanguageEnv):
         *,
         start: int | None = None,
         max_turns: int = 8,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
-        if not 2 <= length <= len(_PLACES):
-            raise ValueError(f"length must lie between 2 and {len(_PLACES)}, got {length}.")
-        if start is not None and not 0 <= start < length - 1:
-            raise ValueError(f"start must be a place before the goal, 0 to {length - 2}, got {start}.")
+        within("length", length, 2, len(_PLACES))
+        within("start", start or 0, 0, length - 2)
         self.length = length
         self.start = start
         tokenizer = CharTokenizer.from_alphabet(_PLACES[:length] + "lr")
@@ -101,9 +99,7 @@ class CorridorEnv(LanguageEnv):
             row_length=4 + 5 * max_turns,
             action_length=2,
             max_turns=max_turns,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
+            **options,
         )
         self._left, self._right = tokenizer.encode("lr")
 
@@ -132,9 +128,7 @@ class CorridorEnv(LanguageEnv):
     def _before_goal(self, place: Tensor, fresh: Tensor) -> Tensor:
         bad = fresh & ((place < 0) | (place >= self.length - 1))
         if bad.any():
-            raise ValueError(
-                f"place must lie before the goal, between 0 and {self.length - 2}, got {place[bad].tolist()}."
-            )
+            raise ValueError(f"place must lie before the goal {self.length - 1}, got {place[bad].tolist()}.")
         return torch.where(fresh, place, 0)
 
 
@@ -155,8 +149,7 @@ class CorridorPlayer(TensorDictModuleBase):
 
     def __init__(self, tokenizer: Tokenizer, length: int, *, p_right: float = 0.4, seed: int = 0) -> None:
         super().__init__()
-        if not 0 < p_right < 1:
-            raise ValueError(f"p_right must lie in (0, 1), so that both moves are tried, got {p_right}.")
+        within("p_right", p_right, 0, 1, inclusive=False)
         self.p_right = p_right
         self._left, self._right = tokenizer.encode("lr")
         self._doorstep = length - 2

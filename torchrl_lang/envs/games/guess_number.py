@@ -6,9 +6,10 @@ import random
 import re
 from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
-import torch
-
+from torchrl_lang._checks import at_least_one
+from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.text.tokenizers import CharTokenizer
 
@@ -35,8 +36,7 @@ class GuessNumber:
     """
 
     def __init__(self, n: int = 7) -> None:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}.")
+        at_least_one("n", n)
         self.n = n
 
     def reset(self, seed: int) -> str:
@@ -82,9 +82,7 @@ def guess_number_env(
     n: int = 7,
     *,
     max_turns: int = 6,
-    batch_size: int | Sequence[int] = (1,),
-    seed: int | None = None,
-    device: torch.device | str | int | None = None,
+    **options: Unpack[EnvOptions],
 ) -> TextGameEnv:
     """The game as a batched language environment, with a vocabulary of 21 tokens.
 
@@ -103,7 +101,5 @@ def guess_number_env(
         row_length=digits + 4 + max_turns * (digits + 4) + 2,
         action_length=digits + 1,
         max_turns=max_turns,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
+        **options,
     )

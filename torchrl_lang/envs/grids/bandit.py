@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.envs.grids.base import HiddenTaskEnv
+from torchrl_lang.envs.grids.base import HiddenTaskEnv, TaskOptions
 from torchrl_lang.functional import random_index
 
 __all__ = ["BernoulliBanditEnv", "random_bandits"]
@@ -45,8 +44,8 @@ class BernoulliBanditEnv(HiddenTaskEnv):
     Args:
         probabilities: float ``[tasks, arms]``, such as those of :func:`random_bandits`.
         episode_length: number of pulls after which an episode is truncated.
-        task: the task of each row for all of its episodes; by default each episode draws one.
-        batch_size, seed, device: as in :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
+        **options: ``task``, ``batch_size``, ``seed`` and ``device``, as in
+            :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
 
     Raises:
         ValueError: ``probabilities`` are not two-dimensional with at least one task and arm, or not in [0, 1].
@@ -64,17 +63,11 @@ class BernoulliBanditEnv(HiddenTaskEnv):
         probabilities: Tensor,
         *,
         episode_length: int = 100,
-        task: Tensor | int | None = None,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        if probabilities.ndim != 2 or 0 in probabilities.shape:
-            raise ValueError(f"probabilities must have shape [tasks, arms], got {list(probabilities.shape)}.")
-        if not ((probabilities >= 0) & (probabilities <= 1)).all():
-            raise ValueError("probabilities must lie in [0, 1].")
+        if probabilities.ndim != 2 or not ((probabilities >= 0) & (probabilities <= 1)).all():
+            raise ValueError(f"probabilities must be [tasks, arms] and lie in [0, 1], got {probabilities}.")
         tasks, arms = probabilities.shape
-        options: dict[str, Any] = {"task": task, "batch_size": batch_size, "seed": seed, "device": device}
         sizes: dict[str, Any] = {"n_tasks": tasks, "n_states": 1, "n_actions": arms, "observation_shape": (1, 1)}
         super().__init__(episode_length=episode_length, **sizes, **options)
         self._probabilities: Tensor

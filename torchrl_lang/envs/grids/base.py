@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, Unbounded
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang.envs.row_state import read_action, read_mask
-from torchrl_lang.envs.seeded_env import SeededEnv, flags, token_ids
+from torchrl_lang.envs.row_state import read_action
+from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, token_ids
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
 
-__all__ = ["HiddenTaskEnv"]
+__all__ = ["HiddenTaskEnv", "TaskOptions"]
+
+
+class TaskOptions(EnvOptions, total=False):
+    """Options that every family takes: the task of each row, number of rows, seed and device."""
+
+    task: Tensor | int | None
 
 
 class HiddenTaskEnv(SeededEnv):
@@ -47,8 +52,8 @@ class HiddenTaskEnv(SeededEnv):
         device: device of the tensors.
 
     Raises:
-        ValueError: a task is not an integer or not one of the family, or has a shape that does not broadcast to
-            ``batch_size``; or ``episode_length`` is not an integer of at least 1.
+        ValueError: a task is not an integer or not one of the family, or ``episode_length`` is below 1.
+        RuntimeError: the shape of ``task`` does not broadcast to ``batch_size``.
 
     Examples:
         >>> import torch
@@ -76,16 +81,16 @@ class HiddenTaskEnv(SeededEnv):
         self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
         self.episode_length = episode_length
         self._fixed_task: Tensor | None
-        fixed = None if task is None else self._tasks_of_rows(self._checked_task(task))
+        fixed = None if task is None else self._checked_task(task).expand(self.batch_size).reshape(-1).clone()
         self.register_buffer("_fixed_task", fixed, persistent=False)
         self._state: Tensor | None = None
         self._task: Tensor
-        self._terminated: Tensor
-        self._truncated: Tensor
         self._steps: Tensor
         self._number: Tensor
         self._set_seed(seed)
-        self._make_specs(*observation_shape)
+        numbers, values = observation_shape
+        observation = {OBSERVATION: token_ids(values, self.batch_size, numbers, device=self.device)}
+        self._set_specs(observation, token_ids(n_actions, self.batch_size, device=self.device))
 
     # -- methods of a family -------------------------------------------------------------------------------------------
 
@@ -147,33 +152,11 @@ class HiddenTaskEnv(SeededEnv):
 
     def _checked_task(self, task: Tensor | int) -> Tensor:
         given = torch.as_tensor(task, device=self.device)
-        if given.dtype == torch.bool or not torch.can_cast(given.dtype, torch.int64):
-            raise ValueError(f"task must be integers, got {given.dtype}: convert it to int64.")
-        number = given.to(torch.int64)
-        if ((number < 0) | (number >= self.n_tasks)).any():
-            bad = number[(number < 0) | (number >= self.n_tasks)].flatten()[:5].tolist()
-            raise ValueError(f"task must lie in [0, {self.n_tasks}), got {bad}.")
-        return number
-
-    def _tasks_of_rows(self, task: Tensor) -> Tensor:
-        try:
-            return task.expand(self.batch_size).reshape(-1).clone()
-        except RuntimeError as error:
-            batch = list(self.batch_size)
-            raise ValueError(
-                f"task is of shape {list(task.shape)}, expected one that broadcasts to batch size {batch}."
-            ) from error
+        if given.dtype == torch.bool or given.is_floating_point() or ((given < 0) | (given >= self.n_tasks)).any():
+            raise ValueError(f"task must be integers in [0, {self.n_tasks}), got {given}.")
+        return given.to(torch.int64)
 
     # -- TorchRL -------------------------------------------------------------------------------------------------------
-
-    def _make_specs(self, numbers: int, values: int) -> None:
-        batch, device = self.batch_size, self.device
-        observation = token_ids(values, batch, numbers, device=device)
-        self.observation_spec = Composite({OBSERVATION: observation}, shape=batch, device=device)
-        self.action_spec = token_ids(self.n_actions, batch, device=device)
-        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
-        self.full_done_spec = Composite(done, shape=batch, device=device)
 
     def _drop_rows(self) -> None:
         self._state = None
@@ -192,9 +175,7 @@ class HiddenTaskEnv(SeededEnv):
             torch._assert_async(~outside.any(), expected)
         elif outside.any():
             raise ValueError(f"{expected}, got {action[outside][:5].tolist()}.")
-        live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
-        if mask is not None:
-            live = live & mask
+        live = self._rows_to_step(tensordict)
         following, reward, ended = self._transition(state, action, self.task.reshape(-1))
         self._steps = self._steps + live
         self._state = torch.where(live, following, state)
@@ -205,18 +186,12 @@ class HiddenTaskEnv(SeededEnv):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         if kwargs:
             raise TypeError(f"{type(self).__name__}.reset() takes no keywords, got {sorted(kwargs)}.")
-        mask = read_mask("_reset", tensordict, self._n)
-        fresh = torch.ones(self._n, dtype=torch.bool, device=self.device) if mask is None else mask
+        fresh = self._rows_to_reset(tensordict, begun=self._state is not None)
         number = self._number_episodes(fresh)
         # Even counters draw a start, odd ones a task.
         task = random_index(self._key, 2 * number + 1, self.n_tasks) if self._fixed_task is None else self._fixed_task
         start = self._start(number, task)
         if self._state is None:
-            if not fresh.all():
-                raise RuntimeError(
-                    f"The first reset of {type(self).__name__} must reset every row, got a partial '_reset' mask: call "
-                    f"reset() once without it."
-                )
             off = torch.zeros_like(fresh)
             self._state, self._task, self._number = start, task, number
             self._terminated, self._truncated, self._steps = off, off, torch.zeros_like(number)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from torchrl_lang.envs.grids.base import TaskOptions
 from torchrl_lang.envs.grids.room import RoomEnv, Start
 
 __all__ = ["DarkKeyDoorEnv"]
@@ -24,8 +24,8 @@ class DarkKeyDoorEnv(RoomEnv):
         size: number of rows and of columns.
         start: ``"centre"``, ``"random"`` or a ``(row, column)``.
         episode_length: number of steps after which an episode is truncated.
-        task: the task of each row for all of its episodes; by default each episode draws one.
-        batch_size, seed, device: as in :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
+        **options: ``task``, ``batch_size``, ``seed`` and ``device``, as in
+            :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
 
     Examples:
         >>> from torchrl_lang.envs.grids import DarkKeyDoorEnv
@@ -40,12 +40,8 @@ class DarkKeyDoorEnv(RoomEnv):
         *,
         start: Start = "random",
         episode_length: int = 50,
-        task: Tensor | int | None = None,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
-        options: dict[str, Any] = {"task": task, "batch_size": batch_size, "seed": seed, "device": device}
         super().__init__(size, start=start, cell_states=2, n_tasks=size**4, episode_length=episode_length, **options)
 
     def task_number(self, key: tuple[int, int], door: tuple[int, int]) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
+from torchrl_lang.envs.grids.base import TaskOptions
 from torchrl_lang.envs.grids.room import RoomEnv, Start
 
 __all__ = ["DarkRoomEnv"]
@@ -26,8 +26,8 @@ class DarkRoomEnv(RoomEnv):
         start: ``"centre"``, ``"random"`` or a ``(row, column)``.
         reward: ``"every_step"`` or ``"once"``.
         episode_length: number of steps after which an episode is truncated.
-        task: the goal's cell of each row for all of its episodes; by default each episode draws one.
-        batch_size, seed, device: as in :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
+        **options: ``task``, ``batch_size``, ``seed`` and ``device``, as in
+            :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
 
     Examples:
         >>> import torch
@@ -44,14 +44,10 @@ class DarkRoomEnv(RoomEnv):
         start: Start = "centre",
         reward: Literal["every_step", "once"] = "every_step",
         episode_length: int = 20,
-        task: Tensor | int | None = None,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
         one_of("reward", reward, ("every_step", "once"))
         self.reward = reward
-        options: dict[str, Any] = {"task": task, "batch_size": batch_size, "seed": seed, "device": device}
         super().__init__(size, start=start, n_tasks=size**2, episode_length=episode_length, **options)
 
     def describe(self) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import count
+from torchrl_lang._checks import count, one_of, within
 from torchrl_lang.envs.grids.base import HiddenTaskEnv
 from torchrl_lang.functional import random_index
 
@@ -63,10 +62,9 @@ class RoomEnv(HiddenTaskEnv):
         Raises:
             ValueError: the cell is outside the room, or a number is not an integer.
         """
-        count("row", row)
-        count("column", column)
-        if max(row, column) >= self.size:
-            raise ValueError(f"({row}, {column}) is not a cell of a room of {self.size} by {self.size}.")
+        for place in (row, column):
+            count("row and column", place)
+            within("row and column", place, 0, self.size - 1)
         return row * self.size + column
 
     def describe(self) -> dict[str, Any]:
@@ -77,10 +75,9 @@ class RoomEnv(HiddenTaskEnv):
         """The cells in which episodes begin, with equal probability, int64 ``[S]``."""
         if start == "random":
             return torch.arange(self.size**2)
-        if start == "centre":
+        if isinstance(start, str):
+            one_of("start", start, ("centre", "random"))
             start = (self.size // 2, self.size // 2)
-        if not isinstance(start, Sequence) or isinstance(start, str) or len(start) != 2:
-            raise ValueError(f"start must be 'centre', 'random' or a (row, column), got {start!r}.")
         return torch.tensor([self.cell(*start)])
 
     def _start(self, episode: Tensor, task: Tensor) -> Tensor:

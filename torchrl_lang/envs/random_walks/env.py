@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from tensordict import TensorDictBase
@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.random_walks.graph import DirectedGraph, random_graph
 from torchrl_lang.envs.row_state import Rows, Utterance
+from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import CharTokenizer
 
@@ -23,7 +24,7 @@ def walk_tokenizer(nodes: int) -> CharTokenizer:
     """A tokenizer with one symbol per node, whose id is the node's number: letters up to 26 nodes, then ``n00``, ...
 
     Examples:
-        >>> from torchrl_lang.envs.random_walks import walk_tokenizer
+        >>> from torchrl_lang.envs.random_walks.env import walk_tokenizer
         >>> walk_tokenizer(3).encode("cab"), walk_tokenizer(100).decode([7, 42])
         ([2, 0, 1], 'n07n42')
     """
@@ -45,7 +46,7 @@ class RandomWalksEnv(LanguageEnv):
     Args:
         graph: default ``random_graph()``, 21 nodes with edge probability 0.1.
         max_turns: number of moves after which a walk is truncated.
-        batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
+        **options: ``batch_size``, ``seed`` and ``device``, as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
         ValueError: no node but the goal has a path to the goal within ``max_turns`` moves. Walks start at such nodes.
@@ -68,26 +69,19 @@ class RandomWalksEnv(LanguageEnv):
         graph: DirectedGraph | None = None,
         *,
         max_turns: int = 10,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
         self.graph = random_graph() if graph is None else graph
         near = (self.graph.distance > 0) & (self.graph.distance <= max_turns)
         if not near.any():
-            raise ValueError(
-                f"No node of the graph has a path to the goal within max_turns={max_turns} moves: use a larger "
-                f"max_turns or another graph. The nodes are {self.graph.distance.tolist()} moves away (-1: no path)."
-            )
+            raise ValueError(f"No node has a path to the goal within max_turns={max_turns} moves: allow more.")
         # An opening of 3 tokens, a move of 2, a reply of 2, the end-of-dialogue token, and one more token of an action.
         super().__init__(
             walk_tokenizer(len(self.graph)),
             row_length=5 + 5 * max_turns,
             action_length=2,
             max_turns=max_turns,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
+            **options,
         )
         self._starts: Tensor
         self._edges: Tensor
@@ -118,8 +112,5 @@ class RandomWalksEnv(LanguageEnv):
         is_start = (node >= 0) & (node < len(self.graph)) & (node != self.graph.goal)
         bad = fresh & ~is_start
         if bad.any():
-            raise ValueError(
-                f"start must be a node other than the goal {self.graph.goal}, 0 to {len(self.graph) - 1}, got "
-                f"{node[bad].tolist()}."
-            )
+            raise ValueError(f"start must be a node other than the goal {self.graph.goal}, got {node[bad].tolist()}.")
         return torch.where(fresh, node, self._starts[0])

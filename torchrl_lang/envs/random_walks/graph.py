@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import count, have_shapes, within
+
 __all__ = ["DirectedGraph", "random_graph"]
 
 
@@ -31,16 +33,10 @@ class DirectedGraph:
     """
 
     def __init__(self, edges: Tensor, goal: int = 0) -> None:
-        if edges.dtype != torch.bool or edges.ndim != 2 or edges.shape[0] != edges.shape[1] or edges.shape[0] < 2:
-            raise ValueError(
-                f"edges must be bool of shape [V, V] with at least 2 nodes, got {edges.dtype} of shape "
-                f"{tuple(edges.shape)}."
-            )
-        if edges.diagonal().any():
-            loops = edges.diagonal().nonzero().flatten().tolist()
-            raise ValueError(f"The nodes {loops} have an edge to themselves: clear the diagonal of edges.")
-        if not 0 <= goal < edges.shape[0]:
-            raise ValueError(f"goal must be a node, 0 to {edges.shape[0] - 1}, got {goal}.")
+        have_shapes(("edges", edges, (len(edges), len(edges))))
+        if edges.dtype != torch.bool or len(edges) < 2 or edges.diagonal().any():
+            raise ValueError(f"edges must be bool [V, V], V at least 2, with a False diagonal, got {edges}.")
+        within("goal", goal, 0, len(edges) - 1)
         self.edges, self.goal = edges.clone(), goal
 
     def __len__(self) -> int:
@@ -88,12 +84,9 @@ def random_graph(
         >>> graph.edges.sum(-1).unique().tolist(), int(graph.distance.min())
         ([3], 0)
     """
-    if nodes < 2:
-        raise ValueError(f"nodes must be at least 2, got {nodes}.")
-    if out_degree is not None and not 1 <= out_degree < nodes:
-        raise ValueError(f"out_degree must lie between 1 and {nodes - 1}, the other nodes, got {out_degree}.")
-    if not 0 < edge_probability <= 1:
-        raise ValueError(f"edge_probability must lie in (0, 1], got {edge_probability}.")
+    count("nodes", nodes, low=2)
+    within("out_degree", 1 if out_degree is None else out_degree, 1, nodes - 1)
+    within("edge_probability", edge_probability, 0, 1)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(10_000):
         chance = torch.rand(nodes, nodes, generator=generator).fill_diagonal_(2.0)
@@ -105,7 +98,5 @@ def random_graph(
         graph = DirectedGraph(edges, goal)
         if edges.any(-1).all() and (graph.distance >= 0).all():
             return graph
-    raise ValueError(
-        f"None of 10,000 graphs of {nodes} nodes has a path from every node to the goal: raise edge_probability="
-        f"{edge_probability} or give out_degree."
-    )
+    found = f"edge_probability={edge_probability} and out_degree={out_degree}"
+    raise ValueError(f"None of 10,000 graphs of {nodes} nodes has paths to the goal with {found}: give more.")

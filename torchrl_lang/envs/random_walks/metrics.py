@@ -32,15 +32,12 @@ def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.envs.random_walks import optimality
+        >>> from torchrl_lang.envs.random_walks.metrics import optimality
         >>> optimality(torch.tensor([2, 6, 10]), torch.tensor([2, 2, 3]), max_moves=10)
         tensor([1.0000, 0.5000, 0.0000])
     """
     if (shortest >= max_moves).any():
-        raise ValueError(
-            f"shortest must be below max_moves={max_moves}, got {shortest[shortest >= max_moves].flatten().tolist()}: "
-            "leave these starts out or allow more moves."
-        )
+        raise ValueError(f"shortest must be below max_moves={max_moves}, got up to {int(shortest.max())}.")
     return (max_moves - moves).to(torch.float32) / (max_moves - shortest)
 
 

@@ -19,8 +19,8 @@ from torchrl_lang.envs.random_walks import (
     ShortestPathPlayer,
     random_graph,
     walk_optimality,
-    walk_tokenizer,
 )
+from torchrl_lang.envs.random_walks.env import walk_tokenizer
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.random_walks import PRESETS, RandomWalksData, RandomWalksPlay

@@ -21,10 +21,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._checks import at_least_one, positive
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.textworld.game_files import REMEDY
 
 __all__ = ["EnginePool", "EngineProcess", "Failed", "require_textworld"]
+
+REMEDY = "delete it and build the game again with build_games(specs)"
 
 Answer = dict[str, Any]
 """The state of a game after a command, or an error of the engine."""
@@ -129,10 +131,8 @@ class EnginePool:
     """
 
     def __init__(self, workers: int, infos: Sequence[str] = (), *, expert: bool = False, time_limit: float = 10.0):
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}.")
-        if not time_limit > 0:
-            raise ValueError(f"time_limit must be a positive number of seconds, got {time_limit}.")
+        at_least_one("workers", workers)
+        positive("time_limit", time_limit)
         self.workers, self.infos, self.expert, self.time_limit = workers, tuple(infos), expert, time_limit
         self._history: dict[int, tuple[str, list[str]]] = {}
         self._processes: dict[int, EngineProcess] = {}

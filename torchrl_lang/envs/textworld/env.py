@@ -1,32 +1,104 @@
-"""TextWorld games as a batched language environment."""
+"""The game of one row."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_lang._checks import one_of
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.seeded_env import flags, token_ids
-from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
-from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
-from torchrl_lang.envs.textworld.game_files import game_files
-from torchrl_lang.envs.textworld.game_session import GameSession
-from torchrl_lang.envs.textworld.text import TEMPLATES, Template
+from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
+from torchrl_lang.envs.textworld.engine import EnginePool, Failed, require_textworld
+from torchrl_lang.envs.textworld.games import REMEDY, game_files
+from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_admissible, is_meta, refused
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["TextWorldEnv"]
+__all__ = [
+    "GameSession",
+    "TextWorldEnv",
+]
+
+
+class GameSession:
+    """The texts of one row's game, and its state after the last turn.
+
+    The environment asks the engine about many rows at once, and passes its answers to :meth:`opened` and
+    :meth:`replied`. The seed of an episode, modulo the number of ``games``, selects one.
+    """
+
+    def __init__(self, games: Sequence[str], template: Template) -> None:
+        self.games, self.template = games, template
+        self.game = 0
+        """Number of the current game."""
+        self.state: dict[str, Any] = {}
+        """The engine's last state; empty before the first."""
+        self.failed = False
+        """Whether the engine failed in this game."""
+        self._turn: tuple[dict[str, Any], str] = (self.state, "")
+
+    @property
+    def points(self) -> float:
+        """Points of the last turn. (The engine's ``score`` is the total so far.)"""
+        return float(self.state.get("score", 0) - self._turn[0].get("score", 0))
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the last command did nothing; known only if the engine returns admissible commands."""
+        before = self._turn[0]
+        return before is not self.state and not self.state["acted"]
+
+    @property
+    def was_admissible(self) -> bool:
+        """Whether the last command was among the admissible ones, word by word."""
+        before, command = self._turn
+        return is_admissible(command, before.get("admissible_commands") or ())
+
+    def choose(self, seed: int) -> str:
+        """The file of the game that a seed selects."""
+        self.game = seed % len(self.games)
+        return self.games[self.game]
+
+    def opened(self, answer: dict[str, Any] | Failed) -> str:
+        """The opening text of a game that has begun."""
+        if isinstance(answer, Failed):
+            raise FileError(self.games[self.game], f"cannot be begun by the engine ({answer})", REMEDY)
+        self.state, self.failed, self._turn = answer, False, (answer, "")
+        return self.template.write("opening", answer)
+
+    def command(self, text: str) -> str | None:
+        """The command to send to the engine; None if there is nothing to send."""
+        command = clean_command(text)
+        return None if is_meta(command) else command
+
+    def replied(
+        self, command: str | None, answer: dict[str, Any] | Failed | None
+    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The reply, the points, whether the game has ended, whether the engine failed, and an empty info.
+
+        Without a command the game does not change.
+        """
+        if isinstance(answer, Failed):
+            self.failed, self._turn = True, (self.state, "")
+            return SILENT.lower() if self.template.lower else SILENT, 0.0, False, True, {}
+        before = self.state
+        if command is None or answer is None:
+            answer = {**before, "feedback": refused(before["feedback"]), "acted": False}
+        self.state, self._turn = answer, (before, command or "")
+        return self.template.write("reply", answer), self.points, answer["done"], False, {}
+
 
 _OF_THE_TURN = ("invalid", "was_admissible")
-_OFFERS = ("expert", "admissible", *_OF_THE_TURN)
+Offer = Literal["expert", "admissible", "invalid", "was_admissible"]
 _REMEMBERED = 4096
 """Number of texts whose ids are cached."""
 
@@ -77,15 +149,14 @@ class TextWorldEnv(TextGameEnv):
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
         workers: number of engine processes; default the number of cores, at most one per row.
         time_limit: seconds that the engine may take per command.
-        on_bad_text: as in :class:`~torchrl_lang.envs.TextGameEnv`.
-        row_length, action_length, max_turns, batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
+        **options: ``row_length``, ``action_length``, ``max_turns`` and others of
+            :class:`~torchrl_lang.envs.TextGameEnv`.
 
     Raises:
         ImportError: the engine is not installed; the message names the extra.
         ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the expert's command does not
             fit into ``action_length`` tokens, or more than ``max_admissible`` commands are admissible.
-        FileNotFoundError: a game's file is missing.
-        FileError: a game's file, or the ``.json`` beside it, is damaged, or the engine fails in the game.
+        FileError: a game's file, or the ``.json`` beside it, is missing or damaged, or the engine fails in the game.
     """
 
     def __init__(
@@ -93,46 +164,29 @@ class TextWorldEnv(TextGameEnv):
         games: Sequence[str | os.PathLike[str]],
         tokenizer: Tokenizer,
         *,
-        row_length: int,
-        action_length: int,
         template: Template | str = "plain",
-        offers: Iterable[Literal["expert", "admissible", "invalid", "was_admissible"]] | str = (),
+        offers: Iterable[Offer] | Offer = (),
         max_admissible: int = 64,
         order: Literal["random", "cycle"] = "random",
         workers: int | None = None,
         time_limit: float = 10.0,
-        max_turns: int | None = None,
-        on_bad_text: OnBadText = "truncate",
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[GameOptions],
     ) -> None:
         require_textworld()
         self.games = game_files(games)
         if isinstance(template, str):
             one_of("template", template, tuple(TEMPLATES))
             template = TEMPLATES[template]
-        self.template = template
+        one_of("order", order, ("random", "cycle"))
+        self.template, self.order, self.max_admissible = template, order, max_admissible
         self.offers: tuple[str, ...] = (offers,) if isinstance(offers, str) else tuple(offers)
         for name in self.offers:
-            one_of("offers", name, _OFFERS)
+            one_of("offers", name, get_args(Offer))
         self._of_the_turn = [key for key in _OF_THE_TURN if key in self.offers]
-        self.max_admissible = max_admissible
-        one_of("order", order, ("random", "cycle"))
-        self.order = order
         self._actions: dict[str, list[int] | None] = {}
         self._ids: dict[str, list[int]] = {}
-        super().__init__(
-            partial(GameSession, self.games, template),  # type: ignore[arg-type]  # this class plays with the pool
-            tokenizer,
-            row_length=row_length,
-            action_length=action_length,
-            max_turns=max_turns,
-            on_bad_text=on_bad_text,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+        make_game: Any = partial(GameSession, self.games, template)  # this class plays with the pool
+        super().__init__(make_game, tokenizer, **options)
         # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
         asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
         infos = self.template.infos | ({"admissible_commands"} if asks else set())
@@ -215,10 +269,7 @@ class TextWorldEnv(TextGameEnv):
     def _expert(self, command: str) -> list[int]:
         ids = self._utterance(command)
         if ids is None:
-            raise ValueError(
-                f"The expert's command {command!r} does not fit into action_length={self.action_length} tokens "
-                f"with its end: use at least {len(encode_action(self.tokenizer, command)) + 1}."
-            )
+            raise ValueError(f"The expert's command {command!r} does not fit into action_length={self.action_length}.")
         return ids
 
     def _admissible(self, commands: Sequence[Sequence[str]]) -> TaskState:

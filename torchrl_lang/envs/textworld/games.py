@@ -7,14 +7,31 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchrl_lang.envs.textworld.engine import EnginePool, EngineProcess, Failed, require_textworld
+import numpy as np
+
+from torchrl_lang._checks import one_of
+from torchrl_lang._files import FileError, read_json
+from torchrl_lang.envs.textworld.engine import REMEDY, EnginePool, EngineProcess, Failed, require_textworld
 from torchrl_lang.envs.textworld.text import REFUSED, SILENT, Template
 
-__all__ = ["TextWorldSpec", "build_games", "game_texts"]
+__all__ = [
+    "Apart",
+    "GameSets",
+    "TextWorldSpec",
+    "build_games",
+    "check_game_file",
+    "game_files",
+    "game_texts",
+    "solution",
+    "split_games",
+]
 
+
+Apart = Literal["solutions", "games"]
 Kind = Literal["simple", "coin_collector", "treasure_hunter", "cooking", "custom"]
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,13 +86,11 @@ class TextWorldSpec:
     """
 
     def __init__(self, kind: Kind, seed: int = 0, **options: Any) -> None:
-        if kind not in _OPTIONS:
-            raise ValueError(f"The engine has no generator {kind!r}: choose one of {list(_OPTIONS)}.")
+        one_of("kind", kind, tuple(_OPTIONS))
         unknown = sorted(set(options) - set(_OPTIONS[kind]))
         if unknown:
             raise TypeError(f"{kind!r} has no options {unknown}, it has {list(_OPTIONS[kind])}.")
-        self.kind = kind
-        self.seed = seed
+        self.kind, self.seed = kind, seed
         self.options: Mapping[str, Any] = {**_OPTIONS[kind], **options}
 
     @property
@@ -187,3 +202,83 @@ def game_texts(
     finally:
         pool.close()
     return [text.lower() for text in texts] if template.lower else texts
+
+
+_HEADER = 64
+"""Bytes of the header of a Z-machine file (Z-Machine Standard 1.1, section 11)."""
+
+
+def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The absolute paths of games, each checked: the engine hangs or crashes on damaged files."""
+    if isinstance(games, str | os.PathLike) or not games:
+        raise ValueError(f"games must be a sequence of files, at least one, got {games!r}: see build_games(specs).")
+    for path in dict.fromkeys(games):
+        check_game_file(path)
+    return tuple(os.path.abspath(path) for path in games)
+
+
+def check_game_file(path: str | os.PathLike[str]) -> None:
+    """Raise unless a game is complete: a Z-machine file whose checksum matches its header, with its ``.json``."""
+    path = Path(path)
+    content = path.read_bytes() if path.is_file() else b""
+    length = 8 * int.from_bytes(content[0x1A:0x1C], "big")
+    found = int(np.frombuffer(content[_HEADER:length], np.uint8).sum(dtype=np.int64)) % 2**16
+    is_game = len(content) >= max(_HEADER, length) and content[0] == 8  # of the Z-machine, version 8
+    if not is_game or found != int.from_bytes(content[0x1C:0x1E], "big"):
+        raise FileError(path, "is no game of the Z-machine, version 8, or is missing or damaged", REMEDY)
+    read_json(path.with_suffix(".json"), remedy=f"delete {path} and build the game again with build_games(specs)")
+
+
+@dataclass(frozen=True)
+class GameSets:
+    """Files of games in three sets."""
+
+    train: tuple[Path, ...]
+    valid: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+
+def solution(game: Path) -> str:
+    """The commands of a game's walkthrough, one a line, from the ``.json`` beside its file."""
+    return "\n".join(_content(game)["metadata"]["walkthrough"])
+
+
+def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = "solutions", seed: int = 0) -> GameSets:
+    """Split games so that equal solutions (or equal games) are in one set.
+
+    ``test`` is filled first, then ``valid``; all other games are for training. Groups of games are ordered by a hash,
+    so the split is the same on every machine and independent of what the games are like.
+
+    Args:
+        games: files of games.
+        valid: minimal number of validation games.
+        test: minimal number of test games.
+        apart: two sets have no solution in common, or merely no game (world, words and solution).
+        seed: another seed gives another split.
+
+    Raises:
+        ValueError: no game is left for training.
+    """
+    groups: dict[bytes, list[Path]] = {}
+    salt = f"{seed}\n" if seed else ""
+    for game in games:
+        common = solution(game) if apart == "solutions" else _whole(game)
+        groups.setdefault(hashlib.sha256((salt + common).encode()).digest(), []).append(game)
+    sets: dict[str, list[Path]] = {"test": [], "valid": [], "train": []}
+    wanted = {"test": test, "valid": valid, "train": len(games)}
+    for _, members in sorted(groups.items()):
+        sets[next(name for name, chosen in sets.items() if len(chosen) < wanted[name])] += members
+    if not sets["train"]:
+        found = f"{len(games)} games, {len(groups)} when {apart} are apart"
+        raise ValueError(f"{found}, leave none to learn from besides valid={valid} and test={test}: build more.")
+    return GameSets(**{name: tuple(sorted(chosen)) for name, chosen in sets.items()})
+
+
+def _whole(game: Path) -> str:
+    """The game without its random seeds."""
+    content = {key: value for key, value in _content(game).items() if key != "metadata"}
+    return json.dumps([content, solution(game)], sort_keys=True)
+
+
+def _content(game: Path) -> dict[str, Any]:
+    return read_json(game.with_suffix(".json"), remedy=f"delete {game}, it is then built again")

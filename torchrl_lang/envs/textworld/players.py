@@ -44,10 +44,7 @@ class ExpertPlayer(TensorDictModuleBase):
         super().__init__()
         shares = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
         if not shares or not all(0 <= share <= 1 for share in (*shares, foreign)):
-            raise ValueError(
-                f"epsilon must be a probability or a sequence of them, foreign a probability: "
-                f"got epsilon={epsilon}, foreign={foreign}."
-            )
+            raise ValueError(f"epsilon and foreign must be probabilities, got {epsilon} and {foreign}.")
         self.epsilon, self.foreign = shares, foreign
         errs = any(shares)
         self.in_keys = ["expert_action", *(_OFFERED if errs else ())]

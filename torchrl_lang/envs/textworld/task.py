@@ -18,20 +18,17 @@ from torchrl_lang._files import Fields, shorten
 from torchrl_lang.envs.textworld import (
     TEMPLATES,
     ExpertPlayer,
-    GameSets,
     RandomAdmissiblePlayer,
     TextWorldEnv,
     TextWorldSpec,
     build_games,
     game_texts,
-    split_games,
-    word_tokenizer,
 )
-from torchrl_lang.envs.textworld.game_sets import Apart
+from torchrl_lang.envs.textworld.games import Apart, GameSets, split_games
 from torchrl_lang.evaluation import GameRecords, Summary
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
-from torchrl_lang.text import CharTokenizer
+from torchrl_lang.text import CharTokenizer, word_tokenizer
 
 __all__ = ["TextWorldData", "TextWorldPlay", "TextWorldTask"]
 

@@ -33,7 +33,7 @@ def clean_command(text: str) -> str:
     ``then``.
 
     Examples:
-        >>> from torchrl_lang.envs.textworld import clean_command
+        >>> from torchrl_lang.envs.textworld.text import clean_command
         >>> clean_command("  open\x00  Box. take key")
         'open box'
         >>> clean_command("go east then take coin")
@@ -59,7 +59,7 @@ def is_meta(command: str) -> bool:
     """Whether a cleaned command is for the engine: saving, restarting, undoing, printing its state and similar.
 
     Examples:
-        >>> from torchrl_lang.envs.textworld import is_meta
+        >>> from torchrl_lang.envs.textworld.text import is_meta
         >>> is_meta("restart"), is_meta("tw-print max_score"), is_meta("take scripture")
         (True, True, False)
     """
@@ -71,7 +71,7 @@ def clean_feedback(text: str) -> str:
     r"""The game's text without the title picture, the status line, the prompt and superfluous white space.
 
     Examples:
-        >>> from torchrl_lang.envs.textworld import clean_feedback
+        >>> from torchrl_lang.envs.textworld.text import clean_feedback
         >>> clean_feedback("\nYou open the box.\n\n\n>" + 60 * " " + "-= Attic =-0/11")
         'You open the box.'
     """
