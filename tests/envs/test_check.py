@@ -9,7 +9,8 @@ import torch
 from torchrl.data import Unbounded
 from torchrl.envs import Compose, StepCounter, TransformedEnv
 
-from torchrl_lang.envs import LanguageEnvError, check_language_env
+from torchrl_lang.envs import check_language_env
+from torchrl_lang.envs.check import LanguageEnvError
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import ACTION
 from torchrl_lang.transforms import LivingCost, TurnRewardTransform

@@ -50,7 +50,7 @@ class ToolText(str):
     """A game's reply that is a message of a tool in the rows of a chat, if the chat template has such messages.
 
     Examples:
-        >>> from torchrl_lang.envs import ToolText
+        >>> from torchrl_lang.envs.game_turn import ToolText
         >>> ToolText("42") == "42"
         True
     """
@@ -62,7 +62,7 @@ def without_thoughts(text: str, *, begin: str = "<think>", end: str = "</think>"
     A thought without an end is no answer, so nothing of it is left. For ``TextGameEnv(read=without_thoughts)``.
 
     Examples:
-        >>> from torchrl_lang.envs import without_thoughts
+        >>> from torchrl_lang.envs.game_turn import without_thoughts
         >>> without_thoughts("<think>north?</think> go north"), without_thoughts("go <think>nor")
         ('go north', 'go')
     """

@@ -85,7 +85,7 @@ class TextGameEnv(LanguageEnv):
     Args:
         make_game: makes a new game, a :class:`TextGame`; called once per row of the batch.
         read: maps the text of an utterance to what the game gets, such as
-            :func:`~torchrl_lang.envs.without_thoughts`; by default the text itself. Rows keep the whole utterance.
+            :func:`~torchrl_lang.envs.game_turn.without_thoughts`; by default the text itself. Rows keep all of it.
         features: number and width of the vectors that a game shows; None if games show none.
         on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         workers: number of games that are reset or stepped at a time.

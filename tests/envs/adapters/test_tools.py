@@ -9,7 +9,8 @@ import pytest
 
 from tests.envs.conftest import Parrot
 from tests.envs.helpers import say_after
-from torchrl_lang.envs import QuestionGame, TextGameEnv, ToolGame, Tools, check_language_env
+from torchrl_lang.envs import TextGameEnv, ToolGame, Tools, check_language_env
+from torchrl_lang.envs.adapters.tools import QuestionGame
 from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")

@@ -140,7 +140,8 @@ class ToolGame:
         TypeError, ValueError: as :class:`Tools`.
 
     Examples:
-        >>> from torchrl_lang.envs import QuestionGame, ToolGame
+        >>> from torchrl_lang.envs import ToolGame
+        >>> from torchrl_lang.envs.adapters.tools import QuestionGame
         >>> def multiply(a: int, b: int) -> int:
         ...     '''Multiply two numbers.
         ...
@@ -205,7 +206,7 @@ class QuestionGame:
         ValueError: there are no questions.
 
     Examples:
-        >>> from torchrl_lang.envs import QuestionGame
+        >>> from torchrl_lang.envs.adapters.tools import QuestionGame
         >>> game = QuestionGame([("2 + 2 =", "4")])
         >>> game.reset(seed=5), game.step(" 4")
         ('2 + 2 =', ('', 1.0, True))

@@ -42,7 +42,8 @@ def trl_environment(
         ValueError: ``method`` is no name for a public method. On ``reset``, there is no seed.
 
     Examples:
-        >>> from torchrl_lang.envs import QuestionGame, trl_environment
+        >>> from torchrl_lang.envs import trl_environment
+        >>> from torchrl_lang.envs.adapters.tools import QuestionGame
         >>> Sums = trl_environment(lambda: QuestionGame([("2 + 2 =", "4")]), method="answer", doc="Answer.")
         >>> env = Sums()
         >>> env.reset(prompt=[{"role": "user", "content": "Add. "}], seed=0)
