@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from torchrl_lang.modules.returns import ReturnEmbedding
 
 __all__ = [
-    "CompiledRuns",
     "FINAL_NORMS",
     "HIDDEN",
     "HIDDEN_PRE_NORM",
     "Trunk",
-    "is_compilable",
     "trunk_module",
     "trunk_of",
     "unwrapped",
@@ -105,7 +103,8 @@ class Trunk(nn.Module):
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
-        self._compiled: CompiledRuns | None = None
+        self._compile_options: dict[str, Any] | None = None
+        self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
         if expose_pre_norm:
             self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
 
@@ -143,7 +142,7 @@ class Trunk(nn.Module):
     @property
     def compiled(self) -> bool:
         """Whether :meth:`compile` was called."""
-        return self._compiled is not None
+        return self._compile_options is not None
 
     def gradient_checkpointing(self, enabled: bool = True) -> Trunk:
         """Recompute each layer in the backward pass instead of storing its activations; effective in training mode."""
@@ -167,7 +166,7 @@ class Trunk(nn.Module):
             **options: options of :func:`torch.compile`; ``dynamic=True`` by default. ``backend="eager"`` needs no
                 compiler.
         """
-        self._compiled = CompiledRuns({"dynamic": True} | options)
+        self._compile_options, self._compiled = {"dynamic": True} | options, {}
         return self
 
     def forward(
@@ -263,11 +262,15 @@ class Trunk(nn.Module):
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``; with features also of these.
         """
-        if self._compiled is None or not is_compilable(tokens, kwargs):
+        step = "past_key_values" in kwargs
+        # Prompts that are added to a cache, the first token of rows included, are not compiled.
+        if self._compile_options is None or (step and (tokens.shape[1] != 1 or kwargs.get("position_ids") is None)):
             return self._run(tokens, **kwargs)
-        step, device = "past_key_values" in kwargs, tokens.device.type
-        run = self._compiled.of(self._run, training=self.model.training, step=step, device=device)
-        return run(tokens, **kwargs)
+        autocast = torch.is_autocast_enabled(tokens.device.type)
+        mode = (step, self.model.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+        if mode not in self._compiled:
+            self._compiled[mode] = torch.compile(_of_this_mode(self._run), **self._compile_options)
+        return self._compiled[mode](tokens, **kwargs)
 
     def _run(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         root = self.sharded_root
@@ -301,7 +304,7 @@ class Trunk(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # The saved input of the norm has a graph and does not belong in a copy.
         # The language model around this one is not copied, so a copy has no owner but itself.
-        return dict(super().__getstate__()) | {"_pre_norm": None, "_owners": ()}
+        return dict(super().__getstate__()) | {"_pre_norm": None, "_owners": (), "_compiled": {}}
 
     def _find_norm(self, name: str | None) -> nn.Module:
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
@@ -352,72 +355,14 @@ def trunk_module(trunk: Trunk) -> TensorDictModule:
     return TensorDictModule(trunk, in_keys=in_keys, out_keys=out_keys)
 
 
-Run = Callable[..., tuple[Tensor, ...]]
+def _of_this_mode(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function that runs another one, with a code object of its own.
 
-
-class CompiledRuns:
-    """Compiles a run at its first call in each mode; a copy or pickle holds the options and compiles again.
-
-    Args:
-        options: those of :func:`torch.compile`.
-
-    Examples:
-        >>> import pickle, torch
-        >>> from torchrl_lang.modules.trunk import CompiledRuns
-        >>> runs = CompiledRuns({"backend": "eager"})
-        >>> runs.of(lambda tokens: (tokens + 1,), training=False, step=False, device="cpu")(torch.zeros(2))
-        (tensor([1., 1.]),)
-        >>> len(runs), len(pickle.loads(pickle.dumps(runs)))
-        (1, 0)
+    Dynamo caches compiled code per code object, a few of each, and ignores hooks: each model and mode needs its own.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self._of_mode: dict[tuple[bool, ...], Run] = {}
+    def compiled(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+        return run(tokens, **kwargs)
 
-    def __len__(self) -> int:
-        return len(self._of_mode)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_of_mode": {}}
-
-    def of(self, run: Run, *, training: bool, step: bool, device: str) -> Run:
-        """The compiled form of ``run`` for a mode: this model's ``training``, ``step`` of decoding, and torch's own.
-
-        ``run`` is always the same function, on one type of device.
-        """
-        mode = (
-            step,
-            training,
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(device),
-        )
-        if mode not in self._of_mode:
-
-            def compiled(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
-                return run(tokens, **kwargs)
-
-            # Dynamo caches compiled code per code object, a few of each, and ignores hooks: each model and mode has its
-            # own code object.
-            compiled.__code__ = compiled.__code__.replace()
-            self._of_mode[mode] = torch.compile(compiled, **self.options)
-        return self._of_mode[mode]
-
-
-def is_compilable(tokens: Tensor, options: dict[str, Any]) -> bool:
-    """Whether a run is of whole rows or of one more token of each row, not of prompts that are added to a cache.
-
-    The first token of rows has no positions.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.trunk import is_compilable
-        >>> one, place = torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[4], [7]])
-        >>> is_compilable(one, {}), is_compilable(one, {"past_key_values": None, "position_ids": place})
-        (True, True)
-        >>> is_compilable(one, {"past_key_values": None, "position_ids": None})
-        False
-    """
-    is_step = tokens.shape[1] == 1 and options.get("position_ids") is not None
-    return "past_key_values" not in options or is_step
+    compiled.__code__ = compiled.__code__.replace()
+    return compiled
