@@ -461,7 +461,7 @@ def _describe_guidance(
         return None, {}, None
     by_likelihood = isinstance(guidance, LikelihoodGuidance)
     utterances = isinstance(guidance, UtteranceValueGuidance)
-    values = "likelihoods" if by_likelihood else "utterances" if utterances else "tokens"
+    values: Any = "likelihoods" if by_likelihood else "utterances" if utterances else "tokens"
     options = {name: value for name, value in vars(guidance).items() if name in GuidanceRecord.model_fields}
     record = GuidanceRecord(values=values, **options)
     heads = {"value": guidance.value, "qvalue": None if by_likelihood else guidance.qvalue}
