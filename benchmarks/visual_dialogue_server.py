@@ -26,11 +26,11 @@ from torchrl_lang.envs.visual_dialogue import (
     RemoteModels,
     SplitFiles,
     VisualDialogues,
-    answer_and_score,
     generate_visual_dialogues,
     save_dialogue_models,
     train_dialogue_models,
 )
+from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score
 
 BATCH, CLIENTS, POOL, MIN_SPEED = 32, 64, 1000, 200
 SMOKE = {"BATCH": 4, "CLIENTS": 2, "POOL": 40}

@@ -76,7 +76,7 @@ def test_optional_packages_are_imported_in_one_file_each():
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(path.name)
     found = {
-        "h5py": {"hdf5.py"},
+        "h5py": {"features.py"},
         "matplotlib": {"plots.py"},
         "peft": {"initial_policy.py"},
         "profanity_check": {"rewards.py"},

@@ -29,7 +29,7 @@ from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.envs.reddit import CommentRows
 from torchrl_lang.envs.reddit.folder import WORDS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.task import RedditTask
-from torchrl_lang.envs.visual_dialogue.folder import measured_tokens, texts_of
+from torchrl_lang.envs.visual_dialogue.prepare import measured_tokens, texts_of
 from torchrl_lang.text import (
     CharTokenizer,
     ChatTokenizer,

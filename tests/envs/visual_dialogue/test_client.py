@@ -7,7 +7,8 @@ import torch
 
 from tests.envs.scripted_server import Scripted
 from tests.envs.visual_dialogue.conftest import make_batch
-from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round, answer_and_score, last_round_rewards
+from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round
+from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score, last_round_rewards
 
 FAST = {"first_wait": 0.001, "longest_wait": 0.01}
 HEALTH = (200, {"feature_size": 16, "limits": {"items": 64}})

@@ -8,7 +8,8 @@ import torch
 from tests.envs.helpers import say_after
 from tests.envs.visual_dialogue.played_world import TOKENIZER, make_env, write_world
 from tests.envs.visual_dialogue.word_overlap import WordOverlap
-from torchrl_lang.envs.visual_dialogue import STOP, Dialogue, DialogueRewards
+from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueRewards
+from torchrl_lang.envs.visual_dialogue.rewards import STOP
 from torchrl_lang.text import from_row
 
 SCENES = 4

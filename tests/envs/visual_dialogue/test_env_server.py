@@ -23,7 +23,9 @@ from torchrl_lang.envs.visual_dialogue import (
     VisualDialogues,
     generate_visual_dialogues,
 )
-from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+from torchrl_lang.envs.visual_dialogue.models.local import SavedDialogueModels
+from torchrl_lang.envs.visual_dialogue.models.networks import Answerer, ImageGuesser
+from torchrl_lang.envs.visual_dialogue.models.words import WordIndex
 from torchrl_lang.schema import check_row
 from torchrl_lang.text import from_row
 

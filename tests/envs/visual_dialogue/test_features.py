@@ -8,7 +8,8 @@ import torch
 
 from tests.envs.visual_dialogue.real_files import FEATURES, raw_features, write_dialogues, write_hdf5
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.visual_dialogue import ImageFeatures, VisualDialogues
+from torchrl_lang.envs.visual_dialogue import VisualDialogues
+from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 
 
 @pytest.fixture(params=["hdf5", "npy"])

@@ -6,13 +6,8 @@ import pytest
 
 from tests.envs.visual_dialogue.real_files import CAPTION, write_dialogues, write_numbered, write_rewards
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.visual_dialogue import (
-    Round,
-    SplitFiles,
-    read_additional_scenes,
-    read_dialogues,
-    read_reward_cache,
-)
+from torchrl_lang.envs.visual_dialogue import Round, SplitFiles
+from torchrl_lang.envs.visual_dialogue.files import read_additional_scenes, read_dialogues, read_reward_cache
 
 SCENE = {"caption": "a dog", "image": 2, "dialog": [{"question": "is it red?", "answer": "no"}], "rewards": [0.5, 0.1]}
 
@@ -49,72 +44,61 @@ def test_files_of_another_version_take_the_place_of_0_5(tmp_path):
     assert named == [f"visdial_{version}_train.json" for version in ("0.5", "0.9", "1.0", "0.5")]
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (
-            lambda data: data["dialogs"][1]["dialog"][9].pop("answer"),
-            r'no field "item 1\.dialog\.9\.answer".*test split',
-        ),
-        (lambda data: data["dialogs"][1]["dialog"].pop(), 'has 9 rounds as "item 1.dialog", expected 10'),
-        (
-            lambda data: data["dialogs"][0]["dialog"][2].update(question=99),
-            r'99 as ".*2\.question", but .* has 11 texts',
-        ),
-        (lambda data: data["dialogs"][0]["dialog"][2].update(answer=-1), 'has -1 as "item 0.dialog.2.answer"'),
-        (lambda data: data["dialogs"][0]["dialog"][2].update(answer="yes"), "expected int"),
-        (lambda data: data.pop("answers"), 'has no field "data.answers"'),
-        (lambda data: data["questions"].append(7), 'has 7 as "data.questions.11", expected str'),
-        (lambda data: data["dialogs"].clear(), "holds no dialogue"),
-    ],
-)
+DAMAGED_1_0 = {  # a change, and a part of the message
+    "no last answer": (lambda data: data["dialogs"][1]["dialog"][9].pop("answer"), r"1\.dialog\.9\.answer.*test split"),
+    "nine rounds": (lambda data: data["dialogs"][1]["dialog"].pop(), r"data\.dialogs\.1\.dialog.*10"),
+    "no such text": (lambda data: data["dialogs"][0]["dialog"][2].update(question=99), r"dialogs\.0.*no text"),
+    "negative": (lambda data: data["dialogs"][0]["dialog"][2].update(answer=-1), r"-1 as .*0\.dialog\.2\.answer"),
+    "a text": (lambda data: data["dialogs"][0]["dialog"][2].update(answer="yes"), "expected a valid integer"),
+    "no answers": (lambda data: data.pop("answers"), r'no field "data\.answers"'),
+    "a number": (lambda data: data["questions"].append(7), r'7 as "data\.questions\.11"'),
+    "no dialogue": (lambda data: data["dialogs"].clear(), r"data\.dialogs"),
+}
+
+
+@pytest.mark.parametrize(("change", "found"), DAMAGED_1_0.values(), ids=DAMAGED_1_0)
 def test_damaged_files_of_visdial_1_0(tmp_path, change, found):
     with pytest.raises(FileError, match=rf"visdial_1.0_test.json .*{found}"):
         read_dialogues(write_numbered(tmp_path / "visdial_1.0_test.json", 2, change=change))
 
 
-def damage(place, value):
-    """Replace the value at a path of keys in the second dialogue; None removes it."""
-
-    def change(items):
-        inside = items[1]
-        for key in place[:-1]:
-            inside = inside[key]
-        if value is None:
-            del inside[place[-1]]
-        else:
-            inside[place[-1]] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("place", "value"),
     [
-        (damage(["caption"], None), 'has no field "item 1.caption"'),
-        (damage(["caption"], 7), 'has 7 as "item 1.caption", expected str'),
-        (damage(["dialog"], "x"), "has 'x' as \"item 1.dialog\", expected list"),
-        (damage(["dialog", 9], None), 'has 9 rounds as "item 1.dialog", expected 10'),
-        (damage(["dialog", 4], ["q", "a"]), 'has ["q", "a"] as "item 1.dialog.4", expected a JSON object'),
-        (damage(["dialog", 4, "answer"], None), 'has no field "item 1.dialog.4.answer"'),
-        (damage(["dialog", 0, "question"], [1]), 'has [1] as "item 1.dialog.0.question", expected str'),
-        (damage(["image_id"], [1]), 'has [1] as "item 1.image_id"'),
-        (lambda items: items.__setitem__(1, "x"), 'has "x" as item 1, expected a JSON object'),
-        (lambda items: items.clear(), "holds no dialogue"),
+        (["caption"], None),
+        (["caption"], 7),
+        (["dialog"], "x"),
+        (["dialog", 9], None),
+        (["dialog", 4], ["q", "a"]),
+        (["dialog", 4, "answer"], None),
+        (["dialog", 0, "question"], [1]),
+        (["image_id"], [1]),
+        ([], "x"),
     ],
 )
-def test_damaged_dialogues(tmp_path, change, found):
-    path = write_dialogues(tmp_path / "visdial_0.5_val.json", 2, change=change)
-    with pytest.raises(FileError, match=r"visdial_0\.5_val\.json") as caught:
-        read_dialogues(path)
-    assert found in str(caught.value)
+def test_damaged_dialogues(tmp_path, place, value):
+    """A value of the second dialogue is another one, or missing (None); the error names it."""
+
+    def change(items):
+        *outer, last = [1, *place]
+        inside = items
+        for key in outer:
+            inside = inside[key]
+        if value is None:
+            del inside[last]
+        else:
+            inside[last] = value
+
+    named = ["1", *map(str, place[:1] if place == ["dialog", 9] else place)]
+    with pytest.raises(FileError, match=rf'visdial_0\.5_val\.json has .*"{".".join(named)}'):
+        read_dialogues(write_dialogues(tmp_path / "visdial_0.5_val.json", 2, change=change))
 
 
-@pytest.mark.parametrize("content", ['{"data": []}', "[1", "\x80\x04pickle"])
+@pytest.mark.parametrize("content", ['{"data": []}', "[1", "[]", "\x80\x04pickle"])
 def test_other_files_are_not_dialogues(tmp_path, content):
     path = tmp_path / "d.json"
     path.write_text(content)
-    with pytest.raises(FileError, match=r"d\.json (holds|is not)"):
+    with pytest.raises(FileError, match=r"d\.json"):
         read_dialogues(path)
 
 
@@ -131,27 +115,20 @@ def test_both_reward_caches(tmp_path):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ([[0.5] * 11], "holds the rewards of 1 dialogues, expected 2"),
-        ([[0.5] * 11, [0.5] * 10], 'has 10 values as "item 1", expected 11 numbers'),
-        ([[0.5] * 11, 3], 'has 3 as "item 1", expected 11 numbers'),
-        ([[0.5] * 11, "0123456789a"], 'has "0123456789a" as "item 1"'),
-        ([[0.5] * 11, [0.5] * 10 + ["x"]], 'has a wrong "item 1" (number 10 must be a finite number, got "x")'),
-        ([[0.5] * 11, [True] * 11], 'has a wrong "item 1" (number 0 must be'),
+        ([[0.5] * 11], "1 dialogues, expected 2"),
+        ([[0.5] * 11, [0.5] * 10], '"1"'),
+        ([[0.5] * 11, 3], '"1"'),
+        ([[0.5] * 11, "0123456789a"], '"1"'),
+        ([[0.5] * 11, [0.5] * 10 + ["x"]], '"1.10"'),
+        ([[0.5] * 11, [True] * 11], '"1.0"'),
+        ([[float("nan")] * 11] * 2, '"0.0"'),
     ],
 )
 def test_damaged_reward_caches(tmp_path, content, found):
     path = tmp_path / "val_reward_cache2.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(FileError, match=r"val_reward_cache2\.json") as caught:
+    with pytest.raises(FileError, match=rf"val_reward_cache2\.json .*{found}"):
         read_reward_cache(path, 2)
-    assert found in str(caught.value)
-
-
-def test_rewards_that_are_not_numbers_of_json(tmp_path):
-    path = tmp_path / "cache.json"
-    path.write_text(f"[[{', '.join(['NaN'] * 11)}]]")
-    with pytest.raises(FileError, match="NaN is not a JSON number"):
-        read_reward_cache(path, 1)
 
 
 def test_additional_scenes_of_any_length(tmp_path):
@@ -165,19 +142,18 @@ def test_additional_scenes_of_any_length(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"image": 3}, 'has 3 as "item 0.image", but the features have 3 rows'),
-        ({"image": -1}, 'has -1 as "item 0.image", expected at least 0'),
-        ({"rewards": [0.5]}, 'has 1 values as "item 0.rewards", expected 2 numbers'),
-        ({"stop": True}, "unknown keys ['stop']"),
-        ({"dialog": SCENE["dialog"] * 11, "rewards": [0.5] * 12}, 'has 11 rounds as "item 0.dialog"'),
+        ({"image": 3}, r'3 as "0\.image", of 3 rows'),
+        ({"image": -1}, r'-1 as "0\.image"'),
+        ({"rewards": [0.5]}, r'1 numbers as "0\.rewards"'),
+        ({"stop": True}, r"0\.stop"),
+        ({"dialog": SCENE["dialog"] * 11, "rewards": [0.5] * 12}, r"0\.dialog"),
     ],
 )
 def test_damaged_additional_scenes(tmp_path, changed, found):
     path = tmp_path / "scenes.json"
     path.write_text(json.dumps([{**SCENE, **changed}]))
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(FileError, match=found):
         read_additional_scenes(path, images=3)
-    assert found in str(caught.value)
 
 
 def test_pickles_are_never_read(tmp_path):

@@ -12,12 +12,12 @@ from torchrl_lang.envs.visual_dialogue import (
     SplitFiles,
     VisualDialogues,
     generate_visual_dialogues,
-    is_yes_no,
-    load_dialogue_models,
     save_dialogue_models,
     train_dialogue_models,
 )
-from torchrl_lang.envs.visual_dialogue.makers.attributes import ATTRIBUTES
+from torchrl_lang.envs.visual_dialogue.generate import ATTRIBUTES
+from torchrl_lang.envs.visual_dialogue.models.local import load_dialogue_models
+from torchrl_lang.envs.visual_dialogue.rewards import is_yes_no
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ import pytest
 from tests.envs.visual_dialogue.conftest import make_batch
 from tests.envs.visual_dialogue.test_protocol import form, health, post
 from tests.processes import Program, run
-from torchrl_lang.envs.visual_dialogue import RemoteModels, answer_and_score, compute_reward_caches
+from torchrl_lang.envs.visual_dialogue import RemoteModels, compute_reward_caches
+from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score
 
 pytestmark = pytest.mark.slow
 COMMAND = """

@@ -12,13 +12,8 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.conftest import make_batch
-from torchrl_lang.envs.visual_dialogue import (
-    DialogueServer,
-    RemoteModels,
-    Round,
-    answer_and_score,
-    last_round_rewards,
-)
+from torchrl_lang.envs.visual_dialogue import DialogueServer, RemoteModels, Round
+from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score, last_round_rewards
 
 GREEDY = '{"inference": "greedy", "beamSize": 1}'
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.envs.visual_dialogue.real_files import CAPTION, raw_features, write_dialogues, write_hdf5, write_rewards
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.visual_dialogue import STOP, DialogueRewards, VisualDialogues
+from torchrl_lang.envs.visual_dialogue import DialogueRewards, VisualDialogues
+from torchrl_lang.envs.visual_dialogue.rewards import STOP
 
 EXTRA = {
     "caption": "a dog",

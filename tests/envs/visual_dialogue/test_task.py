@@ -213,7 +213,7 @@ def test_the_task_travels(task):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mode": "forever"}, "holds no task (mode='forever' is unknown"),
+        ({"mode": "forever"}, "holds no task (mode"),
         ({"measure": "distance"}, "holds no task (Mode 'env_stops' needs measure='rank'"),
         ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard' and cutoff=None are options of mode"),
         ({"measure": "length"}, "holds no task (measure='length' is unknown"),

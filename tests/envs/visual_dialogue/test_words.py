@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from torchrl_lang.envs.visual_dialogue import Dialogue, Round
-from torchrl_lang.envs.visual_dialogue.models import DialogueBatch, WordIndex
-from torchrl_lang.envs.visual_dialogue.models.words import END, PAD, UNKNOWN, join_words, split_words
+from torchrl_lang.envs.visual_dialogue.models.words import (
+    END,
+    PAD,
+    UNKNOWN,
+    DialogueBatch,
+    WordIndex,
+    join_words,
+    split_words,
+)
 
 
 @pytest.mark.parametrize(

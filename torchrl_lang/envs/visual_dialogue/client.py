@@ -16,7 +16,7 @@ from torchrl_lang._files import mistake
 from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.protocol import BATCH, REPLIES, ROUTES, Greedy, Health, history_of
-from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
+from torchrl_lang.envs.visual_dialogue.scoring import AnsweredQuestions, Measure
 
 __all__ = ["RemoteModels"]
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torchrl.data import Unbounded
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.text_game import UNREADABLE, OnBadText, TextGameEnv
-from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
+from torchrl_lang.envs.visual_dialogue.data import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards, PercentileCutoff
-from torchrl_lang.envs.visual_dialogue.steps import Measure, answer_and_score, measured
+from torchrl_lang.envs.visual_dialogue.scoring import Measure, answer_and_score, measured
 from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -139,8 +139,7 @@ class VisualDialogueEnv(TextGameEnv):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        one_of("measure", measure, get_args(Measure))
-        one_of("order", order, ("random", "cycle"))
+        check_options(measure=(measure, get_args(Measure)), order=(order, ("random", "cycle")))
         self.data, self.models, self.measure, self.order = data, models, measure, order
         self.rewards = DialogueRewards() if rewards is None else rewards
         size = data.features.feature_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
 from torchrl_lang._files import FileError, one_line, regular_file
-from torchrl_lang.envs.visual_dialogue.hdf5 import open_hdf5
 
-__all__ = ["ImageFeatures"]
+__all__ = ["ImageFeatures", "open_hdf5", "write_hdf5"]
+
+
+def open_hdf5(path: str | Path, name: str, *, remedy: str) -> Any:
+    """A dataset of an HDF5 file, which is open as long as the dataset is referenced.
+
+    Raises:
+        FileError: the file is missing, is not HDF5, or has no such dataset.
+        ImportError: h5py is not installed.
+    """
+    h5py, path = _h5py(), regular_file(path, remedy)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise FileError(path, f"is not an HDF5 file ({one_line(error)})", remedy) from error
+    try:
+        found = file.get(name)
+    except (OSError, KeyError, RuntimeError) as error:
+        raise FileError(path, f'has a damaged dataset "{name}" ({one_line(error)})', remedy) from error
+    if not isinstance(found, h5py.Dataset):
+        names = sorted(file.keys())
+        file.close()
+        raise FileError(path, f'has no dataset "{name}", it has {names}', remedy)
+    return found
+
+
+def write_hdf5(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as datasets of a new HDF5 file; the same arrays give the same bytes.
+
+    Raises:
+        ImportError: h5py is not installed.
+    """
+    with _h5py().File(path, "w", track_order=False) as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, track_times=False)
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(
+            "HDF5 files of image features need h5py: pip install 'torchrl-lang[visdial]', or use .npy files."
+        ) from error
+    return h5py
+
 
 _REMEDY = "give an HDF5 file with a dataset images_<split>, or a .npy file, of shape [images, features]"
 
@@ -33,17 +76,6 @@ class ImageFeatures:
     Raises:
         FileError: the file is missing or damaged, has no such dataset, or its shape or dtype is wrong. Reading raises
             it for a row that is not finite or cannot be normalised because all of it is 0.
-
-    Examples:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from torchrl_lang.envs.visual_dialogue import ImageFeatures
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     np.save(f"{home}/images_val.npy", np.array([[3.0, 4.0], [0.0, 2.0]]))
-        ...     ImageFeatures(f"{home}/images_val.npy", "val").rows([1, 0, 1])
-        tensor([[0.0000, 1.0000],
-                [0.6000, 0.8000],
-                [0.0000, 1.0000]])
     """
 
     def __init__(self, path: str | Path, split: str, *, normalize: bool = True) -> None:
@@ -72,7 +104,6 @@ class ImageFeatures:
 
     def blocks(self, size: int = 4096) -> Iterator[Tensor]:
         """All features in order, in blocks of ``size`` rows."""
-        at_least_one("size", size)
         for start in range(0, len(self), size):
             yield self._checked(np.arange(start, min(start + size, len(self))))
 

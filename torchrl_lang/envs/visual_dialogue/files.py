@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from torchrl_lang._files import Fields, FileError, read_json_list, read_json_value, shorten
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from torchrl_lang._files import FileError, read_text
+from torchrl_lang._files import mistake
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
-from torchrl_lang.text.json_checks import check_keys, read_number, show
 
-__all__ = [
-    "ROUNDS",
-    "SceneRecord",
-    "SplitFiles",
-    "read_additional_scenes",
-    "read_dialogues",
-    "read_reward_cache",
-]
+__all__ = ["ROUNDS", "SceneRecord", "SplitFiles", "read_additional_scenes", "read_dialogues", "read_reward_cache"]
 
 ROUNDS = 10
 """Rounds of a dialogue in the files."""
@@ -67,13 +62,7 @@ class SplitFiles(NamedTuple):
 
 
 class SceneRecord(NamedTuple):
-    """A dialogue of any length with the rewards of its rounds.
-
-    Examples:
-        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, SceneRecord
-        >>> SceneRecord(Dialogue("a dog"), image=3, rewards=(0.75,)).rewards[0]
-        0.75
-    """
+    """A dialogue of any length with the rewards of its rounds."""
 
     dialogue: Dialogue
     image: int
@@ -82,49 +71,88 @@ class SceneRecord(NamedTuple):
     """``[1 + rounds]``: the initial value, then the change in each round."""
 
 
+class _Part(BaseModel):
+    """A part of a file; fields that are not read, such as candidate answers, may have any content."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Texts(_Part):
+    question: str
+    answer: str
+
+
+class _Numbers(_Part):
+    question: Annotated[int, Field(ge=0)]
+    answer: Annotated[int, Field(ge=0)]
+
+
+class _Item(_Part):
+    caption: str
+    image_id: int | str | None = None
+    dialog: Annotated[list[_Texts], Field(min_length=ROUNDS, max_length=ROUNDS)]
+
+
+class _NumberedItem(_Part):
+    caption: str
+    image_id: int | str | None = None
+    dialog: Annotated[list[_Numbers], Field(min_length=ROUNDS, max_length=ROUNDS)]
+
+
+class _NumberedData(_Part):
+    questions: list[str]
+    answers: list[str]
+    dialogs: Annotated[list[_NumberedItem], Field(min_length=1)]
+
+
+class _Numbered(_Part):
+    data: _NumberedData
+
+
+class _Scene(_Part):
+    model_config = ConfigDict(extra="forbid")
+    caption: str
+    image: Annotated[int, Field(ge=0)]
+    dialog: Annotated[list[_Texts], Field(max_length=ROUNDS)]
+    rewards: list[float]
+
+
+_ITEMS = TypeAdapter(Annotated[list[_Item], Field(min_length=1)])
+_SCENE_LIST = TypeAdapter(list[_Scene])
+_CACHE = TypeAdapter(
+    list[Annotated[list[float], Field(min_length=1 + ROUNDS, max_length=1 + ROUNDS)]],
+    config=ConfigDict(strict=True, allow_inf_nan=False),
+)
+
+
 def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | None]]:
     """The dialogues of a split, and the ``image_id`` of each (None if it has none).
 
-    Questions in the files have no question mark; it is appended. Further fields, such as candidate answers, are
-    ignored. The file is a list of dialogues, as of VisDial 0.5, which the ILQL paper uses, or has the layout of
-    versions 0.9 and 1.0: ``{"data": {"questions": texts, "answers": texts, "dialogs": [...]}}``, where dialogues have
-    the numbers of their questions and answers.
+    Questions in the files have no question mark; it is appended. The file is a list of dialogues, as of VisDial 0.5,
+    which the ILQL paper uses, or has the layout of versions 0.9 and 1.0:
+    ``{"data": {"questions": texts, "answers": texts, "dialogs": [...]}}``, where dialogues have the numbers of their
+    questions and answers.
 
     Raises:
         FileError: the file cannot be read, or a dialogue does not have a caption and ten rounds with answers, as in the
             test split of VisDial 1.0.
-
-    Examples:
-        >>> import json, pathlib, tempfile
-        >>> from torchrl_lang.envs.visual_dialogue import read_dialogues
-        >>> item = {"caption": "a dog", "image_id": 7, "dialog": [{"question": "is it red", "answer": "no"}] * 10}
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     path = pathlib.Path(home) / "visdial_0.5_train.json"
-        ...     _ = path.write_text(json.dumps([item]))
-        ...     dialogues, image_ids = read_dialogues(path)
-        >>> dialogues[0].rounds[0], image_ids
-        (Round(question='is it red?', answer='no'), [7])
     """
-    dialogues, image_ids = list[Dialogue](), list[int | str | None]()
-    texts, remedy = None, _DIALOGUES
-    items = read_json_value(path, remedy=remedy, max_bytes=_MAX_BYTES)
-    if isinstance(items, dict) and isinstance(items.get("data"), dict):
-        remedy = _NUMBERED
-        data = Fields(items, path, remedy).object("data")
-        texts = {kind: data.list_of(f"{kind}s", str) for kind in ("question", "answer")}
-        items = data.take("dialogs", list)
-    if not isinstance(items, list):
-        raise FileError(path, f"holds {shorten(items)}, not a JSON list", remedy)
-    for number, content in enumerate(items):
-        item = _item(content, number, path, remedy)
-        dialogue = _dialogue(item, texts)
-        if len(dialogue.rounds) != ROUNDS:
-            raise item.error(f'has {len(dialogue.rounds)} rounds as "{item.name}.dialog", expected {ROUNDS}')
-        dialogues.append(dialogue)
-        image_ids.append(_image_id(item))
-    if not dialogues:
-        raise FileError(path, "holds no dialogue", remedy)
-    return dialogues, image_ids
+    text = _text(path, _DIALOGUES)
+    if not text.lstrip().startswith("{"):
+        items = _parsed(_ITEMS, text, path, _DIALOGUES)
+        return [_dialogue(item.caption, item.dialog) for item in items], [item.image_id for item in items]
+    data = _parsed(TypeAdapter(_Numbered), text, path, _NUMBERED).data
+    dialogues = []
+    for number, item in enumerate(data.dialogs):
+        try:
+            rounds = [
+                _Texts(question=data.questions[each.question], answer=data.answers[each.answer]) for each in item.dialog
+            ]
+        except IndexError as error:
+            found = f'has a number in "data.dialogs.{number}.dialog" for which there is no text'
+            raise FileError(path, found, _NUMBERED) from error
+        dialogues.append(_dialogue(item.caption, rounds))
+    return dialogues, [item.image_id for item in data.dialogs]
 
 
 def read_reward_cache(path: str | Path, dialogues: int) -> list[tuple[float, ...]]:
@@ -133,20 +161,11 @@ def read_reward_cache(path: str | Path, dialogues: int) -> list[tuple[float, ...
     Raises:
         FileError: the file cannot be read, or holds another number of dialogues, or does not hold 11 finite numbers for
             one.
-
-    Examples:
-        >>> import pathlib, tempfile
-        >>> from torchrl_lang.envs.visual_dialogue import read_reward_cache
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     path = pathlib.Path(home) / "train_rank_reward_cache1.json"
-        ...     _ = path.write_text(str([[0.5, 0.25] + [0] * 9]))
-        ...     read_reward_cache(path, 1)[0][:3]
-        (0.5, 0.25, 0.0)
     """
-    content = read_json_list(path, remedy=_REWARDS)
-    if len(content) != dialogues:
-        raise FileError(path, f"holds the rewards of {len(content)} dialogues, expected {dialogues}", _REWARDS)
-    return [_numbers(values, f"item {number}", 1 + ROUNDS, path, _REWARDS) for number, values in enumerate(content)]
+    rows = _parsed(_CACHE, _text(path, _REWARDS), path, _REWARDS)
+    if len(rows) != dialogues:
+        raise FileError(path, f"holds the rewards of {len(rows)} dialogues, expected {dialogues}", _REWARDS)
+    return [tuple(row) for row in rows]
 
 
 def read_additional_scenes(path: str | Path, images: int) -> list[SceneRecord]:
@@ -158,79 +177,29 @@ def read_additional_scenes(path: str | Path, images: int) -> list[SceneRecord]:
 
     Raises:
         FileError: the file cannot be read or a scene is not of this form.
-
-    Examples:
-        >>> import json, pathlib, tempfile
-        >>> from torchrl_lang.envs.visual_dialogue import read_additional_scenes
-        >>> rounds = [{"question": "is it red?", "answer": "no"}]
-        >>> scene = {"caption": "a dog", "image": 4, "dialog": rounds, "rewards": [0.5, 0.25]}
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     path = pathlib.Path(home) / "scenes.json"
-        ...     _ = path.write_text(json.dumps([scene]))
-        ...     read_additional_scenes(path, images=5)[0].image
-        4
     """
     scenes = []
-    for number, content in enumerate(read_json_list(path, remedy=_SCENES, max_bytes=_MAX_BYTES)):
-        item = _item(content, number, path, _SCENES)
-        try:
-            check_keys(content, ["caption", "image", "dialog", "rewards"], "it")
-        except ValueError as error:
-            raise FileError(path, f"has a wrong {item.name} ({error})", _SCENES) from error
-        dialogue, image = _dialogue(item), item.at_least("image", 0)
-        if image >= images:
-            raise item.error(f'has {image} as "{item.name}.image", but the features have {images} rows')
-        if len(dialogue.rounds) > ROUNDS:
-            raise item.error(f'has {len(dialogue.rounds)} rounds as "{item.name}.dialog", expected at most {ROUNDS}')
-        expected = 1 + len(dialogue.rounds)
-        rewards = _numbers(item.take("rewards", list), f"{item.name}.rewards", expected, path, _SCENES)
-        scenes.append(SceneRecord(dialogue, image, rewards))
+    for number, item in enumerate(_parsed(_SCENE_LIST, _text(path, _SCENES), path, _SCENES)):
+        if item.image >= images:
+            raise FileError(path, f'has {item.image} as "{number}.image", of {images} rows of the features', _SCENES)
+        if len(item.rewards) != 1 + len(item.dialog):
+            found = f'has {len(item.rewards)} numbers as "{number}.rewards" of {len(item.dialog)} rounds'
+            raise FileError(path, found, _SCENES)
+        scenes.append(SceneRecord(_dialogue(item.caption, item.dialog), item.image, tuple(item.rewards)))
     return scenes
 
 
-def _item(content: Any, number: int, path: str | Path, remedy: str) -> Fields:
-    """The fields of one entry of the list; an error in one of them names it, such as ``item 3.caption``."""
-    if not isinstance(content, Mapping):
-        raise FileError(path, f"has {show(content)} as item {number}, expected a JSON object", remedy)
-    return Fields(content, path, remedy, f"item {number}")
+def _text(path: str | Path, remedy: str) -> str:
+    return read_text(path, remedy=remedy, max_bytes=_MAX_BYTES)
 
 
-def _dialogue(item: Fields, texts: Mapping[str, Sequence[str]] | None = None) -> Dialogue:
-    """The dialogue of an entry, whose rounds have ``texts`` by their numbers, or without these the texts themselves."""
-
-    def text(fields: Fields, kind: str) -> str:
-        if texts is None:
-            return fields.take(kind, str)
-        place = fields.at_least(kind, 0)
-        if place >= len(texts[kind]):
-            raise fields.error(
-                f'has {place} as "{fields.name}.{kind}", but "data.{kind}s" has {len(texts[kind])} texts'
-            )
-        return texts[kind][place]
-
-    rounds = []
-    for number, content in enumerate(item.take("dialog", list)):
-        name = f"{item.name}.dialog.{number}"
-        if not isinstance(content, Mapping):
-            raise item.error(f'has {show(content)} as "{name}", expected a JSON object')
-        fields = Fields(content, item.path, item.remedy, name)
-        question = text(fields, "question")
-        rounds.append(Round(question if question.endswith("?") else f"{question}?", text(fields, "answer")))
-    return Dialogue(item.take("caption", str), tuple(rounds))
-
-
-def _image_id(item: Fields) -> int | str | None:
-    value = item.content.get("image_id")
-    if isinstance(value, bool) or not isinstance(value, int | str | None):
-        raise item.error(f'has {show(value)} as "{item.name}.image_id", expected a number or a name')
-    return value
-
-
-def _numbers(values: Any, name: str, expected: int, path: str | Path, remedy: str) -> tuple[float, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != expected:
-        found = f"{len(values)} values" if isinstance(values, list) else show(values)
-        raise FileError(path, f'has {found} as "{name}", expected {expected} numbers', remedy)
+def _parsed(expected: TypeAdapter[Any], text: str, path: str | Path, remedy: str) -> Any:
     try:
-        return tuple(read_number(value, f"number {place}") for place, value in enumerate(values))
-    except ValueError as error:
-        raise FileError(path, f'has a wrong "{name}" ({error})', remedy) from error
+        return expected.validate_json(text)
+    except ValidationError as error:
+        raise FileError(path, mistake(error), remedy) from None
+
+
+def _dialogue(caption: str, rounds: Sequence[_Texts]) -> Dialogue:
+    asked = [each.question if each.question.endswith("?") else f"{each.question}?" for each in rounds]
+    return Dialogue(caption, tuple(Round(one, each.answer) for one, each in zip(asked, rounds, strict=True)))

@@ -14,7 +14,7 @@ import torch
 
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
 from torchrl_lang.envs.visual_dialogue.protocol import REPLIES, ROUTES, RequestBatch, RequestError
-from torchrl_lang.envs.visual_dialogue.steps import answer_and_score, last_round_rewards, measured
+from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score, last_round_rewards, measured
 
 __all__ = ["ModelQueue", "Questioner"]
 

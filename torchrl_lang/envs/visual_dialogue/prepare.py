@@ -3,48 +3,196 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from tqdm import tqdm
 
-from torchrl_lang._files import folder_lock, read_json, remove_leftovers, write_json
+from torchrl_lang._files import FileError, Record, folder_lock, remove_leftovers
 from torchrl_lang.envs.visual_dialogue import (
+    Dialogue,
     DialogueModels,
     DialogueRewards,
     DialogueTraining,
+    LocalDialogueModels,
+    SplitFiles,
     VisualDialogues,
     generate_visual_dialogues,
-    read_reward_cache,
     save_dialogue_models,
     train_dialogue_models,
-    whole_scene,
-    write_reward_caches,
 )
-from torchrl_lang.envs.visual_dialogue.files import ROUNDS
-from torchrl_lang.envs.visual_dialogue.folder import (
-    FIGURES,
-    POOL,
-    RECORD,
-    PreparedFolder,
-    measured_tokens,
-    texts_of,
-)
-from torchrl_lang.envs.visual_dialogue.reward_cache import unfinished_rewards
+from torchrl_lang.envs.visual_dialogue.data import whole_scene
+from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS, read_reward_cache
+from torchrl_lang.envs.visual_dialogue.rewards import STOP
+from torchrl_lang.envs.visual_dialogue.scoring import Measure, unfinished_rewards, write_reward_caches
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import check_record, write_options
+from torchrl_lang.recipes.options import check_record, read_options, write_options
 from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
-from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
+from torchrl_lang.text import HFTokenizer, Tokenizer, tokenizer_from_config, word_tokenizer
 
-__all__ = ["PrepareVisualDialogue", "main"]
+__all__ = ["POOL", "PrepareVisualDialogue", "PreparedFolder", "local_models", "main"]
+
+RECORD, TOKENS, FIGURES = "prepare.json", "tokens.json", "figures.json"
+"""The options of ``prepare``; the tokenizer and its lengths; what was measured, which is written last."""
+
+POOL = "val"
+"""Split among whose images every true image is ranked, also those of other splits, as the ILQL paper's server does."""
 
 _SPLITS = ("train", "val", "test")
 _BATCH = 64
 """Dialogues that the models score at a time."""
+_Length = Annotated[int, Field(ge=1)]
+
+
+class _Tokens(Record):
+    tokenizer: dict[str, Any]
+    caption: _Length
+    question: _Length
+    answer: _Length
+
+
+class _Figures(Record):
+    dialogues: dict[str, int]
+    action_length: int
+    row_length: int
+    percentile_by_round: tuple[float, ...]
+    rounds_to_cutoff: float
+    answer_accuracy: float
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"dialogues: {', '.join(f'{many} {split}' for split, many in self.dialogues.items())}",
+                f"tokens: actions of at most {self.action_length}, rows of at most {self.row_length}",
+                f"held-out percentile by round: {' '.join(f'{value:.3f}' for value in self.percentile_by_round)}",
+                f"held-out rounds until the cutoff: {self.rounds_to_cutoff:.1f}",
+                f"held-out accuracy of the answerer: {self.answer_accuracy:.3f}",
+            ]
+        )
+
+
+class DialogueTokens(NamedTuple):
+    """A tokenizer, and the longest texts of the files in its tokens."""
+
+    tokenizer: Tokenizer
+    caption: int
+    question: int
+    answer: int
+
+    @property
+    def action_length(self) -> int:
+        """Tokens of a question and its end."""
+        return self.question + 1
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row with the longest caption, ten of the longest questions and answers, and all control tokens.
+
+        ``2 + caption + 10 (question + 1 + answer + 1) + 1``
+        """
+        return 3 + self.caption + 10 * (self.action_length + self.answer + 1)
+
+
+@dataclass(frozen=True)
+class PreparedFolder:
+    """The content of such a folder. What it returns is read once in a process and shared: folders are not changed.
+
+    Args:
+        folder: the path, as text.
+
+    Raises:
+        FileNotFoundError: on reading, it is not such a folder, or ``prepare`` has not finished.
+        FileError: on reading, a file is damaged.
+    """
+
+    folder: str
+
+    @property
+    def models_folder(self) -> Path:
+        """Folder of the trained answerer and guesser."""
+        return Path(self.folder) / "models"
+
+    def files(self, split: str) -> SplitFiles:
+        """The files of a split: dialogues and features here or where ``--files`` named them, rewards always here."""
+        given = read_options(Path(self.folder) / RECORD).take("files", str, "")
+        source = Path(given or Path(self.folder) / "data")
+        found = SplitFiles.in_folder(source, split, npy=not (source / "data_img.h5").exists())
+        rewards = SplitFiles.in_folder(self.folder, split)
+        return found._replace(rank_rewards=rewards.rank_rewards, distance_rewards=rewards.distance_rewards)
+
+    def check(self) -> None:
+        """Raise FileNotFoundError unless ``prepare`` has finished."""
+        if not (Path(self.folder) / FIGURES).exists():
+            raise FileNotFoundError(
+                f"There is no finished visual dialogue in {self.folder}: prepare it with "
+                f"`prepare visual_dialogue --out {self.folder}`."
+            )
+
+    @lru_cache(maxsize=8)  # noqa: B019  # equal paths have the same content
+    def data(self, split: str, measure: Measure = "rank") -> VisualDialogues:
+        """Dialogues, features and rewards of a split."""
+        self.check()
+        files = self.files(split)
+        rewards = files.rank_rewards if measure == "rank" else files.distance_rewards
+        return VisualDialogues(files.dialogues, files.features, split, rewards=rewards)
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def models(self) -> DialogueModels:
+        """The trained models, which rank a true image among those of the split :data:`POOL`."""
+        return local_models(self.models_folder, self.files(POOL).features, POOL)
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def tokens(self) -> DialogueTokens:
+        """The tokenizer and the lengths."""
+        self.check()
+        found = _Tokens.read(Path(self.folder) / TOKENS, remedy="run `prepare visual_dialogue` again")
+        return DialogueTokens(tokenizer_from_config(found.tokenizer), found.caption, found.question, found.answer)
+
+
+def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
+    """Trained models in this process, which rank a true image among those of a split."""
+    return LocalDialogueModels(folder, ImageFeatures(features, split).all())
+
+
+def texts_of(dialogues: Sequence[Dialogue]) -> Iterable[str]:
+    """All captions, questions and answers, and ``<stop>``."""
+    yield STOP
+    for dialogue in dialogues:
+        yield from dialogue.texts
+
+
+def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue]]) -> DialogueTokens:
+    """The longest caption, question (or ``<stop>``) and answer of the dialogues of some files.
+
+    Raises:
+        FileError: the tokenizer cannot encode a text.
+    """
+
+    @cache
+    def length(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    longest = {"caption": 0, "question": length(STOP), "answer": 0}
+    for path, dialogues in files.items():
+        for number, dialogue in enumerate(dialogues):
+            texts = {"caption": dialogue.caption}
+            for place, each in enumerate(dialogue.rounds):
+                texts |= {f"dialog.{place}.{name}": text for name, text in each._asdict().items()}
+            for name, text in texts.items():
+                kind = name.rpartition(".")[-1]
+                try:
+                    longest[kind] = max(longest[kind], length(text))
+                except ValueError as error:
+                    problem = f'has a text as "item {number}.{name}" that cannot be encoded ({error})'
+                    raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
+    return DialogueTokens(tokenizer, **longest)
 
 
 def main(options: PrepareVisualDialogue) -> Path:
@@ -58,7 +206,7 @@ def main(options: PrepareVisualDialogue) -> Path:
         prepared = PreparedFolder(str(options.out.resolve()))
         if not (options.out / FIGURES).exists():
             _prepare(options, prepared)
-        print(_report(read_json(options.out / FIGURES, remedy="delete it and run the same command again")))
+        print(_Figures.read(options.out / FIGURES, remedy="delete it and run the same command again"))
     print(f"prepared visual dialogue in {options.out}", flush=True)
     return options.out
 
@@ -95,7 +243,7 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
     with _timed("measure the tokens of all dialogues"):
         every = {prepared.files(split).dialogues: data.dialogues for split, data in found.items()}
         tokens = measured_tokens(_tokenizer(options, found["train"]), every)
-        prepared.write_tokens(tokens)
+        _Tokens(**{**tokens._asdict(), "tokenizer": tokens.tokenizer.config()}).write(options.out / TOKENS)
     if not prepared.models_folder.exists():
         with _timed(f"train guesser and answerer on {len(found['train'])} dialogues"):
             _train(options, prepared, found["train"])
@@ -104,10 +252,16 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
         _score(prepared, models, split, data)
     pool = found[POOL]
     pool.rewards = read_reward_cache(prepared.files(POOL).rank_rewards, len(pool))
-    figures = _held_out(models, pool)
-    dialogues = {split: len(data) for split, data in found.items()}
-    lengths = {"action_length": tokens.action_length, "row_length": tokens.row_length}
-    write_json(options.out / FIGURES, {"dialogues": dialogues, **lengths, **figures})
+    progress = torch.tensor(pool.rewards, dtype=torch.float64)  # [N, 11]
+    ends = [len(whole_scene(pool.record(number), DialogueRewards()).progress) for number in range(len(pool))]
+    _Figures(
+        dialogues={split: len(data) for split, data in found.items()},
+        action_length=tokens.action_length,
+        row_length=tokens.row_length,
+        percentile_by_round=tuple(progress.cumsum(-1).mean(0).tolist()),
+        rounds_to_cutoff=sum(ends) / len(ends),
+        answer_accuracy=_accuracy(models, pool),
+    ).write(options.out / FIGURES)
 
 
 def _read(prepared: PreparedFolder, split: str) -> VisualDialogues:
@@ -150,18 +304,6 @@ def _score(prepared: PreparedFolder, models: DialogueModels, split: str, data: V
         )
 
 
-def _held_out(models: DialogueModels, data: VisualDialogues) -> dict[str, Any]:
-    """Mean percentile after the caption and after each round, rounds to the cutoff, and share of right answers."""
-    assert data.rewards is not None
-    progress = torch.tensor(data.rewards, dtype=torch.float64)  # [N, 11]
-    ends = [len(whole_scene(data.record(number), DialogueRewards()).progress) for number in range(len(data))]
-    return {
-        "percentile_by_round": progress.cumsum(-1).mean(0).tolist(),
-        "rounds_to_cutoff": sum(ends) / len(ends),
-        "answer_accuracy": _accuracy(models, data),
-    }
-
-
 def _accuracy(models: DialogueModels, data: VisualDialogues) -> float:
     """Share of answers that equal those of the dialogues, given the rounds before."""
     right = 0
@@ -173,19 +315,6 @@ def _accuracy(models: DialogueModels, data: VisualDialogues) -> float:
             answers = models.answers(before, [each.question for each in asked], features)
             right += sum(given == each.answer for given, each in zip(answers, asked, strict=True))
     return right / (ROUNDS * len(data))
-
-
-def _report(figures: Mapping[str, Any]) -> str:
-    percentiles: Sequence[float] = figures["percentile_by_round"]
-    return "\n".join(
-        [
-            f"dialogues: {', '.join(f'{many} {split}' for split, many in figures['dialogues'].items())}",
-            f"tokens: actions of at most {figures['action_length']}, rows of at most {figures['row_length']}",
-            f"held-out percentile by round: {' '.join(f'{value:.3f}' for value in percentiles)}",
-            f"held-out rounds until the cutoff: {figures['rounds_to_cutoff']:.1f}",
-            f"held-out accuracy of the answerer: {figures['answer_accuracy']:.3f}",
-        ]
-    )
 
 
 @contextmanager

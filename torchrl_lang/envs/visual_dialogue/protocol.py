@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchrl_lang._files import mistake
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
-from torchrl_lang.envs.visual_dialogue.steps import Measure
+from torchrl_lang.envs.visual_dialogue.scoring import Measure
 
 __all__ = ["BATCH", "REPLIES", "ROUTES", "Greedy", "Health", "RequestBatch", "RequestError", "Route", "history_of"]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torchrl_lang._files import folder_lock
-from torchrl_lang.envs.visual_dialogue import DialogueModels, RemoteModels, VisualDialogues, write_reward_caches
-from torchrl_lang.envs.visual_dialogue.folder import local_models
+from torchrl_lang.envs.visual_dialogue import DialogueModels, RemoteModels, VisualDialogues
+from torchrl_lang.envs.visual_dialogue.prepare import local_models
+from torchrl_lang.envs.visual_dialogue.scoring import write_reward_caches
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueRewards
 
 __all__ = ["VisualDialogueRewards", "main"]

@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from torchrl_lang._checks import finite, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
-from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty, is_yes_no
 
-__all__ = ["STOP", "CutoffRule", "DialogueRewards", "Mode", "PercentileCutoff"]
+__all__ = ["CutoffRule", "DialogueRewards", "Mode", "PENALTIES", "Penalty", "PercentileCutoff", "STOP", "is_yes_no"]
+
+Penalty = Literal["none", "soft", "hard", "conservative"]
+PENALTIES: tuple[Penalty, ...] = get_args(Penalty)
+
+_WHOLE_WORD = re.compile(r"\b(?:yes|no)\b")
+_CONSERVATIVE = (
+    "not",
+    "don't",
+    "don\N{RIGHT SINGLE QUOTATION MARK}t",
+    "can't",
+    "can\N{RIGHT SINGLE QUOTATION MARK}t",
+    "cannot",
+    "fairly",
+    "could",
+    "think so",
+    "okay",
+    "maybe",
+    "yes",
+    "no",
+    "looks",
+    "appears",
+    "tell",
+    "mostly just",
+)
+
+
+def is_yes_no(answer: str, penalty: Penalty, *, substrings: bool = False) -> bool:
+    """Whether a reply counts as a yes-or-no answer under one of the paper's definitions; case does not matter.
+
+    ============  ======================================================================================================
+    none          never
+    soft          it contains the word "yes" or "no"
+    hard          it is exactly "yes" or "no"; "no." is not
+    conservative  it contains, also inside of words, not, don't, can't (with either apostrophe), cannot, fairly, could,
+                  think so, okay, maybe, yes, no, looks, appears, tell or mostly just
+    ============  ======================================================================================================
+
+    Args:
+        answer: the reply.
+        penalty: the definition.
+        substrings: "soft" also finds "no" inside of words such as "snow", as the ILQL paper's code does.
+    """
+    lowered = answer.lower()
+    if penalty == "none":
+        return False
+    if penalty == "hard":
+        return lowered in ("yes", "no")
+    if penalty == "conservative":
+        return any(words in lowered for words in _CONSERVATIVE)
+    return bool(_WHOLE_WORD.search(lowered)) if not substrings else "yes" in lowered or "no" in lowered
+
 
 STOP = "<stop>"
 """In mode "agent_stops" an action that contains this ends the dialogue."""
 
 Mode = Literal["env_stops", "agent_stops", "10_stop"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+_ANY = "(-inf, inf)"
 
 CutoffRule = Callable[[float, Sequence[float]], bool]
 """Whether a dialogue ends, given its initial value and the change of the value in each round so far, at least one."""
@@ -47,8 +98,7 @@ class PercentileCutoff:
     fraction: float = 0.5
 
     def __post_init__(self) -> None:
-        finite("goal", self.goal, low=None)
-        finite("fraction", self.fraction, low=None)
+        check_options(goal=(self.goal, _ANY), fraction=(self.fraction, _ANY))
 
     def __call__(self, initial: float, progress: Sequence[float]) -> bool:
         """Whether the rounds so far have covered the fraction."""
@@ -104,10 +154,8 @@ class DialogueRewards:
     soft_substrings: bool = False
 
     def __post_init__(self) -> None:
-        one_of("mode", self.mode, MODES)
-        one_of("penalty", self.penalty, PENALTIES)
-        for name in ("penalty_value", "scale", "shift"):
-            finite(name, getattr(self, name), low=None)
+        numbers = {name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift")}
+        check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **numbers)
         if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
             raise ValueError(
                 f"penalty={self.penalty!r} and cutoff={self.cutoff} are options of mode 'env_stops', but the mode is "

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer
-from torchrl_lang.envs.visual_dialogue.folder import local_models
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
+from torchrl_lang.envs.visual_dialogue.prepare import local_models
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.load_run import load_run

@@ -16,22 +16,21 @@ from torchrl_lang.data import GameMaker, PolicyGames
 from torchrl_lang.envs.visual_dialogue import (
     DialogueModels,
     DialogueRewards,
-    Measure,
     QuestionPlayer,
     RemoteModels,
     Round,
     SceneRows,
     VisualDialogueEnv,
     VisualDialogues,
-    percentiles_by_round,
     played_rounds,
     yes_no_rate,
 )
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
-from torchrl_lang.envs.visual_dialogue.folder import PreparedFolder
-from torchrl_lang.envs.visual_dialogue.rewards import Mode
-from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
+from torchrl_lang.envs.visual_dialogue.play import percentiles_by_round
+from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
+from torchrl_lang.envs.visual_dialogue.rewards import Mode, Penalty
+from torchrl_lang.envs.visual_dialogue.scoring import Measure
 from torchrl_lang.evaluation import GameRecords, Summary, summarize
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS, VisualDialogueData, VisualDialoguePlay

@@ -17,14 +17,7 @@ _ILQL, _BC = METHODS["ilql"].title, METHODS["bc"].title
 
 @dataclass(frozen=True)
 class Check:
-    """ILQL beside the imitations under one reward.
-
-    Examples:
-        >>> from torchrl_lang.recipes.visual_dialogue_demo.checks import Check
-        >>> print(Check("none", -2.0, 0.1, "BC, greedy", -2.5, 0.1))
-        none: ILQL's return of -2.00 ± 0.10 beats every imitation by two standard errors of the difference (0.28). The
-        nearest is BC, greedy: -2.50 ± 0.10.
-    """
+    """ILQL beside the imitations under one reward."""
 
     penalty: str
     mean_return: float

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchrl_lang.envs.visual_dialogue import is_yes_no
+from torchrl_lang.envs.visual_dialogue.rewards import Penalty, is_yes_no
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
-from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
 from torchrl_lang.evaluation import SeedSummary, Summary, over_seeds
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
 

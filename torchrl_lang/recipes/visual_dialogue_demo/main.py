@@ -11,8 +11,8 @@ from typing import Any
 from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.prepare import PrepareVisualDialogue
+from torchrl_lang.envs.visual_dialogue.rewards import Penalty
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueData, VisualDialogueTask
-from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
 from torchrl_lang.recipes.compare import METHODS, ComparisonOptions, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.options import option, with_defaults

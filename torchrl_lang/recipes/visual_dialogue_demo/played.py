@@ -14,8 +14,8 @@ from torchrl_lang._files import FileError, read_json, write_json
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, Round
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.envs.visual_dialogue.rewards import Penalty
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask, rounds_of
-from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
 from torchrl_lang.evaluation import GameRecords, Summary
 from torchrl_lang.text import Tokenizer
 
@@ -23,13 +23,7 @@ __all__ = ["PlayedDialogues", "rewards_under"]
 
 
 def rewards_under(penalty: Penalty) -> DialogueRewards:
-    """The rewards of mode "env_stops" with a penalty.
-
-    Examples:
-        >>> from torchrl_lang.recipes.visual_dialogue_demo.played import rewards_under
-        >>> rewards_under("hard").question(0.1, "yes", last=False)
-        -3.0
-    """
+    """The rewards of mode "env_stops" with a penalty."""
     return DialogueRewards(penalty=penalty)
 
 
@@ -38,15 +32,6 @@ class PlayedDialogues:
     """Dialogues of one player in mode "env_stops": the penalty changes what they earn, but not when they end.
 
     So the returns under all rewards come from the same dialogues.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.visual_dialogue import Round
-        >>> from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
-        >>> asked = [[Round("is it red?", "no"), Round("what is it?", "a dog")]]
-        >>> played = PlayedDialogues(asked, torch.tensor([[0.5, 0.125, 0.25, *[0.0] * 8]]), [True])
-        >>> [float(played.returns(penalty)) for penalty in ("none", "hard")]
-        [-1.0, -3.0]
     """
 
     rounds: Sequence[Sequence[Round]]

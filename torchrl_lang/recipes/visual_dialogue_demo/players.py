@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang.envs.visual_dialogue.rewards import PENALTIES, Penalty
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
-from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty
 from torchrl_lang.recipes.compare import CHOICE, METHODS, REPORT, TrainedPlayer, decodings
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
 

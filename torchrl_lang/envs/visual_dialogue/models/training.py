@@ -9,18 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchrl_lang._checks import at_least_one, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
-from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
-from torchrl_lang.envs.visual_dialogue.models.batch import DialogueBatch, with_begin_and_end
-from torchrl_lang.envs.visual_dialogue.models.folder import SavedDialogueModels
-from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
-from torchrl_lang.envs.visual_dialogue.models.whitening import WHITENED
-from torchrl_lang.envs.visual_dialogue.models.words import PAD, WordIndex
+from torchrl_lang.envs.visual_dialogue.models.local import SavedDialogueModels
+from torchrl_lang.envs.visual_dialogue.models.networks import WHITENED, Answerer, ImageGuesser
+from torchrl_lang.envs.visual_dialogue.models.words import PAD, DialogueBatch, WordIndex, with_begin_and_end
 
 __all__ = ["DialogueTraining", "train_dialogue_models"]
 
+_COUNTS = ("guesser_epochs", "answerer_epochs", "batch_size", "width", "embedding", "least_count")
 Report = Callable[[str, int, float], None]
 """Called with "guesser" or "answerer", the number of the epoch and its mean loss."""
 
@@ -60,10 +58,9 @@ class DialogueTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("guesser_epochs", "answerer_epochs", "batch_size", "width", "embedding", "least_count"):
-            at_least_one(name, getattr(self, name))
-        positive("guesser_rate", self.guesser_rate)
-        positive("answerer_rate", self.answerer_rate)
+        numbers = {name: getattr(self, name) for name in _COUNTS}
+        rates = {name: (getattr(self, name), "(0, inf)") for name in ("guesser_rate", "answerer_rate")}
+        check_options(**{name: (number, 1) for name, number in numbers.items()}, **rates)
 
 
 def train_dialogue_models(
@@ -92,15 +89,13 @@ def train_dialogue_models(
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.envs.visual_dialogue import (
-        ...     DialogueTraining, SplitFiles, VisualDialogues, generate_visual_dialogues, train_dialogue_models
-        ... )
+        >>> from torchrl_lang.envs import visual_dialogue as vd
         >>> with tempfile.TemporaryDirectory() as home:
-        ...     generate_visual_dialogues(home, {"train": 8}, feature_size=64, npy=True)
-        ...     files = SplitFiles.in_folder(home, "train", npy=True)
-        ...     data = VisualDialogues(files.dialogues, files.features, "train")
-        ...     options = DialogueTraining(guesser_epochs=1, answerer_epochs=1, width=16)
-        ...     train_dialogue_models(data.dialogues, data.features, options).guesser.config["width"]
+        ...     vd.generate_visual_dialogues(home, {"train": 8}, feature_size=64, npy=True)
+        ...     files = vd.SplitFiles.in_folder(home, "train", npy=True)
+        ...     data = vd.VisualDialogues(files.dialogues, files.features, "train")
+        ...     options = vd.DialogueTraining(guesser_epochs=1, answerer_epochs=1, width=16)
+        ...     vd.train_dialogue_models(data.dialogues, data.features, options).guesser.config["width"]
         16
     """
     options = DialogueTraining() if options is None else options

@@ -10,7 +10,10 @@ from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import folder_lock
 from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+from torchrl_lang.envs.visual_dialogue.files import read_reward_cache
 from torchrl_lang.envs.visual_dialogue.reward_recipe import VisualDialogueRewards
+from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score
 
 DIALOGUES = 12
 
@@ -30,7 +33,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def local(home):
     files = vd.SplitFiles.in_folder(home / "data", "val", npy=True)
-    return vd.LocalDialogueModels(home / "models", vd.ImageFeatures(files.features, "val").all())
+    return vd.LocalDialogueModels(home / "models", ImageFeatures(files.features, "val").all())
 
 
 def rewards(home, out, *more):
@@ -55,7 +58,7 @@ def test_caches_of_models_in_process_and_behind_http(home, local, tmp_path, caps
     names = sorted(path.name for path in (tmp_path / "local").iterdir())
     assert names == ["val_rank_reward_cache1.json", "val_reward_cache2.json"]
     for path, start in zip(vd.SplitFiles.in_folder(tmp_path / "local", "val")[2:], (1.0, 10.0), strict=True):
-        rows = vd.read_reward_cache(path, DIALOGUES)
+        rows = read_reward_cache(path, DIALOGUES)
         assert {len(row) for row in rows} == {11}
         assert all(0 <= row[0] <= start for row in rows)
 
@@ -69,8 +72,8 @@ def test_answers_and_rewards_of_trained_models_are_the_same_behind_http(home, lo
     with vd.DialogueServer(local) as server:
         remote = vd.RemoteModels(server.url)
         for measure in ("rank", "distance"):
-            found = vd.answer_and_score(remote, dialogues, questions, data.features.all(), measure=measure)
-            assert found == vd.answer_and_score(local, dialogues, questions, data.features.all(), measure=measure)
+            found = answer_and_score(remote, dialogues, questions, data.features.all(), measure=measure)
+            assert found == answer_and_score(local, dialogues, questions, data.features.all(), measure=measure)
 
 
 def test_an_interrupted_command_continues(home, tmp_path, capsys):

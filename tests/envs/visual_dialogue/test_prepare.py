@@ -17,7 +17,9 @@ from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.envs.visual_dialogue import prepare
-from torchrl_lang.envs.visual_dialogue.folder import PreparedFolder, measured_tokens
+from torchrl_lang.envs.visual_dialogue.files import read_reward_cache
+from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder, measured_tokens
+from torchrl_lang.envs.visual_dialogue.scoring import RewardCaches
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.text import word_tokenizer
 
@@ -40,7 +42,7 @@ def test_rewards_are_those_of_the_models_round_by_round(prepared_dialogues):
     models = folder.models()
     for split, many in (("train", 48), ("val", 10), ("test", 13)):
         data = folder.data(split)
-        distances = vd.read_reward_cache(folder.files(split).distance_rewards, many)
+        distances = read_reward_cache(folder.files(split).distance_rewards, many)
         for number in range(0, many, 4):
             dialogue, image = data.dialogues[number], data.features.rows([number])
             parts = [dialogue._replace(rounds=dialogue.rounds[:end]) for end in range(11)]
@@ -119,7 +121,7 @@ def whole(tmp_path_factory):
         (prepare, "save_dialogue_models", 1),
         (vd.LocalDialogueModels, "by_round", 1),
         (vd.LocalDialogueModels, "by_round", 4),
-        (vd.RewardCaches, "save", 2),
+        (RewardCaches, "save", 2),
         (prepare, "_accuracy", 1),
     ],
     ids=["generate", "train", "save", "train rewards", "rewards", "save rewards", "figures"],

@@ -1,0 +1,232 @@
+"""Visual dialogues with the features of their images and the rewards of their rounds: scenes, episodes, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang._files import FileError
+from torchrl_lang.data.generate import GameMaker
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
+from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+from torchrl_lang.envs.visual_dialogue.files import (
+    ROUNDS,
+    SceneRecord,
+    read_additional_scenes,
+    read_dialogues,
+    read_reward_cache,
+)
+from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
+from torchrl_lang.schema import FEATURES, FEATURES_MASK
+from torchrl_lang.text.rows import to_rows
+from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.tokenizers import Tokenizer
+
+__all__ = ["Scene", "SceneRows", "VisualDialogues", "scene_episode", "scenes_of", "whole_scene"]
+
+
+class Scene(NamedTuple):
+    """A dialogue that ends where its environment, or its agent, ended it."""
+
+    dialogue: Dialogue
+    image: int
+    """Row of its image in the features."""
+    initial: float
+    """Percentile or distance after the caption."""
+    progress: tuple[float, ...]
+    """Its change in each round."""
+    stopped: bool
+    """Whether the agent wrote ``<stop>`` after the last round."""
+
+
+def scenes_of(record: SceneRecord, rewards: DialogueRewards) -> Iterator[Scene]:
+    """The scenes of a dialogue of ten rounds: one, or in mode "agent_stops" eleven.
+
+    In mode "env_stops" the dialogue is cut after its first last round. In mode "agent_stops" the agent stops after 0,
+    1, ..., 9 rounds, and does not need to after ten. In mode "10_stop" the dialogue stays as it is.
+    """
+    if rewards.mode == "agent_stops":
+        yield from (_cut(record, rounds, stopped=rounds < ROUNDS) for rounds in range(ROUNDS + 1))
+    else:
+        yield whole_scene(record, rewards)
+
+
+def whole_scene(record: SceneRecord, rewards: DialogueRewards) -> Scene:
+    """One scene of a dialogue of any length; in mode "agent_stops" a shorter one than ten rounds ends with a stop.
+
+    Raises:
+        ValueError: the dialogue does not end within its rounds.
+    """
+    rounds = len(record.dialogue.rounds)
+    if rewards.mode == "agent_stops":
+        return _cut(record, rounds, stopped=rounds < ROUNDS)
+    initial, *progress = record.rewards
+    for end in range(1, rounds + 1):
+        if rewards.is_last(initial, progress[:end]):
+            return _cut(record, end, stopped=False)
+    raise ValueError(f"it does not end within its {rounds} rounds in mode {rewards.mode!r}")
+
+
+def scene_episode(scene: Scene, rewards: DialogueRewards) -> Episode:
+    """The turns of a scene: caption and replies of the environment, questions and a stop of the agent, with rewards.
+
+    The episode has terminated, also after ten rounds: that is the task's end, not a limit of the environment.
+    """
+    rewards, rounds = rewards.of_dataset, scene.dialogue.rounds
+    turns = [Turn(scene.dialogue.caption)]
+    for number, (each, value) in enumerate(zip(rounds, scene.progress, strict=True), start=1):
+        last = number == len(rounds) and not scene.stopped
+        turns += [Turn(each.question, rewards.question(value, each.answer, last=last)), Turn(each.answer)]
+    if scene.stopped:
+        turns.append(Turn(STOP, 0.0))
+    return Episode(turns, terminated=True)
+
+
+def _cut(record: SceneRecord, rounds: int, *, stopped: bool) -> Scene:
+    dialogue = record.dialogue.first(rounds)
+    return Scene(dialogue, record.image, record.rewards[0], tuple(record.rewards[1 : rounds + 1]), stopped)
+
+
+class VisualDialogues:
+    """The dialogues of a split, the features of their images, and the rewards of their rounds.
+
+    Dialogue ``i`` is about image ``i`` of the features.
+
+    Args:
+        dialogues: the file of dialogues, see :func:`read_dialogues`.
+        features: the file of image features, see :class:`ImageFeatures`.
+        split: "train", "val" or "test": the features ``images_<split>`` of an HDF5 file.
+        rewards: a cache of rewards, see :func:`read_reward_cache`; scenes need it.
+        additional: a file of further scenes, see :func:`read_additional_scenes`.
+        normalize: L2-normalise the features.
+
+    Raises:
+        FileError: a file is missing, damaged or does not fit the others; the message names file, item and field.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.envs.visual_dialogue import SplitFiles, VisualDialogues, generate_visual_dialogues
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     generate_visual_dialogues(home, {"val": 5}, feature_size=64, npy=True)
+        ...     files = SplitFiles.in_folder(home, "val", npy=True)
+        ...     data = VisualDialogues(files.dialogues, files.features, "val")
+        ...     len(data), data.features.rows([4]).shape
+        (5, torch.Size([1, 64]))
+    """
+
+    def __init__(
+        self,
+        dialogues: str | Path,
+        features: str | Path,
+        split: str,
+        *,
+        rewards: str | Path | None = None,
+        additional: str | Path | None = None,
+        normalize: bool = True,
+    ) -> None:
+        self.dialogues: Sequence[Dialogue]
+        self.dialogues, self.image_ids = read_dialogues(dialogues)
+        self.features = ImageFeatures(features, split, normalize=normalize)
+        if len(self.features) != len(self.dialogues):
+            found = f"holds {len(self.features)} images, but {dialogues} holds {len(self.dialogues)} dialogues"
+            raise FileError(features, found, "give the features of the same split, in the same order")
+        self.rewards = None if rewards is None else read_reward_cache(rewards, len(self.dialogues))
+        self.additional = [] if additional is None else read_additional_scenes(additional, len(self.features))
+        self._additional_path = additional
+
+    def __len__(self) -> int:
+        """Number of dialogues, without additional scenes."""
+        return len(self.dialogues)
+
+    def scenes(self, rewards: DialogueRewards) -> list[Scene]:
+        """The dialogues cut where they end, in order, then the additional scenes; see :func:`scenes_of`.
+
+        Raises:
+            ValueError: there is no cache of rewards.
+            FileError: an additional scene does not end.
+        """
+        records = map(self.record, range(len(self)))
+        return [scene for record in records for scene in scenes_of(record, rewards)] + self._additional(rewards)
+
+    def record(self, number: int) -> SceneRecord:
+        """A dialogue with all its rounds and their rewards.
+
+        Raises:
+            ValueError: there is no cache of rewards.
+        """
+        if self.rewards is None:
+            raise ValueError(
+                "Scenes need a cache of rewards: give rewards, for instance train_rank_reward_cache1.json."
+            )
+        return SceneRecord(self.dialogues[number], number, self.rewards[number])
+
+    def episodes(self, rewards: DialogueRewards) -> list[Episode]:
+        """The scenes as episodes with rewards, see :func:`scene_episode`."""
+        return [scene_episode(scene, rewards) for scene in self.scenes(rewards)]
+
+    def _additional(self, rewards: DialogueRewards) -> list[Scene]:
+        scenes = []
+        for number, record in enumerate(self.additional):
+            try:
+                scenes.append(whole_scene(record, rewards))
+            except ValueError as error:
+                assert self._additional_path is not None
+                remedy = "leave it out, or use another mode or cutoff rule"
+                raise FileError(self._additional_path, f"has a wrong item {number} ({error})", remedy) from error
+        return scenes
+
+
+class SceneRows(GameMaker):
+    """Makes the rows of dialogues: one for each, in mode "agent_stops" eleven; see :func:`scenes_of`.
+
+    Game ``i`` is dialogue ``i``, whatever the seed.
+
+    Args:
+        data: with a cache of rewards.
+        tokenizer: the tokenizer of the rows.
+        row_length: ``T``.
+        rewards: ends and rewards of the dialogues.
+        image: add ``features`` float32 ``[N, 1, F]``, the feature of the image, and ``features_mask`` bool ``[N, 1]``.
+
+    Raises:
+        ValueError: there is no cache of rewards; on calls, a dialogue does not fit a row or cannot be encoded.
+
+    Examples:
+        >>> import json, pathlib, tempfile
+        >>> from torchrl_lang.text import word_tokenizer
+        >>> from torchrl_lang.envs.visual_dialogue import DialogueRewards, SceneRows, SplitFiles, VisualDialogues
+        >>> from torchrl_lang.envs.visual_dialogue import generate_visual_dialogues
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     generate_visual_dialogues(home, {"train": 5}, feature_size=64, npy=True)
+        ...     files = SplitFiles.in_folder(home, "train", npy=True)
+        ...     _ = files.rank_rewards.write_text(json.dumps([[0.5, 0.125, 0.125] + [0] * 8] * 5))
+        ...     data = VisualDialogues(files.dialogues, files.features, "train", rewards=files.rank_rewards)
+        ...     rows = SceneRows(data, word_tokenizer([]), 400, rewards=DialogueRewards())(range(3), seed=0)
+        >>> rows["features"].shape, rows["token_reward"].sum(-1)
+        (torch.Size([3, 1, 64]), tensor([-1., -1., -1.]))
+    """
+
+    def __init__(
+        self,
+        data: VisualDialogues,
+        tokenizer: Tokenizer,
+        row_length: int,
+        *,
+        rewards: DialogueRewards,
+        image: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, row_length)
+        self.data, self.rewards, self.image = data, rewards, image
+
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """See :meth:`GameMaker.__call__`."""
+        scenes = [scene for number in numbers for scene in scenes_of(self.data.record(number), self.rewards)]
+        rows = to_rows([scene_episode(scene, self.rewards) for scene in scenes], self.tokenizer, self.row_length)
+        if self.image:
+            rows[FEATURES] = self.data.features.rows([scene.image for scene in scenes])[:, None]
+            rows[FEATURES_MASK] = torch.ones(len(scenes), 1, dtype=torch.bool)
+        return rows

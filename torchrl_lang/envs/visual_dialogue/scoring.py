@@ -1,0 +1,244 @@
+"""Rewards of dialogues and answered questions, from models in process or behind HTTP, and caches of them in files."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import ConfigDict, TypeAdapter
+from torch import Tensor
+
+from torchrl_lang._checks import check_options
+from torchrl_lang._files import FileError, write_file
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
+from torchrl_lang.envs.visual_dialogue.files import SplitFiles
+
+__all__ = [
+    "AnsweredQuestions",
+    "Measure",
+    "RewardCaches",
+    "answer_and_score",
+    "compute_reward_caches",
+    "last_round_rewards",
+    "measured",
+    "unfinished_rewards",
+    "write_reward_caches",
+]
+
+Measure = Literal["rank", "distance"]
+"""What a reward compares: the percentile of the true image, or the distance of the guessed feature to the true one."""
+_Row = tuple[list[float], list[float]]
+"""Distance and percentile, first the initial value, then the reward of each round."""
+_ROW = TypeAdapter(_Row, config=ConfigDict(allow_inf_nan=False))
+_TOLERANCE = 1e-4
+"""Relative to the largest number of a row."""
+
+
+class AnsweredQuestions(NamedTuple):
+    """A batch's answers and the rewards of the questions that led to them."""
+
+    answers: list[str]
+    rewards: list[float]
+
+
+def answer_and_score(
+    models: DialogueModels,
+    dialogues: Sequence[Dialogue],
+    questions: Sequence[str],
+    features: Tensor,
+    *,
+    measure: Measure = "rank",
+) -> AnsweredQuestions:
+    """Answer one question of each dialogue, and score the round that this completes, see :func:`last_round_rewards`.
+
+    Models behind HTTP do it in one request.
+    """
+    in_one_call: Any = getattr(models, "answer_and_score", None)
+    if in_one_call is not None:
+        answered: AnsweredQuestions = in_one_call(dialogues, questions, features, measure=measure)
+        return answered
+    answers = models.answers(dialogues, questions, features)
+    completed = [dialogue.then(*turn) for dialogue, *turn in zip(dialogues, questions, answers, strict=True)]
+    return AnsweredQuestions(answers, last_round_rewards(models, completed, features, measure=measure))
+
+
+def last_round_rewards(
+    models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, *, measure: Measure = "rank"
+) -> list[float]:
+    """The reward of the last round of each dialogue; without rounds, the initial value itself.
+
+    With ``d`` the distance and ``p`` the percentile after ``t`` rounds, the reward of round ``t`` is ``d_{t-1} - d_t``
+    or ``p_t - p_{t-1}``; that of no round is ``d_0`` or ``p_0`` (arXiv 2206.11871, visual dialogue).
+    """
+    rows = [row for row, dialogue in enumerate(dialogues) if dialogue.rounds]
+    before = [dialogues[row].first(-1) for row in rows]
+    repeated = torch.cat([features, features[rows]]) if rows else features
+    values = measured(models, [*dialogues, *before], repeated, measure)
+    rewards, sign = values[: len(dialogues)], 1 if measure == "rank" else -1
+    for row, earlier in zip(rows, values[len(dialogues) :], strict=True):
+        rewards[row] = sign * (rewards[row] - earlier)
+    return rewards
+
+
+def measured(models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, measure: Measure) -> list[float]:
+    """The distance or percentile after each dialogue's last round, as Python numbers.
+
+    Differences of these are exact, so that a client which adds rewards up gets the same number.
+    """
+    if not dialogues:
+        return []
+    score = models.distances if measure == "distance" else models.percentiles
+    return score(dialogues, features).double().tolist()
+
+
+class RewardCaches(NamedTuple):
+    """A list a dialogue of each: the initial value, then the reward of each round (11 numbers for ten rounds)."""
+
+    distance: list[list[float]]
+    rank: list[list[float]]
+
+    def save(self, folder: str | Path, split: str) -> None:
+        """Write both under the names that the ILQL paper's data has."""
+        files = SplitFiles.in_folder(folder, split)
+        write_file(files.distance_rewards, json.dumps(self.distance))
+        write_file(files.rank_rewards, json.dumps(self.rank))
+
+
+def compute_reward_caches(
+    models: DialogueModels,
+    dialogues: Sequence[Dialogue],
+    features: Callable[[Sequence[int]], Tensor],
+    *,
+    partial: str | Path | None = None,
+    batch_size: int = 16,
+    on_batch: Callable[[int], object] = lambda done: None,
+) -> RewardCaches:
+    """Computes both reward caches of complete dialogues.
+
+    After each batch the results are appended to the file ``partial``. A call that finds it continues after the last
+    complete dialogue, with the same result. It computes the first dialogue again, to notice other models or features.
+
+    Args:
+        models: that guess, in process or behind HTTP.
+        dialogues: with all of their rounds.
+        features: returns the image features of dialogues by their numbers, float ``[N, F]``.
+        partial: file to continue from; the caller deletes it once the caches have been saved.
+        batch_size: dialogues at a time.
+        on_batch: called with the number of dialogues that are done.
+
+    Raises:
+        FileError: ``partial`` is about other dialogues, models or features.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round, compute_reward_caches
+        >>> class Models:
+        ...     def distances(self, dialogues, features):
+        ...         return torch.tensor([2.0 - 0.5 * len(dialogue.rounds) for dialogue in dialogues])
+        ...     def percentiles(self, dialogues, features):
+        ...         return torch.tensor([0.5 + 0.25 * len(dialogue.rounds) for dialogue in dialogues])
+        >>> dialogues = [Dialogue("a cat", (Round("is it black?", "no"),))]
+        >>> compute_reward_caches(Models(), dialogues, lambda rows: torch.ones(len(rows), 2))
+        RewardCaches(distance=[[2.0, 0.5]], rank=[[0.5, 0.25]])
+    """
+    check_options(batch_size=(batch_size, 1))
+    done: list[_Row] = []
+    if partial is not None:
+        done = _unfinished(Path(partial), dialogues)
+        if done and not _alike(done[0], _rows(models, dialogues[:1], features([0]))[0]):
+            raise _other(partial, "was computed with other models or features")
+    for first in range(len(done), len(dialogues), batch_size):
+        last = min(first + batch_size, len(dialogues))
+        rows = _rows(models, dialogues[first:last], features(range(first, last)))
+        if partial is not None:
+            with open(partial, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
+        done += rows
+        on_batch(last)
+    return RewardCaches([row[0] for row in done], [row[1] for row in done])
+
+
+def unfinished_rewards(folder: str | Path, split: str) -> Path:
+    """The file in which :func:`write_reward_caches` keeps its results until all are there."""
+    return Path(folder) / f"{split}_rewards.partial"
+
+
+def write_reward_caches(
+    models: DialogueModels,
+    dialogues: Sequence[Dialogue],
+    features: Callable[[Sequence[int]], Tensor],
+    folder: str | Path,
+    split: str,
+    **options: Any,
+) -> None:
+    """Compute the caches of a split and write them to a folder; an interrupted call continues.
+
+    One process at a time writes those of a split: hold a lock. ``options`` are those of :func:`compute_reward_caches`.
+    """
+    partial = unfinished_rewards(folder, split)
+    compute_reward_caches(models, dialogues, features, partial=partial, **options).save(folder, split)
+    partial.unlink()
+
+
+def _rows(models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor) -> list[_Row]:
+    """Of each dialogue, its row of both caches."""
+    by_round: Any = getattr(models, "by_round", None)  # of models that score all rounds of a dialogue in one pass
+    if by_round is not None:
+        return [(_changes(far, -1), _changes(rank, 1)) for far, rank in by_round(dialogues, features)]
+    prefixes = [[each.first(count) for count in range(len(each.rounds) + 1)] for each in dialogues]
+    owners = [owner for owner, of_one in enumerate(prefixes) for _ in of_one]
+    flat = [prefix for of_one in prefixes for prefix in of_one]
+    down, up = (iter(measured(models, flat, features[owners], measure)) for measure in ("distance", "rank"))
+    return [
+        (_changes([next(down) for _ in of_one], -1), _changes([next(up) for _ in of_one], 1)) for of_one in prefixes
+    ]
+
+
+def _changes(values: list[float], sign: int) -> list[float]:
+    return values[:1] + [sign * (after - before) for before, after in itertools.pairwise(values)]
+
+
+def _unfinished(path: Path, dialogues: Sequence[Dialogue]) -> list[_Row]:
+    """The rows of an unfinished computation; a line that was not written to its end is removed.
+
+    The first line identifies the dialogues, and one line follows for each that is done.
+    """
+    head = json.dumps({"dialogues": hashlib.sha256(json.dumps(list(dialogues)).encode()).hexdigest()})
+    if not path.exists():
+        write_file(path, head + "\n")
+    content = path.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    first, *lines = complete.splitlines() or [b""]
+    if first != head.encode() or len(lines) > len(dialogues):
+        raise _other(path, "is about other dialogues")
+    try:
+        rows = [_ROW.validate_json(line) for line in lines]
+    except ValueError as error:
+        raise _other(path, "is damaged") from error
+    lengths = [len(dialogue.rounds) + 1 for dialogue in dialogues]
+    if any(len(values) != length for row, length in zip(rows, lengths, strict=False) for values in row):
+        raise _other(path, "is damaged")
+    if complete != content:
+        os.truncate(path, len(complete))
+    return rows
+
+
+def _alike(one: _Row, other: _Row) -> bool:
+    """Whether two rows of a dialogue differ by no more than rounding."""
+    return all(
+        abs(before - now) <= _TOLERANCE * max(map(abs, old))
+        for old, new in zip(one, other, strict=True)
+        for before, now in zip(old, new, strict=True)
+    )
+
+
+def _other(path: str | Path, found: str) -> FileError:
+    return FileError(path, found, "delete it to begin again, or give the dialogues and models of before")
