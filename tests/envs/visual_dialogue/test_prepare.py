@@ -98,7 +98,7 @@ def test_a_finished_folder_is_left_as_it_is(prepared_dialogues, capsys):
 
 def test_other_options_are_refused(prepared_dialogues, tmp_path, capsys):
     assert command(prepared_dialogues, "--seed", 3) == 2
-    assert "other options: seed was 0 and is 3" in capsys.readouterr().err
+    assert "seed was 0 and is 3" in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("something else")
     assert command(tmp_path) == 2
     assert "is not empty and was not made by `prepare`" in capsys.readouterr().err
