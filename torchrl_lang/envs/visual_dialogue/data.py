@@ -22,8 +22,8 @@ from torchrl_lang.envs.visual_dialogue.files import (
 )
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
-from torchrl_lang.text.rows import to_rows
 from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.rows import to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["Scene", "SceneRows", "VisualDialogues", "scene_episode", "scenes_of", "whole_scene"]

@@ -8,8 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from torchrl_lang._files import FileError, read_text
-from torchrl_lang._files import mistake
+from torchrl_lang._files import FileError, mistake, read_text
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 
 __all__ = ["ROUNDS", "SceneRecord", "SplitFiles", "read_additional_scenes", "read_dialogues", "read_reward_cache"]
