@@ -61,8 +61,8 @@ INSTEAD_OF = {
 """Patterns of words that are ruled out (whole words, any case) and the words to use instead."""
 
 LITERAL: dict[tuple[str, str], str] = {
-    ("torchrl_lang/envs/visual_dialogue/yes_no.py", "looks, appears, tell"): "a word that replies are searched for",
-    ("torchrl_lang/envs/visual_dialogue/yes_no.py", '"tell"'): "the same word in the list",
+    ("torchrl_lang/envs/visual_dialogue/rewards.py", "looks, appears, tell"): "a word that replies are searched for",
+    ("torchrl_lang/envs/visual_dialogue/rewards.py", '"tell"'): "the same word in the list",
 }
 """``(file, part of the line): reason`` where a word is meant literally, such as what a character of a game says."""
 
