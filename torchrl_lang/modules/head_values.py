@@ -144,8 +144,7 @@ def check_writes(name: str, head: nn.Module | None, key: str) -> None:
     """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, a key of values."""
     if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
         raise ValueError(
-            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
-            f"with out_keys=['{key}']."
+            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}."
         )
     if isinstance(head, StackedHeads) and not isinstance(head, _WRITES[key]):
         raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")

@@ -84,7 +84,7 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
         >>> check_causal(AutoModel.from_config(AutoConfig.for_model("bert", **shape, intermediate_size=8)))
         Traceback (most recent call last):
             ...
-        ValueError: BertModel is not causal: the state of a token changes with the tokens after it, so it would be ...
+        ValueError: BertModel is not causal: a token's state changes with those after it. ...
     """
     model = lm.base_model
     if model in _checked:
@@ -107,9 +107,8 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
         return False
     if difference > limit:
         raise ValueError(
-            f"{type(model).__name__} is not causal: the state of a token changes with the tokens after it, so it would "
-            "be trained on what it has to predict. Use a decoder such as 'gpt2', 'llama' or 'qwen2'; some kinds have a "
-            "setting, as in causal_lm('bert', is_decoder=True)."
+            f"{type(model).__name__} is not causal: a token's state changes with those after it. Use a decoder such as "
+            "'gpt2', 'llama' or 'qwen2'; some kinds have a setting, as in causal_lm('bert', is_decoder=True)."
         )
     _checked.add(model)
     return True

@@ -29,8 +29,7 @@ def refuse_untied(headless: Any) -> None:
     """Raise RuntimeError if a model was sharded without its head although both share a weight."""
     if headless.config.tie_word_embeddings:
         raise RuntimeError(
-            f"The language-model head is tied to the embedding of {type(headless).__name__}, which was sharded without "
-            f"it: the two would become separate weights. {_ADVICE}"
+            f"The head is tied to the embedding of {type(headless).__name__}, which was sharded without it. {_ADVICE}"
         )
 
 

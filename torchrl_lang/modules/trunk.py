@@ -226,9 +226,9 @@ class Trunk(nn.Module):
         room = self.room(features)
         if room is not None and length > room:
             beside = f" beside {features} features" if features else ""
+            needed = length + (self.max_length or 0) - room
             raise ValueError(
-                f"Rows of {length} tokens{beside} exceed the model's {self.max_length} positions: trim the rows or "
-                f"build the model with max_length={length + (self.max_length or 0) - room}."
+                f"Rows of {length} tokens{beside} exceed the model's {self.max_length} positions: max_length={needed}."
             )
 
     def _of_rows(self, tokens: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:

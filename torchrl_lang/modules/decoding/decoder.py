@@ -233,9 +233,8 @@ class Decoder(nn.Module):
             positions = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None)
             beside = "" if limit == positions else f" beside the features' {positions - limit}"
             raise ValueError(
-                f"A row of {longest} tokens and an utterance of action_length={self.action_length} exceed the "
-                f"model's {limit} positions{beside}: build the model with max_length={total + positions - limit} or "
-                "more."
+                f"A row of {longest} tokens and action_length={self.action_length} exceed the model's {limit} positions"
+                f"{beside}: build the model with max_length={total + positions - limit} or more."
             )
         return Prompt(tokens[:, :longest], length, features)
 

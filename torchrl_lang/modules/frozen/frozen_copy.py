@@ -76,16 +76,13 @@ class CurrentPolicy(HeldActor):
         """
         if not self._original:
             raise RuntimeError(
-                "This is a copy of the policy, made when the transform was copied or sent to another process, and "
-                "would not be trained. Keep the policy's log-probability (return_log_prob=True) and the parameters of "
-                "its distribution in the data, or use the transform in the training process."
+                "This is a copy of the policy, which would not be trained: keep the policy's log-probability and the "
+                "parameters of its distribution in the data, or use the transform in the training process."
             )
         if not self._in_own_thread() and any(module.training for module in self.actor.modules()):
             raise RuntimeError(
-                "Running the policy here would switch it from training to evaluation mode for all threads, and this is "
-                "another thread than the one that trains it (for instance of a replay buffer with prefetch=). Keep the "
-                "policy's log-probability and the parameters of its distribution in the data, use no prefetch=, call "
-                "the transform in the training loop, or keep the policy in evaluation mode (policy.eval())."
+                "Running the policy here would switch it from training to evaluation mode in another thread than the "
+                "one that trains it: keep its log-probability in the data, use no prefetch=, or call policy.eval()."
             )
         with torch.no_grad(), eval_mode(self.actor):
             yield
@@ -138,9 +135,8 @@ class FrozenActor(HeldActor):
             return nullcontext() if self.differentiable else torch.no_grad()
         if not self._in_own_thread():
             raise RuntimeError(
-                "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
-                "made it (e.g. of a replay buffer with prefetch=): the policy could run without its adapters. Use "
-                "frozen_copy(actor), no prefetch=, or call the transform in the training loop."
+                "adapters_off switches the policy's own adapters, and this is another thread than the one that made it "
+                "(e.g. of a buffer with prefetch=): use frozen_copy(actor), or call the transform in the training loop."
             )
         return without_adapters(self.actor)
 
@@ -170,7 +166,7 @@ class FrozenActor(HeldActor):
         if differ := [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]:
             raise ValueError(
                 f"The state is of another reference: names, shapes or dtypes differ at {_first(differ)}. If it is the "
-                "dtype, convert what holds the reference to that of the checkpoint before loading (.to(dtype))."
+                "dtype, convert what holds the reference before loading (.to(dtype))."
             )
         differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
         if differ:
