@@ -7,8 +7,7 @@ from torch.utils._pytree import tree_leaves
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tests.algorithm_distillation.models import CONTEXT, EPISODE, continuous, model, windows
-from torchrl_lang.algorithm_distillation import Continuous, Discrete, HistoryActor, evaluate_in_context
-from torchrl_lang.envs.grids import DarkKeyDoorEnv, DarkRoomEnv
+from torchrl_lang.algorithm_distillation import Continuous, HistoryActor
 
 KINDS = {"discrete": model, "continuous": continuous}
 STREAMS = 6
@@ -123,17 +122,6 @@ def actions_in(env, actor, steps):
     return torch.stack(found)
 
 
-def test_hidden_tasks_do_not_reach_the_actor():
-    """With equal observations and rewards, exchanged tasks change no action."""
-    made = model(Discrete([3, 3]))
-    tasks = torch.arange(9)
-    found = [
-        actions_in(DarkRoomEnv(3, task=t, batch_size=[9], episode_length=EPISODE), HistoryActor(made, seed=3), 40)
-        for t in (tasks, tasks.flip(0))
-    ]
-    assert torch.equal(*found)
-
-
 def test_prompting_equals_having_acted(made):
     """After whole episodes, a prompt leaves the actor as if it had acted so."""
     acted, prompted = HistoryActor(made, temperature=0), HistoryActor(made, temperature=0, cache=False)
@@ -163,16 +151,6 @@ def test_after_a_part_of_an_episode_comes_a_new_one(made):
     assert (actor._steps.last().position == 3).all()
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_an_empty_prompt_changes_nothing(made, cache):
-    actors = [HistoryActor(made, cache=cache, seed=0) for _ in range(2)]
-    for actor in actors:
-        actor.begin(STREAMS)
-    actors[0].prompt(windows(made, rows=STREAMS, length=3)[:, :0])
-    for _, actions in play(made, actors, 10):
-        assert torch.equal(*actions)
-
-
 def test_samples_have_the_probabilities_of_the_model():
     made = model()
     actor = HistoryActor(made, temperature=2.0, seed=0)
@@ -183,18 +161,6 @@ def test_samples_have_the_probabilities_of_the_model():
     action = actor.act(torch.ones(streams, 2, dtype=torch.int64))
     expected = (parameters[0][0] / 2).softmax(-1)
     assert torch.allclose(action.bincount(minlength=5) / streams, expected, atol=0.02)
-
-
-def test_continuous_samples_have_the_mean_and_deviation_of_the_model():
-    made = continuous()
-    actor = HistoryActor(made, temperature=0.5, seed=0)
-    actor.begin(20_000)
-    parameters = []
-    made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
-    action = actor.act(torch.ones(20_000, 3))
-    loc, scale = made.action_head.loc_and_scale(parameters[0][0])
-    assert torch.allclose(action.mean(0), loc, atol=float(scale.max()) * 0.03)
-    assert torch.allclose(action.std(0), 0.5 * scale, rtol=0.03)
 
 
 def test_deterministic_exploration_takes_the_most_likely_action(made):
@@ -215,27 +181,6 @@ def test_temperature_zero_takes_the_most_likely_action(made):
     for parameters, actions in play(made, [actor], 5):
         most_likely = parameters[0].argmax(-1) if made.action_head.is_discrete else parameters[0][:, :2]
         assert torch.equal(actions[0], most_likely)
-
-
-def test_a_seed_determines_the_actions_and_evaluation_its_own(made):
-    def actions(seed):
-        actor = HistoryActor(made, seed=seed)
-        actor.begin(STREAMS)
-        return torch.stack([found[0] for _, found in play(made, [actor], 20)])
-
-    assert torch.equal(actions(1), actions(1))
-    assert not torch.equal(actions(1), actions(2))
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_evaluation_is_reproducible(seed):
-    env = DarkKeyDoorEnv(2, task=torch.arange(16), batch_size=[16], episode_length=EPISODE)
-    made = model(Discrete([2, 2]))
-    returns = [
-        evaluate_in_context(env, HistoryActor(made, seed=number, cache=cache), 8, seed=seed)
-        for number, cache in ((1, True), (2, False))
-    ]
-    assert torch.equal(*returns)
 
 
 class OtherDevice(TorchDispatchMode):
@@ -271,49 +216,3 @@ def test_an_environment_may_be_on_another_device(made, cache, temperature):
             actor.observe(step["reward"][:, 0], step["done"][:, 0])
     assert actor._steps._reward.is_meta
     assert actor._episode_step.is_meta
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context": 4}, r"context must lie in \[5, 12\], got 4"),
-        ({"context": 13}, r"context must lie in \[5, 12\], got 13"),
-        ({"temperature": -1.0}, "temperature must be a finite number of at least 0"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        HistoryActor(model(), **options)
-
-
-def test_calls_in_another_order():
-    actor, seen = HistoryActor(model()), torch.zeros(2, 2, dtype=torch.int64)
-    with pytest.raises(RuntimeError, match="call begin"):
-        actor.act(seen)
-    actor.begin(2)
-    with pytest.raises(RuntimeError, match="call act"):
-        actor.observe(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
-    actor.act(seen)
-    with pytest.raises(ValueError, match=r"done must have shape \[2\], got \[2, 1\]"):
-        actor.observe(torch.zeros(2), torch.zeros(2, 1, dtype=torch.bool))
-    with pytest.raises(ValueError, match="Rewards must be finite, got nan"):
-        actor.observe(torch.tensor([0.0, torch.nan]), torch.zeros(2, dtype=torch.bool))
-    with pytest.raises(RuntimeError, match="call observe"):
-        actor.act(seen)
-    with pytest.raises(RuntimeError, match="must follow begin"):
-        actor.prompt(windows(model(), rows=2, length=3))
-    actor.begin(2)
-    with pytest.raises(ValueError, match=r"has shape \[2, L\] with L at most 12, got \[3, 3\]"):
-        actor.prompt(windows(model(), rows=3, length=3))
-    with pytest.raises(ValueError, match=r"'observation' must be at least 0 and below \[3, 4\], got 3 to 3"):
-        actor.act(seen + 3)
-
-
-def test_an_episode_that_is_longer_than_those_of_the_model():
-    actor, seen = HistoryActor(model()), torch.zeros(2, 2, dtype=torch.int64)
-    actor.begin(2)
-    for _ in range(EPISODE):
-        actor.act(seen)
-        actor.observe(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
-    with pytest.raises(ValueError, match="'episode_step' must be at least 0 and below 5, got 5 to 5"):
-        actor.act(seen)

@@ -60,7 +60,7 @@ def test_resuming_with_other_parts(tmp_path, q_source):
     folder, steps = tmp_path / "history", q_source.history()
     with HistoryWriter(folder, q_source.tasks, 2, 60, source=q_source.describe()) as writer:
         writer.extend(steps[..., :17])
-    with pytest.raises(ValueError, match="has 17 of 60 planned steps: resume its recording, or use unfinished=True"):
+    with pytest.raises(ValueError, match="has 17 of 60 planned steps: resume it, or use unfinished=True"):
         load_history(folder)
     partial = load_history(folder, unfinished=True)
     assert (partial.complete, partial.steps.shape) == (False, (3, 2, 17))

@@ -11,14 +11,6 @@ from torchrl_lang.algorithm_distillation.history import HistoryManifest
 from torchrl_lang.recipes.command_line import describe
 
 
-def test_the_space_of_the_planned_steps_is_taken_at_the_first_part(tmp_path):
-    made = source()
-    with HistoryWriter(tmp_path, made.tasks, 2, 10_000) as writer:
-        writer.extend(made.history())
-    files = [path.stat() for path in (tmp_path / "rows").iterdir()]
-    assert all(file.st_blocks * 512 >= file.st_size for file in files)  # none is sparse
-
-
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
     def full(descriptor, offset, size):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -37,12 +29,6 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
     assert (load_history(tmp_path).steps == made.history()).all()
 
 
-def test_more_steps_than_a_file_can_hold(tmp_path):
-    made = source()
-    with HistoryWriter(tmp_path, made.tasks, 2, 2**62) as writer, pytest.raises(OSError, match="File too large"):
-        writer.extend(made.history())
-
-
 def test_a_part_whose_manifest_failed_is_recorded_again(tmp_path, monkeypatch):
     def fail(manifest, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -58,18 +44,6 @@ def test_a_part_whose_manifest_failed_is_recorded_again(tmp_path, monkeypatch):
         assert writer.recorded == 20 == load_history(tmp_path, unfinished=True).recorded
         writer.extend(steps[..., 20:])
     assert (load_history(tmp_path).steps == steps).all()
-
-
-def test_a_writer_is_used_inside_its_with_block(tmp_path):
-    made = source()
-    writer = HistoryWriter(tmp_path, made.tasks, 2, 60)
-    with pytest.raises(RuntimeError, match="in a with statement"):
-        writer.extend(made.history())
-    with writer:
-        writer.extend(made.history()[..., :20])
-    with pytest.raises(RuntimeError, match="in a with statement"):
-        writer.extend(made.history()[..., 20:])
-    assert load_history(tmp_path, unfinished=True).recorded == 20
 
 
 def test_parts_that_do_not_fit(tmp_path):

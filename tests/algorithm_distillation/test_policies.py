@@ -66,15 +66,6 @@ def test_each_stream_reads_its_own_demonstration():
     assert not torch.allclose(expected, first_parameters(made, HistoryActor(made)), atol=1e-3)
 
 
-def test_every_beginning_has_the_demonstration_and_nothing_before(env):
-    made = model(Discrete([3, 3]))
-    policy = PromptedPolicy(HistoryActor(made, seed=1), demonstration(made))
-    expected = first_parameters(made, policy)
-    returns = [evaluate_in_context(env, policy, 4, seed=5) for _ in range(2)]
-    assert torch.equal(*returns)
-    torch.testing.assert_close(first_parameters(made, policy), expected)
-
-
 def test_the_cache_changes_nothing(env):
     made = model(Discrete([3, 3]))
     found = [
@@ -82,10 +73,3 @@ def test_the_cache_changes_nothing(env):
         for cache in (True, False)
     ]
     assert torch.equal(*found)
-
-
-def test_other_numbers_of_streams_are_refused():
-    made = model(Discrete([3, 3]))
-    policy = PromptedPolicy(HistoryActor(made), demonstration(made))
-    with pytest.raises(ValueError, match=r"A prompt of 4 streams has shape \[4, L\] with L at most 12, got \[9, 3\]"):
-        policy.begin(4)

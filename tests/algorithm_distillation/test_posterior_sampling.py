@@ -110,19 +110,3 @@ def test_draws_are_uniform_over_what_is_possible():
     expected = torch.tensor([0.25, 0, 0.25, 0.25, 0, 0, 0, 0, 0.25])
     torch.testing.assert_close(share, expected, atol=0.023, rtol=0)  # 5 deviations
     assert (share[expected == 0] == 0).all()
-
-
-def test_it_searches_faster_than_random_actions():
-    """In its second episode it does not try again what the first one ruled out."""
-    env = room(size=5, streams=40, start="centre", episode_length=12)
-    random = LinearDecay(1.0, 1.0)
-    found = [
-        (episode_returns(PosteriorSampling(env, 24, decay=decay).history(), 2) > 0).any(-1).float().mean()
-        for decay in (NO_NOISE, random)
-    ]
-    assert found[0] > found[1] + 0.2
-
-
-def test_its_options_are_in_the_manifest():
-    about = PosteriorSampling(room(), 10, decay=LinearDecay(0.5, 0.1), seed=4).describe()
-    assert (about["algorithm"], about["seed"], about["decay"]["first"]) == ("PosteriorSampling", 4, 0.5)

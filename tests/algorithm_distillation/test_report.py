@@ -65,20 +65,6 @@ def test_the_share_of_a_task(last, optimal, share):
     assert TaskResult(task=0, first=0, last=last, optimal=optimal, never_found=0).share == share
 
 
-def test_it_is_json():
-    report = in_context_report("AD", RETURNS, OPTIMAL, last=2)
-    content = json.loads(json.dumps(report.as_dict(), allow_nan=False))
-    assert content["worst_task"]["task"] == 0
-    assert content["late_beats_early"]["pairs"] == 2
-    assert content["share_of_optimal"]["values"] == list(report.share_of_optimal.values)
-
-
-def test_a_first_episode_without_return_has_no_gain():
-    report = in_context_report("AD", RETURNS[:1, :1, :1], OPTIMAL[:1], last=2)
-    assert report.gain is None
-    json.dumps(report.as_dict(), allow_nan=False)
-
-
 def test_bands_hold_the_mean_and_equal_a_plain_bootstrap():
     values = torch.rand(3, 8, 5, generator=torch.Generator().manual_seed(0))
     low, high = bootstrap_band(values, resamples=5000)
@@ -91,11 +77,6 @@ def test_bands_hold_the_mean_and_equal_a_plain_bootstrap():
     np.testing.assert_allclose(high, np.quantile(drawn, 0.975, 0), atol=0.03)
     mean = values.mean((0, 1))
     assert ((low < mean) & (mean < high)).all()
-
-
-def test_equal_values_have_a_band_of_no_width():
-    low, high = bootstrap_band(torch.full((2, 3, 1), 1.5))
-    assert (low.item(), high.item()) == pytest.approx((1.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -140,28 +121,3 @@ def test_random_sign_vectors_approach_all_of_them():
     drawn = paired_test(torch.cat([larger, zeros]), torch.cat([smaller, zeros]), draws=40_000).p_value
     assert 0.01 < exact < 0.99
     assert drawn == pytest.approx(exact, abs=0.01)
-
-
-def test_p_values_are_uniform_without_a_difference():
-    random = torch.Generator().manual_seed(0)
-    found = [
-        paired_test(torch.randn(10, generator=random), torch.randn(10, generator=random)).p_value for _ in range(400)
-    ]
-    assert np.mean(np.array(found) < 0.1) == pytest.approx(0.1, abs=0.04)
-
-
-def test_a_large_difference_of_many_pairs_is_never_impossible():
-    assert paired_test(torch.ones(60), torch.zeros(60), draws=999).p_value == 1 / 1000
-
-
-@pytest.mark.parametrize(
-    ("larger", "smaller", "message"),
-    [
-        (torch.zeros(2), torch.zeros(3), r"two vectors of one length, got \[2\] and \[3\]"),
-        (torch.zeros(0), torch.zeros(0), "two vectors"),
-        (torch.tensor([torch.nan]), torch.zeros(1), "finite"),
-    ],
-)
-def test_wrong_pairs(larger, smaller, message):
-    with pytest.raises(ValueError, match=message):
-        paired_test(larger, smaller)

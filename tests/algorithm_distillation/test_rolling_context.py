@@ -64,18 +64,6 @@ def test_whole_episodes_are_evicted(context):
                 assert (last.previous_action[row], last.previous_reward[row]) == stream.steps[-1][1:3]
 
 
-@pytest.mark.parametrize("context", [4, 5, 9])
-def test_the_last_step_is_that_of_the_window(context):
-    for kept, *_ in play(5, context, 40, seed=1):
-        window, last = kept.window(context), kept.last()
-        row = torch.arange(5)
-        assert torch.equal(window.observation[row, kept.length], last.observation)
-        assert torch.equal(window.episode_step[row, kept.length], last.episode_step)
-        later = kept.length > 0  # at position 0 the model reads neither
-        assert torch.equal(window.previous_action[row, kept.length][later], last.previous_action[later])
-        assert torch.equal(window.previous_reward[row, kept.length][later], last.previous_reward[later])
-
-
 def test_a_part_of_an_episode_at_the_beginning_is_evicted_as_one():
     kept = RollingContext(1, 6, Discrete([9]), Discrete([5]))
     numbers = torch.tensor([[2, 3, 0, 1, 2, 0]])

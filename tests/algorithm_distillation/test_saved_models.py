@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.algorithm_distillation.models import continuous, model, windows
 from torchrl_lang._files import FileError, write_checksums, write_manifest
@@ -45,11 +44,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"not finite, such as action_head.out.bias"):
         save_ad_model(tmp_path / "model", made)
     assert not (tmp_path / "model").exists()
-
-
-def test_there_is_no_model(tmp_path):
-    with pytest.raises(FileError, match="is missing"):
-        load_ad_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -95,14 +89,4 @@ def test_wrong_descriptions(tmp_path, change, message):
     folder = save_ad_model(tmp_path / "model", model())
     rewritten(folder, change)
     with pytest.raises(FileError, match=message):
-        load_ad_model(folder)
-
-
-@pytest.mark.parametrize("value", [torch.full((5,), torch.inf), torch.zeros(5, dtype=torch.int64)])
-def test_wrong_weights(tmp_path, value):
-    folder = save_ad_model(tmp_path / "model", model())
-    weights = load_file(folder / "model.safetensors") | {"action_head.out.bias": value}
-    save_file(weights, folder / "model.safetensors")
-    write_checksums(folder)
-    with pytest.raises(FileError, match=r"not finite floating-point numbers: action_head.out.bias"):
         load_ad_model(folder)

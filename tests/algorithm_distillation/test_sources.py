@@ -108,23 +108,6 @@ def test_q_learning_is_that_of_a_plain_loop(reward):
             assert earned == (following == task)
 
 
-def test_q_learning_by_hand():
-    source = QLearning(room(tasks=1, streams=1), 1, learning_rate=0.5, gamma=0.5)
-    list(source.blocks())
-    source._table.zero_()
-    state, action = torch.tensor([1]), torch.tensor([3])
-    off, on = torch.tensor([False]), torch.tensor([True])
-    one = torch.ones(1)
-    source._learn(state, action, one, torch.tensor([0]), off)  # 0 + 0.5 * (1 + 0.5 * 0 - 0)
-    assert source._table[1].tolist() == [0, 0, 0, 0.5, 0]
-    source._learn(torch.tensor([2]), action, 0 * one, state, off)  # 0.5 * (0 + 0.5 * 0.5)
-    assert source._table[2, 3] == 0.125
-    source._learn(torch.tensor([4]), action, one, state, on)  # terminated: no bootstrap
-    assert source._table[4, 3] == 0.5
-    source._learn(state, action, one, torch.tensor([0]), off)  # 0.5 + 0.5 * (1 - 0.5)
-    assert source._table[1, 3] == 0.75
-
-
 def test_ucb_is_that_of_a_plain_loop():
     history = UCB(bandit(), 60, exploration=0.7).history()
     for task in range(4):
@@ -180,11 +163,6 @@ def test_a_history_is_the_same_every_time_and_in_any_blocks(make):
     assert (whole == blocks).all()
     assert (whole == again).all()
     assert not torch.equal(make(seed=4).history()["action"], whole["action"])
-
-
-def test_streams_differ(make):
-    action = make().history()["action"].flatten(0, 1)
-    assert action.unique(dim=0).shape[0] > 0.9 * action.shape[0]
 
 
 def test_epsilon_greedy_samples_its_probabilities():

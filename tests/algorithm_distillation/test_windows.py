@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from tests.algorithm_distillation.conftest import source
-from torchrl_lang.algorithm_distillation import HistoryWindows, HistoryWriter, LearningHistory, load_history
+from torchrl_lang.algorithm_distillation import (
+    HistoryWindows,
+    HistoryWriter,
+    LearningHistory,
+    load_history,
+    split_tasks,
+)
 
 
 def kept_steps(history, task, stream, skip, remainder):
@@ -69,19 +75,6 @@ def test_kept_episodes_are_whole_and_in_order(history, skip):
                     assert (episode[t + 1], step[t + 1]) == (episode[t] + skip, 0)
                 else:
                     assert (episode[t + 1], step[t + 1]) == (episode[t], step[t] + 1)
-
-
-def test_windows_cross_episodes(history):
-    batch = HistoryWindows(history, 20).buffer(100).sample()
-    assert (batch["episode"][:, -1] > batch["episode"][:, 0]).all()
-
-
-def test_only_the_given_tasks(history):
-    windows = HistoryWindows(history, 5, tasks=torch.tensor([7, 2]))
-    found = Counter()
-    for batch in windows.buffer(16):
-        found.update(located(history, batch["index"]))
-    assert found == all_windows(history, 5, tasks=[0, 2])
 
 
 def test_unfinished_histories_have_windows_of_recorded_steps_only(tmp_path):
@@ -147,6 +140,20 @@ def test_bad_options(history, options, message):
         HistoryWindows(history, **options)
 
 
-def test_a_storage_of_other_steps_is_refused(history):
-    with pytest.raises(ValueError, match="The storage holds 10 steps, but the history has 360"):
-        HistoryWindows(history, 5).sample(history.flat[:10], 4)
+# -- a split of tasks -------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_disjoint_and_complete():
+    numbers = torch.arange(100, 181)
+    split = split_tasks(numbers, seed=4)
+    assert [len(part) for part in split] == [61, 8, 12]
+    assert torch.cat(split).sort().values.tolist() == numbers.tolist()
+    assert all(part.tolist() == sorted(part.tolist()) for part in split)
+    assert split_tasks(numbers, seed=4).test.tolist() == split.test.tolist()
+    assert split_tasks(numbers, seed=5).test.tolist() != split.test.tolist()
+
+
+@pytest.mark.parametrize("shares", [{"validation": 0.5, "test": 0.5}, {"test": -0.1}, {"tasks": [1] * 10}])
+def test_bad_shares(shares):
+    with pytest.raises(ValueError, match="leave none of 10 different tasks"):
+        split_tasks(**{"tasks": 10, **shares})

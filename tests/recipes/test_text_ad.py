@@ -128,16 +128,6 @@ def test_rewards_are_words_or_digits(histories, tmp_path, options, words, tokens
     assert "\nReward: " in text
 
 
-def test_symbols_and_other_letters_are_tokens(tmp_path):
-    alphabet = CharTokenizer([*"<g>é", *CharTokenizer.DEFAULT_CONTROL.values()])
-    rows = to_rows([Episode([Turn("<g>"), Turn("é", reward=1.0)], terminated=True)] * 10, alphabet, 16)
-    with RunRecorder(tmp_path, "ppo", alphabet, config={}) as recorder:
-        recorder.record(1, rows)
-    tokenizer = opened(tmp_path, tmp_path, symbols=("<g>",)).tokenizer
-    assert len(tokenizer.encode("<g>")) == len(tokenizer.encode("é")) == 1
-    assert len(opened(tmp_path, tmp_path).tokenizer.encode("<g>")) == 3
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one, finite, have_shapes, within
+from torchrl_lang._checks import finite, within
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.entries import Discrete, Entry
 from torchrl_lang.algorithm_distillation.model import ADTransformer
@@ -70,7 +70,6 @@ class HistoryActor(nn.Module):
 
     def begin(self, streams: int) -> None:
         """Drop all contexts, and begin ``streams`` empty ones."""
-        at_least_one("streams", streams)
         model, device = self.model, self.model.trunk.norm.weight.device
         self._steps = RollingContext(streams, self.context, model.observation, model.action, device=device)
         self._past = model.trunk.empty_past(streams, self.context) if self.cache else []
@@ -93,16 +92,13 @@ class HistoryActor(nn.Module):
         if self._action is not None or bool(context.length.any()):
             raise RuntimeError("prompt() must follow begin(): these streams have steps already.")
         if steps.ndim != 2 or steps.shape[0] != streams or steps.shape[1] > self.context:
-            raise ValueError(
-                f"A prompt of {streams} streams has shape [{streams}, L] with L at most {self.context}, got "
-                f"{list(steps.shape)}."
-            )
+            raise ValueError(f"A prompt has shape [{streams}, {self.context} or less], got {list(steps.shape)}.")
         if not steps.shape[1]:
             return
         steps = steps.to(context.length.device)
         observation, action = (entry(steps, key).reshape(*steps.shape, -1) for key in (OBSERVATION, ACTION))
         episode_step = entry(steps, EPISODE_STEP)
-        self.model.check_entries(observation, action, episode_step)
+        self.model.check_entries(observation, action, episode_step[..., None])
         reward = entry(steps, REWARD).reshape(steps.shape)
         context.fill(observation, self.model.actions(steps), reward, episode_step)
         self._read_again(torch.arange(streams, device=episode_step.device))
@@ -119,7 +115,7 @@ class HistoryActor(nn.Module):
         if self._action is not None:
             raise RuntimeError("The last action has no outcome: call observe() before the next act().")
         seen = observation.reshape(len(context.length), -1).to(context.length.device)
-        self.model.check_entries(seen, None, self._episode_step)
+        self.model.check_entries(seen, None, self._episode_step[:, None])
         evicted = context.evict()
         context.open(seen, self._episode_step)
         self._action = self._choose(self.model.action_head(self._hidden(context, evicted)))
@@ -131,17 +127,10 @@ class HistoryActor(nn.Module):
         The model reads where episodes begin, not why they ended, so ``terminated`` is not used.
 
         Raises:
-            RuntimeError: there is no action without an outcome.
-            ValueError: an entry has another shape, or a reward is not finite.
+            RuntimeError: there is no action without an outcome, or a reward is not finite, which all later steps read.
         """
-        if self._action is None:
-            raise RuntimeError("There is no action to observe the outcome of: call act() first.")
-        streams = (len(self._action),)
-        have_shapes(("reward", reward, streams), ("done", done, streams))
-        if not (is_finite := reward.isfinite()).all():
-            raise ValueError(
-                f"Rewards must be finite, got {reward[~is_finite][0]}: the model would read it in all later steps."
-            )
+        if self._action is None or not reward.isfinite().all():
+            raise RuntimeError("observe() takes finite rewards of the last actions: call act() first.")
         device = self._action.device
         self._begun().close(self._action, reward.to(device))
         self._episode_step = torch.where(done.to(device), 0, self._episode_step + 1)

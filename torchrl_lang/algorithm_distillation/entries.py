@@ -40,9 +40,7 @@ class Discrete:
         Without ``wait`` numbers out of range raise RuntimeError, on a GPU in a later call: it is not waited for.
         """
         if value.is_floating_point() or value.shape[-1] != len(self.sizes):
-            raise ValueError(
-                f"'{name}' must be {len(self.sizes)} integers, got {value.dtype} of shape {list(value.shape)}."
-            )
+            raise ValueError(f"'{name}' must be {len(self.sizes)} integers, got {_kind(value)}.")
         # A tensor of the sizes would be copied to the device, which waits for it.
         parts = zip(self.sizes, value.unbind(-1), strict=True)
         outside = torch.stack([((part < 0) | (part >= size)).any() for size, part in parts]).any()
@@ -72,9 +70,11 @@ class Continuous:
     def check(self, name: str, value: Tensor, *, wait: bool = True) -> None:
         """Raise ValueError unless the entry holds real numbers, ``[*B, size]``."""
         if not value.is_floating_point() or value.shape[-1] != self.size:
-            raise ValueError(
-                f"'{name}' must be a float of {self.size} numbers, got {value.dtype} of shape {list(value.shape)}."
-            )
+            raise ValueError(f"'{name}' must be a float of {self.size} numbers, got {_kind(value)}.")
+
+
+def _kind(value: Tensor) -> str:
+    return f"{value.dtype} of shape {list(value.shape)}"
 
 
 Entry = Discrete | Continuous
@@ -90,7 +90,5 @@ def entry_of_spec(spec: TensorSpec) -> Entry:
         return Discrete([int(spec.space.n)] * (spec.shape[0] if spec.ndim else 1))
     if spec.dtype.is_floating_point and spec.ndim == 1:
         return Continuous(spec.shape[0])
-    raise ValueError(
-        f"An entry of a step is a Categorical spec of shape [] or [D], or real numbers [D], got {type(spec).__name__} "
-        f"of shape {list(spec.shape)}: convert it with a transform."
-    )
+    found = f"{type(spec).__name__} of shape {list(spec.shape)}"
+    raise ValueError(f"A step has Categorical specs of shape [] or [D], or real numbers [D], got {found}.")

@@ -147,16 +147,14 @@ def entries_of(steps: TensorDictBase) -> dict[str, DiskEntry]:
         KeyError: an entry that every history has is missing.
         ValueError: an entry has a dtype or a shape that a history cannot store.
     """
-    found = {}
+    found = dict[str, DiskEntry]()
     for key in sorted(REQUIRED | set(steps.keys())):
         value = entry(steps, key)
         kind = value.dtype if isinstance(value, Tensor) else None, tuple(value.shape[3:])
         if kind != _KNOWN.get(key, kind) or kind[0] not in _DTYPES.values() or 0 in kind[1] or not key.isidentifier():
             known = _KNOWN.get(key, ("bool, int64 or float32", "sizes of at least 1"))
-            raise ValueError(
-                f"'{key}' of a step is {type(value).__name__} {kind[0]} of shape {list(kind[1])}, expected a tensor "
-                f"{known[0]} of shape {known[1]}."
-            )
+            given = f"{type(value).__name__} {kind[0]} of shape {list(kind[1])}"
+            raise ValueError(f"'{key}' of a step is {given}, expected {known[0]} of shape {known[1]}.")
         found[key] = DiskEntry(*kind)
     return found
 
@@ -230,6 +228,12 @@ class StoredEntry(Record):
 
     dtype: Literal["bool", "int64", "float32"]
     shape: tuple[Annotated[int, Field(ge=1)], ...]
+
+    @classmethod
+    def of(cls, kind: DiskEntry) -> StoredEntry:
+        """The description of an entry."""
+        name: Any = str(kind.dtype).removeprefix("torch.")
+        return cls(dtype=name, shape=kind.shape)
 
 
 class HistoryManifest(Record):
@@ -359,10 +363,7 @@ def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinis
         manifest.parts[-1].end,
     )
     if recorded < shape[-1] and not unfinished:
-        raise ValueError(
-            f"The history in {folder} has {recorded} of {shape[-1]} planned steps: resume its recording, or use "
-            f"unfinished=True."
-        )
+        raise ValueError(f"{folder} has {recorded} of {shape[-1]} planned steps: resume it, or use unfinished=True.")
     if verify:
         verify_parts(folder, flat.view(shape), manifest.parts)
     history = LearningHistory.__new__(LearningHistory)

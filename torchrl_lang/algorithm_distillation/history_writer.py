@@ -138,10 +138,8 @@ class HistoryWriter:
             raise RuntimeError("A HistoryWriter has the lock of its folder in a with statement only.")
         first, end = self.recorded, self.recorded + steps.shape[-1]
         if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not first < end <= self._shape[2]:
-            raise ValueError(
-                f"A part has batch size [tasks, streams, L] and {self._shape[2] - first} more of the planned steps "
-                f"{list(self._shape)} at most, got {list(steps.shape)}."
-            )
+            planned = [*self._shape[:2], self._shape[2] - first]
+            raise ValueError(f"A part has batch size {planned} at most, got {list(steps.shape)}.")
         entries = entries_of(steps)
         if entries != (self._entries or entries):
             raise ValueError(f"The steps have the entries {entries}, but those before had {self._entries}.")
@@ -170,10 +168,7 @@ class HistoryWriter:
 
     def _write_manifest(self, parts: tuple[Part, ...]) -> None:
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
-        entries = {
-            key: StoredEntry(dtype=str(dtype).removeprefix("torch."), shape=shape)
-            for key, (dtype, shape) in self._entries.items()
-        }
+        entries = {key: StoredEntry.of(kind) for key, kind in self._entries.items()}
         created_by = {**versions, "torch": str(torch.__version__)}
         manifest = HistoryManifest(**self._about, entries=entries, parts=parts, created_by=created_by)
         manifest.write(self.folder / MANIFEST)

@@ -48,9 +48,7 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
     """
     at_least_one("episodes", episodes)
     if drawing := _drawing_env(env):
-        raise ValueError(
-            f"{drawing} draws a task for each episode, but a stream needs one for all of them: give task=."
-        )
+        raise ValueError(f"{drawing} draws a task for each episode, but a stream has one for all: give task=.")
     streams = env.batch_size.numel()
     returns = torch.zeros(streams, episodes, device=env.device)
     number = torch.zeros(streams, dtype=torch.int64, device=env.device)
@@ -116,15 +114,8 @@ def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:
     number, shape = entry(steps, EPISODE), steps.batch_size
     reward, done = entry(steps, REWARD).reshape(shape), entry(steps, DONE).reshape(shape)
     expected = done.cumsum(-1) - done.long()
-    if (wrong := (number != expected)).any():
-        found, wanted = int(number[wrong][0]), int(expected[wrong][0])
-        raise ValueError(
-            f"The steps must have all episodes of a stream from 0 on, got episode {found} where {wanted} was expected: "
-            f"give whole streams, such as the steps of a LearningHistory, not windows of them."
-        )
-    completed = int(done.sum(-1).min())
-    if completed < episodes:
-        raise ValueError(f"A stream has completed {completed} episodes only, got episodes={episodes}.")
+    if not torch.equal(number, expected) or int(done.sum(-1).min()) < episodes:
+        raise ValueError(f"The steps must have all episodes of a stream from 0 on, {episodes} completed ones at least.")
     returns = torch.zeros(*shape[:-1], episodes, device=reward.device)
     counted = torch.where(number < episodes, reward, 0)
     return returns.scatter_add_(-1, number.clamp_max(episodes - 1), counted)

@@ -155,9 +155,8 @@ class ADTransformer(TensorDictModuleBase):
             RuntimeError: a number is out of range in a later call, which does not wait for a GPU to read it.
         """
         if missing := [key for key in self.in_keys if tensordict.get(key, None) is None]:
-            raise missing_entry(
-                type(self).__name__, missing, tensordict, "Sample windows with HistoryWindows.buffer()."
-            )
+            advice = "Sample windows with HistoryWindows.buffer()."
+            raise missing_entry(type(self).__name__, missing, tensordict, advice)
         clock = tensordict.get(EPISODE_STEP)
         batch, length = clock.shape[:-1], clock.shape[-1]
         if length > self.context:
@@ -165,7 +164,7 @@ class ADTransformer(TensorDictModuleBase):
         observation = tensordict.get(OBSERVATION).reshape(*clock.shape, -1)
         if not torch.compiler.is_compiling():
             action = tensordict.get(ACTION).reshape(*clock.shape, -1)
-            self.check_entries(observation, action, clock, wait=not self._checked)
+            self.check_entries(observation, action, clock[..., None], wait=not self._checked)
             self._checked = True
         columns = (observation, self.actions(tensordict), tensordict.get(REWARD).reshape(clock.shape), clock)
         flat = (column.reshape(-1, *column.shape[len(batch) :]) for column in columns)
@@ -179,18 +178,12 @@ class ADTransformer(TensorDictModuleBase):
             shape if isinstance(self.action, Discrete) else (*shape, self.action.size)
         )
 
-    def check_entries(
-        self, observation: Tensor, action: Tensor | None, episode_step: Tensor, *, wait: bool = True
-    ) -> None:
-        """Check that entries ``[*S, D]`` and steps in episodes ``[*S]`` lie in their ranges.
-
-        Raises:
-            ValueError: an entry has another dtype or shape, or, with ``wait``, a number is out of range.
-        """
-        self.observation.check(OBSERVATION, observation, wait=wait)
-        if action is not None:
-            self.action.check(ACTION, action, wait=wait)
-        Discrete([self.episode_length]).check(EPISODE_STEP, episode_step[..., None], wait=wait)
+    def check_entries(self, *entries: Tensor | None, wait: bool = True) -> None:
+        """Raise unless observations, actions ``[*S, D]`` and steps in episodes ``[*S, 1]`` lie in their ranges."""
+        kinds = {OBSERVATION: self.observation, ACTION: self.action, EPISODE_STEP: Discrete([self.episode_length])}
+        for (name, kind), value in zip(kinds.items(), entries, strict=True):
+            if value is not None:
+                kind.check(name, value, wait=wait)
 
 
 # -- saved models ------------------------------------------------------------------------------------------------------

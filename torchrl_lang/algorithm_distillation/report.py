@@ -215,7 +215,6 @@ def bootstrap_band(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> t
         >>> low, high
         (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    at_least_one("resamples", resamples)
     generator = torch.Generator().manual_seed(seed)
     weights = []
     for n in values.shape[:2]:
@@ -249,11 +248,8 @@ def paired_test(larger: Tensor, smaller: Tensor, *, draws: int = 10_000, seed: i
         >>> paired_test(torch.tensor([3.0, 2.0, 5.0]), torch.tensor([1.0, 1.0, 1.0]))
         PairedTest(pairs=3, difference=2.3333333333333335, wins=1.0, p_value=0.125)
     """
-    at_least_one("draws", draws)
     if larger.ndim != 1 or larger.shape != smaller.shape or not len(larger):
-        raise ValueError(
-            f"A paired test needs two vectors of one length, got {list(larger.shape)} and {list(smaller.shape)}."
-        )
+        raise ValueError(f"A paired test needs two vectors of one length, got {larger.shape} and {smaller.shape}.")
     difference = (larger - smaller).double().cpu()
     if not difference.isfinite().all():
         raise ValueError("A paired test needs finite figures.")

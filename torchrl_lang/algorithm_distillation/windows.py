@@ -13,7 +13,6 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.data.replay import EpochSampler
 from torchrl_lang.schema import EPISODE, EPISODE_STEP
@@ -83,10 +82,8 @@ class HistoryWindows(EpochSampler):
             starts = starts & (steps[EPISODE_STEP].flatten()[order][: len(starts)] == 0)
         self._starts = starts.nonzero().squeeze(-1)
         if not len(self._starts):
-            raise ValueError(
-                f"No stream has a window of length={length} with skip_episodes={skip_episodes}: the streams have "
-                f"{index.shape[1]} steps."
-            )
+            wanted = f"length={length} with skip_episodes={skip_episodes}"
+            raise ValueError(f"No stream has a window of {wanted}: the streams have {index.shape[1]} steps.")
 
     def __len__(self) -> int:
         """The number of windows of an epoch."""
@@ -94,10 +91,6 @@ class HistoryWindows(EpochSampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Indices of the next windows, int64 ``[batch_size, length]``."""
-        if len(storage) != len(self.history.flat):
-            raise ValueError(
-                f"The storage holds {len(storage)} steps, but the history has {len(self.history.flat)}: use buffer()."
-            )
         picked, info = super().sample(self._starts, batch_size)
         return self.steps_of(picked), info
 
@@ -173,16 +166,10 @@ def split_tasks(
         [61, 8, 12]
     """
     numbers = torch.arange(tasks) if isinstance(tasks, int) else torch.as_tensor(tasks, dtype=torch.int64).flatten()
-    different, counts = numbers.unique(return_counts=True)
-    if len(different) < len(numbers):
-        raise ValueError(
-            f"tasks must differ, but {shorten(different[counts > 1].tolist())} are repeated: give each number once."
-        )
     held_out = [round(share * len(numbers)) for share in (validation, test)]
-    if min(validation, test) < 0 or sum(held_out) >= len(numbers):
+    if min(validation, test) < 0 or sum(held_out) >= len(numbers) or len(numbers.unique()) < len(numbers):
         raise ValueError(
-            f"validation={validation} and test={test} leave none of {len(numbers)} tasks to train on: give smaller "
-            f"shares, of at least 0."
+            f"validation={validation} and test={test} leave none of {len(numbers)} different tasks to train on."
         )
     order = numbers[torch.from_numpy(np.random.default_rng(seed).permutation(len(numbers)))]
     parts = order.split([len(numbers) - sum(held_out), *held_out])

@@ -59,13 +59,6 @@ def tokenizer(template):
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def test_blocks_are_those_of_the_sentiment_task(template):
-    assert (
-        template.write(block("The film", "was good", 0.97))
-        == "Prompt: The film\nCompletion: was good\nReward: 0.97\n\n"
-    )
-
-
 def test_texts_of_random_blocks_are_read_as_they_were(template):
     blocks = [plain(each) for each in records(500)]
     assert template.parse("".join(map(template.write, blocks))) == blocks
@@ -96,33 +89,6 @@ def test_what_is_no_block_is_named(template):
     assert own.prompt("a") == "Q a\nA"
 
 
-def test_packed_rows_hold_all_blocks_in_the_order_of_epochs(template, tokenizer):
-    every = records(60)
-    rows, left_out = pack_blocks(every, template, tokenizer, 200)
-    assert not left_out
-    check_row(rows, vocab_size=tokenizer.vocab_size)
-    found = [block for row in rows for block in read_blocks(row, template, tokenizer)]
-    assert found == [plain(each) for run in in_epoch_order(every) for each in run]
-    runs = {each.reward: each.run for each in every}
-    assert all(len({runs[each.reward] for each in read_blocks(row, template, tokenizer)}) == 1 for row in rows)
-
-
-def test_packing_is_that_of_a_plain_loop(template, tokenizer):
-    every = records(60)
-    expected = []
-    for run in in_epoch_order(every):
-        used = 200
-        for each in run:
-            length = sum(len(tokenizer.encode(text)) for text, _ in template.segments(each))
-            if used + length > 200:
-                expected.append(0)
-                used = 1
-            used += length
-            expected[-1] += 1
-    rows, _ = pack_blocks(every, template, tokenizer, 200)
-    assert [len(read_blocks(row, template, tokenizer)) for row in rows] == expected
-
-
 def test_completions_are_the_actions(template, tokenizer):
     every = records(20)
     rows, _ = pack_blocks(every, template, tokenizer, 200)
@@ -149,25 +115,6 @@ def test_blocks_that_do_not_fit_are_reported(template, tokenizer):
     assert sum(len(read_blocks(row, template, tokenizer)) for row in rows) == 30
     with pytest.raises(ValueError, match="No episode of 1 blocks fits a row of 200 tokens"):
         pack_blocks([long], template, tokenizer, 200)
-
-
-def test_a_block_may_fill_its_row(template, tokenizer):
-    record = records(1)[0]
-    text = template.write(record)
-    length = sum(len(tokenizer.encode(part)) for part, _ in template.segments(record))
-    rows, _ = pack_blocks([record], template, tokenizer, length + 1)
-    assert rows["attention_mask"].all()
-    assert tokenizer.decode(rows["tokens"][0, 1:].tolist()) == text
-    with pytest.raises(ValueError, match="No episode of 1 blocks fits"):
-        pack_blocks([record], template, tokenizer, length)
-
-
-def test_rewards_are_quantised():
-    template = BlockTemplate(Quantizer.bins(0, 1, 4))
-    tokenizer = word_tokenizer(["Prompt"], symbols=template.vocabulary())
-    rows, _ = pack_blocks([TextRecord(query="q", response="r", reward=0.9)], template, tokenizer, 64)
-    assert read_blocks(rows[0], template, tokenizer) == [block("q", "r", 0.875)]
-    assert (rows["token_kind"] == TokenKind.REWARD).sum() == 1
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------

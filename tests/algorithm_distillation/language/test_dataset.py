@@ -56,13 +56,6 @@ def test_records_of_both_formats():
     assert (rows[range(9)] == completion_rows(RECORDS, LETTERS, 20)).all()
 
 
-def test_blocks_that_were_left_out_are_there():
-    long = TextRecord(query="q" * 99, response="r", reward=0.0)
-    with pytest.warns(UserWarning, match="left out"):
-        found = HistoryDataset([*RECORDS, long], "language", 100, template=BLOCKS, tokenizer=LETTERS)
-    assert found.left_out == [long]
-
-
 def test_batches_of_a_loader(learning):
     rows = HistoryDataset(learning, "language", 12, template=TEMPLATE, tokenizer=TOKENIZER)
     loader = DataLoader(rows, batch_size=32, collate_fn=HistoryDataset.collate)

@@ -109,19 +109,6 @@ def test_next_tokens_are_those_of_a_plain_loop(kind, generator):
     assert found["loss"] == pytest.approx(float(bc), abs=1e-5)
 
 
-def test_rewards_of_text_tasks():
-    template = BlockTemplate(Quantizer.bins(0, 1, 5))
-    tokenizer = word_tokenizer([], symbols=template.vocabulary())
-    draw = torch.rand(20, generator=torch.Generator().manual_seed(0)).tolist()
-    records = [TextRecord(query="q", response="r", reward=reward) for reward in draw]
-    rows = pack_blocks(records, template, tokenizer, 128).rows
-    found = reward_accuracy(table_actor(tokenizer.vocab_size), rows, template, tokenizer)
-    bins = np.minimum(np.array(draw) * 5, 4).astype(int)
-    assert found["constant_exact"] == pytest.approx(np.bincount(bins).max() / 20)
-    near = max(np.mean(abs(bins - number) <= 1) for number in range(5))
-    assert found["constant_within_one"] == pytest.approx(near)
-
-
 @pytest.mark.slow
 def test_a_tiny_model_learns_to_predict_rewards():
     """Rooms of nine cells with hidden goals: the context shows where the reward is."""

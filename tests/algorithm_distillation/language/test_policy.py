@@ -17,7 +17,6 @@ from torchrl_lang.algorithm_distillation.language.policy import ContextRows
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
-from torchrl_lang.text import word_tokenizer
 
 CELLS, MOVES, REWARDS = (
     Quantizer(range(3)),
@@ -102,19 +101,6 @@ def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
         assert policy._rows.tokens[stream, :length].tolist() == row[:length].tolist()
 
 
-@pytest.mark.parametrize("kind", ["compact", "spelled", "sparse"])
-def test_a_row_has_the_steps_of_a_window_at_most(kind):
-    """Also where shorter steps, without rewards, would leave room for more."""
-    policy = policy_of(kind, context=600, steps=16)
-    happened = play(policy, 40)
-    for stream, steps in enumerate(happened):
-        found = parse_steps(policy.text(stream), policy.template)
-        assert found["action"].tolist() == [step["action"] for step in steps[-len(found) :]]
-        begins = [0, *(place + 1 for place, step in enumerate(steps[:-1]) if step["done"])]
-        # When the last step was written, the row had as many whole episodes as 16 steps hold.
-        assert len(found) == 40 - min(begin for begin in begins if 40 - begin <= 16)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "steps"), [("compact", None), ("sparse", None), ("sparse", 16)])
 def test_the_cache_changes_nothing_when_episodes_leave(kind, steps):
@@ -196,18 +182,6 @@ def test_an_end_of_unknown_kind_is_that_of_the_option(truncates, end):
     assert policy.text(0).endswith(f" got 1 {end}")
 
 
-def test_wrong_calls_raise():
-    policy = policy_of("compact")
-    with pytest.raises(RuntimeError, match=r"call begin\(streams\) first"):
-        policy.act(torch.zeros(1, 2))
-    policy.begin(1)
-    with pytest.raises(RuntimeError, match=r"call act\(\) first"):
-        policy.observe(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
-    policy.act(torch.zeros(1, 2))
-    with pytest.raises(RuntimeError, match=r"call observe\(\) first"):
-        policy.act(torch.zeros(1, 2))
-
-
 def test_an_episode_longer_than_the_context_raises():
     policy = policy_of("compact", context=17)  # four steps
     policy.begin(1)
@@ -221,21 +195,3 @@ def test_an_episode_longer_than_the_context_raises():
     rows = ContextRows(1, 3, begin=0)
     with pytest.raises(ValueError, match="no room for 3 more tokens"):
         rows.make_room(3)
-
-
-def test_wrong_options_raise():
-    template = template_of("compact")
-    tokenizer = template_tokenizer(template)
-    actor = actor_of(tokenizer)
-    for options, message in (
-        ({"context": 0}, "context must be at least 1"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"context": 81}, "context=81 exceeds the model's 80 positions"),
-        ({"temperature": -0.5}, "temperature must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            LanguageHistoryPolicy(actor, template, tokenizer, **{"context": 40, **options})
-    with pytest.raises(ValueError, match="finitely many words"):
-        LanguageHistoryPolicy(actor, StepTemplate("compact", CELLS, MOVES, Quantizer.decimals()), tokenizer, 40)
-    with pytest.raises(ValueError, match="A word of the action is several tokens"):
-        LanguageHistoryPolicy(actor, template, word_tokenizer([]), 40)

@@ -21,10 +21,6 @@ def test_bins_are_those_of_a_plain_loop():
     assert ((bins.quantise(values) - values).abs() <= 5 / 14 + 1e-6).all()
 
 
-def test_a_bin_has_its_lower_bound_and_the_last_one_both():
-    assert Quantizer.bins(0, 1, 4).write(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])) == ["0", "1", "2", "3", "3"]
-
-
 @pytest.mark.parametrize(
     "quantizer", [Quantizer.bins(-2, 3, 7), Quantizer([-2.0, 0.1, 3.0], outside="nearest"), Quantizer.decimals()]
 )
@@ -75,10 +71,6 @@ def test_numbers_are_compared_as_float32(dtype):
     assert Quantizer([-0.1, 1.0]).write(torch.tensor([-0.1], dtype=dtype)) == ["-0.1"]
     assert Quantizer.bins(-1, 1, 20).write(values) == [*map(str, range(20)), "19"]
     assert Quantizer.bins(-0.1, 0.1, 2).write(torch.tensor([-0.1, 0.1], dtype=dtype)) == ["0", "1"]
-
-
-def test_large_integers_are_compared_exactly():
-    assert Quantizer([2**24, 2**24 + 1]).index(torch.tensor([2**24 + 1, 2**24])).tolist() == [1, 0]
 
 
 def test_levels_are_numbered_in_order_and_found_exactly():

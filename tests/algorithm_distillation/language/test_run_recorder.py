@@ -9,7 +9,7 @@ from torchrl.collectors import Collector
 
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.kills import kills
-from torchrl_lang._files import FileError, write_manifest
+from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation.language import RunRecorder, read_run
 from torchrl_lang.algorithm_distillation.language.run_recorder import run_records
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
@@ -94,16 +94,6 @@ def test_turns_by_hand(rows):
     assert third.query_tokens == (control.begin_action,)
 
 
-def test_rewards_are_the_decimals_of_their_float32():
-    episode = Episode([Turn("a", reward=-0.1), Turn("b", reward=1 / 3), Turn("c", reward=-2)], terminated=True)
-    rows = to_rows([episode], LETTERS, 16)
-    rows["token_reward"][0, 1] = 0.2  # beside the 1/3 or the -0.1 of its turn
-    first, second, third = (record.reward for record in records_of(rows, LETTERS))
-    assert (first, second, third) == (0.1, 0.33333334, -2.0)
-    exact = torch.tensor([rows["token_reward"][0, 1:3].sum(), 1 / 3, -2.0])
-    assert torch.equal(torch.tensor([first, second, third]), exact)
-
-
 def test_turns_of_another_player_have_no_log_probs(rows):
     rows["token_log_prob"] = torch.where(rows["agent_mask"], torch.arange(16.0) - 20, 0.0)
     rows["train_mask"] = rows["agent_mask"].clone()
@@ -167,16 +157,6 @@ def test_a_recorded_run_is_read_again(tmp_path, rows):
     assert read_run(folder) == expected
 
 
-@pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85", "\x1c", "\r", "\n"])
-def test_texts_with_any_line_break_are_read_again(tmp_path, letter):
-    tokenizer = CharTokenizer.from_alphabet(["a", letter])
-    rows = to_rows([Episode([Turn(f"a{letter}a"), Turn(letter, reward=1.0)], terminated=True)], tokenizer, 16)
-    with RunRecorder(tmp_path, "ppo", tokenizer, config={}) as recorder:
-        recorder.record(1, rows)
-    (record,) = read_run(tmp_path / "run-ppo")
-    assert (record.query, record.response) == (f"a{letter}a", letter)
-
-
 def test_a_resumed_run_records_nothing_twice(tmp_path, rows):
     folder = write(tmp_path / "a", rows, (1, 2))
     write(tmp_path / "a", rows, (2,))  # its checkpoint was that of epoch 1
@@ -234,7 +214,7 @@ def test_other_runs_and_epochs_are_refused(tmp_path, rows):
     ):
         pass
     with RunRecorder(tmp_path, "ppo", LETTERS, config={"seed": 0, "out": tmp_path}) as recorder:
-        with pytest.raises(ValueError, match=r"Epoch 3 of .* is the next to record, got 2: call rewind\(\)"):
+        with pytest.raises(ValueError, match=r"Epoch 3 of .* is the next, got 2: call rewind\(\)"):
             recorder.record(2, rows)
         with pytest.raises(ValueError, match=r"continues after epoch 3, but .* up to epoch 2 only"):
             recorder.rewind(3)
@@ -260,35 +240,6 @@ def test_changed_files_are_found(tmp_path, rows, name):
     path.write_text(text[: text.rindex("\n", 0, -1) + 1])
     with pytest.raises(FileError, match=r"differs from what|is not valid JSON"):
         read_run(path.parent)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("reward", "high", "reward"),
-        ("turn", -1, "turn"),
-        ("log_probs", [-1.0], "1 log_probs for 2"),
-        ("length", 3, "length"),
-    ],
-)
-def test_impossible_records(tmp_path, rows, field, value, message):
-    """With checksums that fit."""
-    folder = write(tmp_path, rows)
-    path = folder / "epoch-000002.jsonl"
-    first, *others = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps(json.loads(first) | {field: value}), *others]) + "\n")
-    sign_again(folder, path)
-    with pytest.raises(FileError, match=message):
-        read_run(folder)
-
-
-def sign_again(folder, path):
-    from torchrl_lang._files import file_digest
-
-    content = json.loads((folder / "manifest.json").read_text())
-    del content["digest"]
-    content["epochs"][1] = file_digest(path)
-    write_manifest(folder / "manifest.json", content)
 
 
 def test_missing_files(tmp_path, rows):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.algorithm_distillation.language.conftest import MOVES, continuous_template, discrete_template, random_steps
+from tests.algorithm_distillation.language.conftest import continuous_template, discrete_template, random_steps
 from torchrl_lang.algorithm_distillation.language import (
     Quantizer,
     StepRows,
@@ -11,12 +11,11 @@ from torchrl_lang.algorithm_distillation.language import (
     parse_steps,
     template_tokenizer,
 )
-from torchrl_lang.algorithm_distillation.language.step_rows import StepTokens
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.schema import check_row
-from torchrl_lang.text import ChatTokenizer, word_tokenizer
+from torchrl_lang.text import word_tokenizer
 
 
 def tokenizer_of(template, spelled):
@@ -77,20 +76,6 @@ def test_rows_are_read_as_their_steps(kind, numbers, generator):
         assert row["token_reward"].sum() == pytest.approx(float(steps["reward"].sum()), abs=1e-5)
 
 
-def test_the_reward_is_on_the_last_token_of_the_action(generator):
-    template = discrete_template("compact")
-    tokenizer = tokenizer_of(template, spelled=True)
-    steps = random_steps(generator, 1, 3)
-    steps["reward"] = torch.ones(1, 3, 1)
-    row = StepRows(template, tokenizer)(steps)[0]
-    mask = row["agent_mask"].tolist()
-    last = [place for place, own in enumerate(mask) if own and not mask[place + 1]]
-    assert len(last) == 3
-    assert row["token_reward"].nonzero().flatten().tolist() == last
-    words = tokenizer.decode(row["tokens"][row["agent_mask"]].tolist()).split()
-    assert words == [MOVES[action] for action in steps["action"][0].tolist()]
-
-
 @pytest.mark.slow
 def test_bc_trains_on_actions_or_on_all_tokens(generator):
     template = discrete_template("sparse")
@@ -113,30 +98,3 @@ def test_bc_trains_on_actions_or_on_all_tokens(generator):
     torch.testing.assert_close(
         BCLoss(actor, actor_normalizer="action")(actions)["loss_actor"], torch.tensor(total / count)
     )
-
-
-def test_parts_of_a_step_make_the_whole(kind, generator):
-    tokens = StepTokens(discrete_template(kind), template_tokenizer(discrete_template(kind)))
-    steps = random_steps(generator, 50)
-    whole = tokens.encode(steps)
-    parts = [tokens.encode(steps, part) for part in ("state", "action", "outcome")]
-    for name in ("ids", "kept", "kind"):
-        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts], -1))
-    assert int(whole.kept.sum(-1).max()) <= tokens.longest_step
-
-
-def test_wrong_options_raise(generator):
-    template = discrete_template("compact")
-    tokenizer = template_tokenizer(template)
-    with pytest.raises(ValueError, match="loss_on='both' is unknown"):
-        StepRows(template, tokenizer, loss_on="both")
-    with pytest.raises(ValueError, match="A row has 41 tokens, more than row_length=40"):
-        StepRows(template, tokenizer)(random_steps(generator, 2, 10), row_length=40)
-    with pytest.raises(ValueError, match="finitely many words"):
-        StepTokens(continuous_template("compact", "decimals"), tokenizer)
-    with pytest.raises(ValueError, match="A word of the action is several tokens"):
-        StepTokens(template, word_tokenizer([])).words(TokenKind.ACTION)
-    chat = ChatTokenizer.__new__(ChatTokenizer)
-    chat.__dict__["control"] = type("Control", (), {"marks_turns": False})()
-    with pytest.raises(ValueError, match="ChatTokenizer has no control tokens"):
-        StepRows(template, chat)

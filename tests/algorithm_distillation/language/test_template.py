@@ -82,30 +82,6 @@ def test_the_words_of_a_step(kind, generator):
     assert steps_to_text(steps, discrete_template(kind)) == expected[kind]
 
 
-@pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
-def test_the_tokenizer_has_every_symbol_of_a_text(kind, numbers, generator):
-    template = discrete_template(kind) if numbers == "discrete" else continuous_template(kind, numbers)
-    text = " " + steps_to_text(random_steps(generator, 100, continuous=numbers != "discrete"), template)
-    tokenizer = template_tokenizer(template)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_no_steps_are_an_empty_text(kind):
-    template = discrete_template(kind)
-    empty = parse_steps("", template)
-    assert empty.shape == (0,)
-    assert empty["observation"].shape == (0, 2)
-    assert steps_to_text(empty, template) == ""
-
-
-def test_missing_entries_and_other_shapes_raise(generator):
-    steps, template = random_steps(generator, 3), discrete_template("compact")
-    with pytest.raises(KeyError, match="terminated"):
-        steps_to_text(steps.exclude("terminated"), template)
-    with pytest.raises(ValueError, match=r"'observation' of a step has shape \[3\], but the template .* for \[2\]"):
-        steps_to_text(random_steps(generator, 3, components=3), template)
-
-
 NUMBER, MOVE = Quantizer(range(3)), Quantizer([0], ["go"])
 
 

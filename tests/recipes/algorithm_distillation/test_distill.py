@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +17,10 @@ from torchrl_lang.algorithm_distillation import (
     RandomPolicy,
     episode_returns,
     evaluate_in_context,
-    in_context_report,
     load_ad_model,
     record_history,
 )
-from torchrl_lang.algorithm_distillation.sources import LinearDecay, NoisyExpert, QLearning
+from torchrl_lang.algorithm_distillation.sources import LinearDecay, QLearning
 from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
 from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions
@@ -89,22 +87,6 @@ def table_of(text):
 
 
 # -- from end to end ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_all_files_are_there(finished):
-    assert {path.name for path in finished.iterdir() if path.is_dir()} == RUNS
-    assert {"report.txt", "results.json", "curves.png", "options.json"} <= {path.name for path in finished.iterdir()}
-    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
-    results, report = json.loads((finished / "results.json").read_text()), (finished / "report.txt").read_text()
-    assert list(table_of(report)) == POLICIES
-    assert [name for name in results if name not in ("options", "minutes_of_this_call")] == POLICIES
-    assert report.startswith("2 tasks that no history holds, 6 episodes without a change of weights")
-    assert (results["options"]["quick"], results["options"]["steps"]) == (True, 4)
-    for name in POLICIES:
-        assert len(results[name]["mean"]) == 6
-        assert [task["task"] for task in results[name]["tasks"]] == split().test.tolist()
-    assert results["optimal"]["share_of_optimal"]["mean"] == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -180,24 +162,6 @@ def test_an_interrupted_demo_continues_with_the_same_figures(finished, tmp_path,
 
 
 @pytest.mark.slow
-def test_more_seeds_train_alone(copied, here):
-    assert distill(copied, "--seeds", 3, "--methods", "ad") == 0
-    assert here.done == ["ad-2"]
-    results = json.loads((copied / "results.json").read_text())
-    assert "ED" not in results
-    assert len(results["AD"]["share_of_optimal"]["values"]) == 3
-
-
-@pytest.mark.slow
-def test_one_method(tmp_path, here):
-    assert distill(tmp_path / "out", "--methods", "ed", "--seeds", 1) == 0
-    assert here.done == ["ed-0"]
-    report = (tmp_path / "out" / "report.txt").read_text()
-    assert list(table_of(report)) == ["ED", "source", "random", "optimal"]
-    assert "by task" not in report
-
-
-@pytest.mark.slow
 def test_other_options_are_refused(finished, here, capsys):
     for more in (
         ["--steps", "5"],
@@ -209,20 +173,6 @@ def test_other_options_are_refused(finished, here, capsys):
         assert distill(finished, *more) == 2
         assert "other options" in capsys.readouterr().err.splitlines()[-1]
     assert here.done == []
-
-
-@pytest.mark.slow
-def test_another_recorded_history_is_refused(tmp_path, here, capsys):
-    options, more = HistoryOptions(**FAMILY), ("--seeds", 1, "--methods", "ad")
-    for seed in range(2):
-        record_history(
-            tmp_path / f"{seed}", options.source_on(options.family().env(options.family().split.train, 4), seed=seed)
-        )
-    assert distill(tmp_path / "out", *more, "--history", tmp_path / "0") == 0
-    for given in (["--history", tmp_path / "1"], []):
-        assert distill(tmp_path / "out", *more, *given) == 2
-        assert "other options: history_digest." in capsys.readouterr().err.splitlines()[-1]
-    assert here.done == ["ad-0"]
 
 
 @pytest.mark.slow
@@ -242,18 +192,6 @@ def test_held_out_goals_are_in_no_history_and_chose_no_checkpoint(tmp_path, here
     assert distill(tmp_path / "out", "--seeds", 1) == 0
     assert (recorded, chosen_on) == (set(split().train.tolist()), set(split().validation.tolist()))
     assert not (recorded | chosen_on) & set(split().test.tolist())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [["--env", "bandit", "--tasks", "20", "--arms", "3"], ["--env", "dark_key_door", "--history-episodes", "12",
-      "--skip-episodes", "3"]],
-    ids=["bandit", "dark_key_door"],
-)  # fmt: skip
-def test_other_families(family, tmp_path, here):
-    assert distill(tmp_path / "out", *family, "--seeds", 1) == 0
-    assert list(table_of((tmp_path / "out" / "report.txt").read_text())) == POLICIES
 
 
 # -- options --------------------------------------------------------------------------------------------------------
@@ -294,32 +232,6 @@ def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
         assert away == [max(away[0] - t, 0) for t in range(10)]
 
 
-def test_each_model_plays_other_episodes_than_its_demonstration_and_the_other_models(tmp_path, monkeypatch):
-    seeds, made = [], SimpleNamespace(load=lambda folder: SimpleNamespace(policy=lambda temperature: None))
-
-    class Expert(NoisyExpert):
-        def __init__(self, *arguments, seed, **options):
-            super().__init__(*arguments, seed=seed, **options)
-            seeds.append(seed)
-
-    def evaluate(env, policy, episodes, *, seed):
-        seeds.append(seed)
-        return torch.rand(*env.batch_size, episodes)
-
-    monkeypatch.setattr(players, "FORMATS", {"rl": made})
-    monkeypatch.setattr(players, "NoisyExpert", Expert)
-    monkeypatch.setattr(players, "evaluate_in_context", evaluate)
-    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=2)
-    for seed in range(3):
-        run = tmp_path / f"ad-{seed}"
-        run.mkdir()
-        play.of_model(run, seed)
-        play.of_model(run, seed, prompted=True)
-    plain, demonstrations, prompted = seeds[0::3], seeds[1::3], seeds[2::3]
-    assert plain == prompted
-    assert len({*plain, *demonstrations}) == 6
-
-
 @pytest.mark.parametrize("source", ["posterior", "noise", "q_learning", "expert"])
 @pytest.mark.parametrize(("history", "every"), [(8, 4), (24, 4), (48, 4), (6, 1), (5, 1)])
 def test_the_source_plays_the_episodes_that_histories_keep(source, history, every):
@@ -345,17 +257,6 @@ def test_the_source_of_a_recorded_history_has_its_settings(tmp_path):
     assert torch.equal(returns[..., :10], episode_returns(recorded.steps, 10))
 
 
-def test_reports_of_policies_without_a_model():
-    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=40)
-    found = reports(play, {})
-    assert list(found) == ["source", "random", "optimal"]
-    assert found["random"].share_of_optimal.mean < 0.5 < 0.95 < found["source"].share_of_optimal.mean
-    assert found["source"].late_beats_early.difference > 0
-    text = format_report(found)
-    assert len({len(line) for line in text.split("\n\n")[1].splitlines()}) == 1  # columns are aligned
-    assert "100.0 %" in table_of(text)["optimal"]
-
-
 def test_regret_of_a_bandit_beside_its_source_and_random_pulls():
     options = FormatOptions(env="bandit", tasks=40, arms=5)
     play = TestPlay(options, episodes=6, streams=20)
@@ -368,12 +269,3 @@ def test_regret_of_a_bandit_beside_its_source_and_random_pulls():
         assert f" {float(expected):.1f} " in table_of(format_report(found))[name]
     assert found["source"].regret[-1] < 0.8 * found["random"].regret[-1]
     assert abs(found["optimal"].regret[-1]) < 1  # its pulls are random too
-
-
-def test_a_table_of_negative_returns():
-    returns = -torch.rand(2, 3, 4, 6)
-    text = format_report({"AD, prompted": in_context_report("AD", returns, torch.full((3,), -0.1))})
-    cells = table_of(text)["AD, prompted"].split()
-    assert cells[2] == "-", "the share of the optimum"
-    assert cells[3:5] == [f"{float(-0.6 - returns.sum(-1).mean()):.1f}", "±"]
-    assert cells[6] == "-", "that of the worst task"

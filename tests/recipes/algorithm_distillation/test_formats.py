@@ -11,7 +11,7 @@ import torch
 from tests.recipes.demos import Trainings
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
-from torchrl_lang.algorithm_distillation import PromptedPolicy, evaluate_in_context
+from torchrl_lang.algorithm_distillation import evaluate_in_context
 from torchrl_lang.algorithm_distillation.language import parse_steps
 from torchrl_lang.modules import load_language_model
 from torchrl_lang.recipes.algorithm_distillation.ad import AD, FORMATS, FormatOptions, LanguageFormat, Wording
@@ -59,13 +59,6 @@ def test_rows_are_the_steps_without_loss(template, family):
         assert format.rows.tokenizer.decode(actions).split() == [format.wording.action[a] for a in steps["action"]]
 
 
-def test_words_of_rooms_and_bandits():
-    room, bandit = new(language(size=3)), new(language(**FAMILIES[2]))
-    assert room.wording.observation == (("r0", "r1", "r2"), ("c0", "c1", "c2"))
-    assert room.wording.action == ("stay", "up", "down", "left", "right")
-    assert (bandit.wording.observation, bandit.wording.action) == ((("s0_0",),), ("arm0", "arm1", "arm2"))
-
-
 def test_lengths_of_rows():
     # 12 steps of two episodes; of a compact step the end is part of the reward's word.
     assert Wording(template="compact", observation=(("a",), ("b",)), action=("c",)).tokens(12, 2) == 1 + 12 * 4
@@ -83,18 +76,6 @@ def test_a_context_holds_the_episodes_of_a_window(template):
     episodes = {int(steps["done"].sum()) for steps in found}
     assert episodes == {2}
     assert all(len(steps) % 6 == 0 for steps in found)
-
-
-@pytest.mark.parametrize("family", FAMILIES[:2], ids=lambda family: family["env"])
-def test_the_text_of_a_policy_names_both_ends(family):
-    options = language(**family)
-    policy, tasks = new(options).policy(1.0), options.family().split.train
-    env = options.family().env(tasks, 8)
-    evaluate_in_context(env, policy, episodes=2)
-    found = [parse_steps(policy.text(stream), policy.template) for stream in range(env.batch_size.numel())]
-    ends = torch.cat([steps["terminated"][steps["done"]] for steps in found])
-    assert bool((~ends).any())
-    assert bool(ends.any()) == (family["env"] == "dark_key_door")
 
 
 @pytest.mark.parametrize("format", ["rl", "language"])
@@ -126,16 +107,6 @@ def test_a_prompt_is_an_episode_that_was_truncated():
     policy.begin(2)
     with pytest.raises(ValueError, match=r"A prompt of 2 streams has shape \[2, L\], got \[3, 3\]"):
         policy.prompt(windows)
-
-
-def test_a_prompt_leaves_with_the_oldest_episodes():
-    options = language()
-    family = options.family()
-    env, demonstration = family.env(family.split.test, 2), windows_of(options, batch_size=4)[:, :3]
-    policy = PromptedPolicy(new(options).policy(1.0), demonstration[: env.batch_size.numel()])
-    evaluate_in_context(env, policy, episodes=3)
-    for stream in range(env.batch_size.numel()):
-        assert parse_steps(policy.actor.text(stream), policy.actor.template)["done"].sum() == 2
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """Histories to train on: windows that resume exactly, and that no task of validation or test is in."""
 
 import itertools
-from itertools import pairwise
 
 import pytest
 import torch
 
 from torchrl_lang.algorithm_distillation import LearningHistory, record_history
 from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
-from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
+from torchrl_lang.envs.grids import DarkRoomEnv, random_bandits
 from torchrl_lang.recipes.algorithm_distillation.histories import (
     FamilyOptions,
     FreshWindows,
@@ -84,38 +83,6 @@ def test_each_block_has_a_history_of_its_own():
     assert numbers == [0, 1, 2]
 
 
-def test_each_block_reads_other_windows():
-    options = HistoryOptions(**SMALL)
-    source = options.source_on(options.family().env(options.family().split.train, 40), seed=0)
-    history = LearningHistory(source.history(), source.tasks)
-    windows = FreshWindows(lambda number: history, LENGTH, BATCH, every=EVERY)
-    first, second = (
-        {start for _ in range(EVERY) for start in windows.sample()["index"][:, 0].tolist()} for _ in range(2)
-    )
-    assert len(first) == len(second) == EVERY * BATCH
-    assert len(first & second) < EVERY * BATCH / 2
-
-
-def test_new_histories_differ(drawn):
-    windows = windows_of()
-    for _ in range(3 * EVERY):
-        windows.sample()
-    assert len(drawn) == 3
-    for one, other in pairwise(drawn):
-        assert not torch.equal(one.steps["action"], other.steps["action"])
-    windows_of(seed=1).sample()
-    assert all(not torch.equal(one.steps["action"], drawn[3].steps["action"]) for one in drawn[:3])
-
-
-def test_a_window_begins_with_an_episode_and_has_every_kth():
-    windows = windows_of(**FAMILIES["q_learning"])
-    for _ in range(EVERY + 1):
-        batch = windows.sample()
-        assert batch.shape == (BATCH, LENGTH)
-        assert (batch[EPISODE_STEP][:, 0] == 0).all()
-        assert (batch["episode"].diff(dim=-1).unique() == torch.tensor([0, 3])).all()
-
-
 # -- held-out tasks -------------------------------------------------------------------------------------------------
 
 
@@ -169,16 +136,6 @@ def test_the_source_of_each_family(options, kind, steps, skipped):
     assert (type(source), source.steps, source.seed, made.skipped()) == (kind, steps, 7, skipped)
     assert made.source_on(env, seed=7, episodes=3).steps == max(steps, 3 * 6)
     assert made.source_on(env, seed=7, episodes=700).steps == 700 * 6
-
-
-def test_an_expert_has_no_noise_and_the_noisy_one_has():
-    optimal = {}
-    for name in ("expert", "noise"):
-        options = HistoryOptions(**SMALL, source=name)
-        env = options.family().env(options.family().split.train, 2)
-        reward = options.source_on(env, seed=0).history()[REWARD].sum((-2, -1))
-        optimal[name] = bool((reward == 12 * env.optimal_return()).all())
-    assert optimal == {"expert": True, "noise": False}
 
 
 # -- recorded histories ---------------------------------------------------------------------------------------------
@@ -244,11 +201,6 @@ def test_a_recording_is_recognised_by_its_steps(tmp_path):
     assert found["one"] == found["same"]
     assert found["one"].digest != found["longer"].digest
     assert found["one"].source["algorithm"] == "PosteriorSampling"
-
-
-def test_a_folder_without_a_history(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        windows_of(history=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -339,40 +291,6 @@ def test_a_goal_where_each_episode_begins_is_left_out(size):
     centre = env.state.item()
     assert numbers(size=size) == [cell for cell in range(size**2) if cell != centre]
     assert numbers(size=size, start="random") == list(range(size**2))
-
-
-def test_tasks_are_drawn_among_all():
-    drawn = numbers(size=9, tasks=30)
-    assert len(set(drawn)) == 30
-    assert 40 not in drawn
-    assert max(drawn) > 60
-    assert numbers(size=9, tasks=30, split_seed=1) != drawn
-    keys = [task // 49 for task in numbers(env="dark_key_door", size=7)]
-    assert len(set(keys)) == 49  # keys in all cells
-
-
-def test_the_same_options_give_the_same_split(options):
-    one, again = (FamilyOptions(**options).family() for _ in range(2))
-    other = FamilyOptions(**options, split_seed=1).family()
-    assert one.describe() == again.describe()
-    assert not torch.equal(one.split.test, other.split.test)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "length"),
-    [
-        ({"size": 5}, DarkRoomEnv, 20),
-        ({"env": "dark_key_door", "size": 3}, DarkKeyDoorEnv, 50),
-        ({"env": "bandit"}, BernoulliBanditEnv, 10),
-        ({"size": 5, "episode_length": 7}, DarkRoomEnv, 7),
-    ],
-)
-def test_environments_have_one_task_in_each_row(options, kind, length):
-    family = FamilyOptions(**options).family()
-    env = family.env(family.split.test, 3)
-    assert type(env) is kind
-    assert env.episode_length == length
-    assert torch.equal(env.fixed_task, family.split.test[:, None].expand(-1, 3))
 
 
 def test_options_reach_the_environment():

@@ -58,10 +58,7 @@ class BlockTemplate:
 
     def __post_init__(self) -> None:
         if not _PATTERN.fullmatch(self.pattern):
-            raise ValueError(
-                f"A pattern has {{query}}, and then {{response}} and {{reward}} between a space and a line break, got "
-                f"{self.pattern!r}."
-            )
+            raise ValueError(f"A pattern has {{query}}, ' {{response}}\\n' and ' {{reward}}\\n', got {self.pattern!r}.")
 
     @property
     def _texts(self) -> tuple[str, ...]:
@@ -82,10 +79,8 @@ class BlockTemplate:
             ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
         """
         if not self.can_write(record):
-            raise ValueError(
-                f"{shorten(record.query)} and {shorten(record.response)} contain lines of the template and could not "
-                f"be read back: give the template another pattern, or leave the record out."
-            )
+            texts = f"{shorten(record.query)} and {shorten(record.response)}"
+            raise ValueError(f"{texts} contain lines of the template and could not be read back: leave them out.")
         return self._parts(record)
 
     def can_write(self, record: TextRecord) -> bool:

@@ -257,10 +257,8 @@ class RewardWords:
             ValueError: some are no rewards of these.
         """
         if missing := [word for word in words if word not in self._number_of]:
-            raise ValueError(
-                f"A reward of the rows has the tokens {list(missing[0])}, which none of the rewards "
-                f"{shorten(self.values.tolist())} has: give all rewards as values, and the tokenizer of the rows."
-            )
+            rewards = f"the rewards {shorten(self.values.tolist())}: give all rewards as values"
+            raise ValueError(f"The rows have a reward of the tokens {list(missing[0])}, which is none of {rewards}.")
         return torch.tensor([self._number_of[word] for word in words], dtype=torch.int64)
 
     def spans(self, ids: Tensor, kind: Tensor, attention: Tensor) -> tuple[Tensor, list[Prefix]]:
@@ -298,9 +296,7 @@ def _words(template: StepTemplate | BlockTemplate, values: Sequence[float] | Non
     """The texts of each reward, several where an episode's end is written with it, and the rewards, float32 ``[R]``."""
     reward = template.reward
     if reward.is_finite == (values is not None):
-        raise ValueError(
-            "reward_accuracy compares finitely many rewards: give values for a template of decimals, and for no other."
-        )
+        raise ValueError("reward_accuracy needs finitely many rewards: give values for a template of decimals only.")
     words, levels = list(reward.words), reward.levels.to(torch.float32)
     if values is not None:
         exact = torch.tensor(sorted(set(values)), dtype=torch.float64)

@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one, finite
+from torchrl_lang._checks import finite
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token
@@ -84,10 +84,9 @@ class LanguageHistoryPolicy(nn.Module):
         truncates: bool = True,
     ) -> None:
         super().__init__()
-        at_least_one("context", context)
-        if steps is not None:
-            at_least_one("steps", steps)
         finite("temperature", temperature)
+        finite("context", context, low=1)
+        finite("steps", 1 if steps is None else steps, low=1)
         self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
         self.steps = steps
         self.temperature, self.cached, self.truncates = temperature, cached, truncates
@@ -106,7 +105,6 @@ class LanguageHistoryPolicy(nn.Module):
 
     def begin(self, streams: int) -> None:
         """Begin ``streams`` empty rows."""
-        at_least_one("streams", streams)
         device = next(self.actor.parameters()).device
         self._rows = ContextRows(streams, self.context, self._begin, self.steps, device)
         self._has_acted = False
@@ -287,10 +285,8 @@ class ContextRows:
             owner = self._episode_of[stream, 1:length]
             if last > len(owner) or owner[last - 1] == self.episode[stream]:
                 limit = "" if self.steps is None else f" and {self.steps} steps"
-                raise ValueError(
-                    f"The running episode of stream {stream} has no room for {tokens} more tokens in a context of "
-                    f"{self.size} tokens{limit}: make the context longer than the longest episode."
-                )
+                room = f"{tokens} more tokens in a context of {self.size} tokens{limit}: make it longer"
+                raise ValueError(f"The running episode of stream {stream} has no room for {room}.")
             left = int((owner > owner[last - 1]).sum())
             for values in (self.tokens, self._episode_of, self._step_of):
                 values[stream, 1 : 1 + left] = values[stream, length - left : length].clone()

@@ -46,7 +46,7 @@ class Quantizer:
         >>> Quantizer([0.0, 0.5]).write(torch.tensor([0.2]))
         Traceback (most recent call last):
             ...
-        ValueError: There is no word for 0.2..., only for [0.0, 0.5]: give other values, or outside='nearest' for ...
+        ValueError: There is no word for 0.2..., only for [0.0, 0.5]: give outside='nearest' for ...
     """
 
     def __init__(
@@ -145,10 +145,8 @@ class Quantizer:
             has_word = (single >= edges[0]) & (single <= edges[-1])
         if self.outside == "error" and not has_word.all():
             known = self.levels if self._edges is None else self._edges[[0, -1]]
-            raise ValueError(
-                f"There is no word for {exact[~has_word].flatten()[0].item()}, only for {shorten(known.tolist())}: "
-                f"give other values, or outside='nearest' for the word of the nearest one."
-            )
+            found = f"{exact[~has_word].flatten()[0].item()}, only for {shorten(known.tolist())}"
+            raise ValueError(f"There is no word for {found}: give outside='nearest' for the word of the nearest one.")
         return index
 
     def write(self, values: Tensor) -> list[str]:

@@ -246,10 +246,8 @@ def split_texts(
             for part, kept in zip(split, (epoch[:first], epoch[first:last], epoch[last:]), strict=True):
                 part.extend(record for episode in kept for record in episode)
     if not all(split) or validation + (test_share or 0) >= 1:
-        raise ValueError(
-            f"No episode is left for a part with validation={validation}, test={test} and test_runs={list(test_runs)}: "
-            f"give other shares, or histories with more episodes in an epoch."
-        )
+        given = f"validation={validation}, test={test} and test_runs={list(test_runs)}"
+        raise ValueError(f"No episode is left for a part with {given}: give other shares, or more episodes.")
     return split
 
 
@@ -317,7 +315,7 @@ def read_run_logs(
     """
     runs = sorted(path for path in Path(folder).glob("run-*") if path.is_dir())
     if not runs:
-        raise FileError(folder, "has no folder run-*", "give the folder of the runs")
+        raise FileError(Path(folder), "has no folder run-*", "give the folder of the runs")
     records = list[TextRecord]()
     for run in runs:
         epochs = sorted((path for path in run.glob("*.json") if path.name != _CONFIG), key=_epoch_number)
@@ -344,10 +342,9 @@ def _logged(content: Any, epoch: int, run: str, decode: Callable[[Sequence[int]]
     padding = response[len(log_probs) :]
     if len(rewards) == len(log_probs) > 0 and len(set(padding)) == 1:
         response = response[: len(log_probs)]
-    texts = {}
+    found: dict[str, Any] = {"query_tokens": query, "response_tokens": response, "log_probs": log_probs}
     for name, tokens in (("query", query), ("response", response)):
         if f"{name}_text" not in content and decode is None:
             raise ValueError(f"it has no {name}_text: decode the logs first, or pass decode=")
-        texts[name] = content[f"{name}_text"] if decode is None or f"{name}_text" in content else decode(list(tokens))
-    tokens = {"query_tokens": query, "response_tokens": response, "log_probs": log_probs}
-    return TextRecord(**texts, **tokens, reward=rewards[-1], epoch=epoch, run=run)
+        found[name] = content[f"{name}_text"] if decode is None or f"{name}_text" in content else decode(list(tokens))
+    return TextRecord(**found, reward=rewards[-1], epoch=epoch, run=run)

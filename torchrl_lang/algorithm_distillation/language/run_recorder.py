@@ -127,10 +127,8 @@ class RunRecorder:
         before = _Run.read(self.folder / _MANIFEST, remedy=_REMEDY)
         keys = sorted((before.config.keys() | self._config.keys()) - self._free)
         if changed := [key for key in keys if before.config.get(key) != self._config.get(key)]:
-            raise ValueError(
-                f"{self.folder} holds the history of a run with other {shorten(changed)}: give another folder, or "
-                f"delete it."
-            )
+            found = f"{self.folder} holds the history of a run with other {shorten(changed)}"
+            raise ValueError(f"{found}: give another folder, or delete it.")
         self._config, self._epochs, self._recorded_out = before.config, before.epochs, before.out
 
     def _write(self) -> None:
@@ -144,15 +142,12 @@ class RunRecorder:
             ValueError: epochs up to ``epoch`` are missing, or all those of a run in another folder would be deleted.
         """
         if epoch > self.epochs:
-            raise ValueError(
-                f"The run continues after epoch {epoch}, but {self.folder} has its history up to epoch {self.epochs} "
-                f"only: put the folder back as it was, or train in another folder."
-            )
+            found = f"{self.folder} has its history up to epoch {self.epochs} only"
+            raise ValueError(f"The run continues after epoch {epoch}, but {found}: train in another folder.")
         if not epoch and self._epochs and self._recorded_out != self._out:
-            raise ValueError(
-                f"{self.folder} has epochs 1 to {self.epochs} of the run in {self._recorded_out or 'another folder'}, "
-                f"which a new run would delete: give --out another name, or --record-history another folder."
-            )
+            found = f"epochs 1 to {self.epochs} of the run in {self._recorded_out or 'another folder'}"
+            advice = "give --out another name, or --record-history another folder"
+            raise ValueError(f"{self.folder} has {found}, which a new run would delete: {advice}.")
         self._epochs = self._epochs[:epoch]
         self._write()
         kept = {_epoch_file(number) for number in range(1, epoch + 1)}
@@ -172,9 +167,7 @@ class RunRecorder:
             ValueError: ``epoch`` does not continue those before. Nothing is written then.
         """
         if epoch != self.epochs + 1:
-            raise ValueError(
-                f"Epoch {self.epochs + 1} of {self.folder} is the next to record, got {epoch}: call rewind() first."
-            )
+            raise ValueError(f"Epoch {self.epochs + 1} of {self.folder} is the next, got {epoch}: call rewind() first.")
         content = to_lines(run_records(rows, self.tokenizer, epoch=epoch, run=self._name)).encode()
         write_file(self.folder / _epoch_file(epoch), content)
         self._epochs = (*self._epochs, hashlib.sha256(content).hexdigest())

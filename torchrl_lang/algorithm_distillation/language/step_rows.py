@@ -276,10 +276,7 @@ def stack_rows(
     """
     length = 1 + kept.sum(-1)
     if len(ids) and int(length.max()) > row_length:
-        raise ValueError(
-            f"A row has {int(length.max())} tokens, more than row_length={row_length}: give shorter windows or longer "
-            f"rows."
-        )
+        raise ValueError(f"A row has {int(length.max())} tokens, more than row_length={row_length}.")
     place = torch.where(kept, kept.cumsum(-1), row_length)  # other tokens go to a column that is cut off
     shape = (len(ids), row_length + 1)
 

@@ -110,7 +110,8 @@ class StepTemplate:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", TEMPLATES.get(self.pattern, self.pattern))
         object.__setattr__(self, "slots", tuple(self._parse_pattern()))
-        self._check_unambiguous()
+        if both := sorted(self._ambiguous()):
+            raise ValueError(f"{both} could be read in two ways in {self.pattern!r}: use other words.")
 
     @property
     def is_finite(self) -> bool:
@@ -144,10 +145,8 @@ class StepTemplate:
     def _parse_pattern(self) -> Iterator[Slot]:
         fields = [match[1] or "end" for match in _FIELD.finditer(self.pattern)]
         if fields != ["observation", "action", "reward", "end"]:
-            raise ValueError(
-                "A pattern has the fields {observation}, {action}, {reward} and {end:TERMINATED|TRUNCATED} once each, "
-                f"in this order, got {self.pattern!r}."
-            )
+            known = "{observation}, {action}, {reward} and {end:TERMINATED|TRUNCATED}"
+            raise ValueError(f"A pattern has the fields {known} once each, in this order, got {self.pattern!r}.")
         for group, word in _ITEM.findall(self.pattern):
             items = group.split() or [word]
             if group and (len(items) < 2 or items[-1] != "{reward}" or "{" in "".join(items[:-1])):
@@ -175,22 +174,19 @@ class StepTemplate:
         else:
             yield Slot(TokenKind.FORMAT, words=(item,), optional=optional)
 
-    def _check_unambiguous(self) -> None:
-        """Words that may be left out must differ from those that can stand there instead, and each other."""
+    def _ambiguous(self) -> set[str]:
+        """Words that could be read in two ways: where a word may be left out, or a reward and an end are one word."""
         both = set[str]()
         for place, slot in enumerate(self.slots):
-            if len(slot.words) > 1 and slot.quantizer is not None:  # a reward and an end in one word
+            if len(slot.words) > 1 and slot.quantizer is not None:
                 first, inner = slot.quantizer.pieces
                 words = [word + end for word, end in product(first, slot.words)]
                 both |= {word for word in words if words.count(word) > 1} | set("".join(slot.words)) & {*inner}
             if slot.kind == TokenKind.END or (slot.optional and not self.slots[place - 1].optional):
                 others = [other for other in (*self.slots[place + 1 :], self.slots[0]) if not other.optional]
                 both |= {word for word in slot.words if word and any(_may_hold(other, word) for other in others)}
-        ends = next(slot.words for slot in self.slots if len(slot.words) > 1)
-        if both or len(set(ends)) < 3:
-            raise ValueError(
-                f"{sorted(both) or ends} could be read in two ways in the pattern {self.pattern!r}: use other words."
-            )
+            both |= {word for word in slot.words if slot.words.count(word) > 1}
+        return both
 
 
 def _may_hold(slot: Slot, word: str) -> bool:
@@ -274,10 +270,8 @@ def entry_values(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> T
     numbers = template.observation if slot.kind == TokenKind.OBSERVATION else template.action
     expected = [] if isinstance(numbers, Quantizer) else [len(numbers)]
     if (found := list(values.shape[steps.ndim :])) != expected:
-        raise ValueError(
-            f"'{_ENTRY[slot.kind]}' of a step has shape {found}, but the template has quantizers for {expected}: give "
-            f"one per number, or one alone for an entry without dimensions."
-        )
+        name = _ENTRY[slot.kind]
+        raise ValueError(f"'{name}' of a step has shape {found}, but the template has quantizers for {expected}.")
     return values if slot.component is None else values[..., slot.component]
 
 
