@@ -128,8 +128,9 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
 
 def _number(name: str, value: Any, place: GamePlace) -> float:
     """A number of any library; a text is none."""
+    given: Any = None if isinstance(value, str | bytes) else value
     try:
-        return float(None if isinstance(value, str | bytes) else value)
+        return float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{place} returned {shorten(value)} as its {name}, expected one number.") from error
 

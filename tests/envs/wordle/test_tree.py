@@ -45,7 +45,7 @@ def test_a_saved_tree_is_the_same_tree(tmp_path):
     ("change", "noun"),
     [
         (lambda c: c.update(version=2), "version"),
-        (lambda c: c.update(kind="dataset"), "kind"),
+        (lambda c: c.update(format="dataset"), "format"),
         (lambda c: c.update(rules="mine"), "rules"),
         (lambda c: c.update(max_tries=0), "max_tries"),
         (lambda c: c.update(total=c["total"] - 1), "total"),

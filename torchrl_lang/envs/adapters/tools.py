@@ -66,6 +66,7 @@ class Tools:
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         from transformers.utils import get_json_schema
 
+        checked: Callable[..., Any] = validate_call(config={"strict": True})
         self._functions: dict[str, Callable[..., Any]] = {}
         self.schemas: list[dict[str, Any]] = []
         for function in functions:
@@ -73,7 +74,7 @@ class Tools:
                 self.schemas.append(get_json_schema(function))
             except Exception as error:
                 raise TypeError(f"{function} cannot be a tool: {one_line(error)}") from error
-            self._functions[self.schemas[-1]["function"]["name"]] = validate_call(function, config={"strict": True})
+            self._functions[self.schemas[-1]["function"]["name"]] = checked(function)
         if len(self._functions) < len(functions) or any(map(inspect.iscoroutinefunction, functions)):
             raise ValueError(f"Tools are functions of different names, none of them asynchronous, got {functions}.")
 

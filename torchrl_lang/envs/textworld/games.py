@@ -23,7 +23,6 @@ __all__ = [
     "GameSets",
     "TextWorldSpec",
     "build_games",
-    "check_game_file",
     "game_files",
     "game_texts",
     "solution",
@@ -212,14 +211,12 @@ def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     """The absolute paths of games, each checked: the engine hangs or crashes on damaged files."""
     if isinstance(games, str | os.PathLike) or not games:
         raise ValueError(f"games must be a sequence of files, at least one, got {games!r}: see build_games(specs).")
-    for path in dict.fromkeys(games):
-        check_game_file(path)
-    return tuple(os.path.abspath(path) for path in games)
+    absolute = {path: _complete_game(Path(path)) for path in dict.fromkeys(games)}
+    return tuple(absolute[path] for path in games)
 
 
-def check_game_file(path: str | os.PathLike[str]) -> None:
-    """Raise unless a game is complete: a Z-machine file whose checksum matches its header, with its ``.json``."""
-    path = Path(path)
+def _complete_game(path: Path) -> str:
+    """The absolute path of a game: a Z-machine file whose checksum matches its header, with its ``.json``."""
     content = path.read_bytes() if path.is_file() else b""
     length = 8 * int.from_bytes(content[0x1A:0x1C], "big")
     found = int(np.frombuffer(content[_HEADER:length], np.uint8).sum(dtype=np.int64)) % 2**16
@@ -227,6 +224,7 @@ def check_game_file(path: str | os.PathLike[str]) -> None:
     if not is_game or found != int.from_bytes(content[0x1C:0x1E], "big"):
         raise FileError(path, "is no game of the Z-machine, version 8, or is missing or damaged", REMEDY)
     read_json(path.with_suffix(".json"), remedy=f"delete {path} and build the game again with build_games(specs)")
+    return os.path.abspath(path)
 
 
 @dataclass(frozen=True)

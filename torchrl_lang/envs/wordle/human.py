@@ -15,13 +15,22 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 from tensordict import TensorDict
 from torch import Tensor
 from tqdm import tqdm
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import CSVFault, FileError, json_digest, one_line, read_csv_records, read_text, write_file
+from torchrl_lang._files import (
+    CSVFault,
+    FileError,
+    Record,
+    json_digest,
+    one_line,
+    read_csv_records,
+    read_text,
+    write_file,
+)
 from torchrl_lang.data import GameMaker, seed_of_games
 from torchrl_lang.envs.wordle.replay import rows_of_turns
 from torchrl_lang.envs.wordle.rules import (
@@ -313,8 +322,10 @@ class HumanGames(GameMaker):
             words = load_words(list(file.transitions))
             every = (guess for by_code in file.transitions.values() for some in by_code.values() for guess in some)
             guesses = load_words(list(dict.fromkeys(every)))
-        except (ValidationError, TypeError, ValueError) as error:
-            raise error if isinstance(error, FileError) else FileError(path, one_line(error), _REMEDY) from error
+        except FileError:
+            raise
+        except ValueError as error:
+            raise FileError(path, f"holds something else ({one_line(error)})", _REMEDY) from error
         place = {guess: index for index, guess in enumerate(guesses)}
         table = torch.full((len(words), len(guesses)), _NO_GUESS, dtype=torch.uint8)
         for row, by_colours in zip(table, file.transitions.values(), strict=True):
@@ -427,10 +438,9 @@ def _known(colours: str) -> str:
 Colours = Annotated[str, AfterValidator(_known)]
 
 
-class _File(BaseModel):
+class _File(Record):
     """Games, and the guesses that get each colouring for each hidden word."""
 
-    model_config = ConfigDict(strict=True)
     games: list[tuple[str, Annotated[list[Colours], Field(min_length=1, max_length=TRIES)]]]
     transitions: dict[str, dict[Colours, list[str]]]
     rules: Rules | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.rules import GREEN, Rules, check_rules, feedback
+from torchrl_lang.envs.wordle.rules import GREEN, Rules, feedback
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, turns_of_rows
 from torchrl_lang.envs.wordle.words import (
     TRIES,
@@ -133,7 +133,6 @@ def replay_games(
         >>> len(replayed.rows) + replayed.left_out["no word of the list fits the colours"]
         32
     """
-    check_rules(rules)
     at_least_one("max_tries", max_tries)
     every = load_words(words)
     index = WordIndex(every)

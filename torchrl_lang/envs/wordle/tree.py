@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import one_line, read_manifest, write_manifest
+from torchrl_lang._files import FileError, Record, one_line
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.players import Player
@@ -22,7 +21,6 @@ from torchrl_lang.envs.wordle.rules import (
     LETTERS_OF_CODE,
     SOLVED,
     Rules,
-    check_rules,
     feedback_code,
     feedback_table,
 )
@@ -32,22 +30,17 @@ from torchrl_lang.schema import ACTION, DONE, REWARD, TOKENS
 
 __all__ = ["DecisionTree", "TreePlayer", "WordReturns", "expected_return"]
 
-_VERSION = 1
-_REMEDY = "save the tree again"
 
-
-class _Record(BaseModel):
+class _Record(Record):
     """A tree on disk."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-    kind: Literal["wordle decision tree"] = "wordle decision tree"
-    version: Literal[1] = _VERSION
+    FORMAT: ClassVar[str] = "wordle decision tree"
     rules: Rules
     max_tries: int | None
     total: int
-    words: list[str]
-    guesses: list[str]
-    replies: list[dict[str, int]]
+    words: tuple[str, ...]
+    guesses: tuple[str, ...]
+    replies: tuple[dict[str, int], ...]
 
 
 class DecisionTree:
@@ -86,7 +79,6 @@ class DecisionTree:
         rules: Rules = "official",
         max_tries: int | None = None,
     ) -> None:
-        check_rules(rules)
         at_least_one("max_tries", 1 if max_tries is None else max_tries)
         if len(replies) != len(guesses) or not guesses:
             raise ValueError(f"A tree needs as many replies as guesses, at least one: {len(replies)}, {len(guesses)}.")
@@ -152,12 +144,9 @@ class DecisionTree:
             ...     DecisionTree.load(f"{home}/tree.json").total
             3
         """
-        replies = [{LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for reply in self.replies]
-        record = _Record(
-            words=list(self.words), guesses=list(self.guesses), replies=replies, total=self.total, rules=self.rules,
-            max_tries=self.max_tries,
-        )  # fmt: skip
-        write_manifest(os.fspath(path), record.model_dump())
+        replies = tuple({LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for reply in self.replies)
+        texts: Any = {"words": self.words, "guesses": self.guesses, "replies": replies}
+        _Record(**texts, total=self.total, rules=self.rules, max_tries=self.max_tries).write(os.fspath(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DecisionTree:
@@ -166,15 +155,15 @@ class DecisionTree:
         Raises:
             FileError: the file is missing, damaged, has a later version, or does not hold a tree that finds its words.
         """
-        fields = read_manifest(os.fspath(path), remedy=_REMEDY, version=_VERSION)
+        remedy = "save the tree again"
+        record = _Record.read(os.fspath(path), remedy=remedy)
         try:
-            record = _Record.model_validate(fields.content)
             replies = [{CODE_OF_LETTERS[colours]: node for colours, node in reply.items()} for reply in record.replies]
             tree = cls(record.words, record.guesses, replies, rules=record.rules, max_tries=record.max_tries)
         except (KeyError, ValueError) as error:
-            raise fields.error(f"does not hold a tree ({one_line(error)})") from error
+            raise FileError(os.fspath(path), f"does not hold a tree ({one_line(error)})", remedy) from error
         if tree.total != record.total:
-            raise fields.error(f'has {record.total} as "total", but its tree takes {tree.total} guesses')
+            raise FileError(os.fspath(path), f'has {record.total} as "total", expected {tree.total}', remedy)
         return tree
 
     def _count(self) -> Tensor:
