@@ -67,20 +67,6 @@ def texts_of(td, decode):
     return [decode(row["tokens"][row["attention_mask"]]) for row in td]
 
 
-def test_an_utterance_without_end_gets_one():
-    env = make(batch_size=[1], action_length=3)
-    td = env.reset(game_seed=torch.tensor([2]))
-    long = env.tokenizer.encode("abc def 1")[:3]
-    td = env.step(td.set("action", torch.tensor([long])))["next"]
-    mask = td["agent_mask"][0]
-    last = int(mask.nonzero()[-1])
-    assert mask.sum() == 3
-    assert td["tokens"][0, last + 1] == env.tokenizer.control.end_of_action
-    assert td["token_reward"][0, last] == td["reward"].item()
-    episode = from_row(td[0], env.tokenizer)
-    assert [turn.closed for turn in episode.turns] == [True, False, True]
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_every_row_of_an_environment_comes_back(name):
     """Random tokens as utterances, rows that are cut at their end among them."""

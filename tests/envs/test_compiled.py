@@ -6,11 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from torchrl.envs import StepCounter, TransformedEnv
 
-from tests.envs.conftest import WORDS, countdown_env, wordle_env
+from tests.envs.conftest import WORDS, wordle_env
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs import CompiledRollout, TokenEnv, WordleEnv
+from torchrl_lang.envs import CompiledRollout
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
 from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, WrongPlayer
 
@@ -88,31 +87,3 @@ def test_turns_are_those_of_the_rollout():
             other.exclude(("next", "done")),
         )
         assert torch.equal(one["next", "done"], other["next", "done"])
-
-
-def test_a_rollout_without_an_ended_episode_has_no_rows():
-    env = WordleEnv(WORDS, batch_size=[2], seed=0)
-    play = CompiledRollout(
-        env, lambda td: td.set("action", torch.zeros(2, 6, dtype=torch.int64)), 3, keep="rows", backend="eager"
-    )
-    assert play().shape == (0,)
-    assert torch.equal(
-        env._rows.rows.attention_mask.sum(-1), torch.tensor([1 + 3 * 7] * 2)
-    )  # six letters and their end
-
-
-def test_errors():
-    env = WordleEnv(WORDS, batch_size=[2])
-    for wrong in (countdown_env(), TransformedEnv(env, StepCounter()), TokenEnv(env)):
-        with pytest.raises(TypeError, match=f"got {type(wrong).__name__}"):
-            CompiledRollout(wrong, None, 3)
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        CompiledRollout(env, None, 0)
-    with pytest.raises(ValueError, match="keep='all'"):
-        CompiledRollout(env, None, 1, keep="all")
-    silent = CompiledRollout(env, lambda td: td, 1, backend="eager")
-    with pytest.raises(KeyError, match="CompiledRollout needs 'action'"):
-        silent()
-    narrow = CompiledRollout(env, lambda td: td.set("action", torch.zeros(2, 5)), 1, backend="eager")
-    with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 6\), got torch.float32"):
-        narrow()

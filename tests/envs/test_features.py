@@ -95,19 +95,6 @@ def test_prompts_come_with_their_features():
     check_language_env(prompt_env(), lambda n: prompt_env(n), utterances=["a", "b"])
 
 
-@pytest.mark.parametrize(
-    ("features", "match"),
-    [
-        (torch.zeros(2, 1, 3), "3 prompts, got 2"),
-        (torch.zeros(3, 3), r"\[n, F\]"),
-        ([torch.zeros(1, 2), torch.zeros(1, 3), torch.zeros(1, 2)], "one width"),
-    ],
-)
-def test_features_that_are_not_those_of_the_prompts_are_refused(features, match):
-    with pytest.raises(ValueError, match=match):
-        prompt_env(features=features)
-
-
 # -- what becomes of them ----------------------------------------------------------------------------------------------
 
 

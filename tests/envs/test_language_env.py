@@ -58,13 +58,6 @@ def test_an_utterance_without_end_is_closed_by_the_environment():
     assert td["token_reward"][0].nonzero().flatten().tolist() == [4]  # the l, the last token that the agent wrote
 
 
-def test_an_empty_utterance_is_a_bare_end_of_action():
-    env = corridor()
-    td = say(env, [])
-    assert agents(env, td) == "</a>"
-    assert td["token_reward"][0].sum() == td["reward"].item() == -1
-
-
 def test_an_id_outside_the_vocabulary_ends_the_utterance():
     env = corridor(2)
     right = env.tokenizer.encode("r")[0]
@@ -87,20 +80,6 @@ def test_a_row_without_room_for_another_utterance_is_truncated():
     td = say(env, ["</a>"])  # 20: they would not fit
     assert td["truncated"].all()
     assert not td["terminated"].any()
-
-
-def test_partial_resets_count_episodes_too():
-    env = CorridorEnv(length=10, batch_size=[3], seed=5)
-    all_episodes = CorridorEnv(length=10, batch_size=[9], seed=5).reset()["tokens"][:, 1]
-    td = env.reset()
-    td = env.reset(td.set("_reset", torch.tensor([[False], [True], [True]])))
-    assert td["tokens"][:, 1].tolist() == all_episodes[[0, 3, 4]].tolist()
-
-
-def test_set_seed_leaves_rows_in_play_and_restarts_the_episodes():
-    env = corridor()
-    env.set_seed(3)
-    assert text(env, say(env, ["r", "</a>"])) == "<s>0</s>r</a>1</s>"
 
 
 def test_set_state_goes_on_where_the_row_stops():

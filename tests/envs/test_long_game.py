@@ -159,7 +159,7 @@ def test_games_begin_anew_where_a_reset_asks_for_it(make):
 
 
 def test_what_does_not_fit(make):
-    with pytest.raises(ValueError, match="window must be from 1 to"):
+    with pytest.raises(ValueError, match="window"):
         make(window=1000)
 
     class Novel(Walk):

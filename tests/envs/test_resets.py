@@ -55,13 +55,6 @@ def test_what_is_played_can_be_named_by_keyword(task, wrap):
     assert key not in given
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_unknown_keywords_are_refused(wrap):
-    env = WRAPS[wrap](wordle_env(batch_size=[3]))
-    with pytest.raises(TypeError, match=r"WordleEnv.reset\(\) got \['nonsense'\], .*'hidden_word'"):
-        env.reset(nonsense=3)
-
-
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 def test_side_by_side_each_environment_can_be_given_its_own(kind):
     env = kind(2, partial(CorridorEnv, length=4, batch_size=[2], seed=0))

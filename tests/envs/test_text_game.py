@@ -68,16 +68,6 @@ def test_game_seeds_do_not_depend_on_the_batch():
     assert all(0 <= seed < 2**31 for seed in game.seeds)
 
 
-def test_only_live_rows_are_told_anything():
-    env, games = scribes(2)
-    td = env.reset()
-    ids = [[0, env.tokenizer.control.end_of_action, 0]] * 2
-    env.step(TensorDict(action=torch.tensor(ids), _step=torch.tensor([[True], [False]]), batch_size=[2]))
-    assert [g.told for g in games] == [["a"], []]
-    env.reset(td.set("_reset", torch.tensor([[False], [True]])))
-    assert [len(g.seeds) for g in games] == [1, 2]
-
-
 def test_control_tokens_reach_the_game_by_name():
     env, (game,) = scribes(1)
     env.reset()

@@ -72,10 +72,7 @@ class CompiledRollout:
         backend: str = "inductor",
     ) -> None:
         if not isinstance(env, LanguageEnv) or isinstance(env, TextGameEnv):
-            raise TypeError(
-                f"CompiledRollout needs a LanguageEnv whose task uses tensors only, without transforms, got "
-                f"{type(env).__name__}: use env.rollout() for others."
-            )
+            raise TypeError(f"{type(env).__name__} has transforms or plain-Python games: use env.rollout().")
         at_least_one("steps", steps)
         one_of("keep", keep, tuple(_KEPT))
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep

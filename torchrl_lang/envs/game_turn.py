@@ -113,10 +113,8 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
         case (str(text), reward, terminated, truncated, _):
             pass
         case _:
-            raise TypeError(
-                f"{place} returned {shorten(returned)} from step, expected a text (which may be empty), reward and "
-                "terminated, or these with truncated and info."
-            )
+            expected = "(text, reward, terminated) or (text, reward, terminated, truncated, info)"
+            raise TypeError(f"{place} returned {shorten(returned)} from step, expected {expected}.")
     earned, ends = _number("reward", reward, place), {"terminated": terminated, "truncated": truncated}
     if not abs(earned) <= LARGEST_REWARD:  # also True for NaN
         raise ValueError(f"{place} returned the reward {shorten(reward)}, expected a finite number in float32.")

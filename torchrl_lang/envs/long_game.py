@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import within
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame
 from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
@@ -83,11 +84,7 @@ class LongGameEnv(TextGameEnv):
     ) -> None:
         self.window = row_length // 2 if window is None else window
         self._longest = row_length - action_length - 2  # the end of the action, and of the state
-        if not 0 < self.window <= self._longest:
-            raise ValueError(
-                f"window must be from 1 to {self._longest}, so that rows of row_length={row_length} have room for an "
-                f"utterance of action_length={action_length}, got {window}."
-            )
+        within("window, which leaves room for an utterance,", self.window, 1, self._longest)
         self._layouts: dict[int, _Layout] = {}
         self._windows: dict[int, tuple[list[int], _Layout]] = {}
         super().__init__(make_game, tokenizer, row_length=row_length, action_length=action_length, **options)

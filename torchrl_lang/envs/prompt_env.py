@@ -73,10 +73,8 @@ class PromptEnv(TextGameEnv):
             self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
             shapes = {tuple(one.shape[1:]) if one.ndim == 2 else None for one in self._of_prompts}
             if len(self._of_prompts) != len(self.prompts) or len(shapes) != 1 or None in shapes:
-                raise ValueError(
-                    f"PromptEnv needs features [n, F] of one width for each of its {len(self.prompts)} prompts, got "
-                    f"{len(self._of_prompts)} of shapes {[list(one.shape) for one in self._of_prompts[:3]]}."
-                )
+                found = f"got {len(self._of_prompts)} of shapes {[list(one.shape) for one in self._of_prompts[:3]]}"
+                raise ValueError(f"features are [n, F] of one width for each of {len(self.prompts)} prompts, {found}.")
             size = max(map(len, self._of_prompts)), self._of_prompts[0].shape[1]
         no_game: Any = lambda: None  # noqa: E731 (there are no game objects)
         super().__init__(no_game, tokenizer, features=size, **options)

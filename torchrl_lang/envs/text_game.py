@@ -177,9 +177,7 @@ class TextGameEnv(LanguageEnv):
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         with self._all_or_none():
             if self._named(options, "game_seed") is None:
-                raise KeyError(
-                    "reset(set_state=True) needs the seeds of the rows: pass the entry or keyword game_seed."
-                )
+                raise KeyError("reset(set_state=True) needs the seeds of the rows, the entry game_seed.")
             seeds, lengths = task["game_seed"].tolist(), rows.length.tolist()
             for row in _true(fresh):
                 came = [values[row, : lengths[row]].tolist() for values in rows[:3]]
@@ -204,45 +202,43 @@ class TextGameEnv(LanguageEnv):
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""
-
-        def begin(row: int) -> Any:
-            try:
-                return self._games[row].reset(places[row].seed)
-            except Exception as error:
-                error.add_note(f"{places[row]} was being reset.")
-                raise
-
-        return self._each(begin, places)
+        return self._each(
+            places,
+            lambda row: self._games[row].reset(places[row].seed),
+            lambda row: f"{places[row]} was being reset.",
+        )
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
         """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
         texts = {row: self._read(ids) for row, ids in utterances.items()}
+        return self._each(
+            texts,
+            lambda row: self._games[row].step(texts[row]),
+            lambda row: f"{places[row]} was playing {texts[row]!r}.",
+        )
 
-        def play(row: int) -> Any:
-            try:
-                return self._games[row].step(texts[row])
-            except Exception as error:
-                error.add_note(f"{places[row]} was playing {texts[row]!r}.")
-                raise
-
-        return self._each(play, texts)
-
-    def _each(self, call: Callable[[int], Any], rows: Collection[int]) -> Iterable[tuple[int, Any]]:
-        """Each row and its ``call(row)``, in order, ``workers`` of them at a time."""
-        threads_needed = min(self._workers, len(rows))
-        if threads_needed < 2:
-            return ((row, call(row)) for row in rows)
+    def _each(
+        self, rows: Collection[int], call: Callable[[int], Any], note: Callable[[int], str]
+    ) -> Iterable[tuple[int, Any]]:
+        """Each row and its ``call(row)``, in order, ``workers`` of them at a time; errors get a ``note(row)``."""
         is_learning = torch.is_grad_enabled()  # each thread has a flag of its own
 
-        def in_thread(row: int) -> Any:
-            with torch.set_grad_enabled(is_learning):
-                return call(row)
+        def noted(row: int) -> tuple[int, Any]:
+            try:
+                with torch.set_grad_enabled(is_learning):
+                    return row, call(row)
+            except Exception as error:
+                error.add_note(note(row))
+                raise
 
+        threads_needed = min(self._workers, len(rows))
+        if threads_needed < 2:
+            return map(noted, rows)
         # New threads for each step: nothing to close or to copy, and none is left after an error.
         with ThreadPoolExecutor(threads_needed) as threads:
-            return zip(rows, list(threads.map(in_thread, rows)), strict=True)
+            return list(threads.map(noted, rows))
 
     def _standing(self) -> TaskState:
         """Further state of the games, tensors ``[N, ...]``."""
@@ -281,9 +277,7 @@ class TextGameEnv(LanguageEnv):
                 played = read_turn(dict(self._play_all({row: utterance}, {row: place}))[row], place)
                 reply, lost = self._fit_reply(played, place, self.row_length)
                 if played.truncated or lost:
-                    raise ValueError(
-                        f"{place} was truncated, so its row cannot be continued: reset it without set_state."
-                    )
+                    raise ValueError(f"{place} was truncated: reset its row without set_state.")
                 turn = [*utterance, token, *complete_reply(reply, played.terminated, self.tokenizer.control)]
                 earned = [0.0] * len(turn)
                 earned[len(utterance) - (0 if is_agent else 1)] = played.reward

@@ -102,14 +102,6 @@ def test_errors_of_the_server_end_the_session_and_the_next_reset_begins_another(
         game.close()
 
 
-@pytest.mark.parametrize("answer", ["{", "[]", {"type": "state", "data": {}}, {"type": "observation", "data": 3}])
-def test_answers_that_are_none(answer):
-    with serve(answer=lambda message: answer) as url:
-        game = OpenEnvGame(url, observe="text", act="guess")
-        with pytest.raises((RuntimeError, ConnectionError), match="answer"):
-            game.reset(0)
-
-
 def test_servers_that_are_slow_or_gone():
     waiting = threading.Event()
 

@@ -70,23 +70,6 @@ def test_replies_are_only_what_is_new():
     assert game.reset(3) == opening  # the log of the last game is gone
 
 
-def test_the_first_invalid_action_is_tolerated_and_the_second_ends_the_game():
-    game = TextArenaGame("GuessTheNumber-v0")
-    game.reset(3)
-    reply, reward, over = game.step("foo")
-    assert reply.startswith("\n[GAME] You attempted an invalid move. Reason: Invalid move format.")
-    assert (reward, over) == (0.0, False)
-    reply, _, over = game.step("bar")
-    assert over
-    assert reply.startswith("\n[GAME] Invalid Move: Invalid move format.")
-
-    strict, patient = (TextArenaGame("GuessTheNumber-v0", error_allowance=errors) for errors in (0, 3))
-    strict.reset(3)
-    assert strict.step("foo")[2]
-    patient.reset(3)
-    assert [patient.step("foo")[2] for _ in range(4)] == [False, False, False, True]
-
-
 def test_opponents_play_within_a_turn():
     seen = []
 

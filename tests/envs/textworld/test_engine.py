@@ -97,17 +97,6 @@ def test_a_command_that_hangs_fails_alone(pool, games):
     assert "Studio" in answers[0]["feedback"]
 
 
-def test_hot_keys_of_the_interpreter_do_not_reach_it(pool, games, make_env):
-    """A command that begins with a backslash hangs it as well; cleaned it is a command that nobody understands."""
-    pool.begin({0: str(games["coin"])})
-    pool.time_limit = 0.5
-    with pytest.warns(UserWarning, match="did not answer for"):
-        assert isinstance(pool.step({0: "\\mput coin"})[0], Failed)
-    env = make_env(batch_size=[1])
-    env.reset()
-    assert not say(env, "\\mput coin")["engine_failed"].any()
-
-
 def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
     env = make_env(batch_size=[2], workers=1, time_limit=0.5)
     env.reset()
@@ -172,14 +161,6 @@ def test_damaged_games_are_refused_before_the_engine_opens_them(damage, games, t
     copy = damaged(games["coin"], tmp_path, change)
     with pytest.raises(FileError, match=message):
         TextWorldEnv([games["simple"], copy], tokenizer, row_length=100, action_length=5)
-
-
-def test_an_error_of_the_engine_in_the_midst_of_a_game_names_the_game(make_env, monkeypatch):
-    env = make_env()
-    env.reset()
-    monkeypatch.setattr(env.pool, "_ask_all", lambda waiting: {0: {"error": "Traceback:\n  many lines\nKeyError: 'P'"}})
-    with pytest.raises(FileError, match=r"\.z8 cannot be played on by the engine \(KeyError: 'P'\): delete it"):
-        say(env, "go south")
 
 
 def test_copies_have_processes_of_their_own_and_stand_where_the_game_stands(make_env):

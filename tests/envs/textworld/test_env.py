@@ -160,19 +160,6 @@ def test_what_is_offered(make_env):
         make_env(offers="expert", action_length=2).reset()
 
 
-def test_games_come_in_turn_at_random_or_by_name(make_env):
-    names = ("coin", "simple", "treasure", "custom")
-    cycle = make_env(*names, order="cycle", batch_size=[3])
-    assert cycle.reset()["game"].flatten().tolist() == [0, 1, 2]
-    assert cycle.reset()["game"].flatten().tolist() == [3, 0, 1]
-    assert cycle.reset(game_seed=torch.tensor([7, 2, 2]))["game"].flatten().tolist() == [3, 2, 2]
-    drawn = [make_env(*names, batch_size=[n], seed=3) for n in (1, 4)]
-    alone = [drawn[0].reset()["game"].item() for _ in range(8)]
-    together = [number for _ in range(2) for number in drawn[1].reset()["game"].flatten().tolist()]
-    assert alone == together
-    assert len(set(alone)) > 1
-
-
 def test_set_state_plays_a_row_again(make_env):
     env, other = (make_env("simple", row_length=2500, batch_size=[2], seed=seed) for seed in (0, 1))
     env.reset()

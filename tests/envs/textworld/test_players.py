@@ -97,19 +97,3 @@ def offered(rows):
         admissible_mask=torch.ones(rows, 1, dtype=torch.bool),
         batch_size=[rows],
     )
-
-
-def test_some_errors_are_commands_of_another_game():
-    rows = 3000
-    said = ExpertPlayer(epsilon=0.5, foreign=0.4, seed=0)(offered(rows))["action"][:, 0]
-    own, errs = said == torch.arange(rows) + 10, said != 7
-    assert abs(errs.double().mean() - 0.5) < 0.05
-    assert abs(own[errs].double().mean() - 0.6) < 0.05
-    alone = ExpertPlayer(epsilon=1.0, foreign=1.0, seed=0)(offered(1))["action"]
-    assert alone.tolist() == [[10, 10]]
-
-
-@pytest.mark.parametrize("wrong", [{"epsilon": (1.5,)}, {"epsilon": ()}, {"epsilon": 0.1, "foreign": -1.0}])
-def test_experts_with_impossible_errors_are_refused(wrong):
-    with pytest.raises(ValueError, match="epsilon must be a probability"):
-        ExpertPlayer(**wrong)

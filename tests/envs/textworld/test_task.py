@@ -133,16 +133,6 @@ def test_a_won_game_is_known_by_its_records(meals, transforms):
     assert task.summary(records, "all").win_rate == 0.25
 
 
-def test_records_that_hide_who_won_are_refused(coins):
-    env = coins.env(1, offers="expert")
-    try:
-        records = play_games(env, ExpertPlayer(), games=1)
-    finally:
-        env.close()
-    with pytest.raises(KeyError, match=r"do not contain 'won': .*keep=\['won'\]"):
-        coins.won(records)
-
-
 def test_tasks_that_cannot_be():
     with pytest.raises(ValueError, match=r"apart='words' is unknown: .*'solutions', 'games'"):
         TextWorldTask(apart="words")

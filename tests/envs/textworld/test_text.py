@@ -103,13 +103,6 @@ def test_outcomes_are_told():
     assert template.infos == {"admissible_commands"}
 
 
-def test_templates_ask_the_engine_for_what_they_name_only():
-    assert Template().infos == set()
-    assert Template("{objective}", "{room} {commands}").infos == {"objective", "admissible_commands"}
-    with pytest.raises(ValueError, match=r"names \['score'\]"):
-        Template("{score}")
-
-
 def test_words_are_lossless_and_in_no_order_of_texts():
     texts = ["Go east, take the coin.", "The coin\nis here; 12 of them!", "You can go east, take coin."]
     tokenizer = word_tokenizer(texts)

@@ -134,19 +134,6 @@ def test_mean_of_many_games_is_the_exact_value(name, rules):
     assert abs(returns.mean() - exact(policy, rules)) < 4 * returns.std() / math.sqrt(3000) + 1e-9
 
 
-@pytest.mark.parametrize("rules", ["official", "ilql"])
-def test_every_word_of_a_deterministic_player(rules):
-    def first_best(among):
-        chances = by_gain(among)
-        order = [*WORDS, *MORE]
-        return lambda history, rules: {min(chances(history, rules), key=order.index): 1.0}
-
-    for guesses, among in ((None, None), ("words", WORDS), (MORE, WORDS + MORE)):
-        player = OptimalPlayer(WORDS, rules=rules, guesses=guesses, ties="first")
-        found = expected_return(player, WORDS, rules=rules, max_tries=TRIES)
-        assert found.mean == pytest.approx(exact(first_best(among), rules))
-
-
 def test_returns_and_histogram_of_lost_and_invalid_games():
     one = RandomWordPlayer(["crane"], action_length=8)
     found = expected_return(one, WORDS, max_tries=3)

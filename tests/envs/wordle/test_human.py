@@ -11,7 +11,7 @@ import torch
 from tests.envs.wordle.helpers import plain_feedback
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.wordle import WordIndex, guess_words, random_words
-from torchrl_lang.envs.wordle.human import HumanGames, example_tweets, grid, load_answers, read_tweets
+from torchrl_lang.envs.wordle.human import HumanGames, example_tweets, grid, read_tweets
 from torchrl_lang.envs.wordle.rules import feedback_code
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.schema import check_row
@@ -254,21 +254,6 @@ def test_a_quote_that_is_never_closed_costs_its_own_tweet(tmp_path, others):
     assert tweets.left_out == {"quotes that do not match": 2, "no line of tiles": others}
     assert tweets.examples["quotes that do not match"] == [5, 11]
     assert "2: quotes that do not match (line 5, 11)" in tweets.report()
-
-
-def test_a_longer_table_of_answers(tmp_path):
-    (tmp_path / "answers.txt").write_text("300 crane\n\n301,\tslate\n")
-    assert load_answers(tmp_path / "answers.txt") == {300: "crane", 301: "slate"}
-    path = write(tmp_path / "tweets.csv", [["300", GREEN], ["210", GREEN]])
-    tweets = read_tweets(path, answers=tmp_path / "answers.txt")
-    assert tweets.games == [("crane", [242])]
-    for bad in ("300", "300 crane extra", "x crane", "300 crane\n300 slate"):
-        (tmp_path / "bad.txt").write_text(bad)
-        with pytest.raises(FileError, match="line"):
-            load_answers(tmp_path / "bad.txt")
-    (tmp_path / "bad.txt").write_text("300 Crane")
-    with pytest.raises(ValueError, match="Crane"):
-        load_answers(tmp_path / "bad.txt")
 
 
 def test_files_that_cannot_be_read(tmp_path):

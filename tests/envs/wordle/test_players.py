@@ -112,14 +112,6 @@ def test_own_random_stream(make):
     assert not torch.equal(played(copy.deepcopy(player)), played(player))
 
 
-def test_players_take_any_batch_shape_and_longer_actions():
-    env = WordleEnv(WORDS, batch_size=[2, 3], action_length=9, seed=0)
-    td = env.rollout(3, RandomWordPlayer(WORDS, action_length=9, seed=0), break_when_any_done=False)
-    assert td["action"].shape == (2, 3, 3, 9)
-    assert (td["action"][..., 6:] == 29).all()
-    assert (td["next", "tokens"][:, :, 0, 6] == 30).all()
-
-
 def test_rows_without_any_possible_word_get_some_word():
     env = WordleEnv(["fuzzy"], batch_size=[50], seed=0)
     td = env.reset()

@@ -5,14 +5,9 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torchrl.collectors import Collector
-from torchrl.envs import RewardSum, StepCounter, TransformedEnv
 
 from tests.envs.wordle.helpers import action
 from torchrl_lang.envs.wordle import (
-    MixturePlayer,
-    OptimalPlayer,
-    RandomWordPlayer,
     WordleEnv,
     demo_words,
     wordle_tokenizer,
@@ -35,27 +30,6 @@ def check_games(data) -> None:
     solved = torch.tensor(["<g><g><g><g><g></s></eod>" in t for t in text])
     tries = torch.tensor([t.count("</a>") for t in text])
     assert torch.equal(rows["token_reward"].sum(-1), -(tries - solved.long()).float())
-
-
-def test_collector():
-    player = MixturePlayer([OptimalPlayer(WORDS, seed=0), RandomWordPlayer(WORDS, seed=1)], per="game", seed=2)
-    collector = Collector(make(), player, frames_per_batch=80, total_frames=240, auto_register_policy_transforms=False)
-    batches = list(collector)
-    collector.shutdown()
-    assert [batch.shape for batch in batches] == [(4, 20)] * 3
-    check_games(torch.cat(batches, 1))
-
-
-def test_transforms():
-    env = TransformedEnv(make(batch=16), StepCounter(max_steps=3))
-    env.append_transform(RewardSum())
-    data = env.rollout(9, OptimalPlayer(WORDS, seed=0), break_when_any_done=False)
-    following = data["next"]
-    row_return = following["token_reward"].sum(-1, keepdim=True)
-    assert torch.equal(following["episode_reward"], row_return)
-    limited = following["step_count"] >= 3
-    assert torch.equal(following["truncated"], limited)
-    assert (following["terminated"] & ~limited).any()
 
 
 def test_compiled_step_without_graph_breaks_is_the_step():

@@ -60,9 +60,7 @@ class RandomWalksTask(Task):
     def __post_init__(self) -> None:
         farthest = int(self.graph.distance.max())
         if farthest >= self.max_turns:
-            raise ValueError(
-                f"max_turns must be above {farthest}, the distance of the farthest node: {self.max_turns}."
-            )
+            raise ValueError(f"max_turns must be above {farthest}, the farthest node's distance: {self.max_turns}.")
 
     @cached_property
     def graph(self) -> DirectedGraph:

@@ -384,11 +384,8 @@ class HumanGames(GameMaker):
             if not len(missing):
                 break
             if draw >= _DRAWS and len(missing) == n:
-                raise ValueError(
-                    f"{draw * n} draws of a game and a hidden word found no guesses with the game's colours; "
-                    f"{self.impossible()} of {len(self.games)} games have none at all. Give more guesses or words, or "
-                    "other rules."
-                )
+                none = f"{self.impossible()} of {len(self.games)} games have none at all"
+                raise ValueError(f"{draw * n} draws found no guesses with a game's colours, {none}: give more words.")
         played = self._codes[game] != _NONE
         codes = self._codes[game].clamp_min(0)
         number, start = self._number[word[:, None], codes], self._start[word[:, None], codes]

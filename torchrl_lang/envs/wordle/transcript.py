@@ -215,10 +215,8 @@ def _read_row(text: str) -> list[tuple[str, int]]:
     """The guesses with colours of a decoded row, and the codes of their colours."""
     other = _BETWEEN.sub("", _TURN.sub("", text))
     if other:
-        raise ValueError(
-            f"The transcript {shorten(text)} has {shorten(other)}, which is no part of a guess with its colours: write "
-            "guesses as five letters a-z, </a>, and five of <b>, <y> and <g>."
-        )
+        form = "a guess with its colours: five letters a-z, </a>, and five of <b>, <y> and <g>"
+        raise ValueError(f"The transcript {shorten(text)} has {shorten(other)}, which is no part of {form}.")
     return [(guess, CODE_OF_SYMBOLS[symbols]) for guess, symbols in _TURN.findall(text)]
 
 
@@ -229,8 +227,6 @@ def _read_line(line: str) -> tuple[str, int]:
     is_grid = colours is not None and len(colours) == WORD_LENGTH
     code = code_of(colours or ()) if is_grid else CODE_OF_LETTERS.get(rest.strip())
     if code is None or not re.fullmatch("[a-z]{5}", guess):
-        raise ValueError(
-            f"{shorten(line)} is not a guess and its colours: write five letters a-z, a space, and five of b, y and g "
-            "or five tile emoji."
-        )
+        form = "five letters a-z, a space, and five of b, y and g or five tile emoji"
+        raise ValueError(f"{shorten(line)} is not a guess and its colours: write {form}.")
     return guess, code

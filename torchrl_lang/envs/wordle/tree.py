@@ -194,10 +194,8 @@ def _next_nodes(replies: Sequence[Mapping[int, int]], n_nodes: int) -> Tensor:
         for code, child in reply.items():
             # Later nodes only, so that following the tree ends.
             if not 0 <= code < SOLVED or not node < child < n_nodes:
-                raise ValueError(
-                    f"Node {node} leads to node {child} after code {code}: codes are 0 to {SOLVED - 1}, and children "
-                    f"come after their parent, up to {n_nodes - 1}."
-                )
+                known = f"codes are 0 to {SOLVED - 1}, and children come after their parent, up to {n_nodes - 1}"
+                raise ValueError(f"Node {node} leads to node {child} after code {code}: {known}.")
             next_node[node, code] = child
     return next_node
 
@@ -238,10 +236,7 @@ class TreePlayer(Player):
         if otherwise is None:
             otherwise = OptimalPlayer(self.tree.words, rules=self.tree.rules, **kwargs)
         if otherwise.action_length != self.action_length:
-            raise ValueError(
-                f"Both players need actions of one width, got action_length={self.action_length} and "
-                f"otherwise.action_length={otherwise.action_length}."
-            )
+            raise ValueError(f"otherwise needs action_length={self.action_length}, got {otherwise.action_length}.")
         self.otherwise = otherwise
         next_node = self.tree.next_node.clone()
         next_node[:, SOLVED] = 0  # a solved game ends, so what is played there does not matter
@@ -353,8 +348,5 @@ def _check_deterministic(tensordict: TensorDictBase) -> None:
     actions = live[ACTION]
     one_of_each = actions.new_zeros((len(states), actions.shape[-1])).index_copy(0, state, actions)
     if not torch.equal(one_of_each[state], actions):
-        raise ValueError(
-            "The policy draws its guesses: it played different ones in games with the same guesses and colours so far. "
-            'Make it deterministic, such as OptimalPlayer(ties="first") or an actor that decodes greedily, or estimate '
-            "its return with play_games."
-        )
+        remedy = "make it deterministic, such as OptimalPlayer(ties='first'), or estimate its return with play_games"
+        raise ValueError(f"The policy draws its guesses, it played different ones in one state: {remedy}.")
