@@ -14,6 +14,10 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 from sphinx.util.inspect import stringify_signature
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.formulas import typeset
+
 project = "torchrl_lang"
 author = "The torchrl_lang developers"
 copyright = "The torchrl_lang developers"
@@ -44,6 +48,7 @@ def setup(app: Sphinx) -> None:
     """Have every public name of every package in the reference, and every class with its arguments."""
     app.connect("source-read", add_constants)
     app.connect("autodoc-process-signature", show_arguments)
+    app.connect("autodoc-process-docstring", typeset_formulas, priority=400)  # before napoleon reads sections
     app.connect("env-check-consistency", check_public_names)
 
 
@@ -58,6 +63,11 @@ def show_arguments(
     own = inspect.signature(obj.__init__)  # type: ignore[misc]
     arguments = list(own.parameters.values())[1:]
     return stringify_signature(own.replace(parameters=arguments, return_annotation=inspect.Signature.empty)), None
+
+
+def typeset_formulas(app: Sphinx, kind: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Formulas of docstrings in LaTeX."""
+    lines[:] = typeset(lines)
 
 
 def add_constants(app: Sphinx, page: str, source: list[str]) -> None:

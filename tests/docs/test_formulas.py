@@ -1,0 +1,46 @@
+"""Formulas of docstrings in LaTeX: one by hand, and those of all losses."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from docs.formulas import typeset
+from torchrl_lang import objectives
+
+LOSSES = [getattr(objectives, name) for name in objectives.__all__ if name.endswith("Loss")]
+
+
+def test_by_hand():
+    lines = [
+        "PPO::",
+        "",
+        "    loss_actor = -mean_j clip(rho_j, 1 - eps, 1)     (arXiv 1707.06347, eq. 7)",
+        "",
+        "End::",
+        "",
+        "  x",
+    ]
+    assert typeset(lines) == [
+        "PPO:",
+        "",
+        ".. math::",
+        "",
+        r"    \begin{aligned}",
+        r"    \text{loss\_actor} &= -\operatorname{mean}_j \operatorname{clip}(\rho_j, 1 - \epsilon, 1)"
+        r"\qquad\text{(arXiv 1707.06347, eq. 7)}",
+        r"    \end{aligned}",
+        "",
+        *lines[4:],
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_no_formula_of_a_loss_stays_plain(loss):
+    lines = typeset(inspect.getdoc(loss).splitlines())
+    for line in (line for line in lines if "&=" in line):
+        plain = re.sub(r"\\text\{(?:[^{}\\]|\\_)*\}|\\operatorname\{\w+\}|\\[a-zA-Z]+", "", line)
+        assert not re.findall(r"[A-Za-z]{2,}|[<>!]=", plain), line
+    assert not any(re.match(r" +(?:loss_\w+|y_\w) += ", line) for line in lines)
