@@ -14,7 +14,8 @@ from tests.modules.test_prefix_cache import EXACT, KEYS, Counter, N, grown, kept
 from tests.modules.toys import CONTROL, KINDS, rows, tiny_lm
 from torchrl_lang.modules import CandidateSampler, CHAIActor, Trunk, UtteranceActor, UtteranceQValueHead, with_features
 from torchrl_lang.schema import DONE
-from torchrl_lang.transforms import UtteranceReference, frozen_copy
+from torchrl_lang.transforms import frozen_copy
+from torchrl_lang.transforms.language_references import UtteranceReference
 
 WIDTH = 60
 TURNS = 4

@@ -69,18 +69,6 @@ def test_no_divergence_before_training(kind):
     torch.testing.assert_close(kl, torch.zeros_like(kl), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_reward_falls_when_the_policy_drifts(kind, estimator):
-    """The mean over many steps, for a single log-ratio may have either sign."""
-    near, _, _ = adjusted_rollout(kind, by=0.3, batch=(256,), steps=3, estimator=estimator)
-    far, _, _ = adjusted_rollout(kind, by=0.6, batch=(256,), steps=3, estimator=estimator)
-    kl = [steps["next", *_tuple(key_of(kind, "kl"))].mean() for steps in (near, far)]
-    assert 0 < kl[0] < kl[1]
-    for steps in (near, far):
-        out = steps["next"]
-        assert (out[key_of(kind, "reward")] - out[key_of(kind, "raw_reward")]).mean() < 0
-
-
 def test_policy_is_untouched_and_nothing_undeclared_is_added(kind):
     """The same random stream, the same outputs, and no entry beside the three."""
     actor = make_actor(kind)

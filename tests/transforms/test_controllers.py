@@ -101,15 +101,6 @@ def test_adaptive_stays_within_its_bounds_and_comes_back():
         assert coef_of(controller) == pytest.approx(back)
 
 
-@pytest.mark.parametrize("kl", [0.0, 1e30])
-def test_adaptive_is_finite_and_positive_after_thousands_of_extreme_updates(kl):
-    controller = AdaptiveKLController(0.5, target=1.0, horizon=1)
-    for _ in range(2000):
-        controller.update(kl)
-    assert math.isfinite(coef_of(controller))
-    assert coef_of(controller) > 0
-
-
 # target 2, lr 0.1, proportional 0.5: lambda and the coefficient after each update.
 def test_lagrange_rule():
     controller = LagrangeKLController(0.2, target=2.0, lr=0.1, proportional=0.5, max_coef=1.5)
@@ -128,23 +119,6 @@ def test_lagrange_rule():
         assert coef_of(controller) == pytest.approx(coef, abs=1e-6)
 
 
-def test_lagrange_without_a_proportional_term_gives_out_its_multiplier():
-    controller = LagrangeKLController(target=2.0, lr=0.5)
-    assert coef_of(controller) == 0.0
-    for kl in KLS:
-        controller.update(kl)
-        assert coef_of(controller) == float(controller.multiplier)
-
-
-def test_lagrange_takes_the_largest_numbers():
-    largest = torch.finfo(torch.float32).max
-    controller = LagrangeKLController(target=1.0, lr=largest, proportional=largest, max_coef=50.0)
-    controller.update(largest)
-    assert coef_of(controller) == 50.0
-    controller.update(-largest)
-    assert coef_of(controller) == 0.0
-
-
 @pytest.mark.parametrize("name", ["adaptive", "lagrange"])
 @pytest.mark.parametrize(("kl", "sign"), [(2.3, 1), (1.7, -1), (2.0, 0)])
 def test_kl_above_target_raises_and_below_lowers(name, kl, sign):
@@ -156,41 +130,6 @@ def test_kl_above_target_raises_and_below_lowers(name, kl, sign):
 
 
 # A policy that settles at KL = a / (b + coef): a target of 2 needs coef = a / 2 - b.
-@pytest.mark.parametrize(("a", "b"), [(4.0, 1.0), (4.0, 0.1), (30.0, 5.0)])
-@pytest.mark.parametrize(
-    "controller",
-    [
-        lambda: AdaptiveKLController(0.3, target=2.0, horizon=200),
-        lambda: LagrangeKLController(target=2.0, lr=0.1),
-        lambda: LagrangeKLController(target=2.0, lr=0.1, proportional=0.1),
-    ],
-    ids=["adaptive", "lagrange", "lagrange-pi"],
-)
-def test_a_simple_system_is_brought_to_its_target(a, b, controller):
-    controller = controller()
-    for _ in range(600):
-        controller.update(a / (b + coef_of(controller)), n=64)
-    assert a / (b + coef_of(controller)) == pytest.approx(2.0, rel=0.05)
-    assert coef_of(controller) == pytest.approx(a / 2 - b, rel=0.1)
-
-
-def test_lagrange_lets_go_where_the_constraint_is_inactive():
-    controller = LagrangeKLController(5.0, target=2.0, lr=0.1)
-    for _ in range(200):
-        controller.update(1.0 / (1.0 + coef_of(controller)))  # at most 1, whatever the coefficient
-    assert coef_of(controller) == 0.0
-    controller.update(2.5)
-    assert coef_of(controller) == pytest.approx(0.05)  # no debt was kept
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_tensor_and_its_number_are_the_same(make):
-    left, right = make(), make()
-    for kl in KLS:
-        left.update(kl, 3)
-        right.update(torch.tensor([[kl]], dtype=torch.float64, requires_grad=True), torch.tensor(3))
-    assert coef_of(left) == coef_of(right)
-    assert not left().requires_grad
 
 
 def test_state_dict_continues_identically(make):
@@ -207,21 +146,6 @@ def test_state_dict_continues_identically(make):
     expected = {name: value.clone() for name, value in first.state_dict().items()}
     assert expected.keys() >= {"coef"}
     torch.testing.assert_close(second.state_dict(), expected, rtol=0, atol=0)
-
-
-def test_loading_writes_into_the_buffers_there_are(make):
-    controller = make()
-    buffers = dict(controller.named_buffers())
-    state = {name: torch.ones(value.shape, dtype=torch.float64) for name, value in buffers.items()}
-    controller.load_state_dict(state)
-    assert all(getattr(controller, name) is buffer and buffer == 1 for name, buffer in buffers.items())
-    assert coef_of(controller) == 1.0
-
-
-def test_a_missing_buffer_is_an_error():
-    controller = LagrangeKLController(target=1.0)
-    with pytest.raises(RuntimeError, match="multiplier"):
-        controller.load_state_dict({"coef": torch.tensor(0.0)})
 
 
 @pytest.mark.parametrize(
@@ -244,19 +168,6 @@ def test_buffers_stay_on_the_host_in_their_dtype(make, move):
     assert after == before
     controller.update(3.0)
     assert not controller.shared
-
-
-def test_buffers_are_made_on_the_host_whatever_the_defaults(make):
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            controller = make()
-            controller.share_memory().update(3.0)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    reference = make()
-    reference.update(3.0)
-    assert coef_of(controller) == coef_of(reference)
 
 
 def test_what_was_given_out_does_not_change_and_can_be_differentiated_through():
@@ -290,6 +201,30 @@ def test_a_bad_number_of_measurements_is_refused(make, n, error):
         make().update(1.0, n)
 
 
+def test_a_rule_of_ones_own():
+    class Halving(KLController):
+        def _update(self, kl, n):
+            self.coef.fill_(float(self.coef) / 2**n)
+
+    controller = Halving(1.0)
+    controller.update(0.0, 3)
+    assert coef_of(controller) == 0.125
+
+
+@pytest.mark.parametrize("coef", [0.25, torch.tensor(0.25), torch.tensor([0.25], dtype=torch.float64)], ids=str)
+def test_a_number_becomes_a_constant_controller(coef):
+    controller = as_controller(coef)
+    assert isinstance(controller, ConstantKLController)
+    assert coef_of(controller) == 0.25
+
+
+def test_a_controller_stays_itself_and_anything_else_is_refused(make):
+    controller = make()
+    assert as_controller(controller) is controller
+    with pytest.raises(TypeError, match=r"'0\.1'"):
+        as_controller("0.1")
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -321,43 +256,3 @@ def test_a_bad_number_of_measurements_is_refused(make, n, error):
 def test_bad_options_are_refused(make):
     with pytest.raises(ValueError, match="got"):
         make()
-
-
-def test_the_base_class_is_abstract():
-    with pytest.raises(TypeError):
-        KLController(0.1)
-
-
-def test_a_rule_of_ones_own():
-    class Halving(KLController):
-        def _update(self, kl, n):
-            self.coef.fill_(float(self.coef) / 2**n)
-
-    controller = Halving(1.0)
-    controller.update(0.0, 3)
-    assert coef_of(controller) == 0.125
-
-
-@pytest.mark.parametrize("coef", [0.25, torch.tensor(0.25), torch.tensor([0.25], dtype=torch.float64)], ids=str)
-def test_a_number_becomes_a_constant_controller(coef):
-    controller = as_controller(coef)
-    assert isinstance(controller, ConstantKLController)
-    assert coef_of(controller) == 0.25
-
-
-def test_a_controller_stays_itself_and_anything_else_is_refused(make):
-    controller = make()
-    assert as_controller(controller) is controller
-    with pytest.raises(TypeError, match=r"'0\.1'"):
-        as_controller("0.1")
-
-
-def test_repr_shows_the_present_coefficient_and_the_options():
-    controller = LagrangeKLController(target=2.0, lr=0.1)
-    controller.update(7.0)
-    expected = "LagrangeKLController(coef=0.5, multiplier=0.5, target=2.0, lr=0.1, proportional=0.0, max_coef=100.0)"
-    assert repr(controller) == expected
-    assert repr(AdaptiveKLController(0.5, target=6.0)) == (
-        "AdaptiveKLController(coef=0.5, target=6.0, horizon=10000, clip=0.2, min_coef=1e-08, max_coef=100000000.0)"
-    )
-    assert repr(ConstantKLController(0.5).share_memory()) == "ConstantKLController(coef=0.5, shared)"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import peft
 import pytest
 import torch
 from torch import nn
@@ -10,7 +9,7 @@ from torch import nn
 from tests.modules.toys import KINDS, rows
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
 from torchrl_lang.modules.frozen.lower_layers import (
     SharedLowerLayers,
     shared_depth,
@@ -86,14 +85,6 @@ def test_shared_blocks_run_once_and_nothing_changes(kind, top):
     assert not its.requires_grad
 
 
-def test_all_blocks_may_be_shared():
-    actor = actor_of("llama", 0)
-    both = both_of(actor)
-    assert both.depth == LAYERS
-    mine, its = compare(both, rows())
-    assert torch.equal(mine, its)
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_length_groups_are_replayed_in_order(kind):
     actor = actor_of(kind, 2, length_groups=3)
@@ -101,15 +92,6 @@ def test_length_groups_are_replayed_in_order(kind):
     nudge(actor)
     assert both.depth == 2
     compare(both, rows(n=7), groups=3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_states_before_the_norm_come_along(kind):
-    actor = actor_of(kind, 1, expose_pre_norm=True)
-    both = both_of(actor)
-    nudge(actor)
-    mine, its = compare(both, rows())
-    assert len(mine) == len(its) == 2
 
 
 def test_the_gradient_of_the_policy_is_that_of_its_own_pass():
@@ -176,36 +158,6 @@ def test_with_dropout_below_the_reference_runs_by_itself(share):
         assert torch.equal(mine, its) != share
 
 
-def test_dropout_above_does_no_harm():
-    actor, batch = actor_of("gpt2", 1), rows()
-    both = both_of(actor)
-    transformer_blocks(both.policy)[3].mlp.dropout.p = 0.5
-    actor.train()
-    runs = count_runs(both)
-    both.states(batch["tokens"])
-    assert [runs[index] for index in range(LAYERS)] == [1, 1, 1, 2]
-
-
-def test_adapters_on_the_top_leave_the_rest_in_common():
-    torch.manual_seed(0)
-    lm = causal_lm("llama", vocab_size=13, layers=LAYERS, width=16, heads=2, max_length=20)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[3], init_lora_weights=False)
-    actor, batch = actor_of("llama", lm=peft.get_peft_model(lm, config)), rows()
-    frozen, trunk = adapters_off(actor), trunk_of(actor)
-    both = SharedLowerLayers(trunk, trunk, eval_mode=frozen.eval_mode)
-    assert both.depth == 3
-    wanted = trunk(batch["tokens"]).detach()
-    with frozen.eval_mode():
-        base = trunk(batch["tokens"])
-    runs = count_runs(both)
-    mine, its = both.states(batch["tokens"])
-    assert [runs[index] for index in range(LAYERS)] == [1, 1, 1, 2]
-    assert torch.equal(mine, wanted)
-    assert torch.equal(its, base)
-    assert not torch.equal(mine, its)
-    assert mine.requires_grad
-
-
 def test_only_frozen_and_identical_blocks_count():
     actor = actor_of("llama", 2)
     trunk, reference = trunk_of(actor), trunk_of(frozen_copy(actor).actor)
@@ -227,17 +179,3 @@ def test_with_nothing_in_common_both_run(kind):
     nudge(actor)
     assert both.depth == 0
     compare(both, rows())
-
-
-def test_a_model_of_unknown_structure_shares_nothing():
-    actor = actor_of("llama", 1)
-    trunk_of(actor).model.more = nn.ModuleList([nn.Identity() for _ in range(LAYERS)])
-    both, batch = both_of(actor), rows()
-    assert both.depth == 0
-    mine, its = both.states(batch["tokens"])
-    assert torch.equal(mine, its)
-
-
-def test_trunks_must_split_their_batches_alike():
-    with pytest.raises(ValueError, match="length_groups=2 and auto"):
-        SharedLowerLayers(trunk_of(actor_of("gpt2", length_groups=2)), trunk_of(actor_of("gpt2")))

@@ -34,10 +34,7 @@ from tests.transforms.conftest import (
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     KLConstrainedTransform,
-    KLDivergenceTransform,
     KLRewardTransform,
-    ReferenceModelLogProbTransform,
-    RewardAdjustmentTransform,
 )
 
 COEF = 0.3
@@ -74,17 +71,6 @@ def test_environment_and_batch_agree(kind, batch):
     called = transform(raw_steps(actor, batch, kind))
     stepped = play(TransformedEnv(make_env(kind, batch), transform), actor)
     assert_allclose_td(stepped["next"], called["next"], rtol=1e-5, atol=1e-5)
-
-
-def test_environment_that_is_not_batch_locked():
-    transform, actor, before = drifted(missing="zero")
-    env = TransformedEnv(make_env("tanh-normal", (), locked=False), transform)
-    check_env_specs(env)
-    plain = make_env("tanh-normal", (), locked=False)
-    start = plain.fake_tensordict().select("observation", "count", "done", "terminated").expand(5).clone()
-    steps = play(env, actor, 6, auto_reset=False, tensordict=env.reset(start))
-    assert steps.batch_size == (5, 6)
-    assert_adjusted(steps, actor, before)
 
 
 def test_reset_writes_zeros_and_partial_resets_leave_the_rest():
@@ -260,31 +246,6 @@ def test_among_a_users_own_transforms():
     assert torch.equal(out["step_count"], out["later"])
 
 
-def test_four_transforms_by_hand_are_the_composed_one():
-    transform, actor, before = drifted()
-    parts = (
-        ReferenceModelLogProbTransform(before),
-        KLDivergenceTransform(missing="zero"),
-        RewardAdjustmentTransform(COEF),
-    )
-    env = make_env("tanh-normal", (3,))
-    for part in parts:
-        env = env.append_transform(part) if isinstance(env, TransformedEnv) else TransformedEnv(env, part)
-    check_env_specs(env)
-    composed = play(TransformedEnv(make_env("tanh-normal", (3,)), transform), actor)
-    assert_allclose_td(play(env, actor), composed, rtol=1e-5, atol=1e-5)
-
-
-def test_transforms_are_appended_to_an_environment_that_has_ours():
-    transform, actor, before = drifted(missing="zero")
-    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
-    env.append_transform(StepCounter()).append_transform(RewardSum())
-    check_env_specs(env)
-    steps = play(env, actor)
-    assert_adjusted(steps, actor, before)
-    assert {"step_count", "episode_reward"} <= set(steps["next"].keys())
-
-
 @pytest.mark.parametrize("copy", ["clone", "pickle"])
 def test_copies_work_elsewhere(copy):
     transform, actor, before = drifted(coef=AdaptiveKLController(COEF, target=1.0))
@@ -305,12 +266,6 @@ def drop_container(transform):
     other = transform.clone()
     other.reset_parent()
     return other
-
-
-def test_a_pickled_environment_plays_on():
-    transform, actor, before = drifted()
-    env = pickle.loads(pickle.dumps(TransformedEnv(make_env("tanh-normal", (3,)), transform)))  # noqa: S301
-    assert_adjusted(play(env, actor), actor, before)
 
 
 def _key(kind, name):
@@ -344,16 +299,6 @@ def test_the_action_is_the_policys_own(estimator):
     torch.testing.assert_close(steps["next", "kl"], again["next", "kl"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "exact"])
-def test_specs_in_double_precision(estimator):
-    actor = make_actor("tanh-normal").to(torch.float64)
-    transform = KLConstrainedTransform(actor, estimator=estimator, policy=actor, limit=10.0)
-    env = TransformedEnv(make_env("tanh-normal", (3,), dtype=torch.float64), transform)
-    check_env_specs(env)
-    assert env.observation_spec["kl"].dtype == torch.float64
-    assert play(env, actor)["next", "kl"].dtype == torch.float64
-
-
 def test_environments_that_reset_themselves():
     """TorchRL tells by a hook which rows have been reset; they alone begin anew."""
     transform, actor, _ = drifted(limit=1e6)
@@ -367,31 +312,6 @@ def test_environments_that_reset_themselves():
         assert (before[key] != 0).all()
         assert (after[key][1] == 0).all()
         assert torch.equal(after[key][[0, 2]], before[key][[0, 2]])
-
-
-def test_rows_that_are_not_stepped():
-    """``break_when_all_done`` goes on with the rows that are left; the others keep what they last had."""
-    transform, actor, _ = drifted()
-    env = TransformedEnv(make_env("tanh-normal", (), locked=False), Compose(DoubleToFloat(), transform))
-    start = make_env("tanh-normal", (), locked=False).fake_tensordict().select("observation", "count", "done")
-    torch.manual_seed(0)
-    start = env.reset(start.expand(5).clone())
-    with torch.no_grad():
-        steps = env.rollout(
-            9, actor, break_when_any_done=False, break_when_all_done=True, auto_reset=False, tensordict=start
-        )
-    out = steps["next"]
-    assert not torch.equal(out["done"][:, 0], out["done"][:, -1])
-    torch.testing.assert_close(out["reward"], out["raw_reward"] - COEF * out["kl"].unsqueeze(-1))
-
-
-def test_agents_that_share_a_reward():
-    """The divergence of the joint action is the sum over agents who act on their own."""
-    data = make_env("agents", (4,)).fake_tensordict().select("agents").clone()
-    data["agents", "kl"] = torch.ones(4, 2)
-    data["reward"] = torch.zeros(4, 1)
-    out = RewardAdjustmentTransform(0.5, kl_key=("agents", "kl"))(data)
-    assert out["reward"].flatten().tolist() == [-1.0] * 4
 
 
 def test_a_batch_is_left_as_it_was(kind):
@@ -435,21 +355,6 @@ def test_the_first_step_after_appending_reads_the_policys_action():
         env.append_transform(KLConstrainedTransform(actor))
         kl = env.step(td)["next", "kl"]
     torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-5, rtol=0)
-
-
-def test_one_appended_later_is_refused_too():
-    transform, actor, _ = drifted("independent-normal")
-    env = TransformedEnv(make_env("independent-normal", (3,)), transform)
-    play(env, actor, 2)
-    env.append_transform(Doubled())
-    with pytest.raises(ValueError, match="put it before"):
-        env.rollout(2, actor)
-
-
-def test_transforms_of_other_entries_may_stand_behind():
-    transform, actor, before = drifted()
-    env = TransformedEnv(make_env("tanh-normal", (3,)), Compose(transform, Doubled("count")))
-    assert_adjusted(play(env, actor), actor, before)
 
 
 def test_a_changed_reference_is_found_at_a_reset():

@@ -34,7 +34,7 @@ from torchrl.envs.transforms import (
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
-from torchrl_lang.transforms import InvalidCommandPenalty, LivingCost, WinReward
+from torchrl_lang.transforms import EntryReward, LivingCost
 
 WORDS = ["crane", "slate", "purge", "mouse", "flint", "bound"]
 REWARD = {"in_keys": ["reward"], "out_keys": ["reward"]}
@@ -98,9 +98,8 @@ LEAVE = {
     "VIPTransform": "reads images",
 }
 OURS = {
-    "InvalidCommandPenalty": lambda: InvalidCommandPenalty(0.3, key="terminated"),
     "LivingCost": lambda: LivingCost(0.25),
-    "WinReward": lambda: WinReward(3.0, -2.0, won_key="terminated", lost_key="truncated"),
+    "EntryReward": lambda: EntryReward({"terminated": 3.0, "truncated": -2.0}),
 }
 
 

@@ -140,20 +140,6 @@ def test_unshared_copies_are_independent(name):
         assert state_of(mine) == before != state_of(theirs)
 
 
-@pytest.mark.parametrize("name", make_controllers())
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_shared_controller_is_shared(name, duplicate):
-    mine = make_controllers()[name].share_memory()
-    around = nn.ModuleDict({"controller": mine})
-    theirs = duplicate(mine)
-    within = duplicate(around)["controller"]
-    assert theirs is not mine
-    for writer in (mine, theirs, within):
-        before = state_of(mine)
-        writer.update(5.0)
-        assert state_of(mine) == state_of(theirs) == state_of(within) != before
-
-
 def test_the_memory_goes_with_its_last_user():
     mine = LagrangeKLController(0.5, target=2.0).share_memory()
     pickled = cloudpickle.dumps(mine)
@@ -187,40 +173,6 @@ def test_a_killed_process_leaves_nothing_behind():
     while file.exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not file.exists()
-
-
-def test_a_state_dict_can_be_sent_without_ending_the_sharing():
-    """Torch moves the memory of tensors that it sends to another process."""
-    mine = ConstantKLController(0.5).share_memory()
-    theirs = cloudpickle.loads(cloudpickle.dumps(mine))
-    ForkingPickler.dumps(mine.state_dict())
-    mine.coef.fill_(0.25)
-    assert float(theirs()) == 0.25
-
-
-@pytest.mark.parametrize("name", make_controllers())
-def test_sharing_keeps_the_state_and_again_changes_nothing(name):
-    controller = make_controllers()[name]
-    controller.update(3.0, 4)
-    before = state_of(controller)
-    assert controller.share_memory() is controller
-    places = [buffer.data_ptr() for buffer in controller.buffers()]
-    theirs = cloudpickle.loads(cloudpickle.dumps(controller))
-    assert controller.share_memory() is controller
-    assert theirs.share_memory() is theirs
-    assert [buffer.data_ptr() for buffer in controller.buffers()] == places
-    assert state_of(controller) == state_of(theirs) == before
-    theirs.update(9.0)
-    assert state_of(controller) == state_of(theirs) != before
-
-
-@pytest.mark.parametrize("name", make_controllers())
-def test_shared_and_unshared_compute_the_same(name):
-    left, right = make_controllers()[name], make_controllers()[name].share_memory()
-    for kl in (3.0, 1.0, 2.5, -0.5):
-        left.update(kl, 2)
-        right.update(kl, 2)
-        assert state_of(left) == state_of(right)
 
 
 def test_sharing_a_module_around_a_controller_shares_it():
@@ -276,31 +228,3 @@ def assert_warned_once(messages):
 
 def test_an_unshared_copy_in_a_spawned_process_warns_once(worker):
     assert_warned_once(worker[2])
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-def test_an_unshared_copy_in_a_forked_process_warns_once():
-    changing = list(make_controllers().values())
-    silent = [ConstantKLController(0.5), *(controller.share_memory() for controller in make_controllers().values())]
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=send_warnings, args=(theirs, [*changing, *silent]))
-    process.start()
-    assert ours.poll(120)
-    warned = ours.recv()
-    process.join(60)
-    assert process.exitcode == 0
-    for messages in warned[: len(changing)]:
-        assert_warned_once(messages)
-    assert warned[len(changing) :] == [[]] * len(silent)
-
-
-@pytest.mark.parametrize("name", make_controllers())
-def test_no_warning_in_the_same_process(name):
-    mine, loaded = make_controllers()[name], make_controllers()[name]
-    loaded.load_state_dict(mine.state_dict())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for held in (mine, copy.copy(mine), copy.deepcopy(mine), cloudpickle.loads(cloudpickle.dumps(mine)), loaded):
-            held()
-            held.update(5.0)

@@ -18,10 +18,8 @@ from torchrl_lang.transforms import (
     ColumnReference,
     FunctionReference,
     KLConstrainedTransform,
-    KLDivergenceTransform,
     ReferenceModelLogProbTransform,
     adapters_off,
-    as_reference,
     frozen_copy,
 )
 
@@ -31,15 +29,6 @@ def own_bytes(reference, policy):
     theirs = {p.untyped_storage().data_ptr() for p in policy.parameters()}
     mine = {p.untyped_storage().data_ptr(): p.nbytes for p in reference.frozen.actor.parameters()}
     return sum(size for place, size in mine.items() if place not in theirs)
-
-
-def test_only_what_trains_is_held_twice():
-    actor = language_actor(tiny_lm("llama"))
-    whole = own_bytes(as_reference(actor), actor)
-    assert whole == sum(p.nbytes for p in actor.parameters())
-    train_top_layers(actor, 1)
-    trains = sum(p.nbytes for p in actor.parameters() if p.requires_grad)
-    assert own_bytes(as_reference(actor), actor) == trains < 0.6 * whole
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -56,17 +45,6 @@ def test_adapters_off_is_the_base_model_without_a_copy(kind):
     drift(actor, 0.1)
     torch.testing.assert_close(transform(rows.copy())["ref_log_prob"], before, atol=1e-5, rtol=1e-5)
     assert any(p.requires_grad for p in actor.parameters())
-
-
-def test_adapters_off_in_an_exact_divergence():
-    lm, rows = tiny_lm(), make_rows()
-    base = frozen_copy(language_actor(lm))
-    actor = language_actor(get_peft_model(lm, LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)))
-    options = {"policy": actor, "mask_key": "agent_mask"}
-    found = KLDivergenceTransform("exact", reference=adapters_off(actor), **options)(rows.copy())["kl"]
-    expected = KLDivergenceTransform("exact", reference=base, **options)(rows.copy())["kl"]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert expected.max() > 1e-3
 
 
 def test_shared_weights_that_change_are_noticed():
@@ -117,8 +95,6 @@ def test_a_function_and_a_module():
     data = TensorDict(action=torch.arange(3), x=torch.ones(3), reward=torch.zeros(3, 1), batch_size=[3])
     out = ReferenceModelLogProbTransform(lambda td: -td["action"].float())(data.copy())
     assert out["ref_log_prob"].tolist() == [0.0, -1.0, -2.0]
-    with pytest.raises(TypeError, match="as a tensor"):
-        ReferenceModelLogProbTransform(lambda td: td)(data.copy())
     with pytest.raises(KeyError):
         ReferenceModelLogProbTransform(lambda td: td["x"], in_keys=["action"])(data.copy())
 
@@ -144,8 +120,6 @@ def test_a_function_and_a_module():
 def test_what_is_no_reference_is_refused():
     with pytest.raises(TypeError, match="actor with get_dist"):
         ReferenceModelLogProbTransform(3.0)
-    with pytest.raises(TypeError, match="get_dist"):
-        ActorReference(frozen_copy(TensorDictModule(nn.Linear(1, 1), in_keys=["a"], out_keys=["b"])))
     with pytest.raises(ValueError, match="to ColumnReference itself"):
         ReferenceModelLogProbTransform(ColumnReference("x"), in_keys=["y"])
 
@@ -161,20 +135,6 @@ def test_a_column_on_steps_is_the_action_s_own():
         batch_size=[3],
     )
     assert KLConstrainedTransform("ref_log_prob")(data)["next", "kl"].tolist() == [0.0, 1.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "advice"),
-    [
-        (nn.Linear(1, 1), "FunctionReference"),
-        (ProbabilisticActor, "the class ProbabilisticActor"),
-        (torch.compile(nn.Linear(1, 1)), "the actor itself"),
-    ],
-    ids=["module", "class", "compiled"],
-)
-def test_things_that_are_nearly_references(wrong, advice):
-    with pytest.raises(TypeError, match=advice):
-        KLConstrainedTransform(wrong)
 
 
 def test_two_references_in_one_place():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torchrl.collectors import Collector
-from torchrl.envs import RewardSum, SerialEnv, StepCounter, TransformedEnv
-from torchrl.envs.transforms import Compose
+from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from tests.transforms.test_rows import drift, speaker, wordle
@@ -14,7 +13,6 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.transforms import (
     KLConstrainedTransform,
-    KLDivergenceTransform,
     ReferenceModelLogProbTransform,
     RowReference,
     frozen_copy,
@@ -51,18 +49,6 @@ def test_the_penalty_of_a_turn_is_the_sum_over_its_tokens():
     torch.testing.assert_close(by_row["kl"].sum(-1), per_game, atol=1e-4, rtol=1e-4)
 
 
-def test_one_number_a_turn_where_it_is_asked_for():
-    base = wordle(4)
-    policy, frozen = drifted(base)
-    divergence = KLDivergenceTransform(per="sequence", log_prob_key="token_log_prob", missing="zero")
-    env = TransformedEnv(base, Compose(ReferenceModelLogProbTransform(frozen), divergence))
-    check_env_specs(env)
-    steps = env.rollout(3, policy)
-    assert steps["next", "kl"].shape == (4, steps.shape[1], 1)
-    summed = (steps["token_log_prob"] - steps["next", "ref_log_prob"]).sum(-1, keepdim=True)
-    torch.testing.assert_close(steps["next", "kl"], summed)
-
-
 @pytest.mark.parametrize("limit", [None, 3.0])
 def test_specs_and_the_contract_of_language_environments(limit):
     base = wordle(4)
@@ -74,20 +60,6 @@ def test_specs_and_the_contract_of_language_environments(limit):
     with pytest.raises(KeyError, match="missing='zero'"):
         TransformedEnv(wordle(4), KLConstrainedTransform(frozen)).rollout(2)
     assert (env.reset()["kl"] == 0).all()
-
-
-def test_over_several_environments_and_between_other_transforms():
-    policy, frozen = drifted(wordle(4))
-    chain = Compose(StepCounter(), KLConstrainedTransform(frozen, missing="zero"), RewardSum())
-    env = TransformedEnv(SerialEnv(2, lambda: wordle(4)), chain)
-    check_env_specs(env)
-    steps = env.rollout(3, policy, break_when_any_done=False)
-    assert steps["next", "kl"].shape == (2, 4, 3, 6)
-    total = torch.zeros(2, 4, 1)
-    for time in range(3):
-        total = total + steps["next", "reward"][:, :, time]
-        torch.testing.assert_close(steps["next", "episode_reward"][:, :, time], total)
-        total = torch.where(steps["next", "done"][:, :, time], 0, total)
 
 
 def test_turns_that_nobody_took_cost_nothing():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.save import FEATURES_HEAD, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions
@@ -18,7 +19,7 @@ from torchrl_lang.recipes.datasets import check_features
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.text import Tokenizer
-from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.transforms import adapters_off, frozen_copy
 
 __all__ = ["InitialPolicy", "load_initial_policy"]
 

@@ -8,10 +8,11 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang.modules import SavedModel, UtteranceActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor
 from torchrl_lang.recipes.start_model import build_model
-from torchrl_lang.transforms import FrozenActor, frozen_copy
+from torchrl_lang.transforms import frozen_copy
 
 __all__ = ["WithReference", "start_with_reference"]
 

@@ -6,70 +6,37 @@ from torchrl_lang.modules.controllers import (
     KLController,
     LagrangeKLController,
     ScheduledKLController,
-    as_controller,
 )
-from torchrl_lang.modules.frozen.fingerprint import fingerprint
-from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, adapters_off, frozen_copy
-from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers, shared_depth
-from torchrl_lang.transforms.keys import ActionKeys
-from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform
-from torchrl_lang.transforms.kl_divergence import KLDivergenceTransform
-from torchrl_lang.transforms.kl_limit import KLLimitTransform
-from torchrl_lang.transforms.kl_reward import KLRewardTransform
-from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
-from torchrl_lang.transforms.references import (
-    ActorReference,
-    ColumnReference,
-    FunctionReference,
-    Reference,
-    RowReference,
-    UtteranceReference,
-    WrapperReference,
-    as_reference,
-)
-from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
-from torchrl_lang.transforms.turn_rewards import (
-    AdmissibleBonus,
-    InvalidCommandPenalty,
-    LivingCost,
-    ScoreReward,
-    TurnRewardTransform,
-    WinReward,
-)
+from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
+from torchrl_lang.transforms.base import ActionKeys
+from torchrl_lang.transforms.divergence import KLDivergenceTransform, ReferenceModelLogProbTransform
+from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform, KLRewardTransform
+from torchrl_lang.transforms.language_references import RowReference, WrapperReference
+from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference
+from torchrl_lang.transforms.reward_adjustment import KLLimitTransform, RewardAdjustmentTransform
+from torchrl_lang.transforms.turn_rewards import EntryReward, LivingCost, TurnRewardTransform
 
 __all__ = [
+    "ActionKeys",
     "ActorReference",
     "AdaptiveKLController",
-    "AdmissibleBonus",
     "ColumnReference",
     "ConstantKLController",
-    "FrozenActor",
+    "EntryReward",
     "FunctionReference",
-    "InvalidCommandPenalty",
     "KLConstrainedTransform",
     "KLController",
     "KLDivergenceTransform",
     "KLLimitTransform",
     "KLRewardTransform",
     "LagrangeKLController",
-    "ActionKeys",
-    "CurrentPolicy",
     "LivingCost",
-    "Reference",
     "ReferenceModelLogProbTransform",
     "RewardAdjustmentTransform",
     "RowReference",
     "ScheduledKLController",
-    "ScoreReward",
-    "SharedLowerLayers",
     "TurnRewardTransform",
-    "UtteranceReference",
-    "WinReward",
     "WrapperReference",
     "adapters_off",
-    "as_controller",
-    "as_reference",
-    "fingerprint",
     "frozen_copy",
-    "shared_depth",
 ]

@@ -4,21 +4,88 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Compose, Transform
 
-from torchrl_lang.schema import missing_entry
-from torchrl_lang.transforms.keys import key_list
+from torchrl_lang.schema import ACTION, AGENT_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS, missing_entry
 
-__all__ = ["ActionTransform", "required", "required_mask"]
+__all__ = ["KL", "REF_LOG_PROB", "ActionKeys", "ActionTransform", "key_list", "last_name", "required", "sibling"]
 
+REF_LOG_PROB = "ref_log_prob"
+KL = "kl"
 _STEP = "_step"  # TorchRL's mask of the rows to step
+
+
+@dataclass(frozen=True)
+class ActionKeys:
+    """Keys of an action, its log-probability under the policy that chose it, its reward, and the mask of its tokens.
+
+    Examples:
+        >>> from torchrl_lang.transforms import ActionKeys
+        >>> ActionKeys.of_action(("agents", "action")).kl, ActionKeys.row().mask
+        (('agents', 'kl'), 'agent_mask')
+    """
+
+    action: tuple[NestedKey, ...]
+    """The action; several for a composite action."""
+    log_prob: tuple[NestedKey, ...]
+    """Its log-probability under the policy; several are summed."""
+    reward: NestedKey
+    ref_log_prob: NestedKey = REF_LOG_PROB
+    kl: NestedKey = KL
+    mask: NestedKey | None = None
+    """bool, the shape of the log-probability: True on the tokens that count; None where all do."""
+
+    @classmethod
+    def of_action(
+        cls,
+        action: NestedKey | Sequence[NestedKey] = ACTION,
+        log_prob: NestedKey | Sequence[NestedKey] | None = None,
+    ) -> ActionKeys:
+        """One action a step, in TorchRL's names; the keys of a nested action are in its group."""
+        actions = key_list(action)
+        group = actions[0][:-1] if isinstance(actions[0], tuple) and len(actions) == 1 else ()
+        own = [sibling(key, f"{last_name(key)}_log_prob") for key in actions]
+        log_probs = own if log_prob is None else key_list(log_prob)
+        reward, ref, kl = (unravel_key((*group, name)) for name in (REWARD, REF_LOG_PROB, KL))
+        return cls(tuple(actions), tuple(log_probs), reward, ref, kl)
+
+    def named(self, name: str) -> ActionKeys:
+        """The same with a prefix on the keys that are written, for a second reference."""
+        ref, kl = (sibling(key, f"{name}_{last_name(key)}") for key in (self.ref_log_prob, self.kl))
+        return replace(self, ref_log_prob=ref, kl=kl)
+
+    @classmethod
+    def utterance(cls) -> ActionKeys:
+        """One utterance a step, its log-probability token by token, ``[*B, K]``."""
+        return cls((ACTION,), (TOKEN_LOG_PROB,), REWARD)
+
+    @classmethod
+    def row(cls) -> ActionKeys:
+        """A whole episode as one row of tokens, everything ``[*B, T]``."""
+        return cls((TOKENS,), (TOKEN_LOG_PROB,), TOKEN_REWARD, mask=AGENT_MASK)
+
+
+def key_list(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
+    """One key (a string or a nested tuple) or several as a list."""
+    return [unravel_key(key) for key in ([keys] if isinstance(keys, (str, tuple)) else keys)]
+
+
+def last_name(key: NestedKey) -> str:
+    """The name of an entry within its group."""
+    return key[-1] if isinstance(key, tuple) else key
+
+
+def sibling(key: NestedKey, name: str) -> NestedKey:
+    """The entry ``name`` in the group of ``key``."""
+    return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name
 
 
 class ActionTransform(Transform):
@@ -118,7 +185,8 @@ class ActionTransform(Transform):
         Raises:
             ValueError: a transform behind this one changes the action.
         """
-        self._refuse_changed_actions()
+        if changed := self._changed_behind():
+            raise ValueError(f"{changed} before {type(self).__name__} reads it as the policy wrote it: put it before.")
         specs = output_spec.clone()
         added = self._new_specs(specs)
         self._added = {key: spec.clone() for key, spec in added.items()}
@@ -126,18 +194,17 @@ class ActionTransform(Transform):
             specs["full_observation_spec"][key] = spec
         return specs
 
-    def _refuse_changed_actions(self) -> None:
+    def _changed_behind(self) -> str:
+        """Which transform behind this one changes which action; empty if none does."""
         inner: Any = self
         while isinstance(chain := inner.__dict__["_container"](), Compose):
             behind = list(chain.transforms)[list(chain.transforms).index(inner) + 1 :]
             for other in (module for t in behind for module in t.modules() if isinstance(module, Transform)):
                 changed = {*key_list(list(other.in_keys_inv)), *key_list(list(other.out_keys_inv))}
                 if actions := changed.intersection(self._action_keys()):
-                    raise ValueError(
-                        f"{type(other).__name__} changes the action {actions.pop()!r} before {type(self).__name__} "
-                        "reads it, which needs it as the policy wrote it: put it before."
-                    )
+                    return f"{type(other).__name__} changes the action {actions.pop()!r}"
             inner = chain
+        return ""
 
     def set_container(self, container: Any) -> None:
         """Belong to an environment, a chain or a replay buffer."""
@@ -145,11 +212,7 @@ class ActionTransform(Transform):
         super().set_container(container)
 
     def _check_batched_worker_compat(self) -> None:
-        raise RuntimeError(
-            f"{type(self).__name__} is inside a worker of a SerialEnv or ParallelEnv, where TorchRL passes the action "
-            "alone, without its log-probability. Put it over the batched environment: "
-            "TransformedEnv(ParallelEnv(...), ...)."
-        )
+        raise RuntimeError(f"{type(self).__name__} goes over SerialEnv or ParallelEnv: workers see the action alone.")
 
 
 def _as_acted(tensordict: TensorDictBase, acted: TensorDictBase) -> TensorDictBase:
@@ -167,11 +230,3 @@ def required(name: str, key: NestedKey, advice: str, *sources: TensorDictBase) -
         if value is not None:
             return value
     raise missing_entry(name, [key], sources[0], advice)
-
-
-def required_mask(name: str, key: NestedKey, *sources: TensorDictBase) -> Tensor:
-    """The mask ``key`` of the first source that has it; a TypeError if it is not bool."""
-    mask = required(name, key, "It is the mask of the tokens that count.", *sources)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask_key={key!r} must be bool, got {mask.dtype}: convert it with .bool().")
-    return mask

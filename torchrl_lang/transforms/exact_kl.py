@@ -14,8 +14,8 @@ from torchrl_lang.functional import categorical_kl, projected_kl
 from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.transforms.references.from_actor import sum_heads
-from torchrl_lang.transforms.references.whole_rows import RowReference
+from torchrl_lang.transforms.language_references import RowReference
+from torchrl_lang.transforms.references import sum_heads
 
 __all__ = ["distribution_kl", "row_kl", "row_log_probs"]
 
@@ -46,10 +46,8 @@ def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024)
     try:
         return kl_divergence(p, q)
     except NotImplementedError as error:
-        raise NotImplementedError(
-            f"No closed form of KL({type(p).__name__} || {type(q).__name__}) is known: use an estimator "
-            "(estimator='k3'), or register one with torch.distributions.kl.register_kl."
-        ) from error
+        names = f"{type(p).__name__} and {type(q).__name__}"
+        raise NotImplementedError(f"The KL of {names} has no closed form: use an estimator ('k3').") from error
 
 
 def _is_categorical(dist: Distribution) -> bool:
@@ -144,9 +142,5 @@ def _without_certain_slots(kl: Tensor, batch: DecisionBatch, policy: RowScorer, 
     """Zero where both must end the utterance."""
     a, b = policy.certain(batch), reference.certain(batch)
     if not torch.equal(a, b):
-        raise ValueError(
-            "Policy and reference must be the same kind of actor: an UtteranceActor ends its utterances after "
-            "action_length tokens, and the other does not. Pass both as UtteranceActors of one action_length, or both "
-            "as language actors."
-        )
+        raise ValueError("Policy and reference must both be UtteranceActors of one action_length, or language actors.")
     return torch.where(a, 0.0, kl)

@@ -1,4 +1,4 @@
-"""The whole chain: reference, divergence, adjusted reward and an optional limit."""
+"""The whole chain: reference, divergence, adjusted reward and limit; and the transform that TorchRL removed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.transforms import Compose, Transform
 
@@ -13,14 +14,18 @@ from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.schema import RAW_REWARD
-from torchrl_lang.transforms.keys import ActionKeys, key_list
-from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform, MissingLogProb
-from torchrl_lang.transforms.kl_limit import KLLimitTransform
-from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
-from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
-from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
+from torchrl_lang.transforms.base import ActionKeys, key_list
+from torchrl_lang.transforms.divergence import (
+    Estimator,
+    KLDivergenceTransform,
+    MissingLogProb,
+    ReferenceModelLogProbTransform,
+)
+from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
+from torchrl_lang.transforms.references import Reference
+from torchrl_lang.transforms.reward_adjustment import KLLimitTransform, RewardAdjustmentTransform
 
-__all__ = ["KLConstrainedTransform"]
+__all__ = ["KLConstrainedTransform", "KLRewardTransform"]
 
 
 class KLConstrainedTransform(Compose):
@@ -112,11 +117,6 @@ class KLConstrainedTransform(Compose):
         reference = _reference(actor, requires_grad, action_key)
         action_keys = reference.action_keys if name is None else reference.action_keys.named(name)
         mask_key = action_keys.mask if mask_key is None else mask_key
-        if placement == "last" and mask_key is None:
-            raise ValueError(
-                "placement='last' is for whole rows of tokens; from the reward of an action or a turn the whole "
-                "divergence is subtracted anyway."
-            )
         rows = reference.action_keys == ActionKeys.row()
         policy = None if policy is None else as_policy(policy, rows=rows)
         log_prob_keys = list(action_keys.log_prob) if log_prob_key is None else key_list(log_prob_key)
@@ -193,6 +193,62 @@ class KLConstrainedTransform(Compose):
         for transform in other.transforms:
             transform.set_container(other)
         return other
+
+
+class KLRewardTransform(KLConstrainedTransform):
+    """``R - coef * KL(actor now || actor as it was)``, for any actor: a drop-in for TorchRL's old one.
+
+    The divergence is the log-ratio of the sampled action (k1). For estimators, controllers and limits use
+    :class:`KLConstrainedTransform`.
+
+    In an environment, an action without a log-probability (a random one, as of ``check_env_specs``) is scored by
+    ``actor`` as it is now. In a batch, which may come from an older policy, a missing log-probability is an error.
+
+    Args:
+        actor: the policy, of which a frozen copy is taken as it is now.
+        coef: coefficient of the divergence.
+        in_keys: the reward, default ``"reward"`` in the action's group.
+        out_keys: the adjusted reward, default in place of the raw one.
+        requires_grad: gradients flow through the copy.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict.nn import InteractionType, NormalParamExtractor, TensorDictModule
+        >>> from torchrl.envs import CatTensors, PendulumEnv, TransformedEnv, UnsqueezeTransform
+        >>> from torchrl.modules import ProbabilisticActor, TanhNormal
+        >>> from torchrl_lang.transforms import KLRewardTransform
+        >>> _ = torch.manual_seed(0)
+        >>> angles = ["th", "thdot"]
+        >>> env = TransformedEnv(PendulumEnv(), UnsqueezeTransform(-1, in_keys=angles, in_keys_inv=angles))
+        >>> env = env.append_transform(CatTensors(angles, "observation", del_keys=False))
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), NormalParamExtractor())
+        >>> module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+        >>> actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal,
+        ...                            return_log_prob=True, default_interaction_type=InteractionType.RANDOM)
+        >>> env = env.append_transform(KLRewardTransform(actor, 0.1, out_keys="reward_kl"))
+        >>> step = env.rollout(10, actor)["next"]
+        >>> torch.allclose(step["reward_kl"], step["reward"], atol=1e-4)  # nothing has been trained
+        True
+        >>> with torch.no_grad():
+        ...     _ = net[0].bias.add_(1.0)
+        >>> step = env.rollout(10, actor)["next"]
+        >>> torch.allclose(step["reward_kl"], step["reward"] - 0.1 * step["kl"].unsqueeze(-1), atol=1e-4)
+        True
+        >>> bool((step["reward_kl"] == step["reward"]).any())
+        False
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        coef: float | Tensor | KLController = 1.0,
+        in_keys: NestedKey | Sequence[NestedKey] | None = None,
+        out_keys: NestedKey | Sequence[NestedKey] | None = None,
+        requires_grad: bool = False,
+    ) -> None:
+        super().__init__(actor, coef, in_keys, out_keys, requires_grad)
+        if isinstance(actor, TensorDictModuleBase):
+            self.divergence.acting = as_policy(actor)
 
 
 def _reference(actor: Any, requires_grad: bool, action_key: NestedKey | Sequence[NestedKey] | None) -> Reference:

@@ -1,4 +1,4 @@
-"""The reward minus a multiple of the divergence."""
+"""The reward minus a multiple of the divergence, and a limit of the divergence of an episode."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Literal
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options, positive
 from torchrl_lang.modules.controllers import KLController, as_controller
-from torchrl_lang.schema import RAW_REWARD, REWARD
-from torchrl_lang.transforms.base import ActionTransform, required, required_mask
-from torchrl_lang.transforms.keys import KL, key_list, last_name, sibling
+from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
+from torchrl_lang.transforms.base import KL, ActionTransform, key_list, last_name, required, sibling
 
-__all__ = ["RewardAdjustmentTransform", "match_reward"]
+__all__ = ["KLLimitTransform", "RewardAdjustmentTransform"]
+
+EPISODE_KL = "episode_kl"
+WITHIN_LIMIT = "within_kl_limit"
 
 
 class RewardAdjustmentTransform(ActionTransform):
@@ -72,9 +74,9 @@ class RewardAdjustmentTransform(ActionTransform):
         auto_update: bool = False,
         measured_keys: Sequence[NestedKey] = (),
     ) -> None:
-        one_of("placement", placement, ("token", "last"))
+        check_options(placement=(placement, ("token", "last")))
         if placement == "last" and mask_key is None:
-            raise ValueError("placement='last' needs mask_key=, the mask of the tokens that the agent wrote.")
+            raise ValueError("placement='last' is for whole rows of tokens: it needs mask_key=, the agent's tokens.")
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
         raw = _raw_keys(rewards, raw_name) if raw_key is None else key_list(raw_key)
@@ -103,10 +105,9 @@ class RewardAdjustmentTransform(ActionTransform):
         for reward, _, raw in self._keys:
             if raw in present:
                 raise ValueError(
-                    f"The reward {reward!r} was adjusted before (without the penalty it is {raw!r}), and the penalty "
-                    "would count twice: use the transform in one place, environment, collector, rows or replay buffer. "
-                    "To make rows with the environment's own rewards use rows_from_rollout(..., reward_key=None). For "
-                    "a second reference give this one a raw_key= of its own (name= in KLConstrainedTransform)."
+                    f"The reward {reward!r} was adjusted before (it was {raw!r}), and the penalty would count twice: "
+                    "use the transform in one place, make rows with rows_from_rollout(..., reward_key=None), or give a "
+                    "second reference a raw_key= of its own (name= in KLConstrainedTransform)."
                 )
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
@@ -148,16 +149,15 @@ class RewardAdjustmentTransform(ActionTransform):
             return
         mean = total.mean()
         if not mean.isfinite():
+            infinite = f"{int((~total.isfinite()).sum())} of {total.numel()}"
             raise ValueError(
-                f"The controller cannot use a mean divergence of {float(mean)}: in "
-                f"{int((~total.isfinite()).sum())} of {total.numel()} measurements the action has probability zero "
-                "under one model (a forbidden or filtered token, an action out of bounds), or the policy is NaN."
+                f"A mean divergence of {float(mean)}: {infinite} actions have probability zero, or are NaN."
             )
         self.controller.update(mean, total.numel())
 
     def _on_last(self, kl: Tensor, root: TensorDictBase) -> Tensor:
         """The sum over the row at the last token that the agent wrote, ``[*B, T]``."""
-        written = required_mask(type(self).__name__, self.mask_key or (), root)
+        written = required(type(self).__name__, self.mask_key or (), "It is the mask of the agent's tokens.", root)
         last = written & (written.cumsum(-1) == written.sum(-1, keepdim=True))
         return torch.where(last, kl.sum(-1, keepdim=True), 0)
 
@@ -166,10 +166,7 @@ class RewardAdjustmentTransform(ActionTransform):
         rewards, added = specs["full_reward_spec"], {}
         for reward, out, raw in self._keys:
             if reward not in rewards.keys(True, True):
-                raise KeyError(
-                    f"The environment has no reward {reward!r}, it has {list(rewards.keys(True, True))}: name it with "
-                    "reward_key= (in_keys=)."
-                )
+                raise KeyError(f"There is no reward {reward!r} in {list(rewards.keys(True, True))}: give reward_key=.")
             spec = rewards[reward]
             dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
             unbounded = Unbounded(spec.shape, dtype=dtype, device=spec.device)
@@ -192,11 +189,10 @@ def match_reward(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key:
         return penalty
     core = reward.shape[:-1] if reward.shape and reward.shape[-1] == 1 else reward.shape
     if penalty.shape[: len(core)] != core:
-        raise ValueError(
-            f"The divergence {kl_key!r} of shape {tuple(penalty.shape)} does not fit the reward {reward_key!r} of "
-            f"shape {tuple(reward.shape)}: one value an action, or one a token. For one value a row of tokens use "
-            "placement='last'."
+        shapes = (
+            f"{kl_key!r} of shape {tuple(penalty.shape)} does not fit {reward_key!r} of shape {tuple(reward.shape)}"
         )
+        raise ValueError(f"{shapes}; for one value a row of tokens use placement='last'.")
     if penalty.ndim > len(core):
         penalty = penalty.flatten(len(core)).sum(-1)
     return penalty.reshape(reward.shape)
@@ -208,3 +204,87 @@ def _raw_keys(rewards: list[NestedKey], name: str) -> list[NestedKey]:
     if len(set(keys)) == len(keys):
         return keys
     return [sibling(key, f"raw_{last_name(key)}") for key in rewards]
+
+
+class KLLimitTransform(ActionTransform):
+    """Truncates episodes, or masks tokens of rows, whose summed divergence passes a limit.
+
+    In an environment it sums the divergence over the episode into ``episode_kl`` and truncates the episode at the step
+    at which the sum passes ``limit``. On whole rows it writes a mask for a loss's ``loss_mask_key``: False from the
+    first token at which the sum passes the limit, even if later tokens bring it down again. A NaN sum has passed.
+
+    Args:
+        limit: in nats, above zero.
+        kl_key: the divergence, from :class:`KLDivergenceTransform`; use one that is never negative (k3 or exact), or
+            k1, whose sum is the log-ratio of the episode.
+        mask_out_key: the mask of rows, bool ``[*B, T]``.
+        done_key: the ``done`` to set, default that of the divergence's group or else the environment's. ``episode_kl``
+            and ``truncated`` are written beside it. With a ``done`` for each agent the divergence of each counts,
+            with one for all their sum.
+
+    Raises:
+        TypeError: the limit is no number.
+        ValueError: the limit is not positive; on calls, the data are steps of a batch, whose episodes are over, or the
+            divergence is not one value a token (``per="sequence"``).
+        KeyError: in an environment, there is no such ``done``.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        *,
+        kl_key: NestedKey = KL,
+        mask_out_key: NestedKey = WITHIN_LIMIT,
+        done_key: NestedKey | None = None,
+    ) -> None:
+        positive("limit, in nats,", limit)
+        kl_key = key_list(kl_key)[0]
+        candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
+        super().__init__([sibling(candidates[0], EPISODE_KL)])
+        self.limit = limit
+        self.kl_key = kl_key
+        self.mask_out_key = mask_out_key
+        self.done_key = candidates[0]  # in an environment, the first that it has
+        self._candidates = candidates
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the mask of whole rows."""
+        if tensordict.get("next", None) is not None:
+            raise ValueError("These steps have been played: put the limit into the environment, or give it whole rows.")
+        kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", tensordict)
+        if kl.ndim != tensordict.batch_dims + 1 or kl.shape[-1] == 1:
+            raise ValueError(f"A limit on rows needs {self.kl_key!r} as [*B, T], per='token', got {tuple(kl.shape)}.")
+        return tensordict.copy().set(self.mask_out_key, self._passed(kl.cumsum(-1)).cumsum(-1) == 0)
+
+    def _passed(self, total: Tensor) -> Tensor:
+        return ~(total <= self.limit)  # also where it is NaN
+
+    def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
+        kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", out)
+        [total_key], truncated_key = self.out_keys, sibling(self.done_key, TRUNCATED)
+        before = root.get(total_key)
+        total = before + match_reward(kl, before, self.kl_key, total_key)
+        passed = self._passed(total)
+        truncated = out.get(truncated_key, None)
+        out.set(total_key, total)
+        out.set(truncated_key, passed if truncated is None else truncated | passed)
+        out.set(self.done_key, out.get(self.done_key) | passed)
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        tensordict_reset = super()._reset(tensordict, tensordict_reset)
+        truncated_key = sibling(self.done_key, TRUNCATED)
+        if tensordict_reset.get(truncated_key, None) is None:
+            tensordict_reset.set(truncated_key, tensordict_reset.get(self.done_key).clone())
+        return tensordict_reset
+
+    def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        dones = specs["full_done_spec"]
+        found = [key for key in self._candidates if key in dones.keys(True, True)]
+        if not found:
+            raise KeyError(f"There is none of {self._candidates} in {list(dones.keys(True, True))}: give done_key=.")
+        self.done_key = found[0]
+        self.out_keys = [sibling(self.done_key, EPISODE_KL)]
+        done, truncated_key = dones[self.done_key], sibling(self.done_key, TRUNCATED)
+        if truncated_key not in dones.keys(True, True):
+            dones[truncated_key] = Categorical(2, done.shape, device=done.device, dtype=done.dtype)
+        return {self.out_keys[0]: Unbounded(done.shape, device=done.device)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -15,7 +15,7 @@ from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
 from torchrl_lang.transforms.base import required
 
-__all__ = ["AdmissibleBonus", "InvalidCommandPenalty", "LivingCost", "ScoreReward", "TurnRewardTransform", "WinReward"]
+__all__ = ["EntryReward", "LivingCost", "TurnRewardTransform"]
 
 
 class TurnRewardTransform(Transform):
@@ -64,10 +64,7 @@ class TurnRewardTransform(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse: only an environment plays turns."""
-        raise RuntimeError(
-            f"{type(self).__name__} belongs into an environment, TransformedEnv(env, ...): the rows of its rollouts "
-            "have the rewards of turns already."
-        )
+        raise RuntimeError(f"{type(self).__name__} belongs into an environment, whose rollouts have its rewards.")
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         name, advice = type(self).__name__, "Step the tensordict that reset() or step() of this environment returned."
@@ -86,10 +83,8 @@ class TurnRewardTransform(Transform):
         present = {key for specs in output_spec.values() for key in specs.keys(True, True)}
         for key in (TOKEN_REWARD, *self.in_keys):
             if key not in present:
-                raise KeyError(
-                    f"{type(self).__name__} reads {key!r} and the environment has {sorted(map(str, present))}. A "
-                    f"TextWorldEnv has 'invalid' and 'was_admissible' where it offers them: offers=({key!r},)."
-                )
+                has = sorted(map(str, present))
+                raise KeyError(f"{type(self).__name__} reads {key!r} of {has}; a TextWorldEnv may have it by offers=.")
         return super().transform_output_spec(output_spec)
 
 
@@ -116,12 +111,29 @@ class LivingCost(TurnRewardTransform):
         return torch.full_like(after.get(REWARD), -self.cost)
 
 
-class _WeightedEntries(TurnRewardTransform):
-    """Adds the weighted sum of entries ``[*B, 1]`` of ``"next"``. Abstract."""
+class EntryReward(TurnRewardTransform):
+    """Adds the weighted sum of entries ``[*B, 1]`` of ``"next"``, each counted in every turn in which it is not zero.
 
-    def __init__(self, weights: dict[NestedKey, float]) -> None:
-        super().__init__([*weights])
-        self.weights = weights
+    A :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has ``won`` and ``lost``; ``points`` of the last turn, which
+    it rewards with 1 each; ``invalid`` (a command that was not understood or impossible) and ``was_admissible``
+    (one that was among the admissible ones) where it ``offers`` them.
+
+    Args:
+        weights: the reward for each entry, negative for a penalty.
+
+    Examples:
+        >>> from torchrl.envs import TransformedEnv
+        >>> from torchrl_lang.envs import WordleEnv
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer
+        >>> from torchrl_lang.transforms import EntryReward
+        >>> env = TransformedEnv(WordleEnv(["crane"], batch_size=[1]), EntryReward({"terminated": 5.0}))
+        >>> env.rollout(2, RandomWordPlayer(["crane"]))["next", "reward"].flatten()
+        tensor([5.])
+    """
+
+    def __init__(self, weights: Mapping[NestedKey, float]) -> None:
+        self.weights = {key: weight for key, weight in weights.items() if weight}
+        super().__init__([*self.weights])
 
     def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
         """The weighted sum."""
@@ -129,57 +141,3 @@ class _WeightedEntries(TurnRewardTransform):
         for key, weight in self.weights.items():
             total = total + weight * after.get(key)
         return total
-
-
-class WinReward(_WeightedEntries):
-    """Adds ``win`` in the turn that wins and ``loss`` (negative for a penalty) in the turn that loses.
-
-    Args:
-        win, loss: once an episode.
-        won_key, lost_key: bool ``[*B, 1]``, true from the turn on in which the episode ended so.
-    """
-
-    def __init__(
-        self, win: float = 1.0, loss: float = 0.0, *, won_key: NestedKey = "won", lost_key: NestedKey = "lost"
-    ) -> None:
-        super().__init__({key: weight for key, weight in ((won_key, win), (lost_key, loss)) if weight})
-
-
-class ScoreReward(_WeightedEntries):
-    """Adds ``weight`` for each point of the turn, to the reward that the environment gives for it.
-
-    A :class:`~torchrl_lang.envs.textworld.TextWorldEnv` gives 1 for a point, so ``ScoreReward(9)`` makes it 10, and
-    ``ScoreReward(-1)`` nothing.
-
-    Args:
-        weight: of a point.
-        key: float ``[*B, 1]``, the points of the last turn.
-    """
-
-    def __init__(self, weight: float, *, key: NestedKey = "points") -> None:
-        super().__init__({key: weight})
-
-
-class InvalidCommandPenalty(_WeightedEntries):
-    """Subtracts ``penalty`` from a turn whose command was not understood or impossible.
-
-    Args:
-        penalty: a positive number.
-        key: bool ``[*B, 1]``; a :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has it with ``offers="invalid"``.
-    """
-
-    def __init__(self, penalty: float, *, key: NestedKey = "invalid") -> None:
-        super().__init__({key: -penalty})
-
-
-class AdmissibleBonus(_WeightedEntries):
-    """Adds ``bonus`` for a command that was among the admissible ones, word by word.
-
-    Args:
-        bonus: for each such turn.
-        key: bool ``[*B, 1]``; a :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has it with
-            ``offers="was_admissible"``.
-    """
-
-    def __init__(self, bonus: float, *, key: NestedKey = "was_admissible") -> None:
-        super().__init__({key: bonus})

@@ -12,7 +12,7 @@ from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.envs.textworld.env import GameSession
 from torchrl_lang.envs.textworld.text import Template
-from torchrl_lang.transforms import AdmissibleBonus, InvalidCommandPenalty, LivingCost, ScoreReward, WinReward
+from torchrl_lang.transforms import EntryReward, LivingCost
 
 from ..helpers import action
 from .conftest import COIN, SIMPLE
@@ -30,10 +30,10 @@ OF_THE_TURN = ("invalid", "was_admissible")
 def transforms():
     return [
         LivingCost(0.25),
-        InvalidCommandPenalty(1.0),
-        AdmissibleBonus(0.5),
-        ScoreReward(1.0),
-        WinReward(10.0, -10.0),
+        EntryReward({"invalid": -1.0}),
+        EntryReward({"was_admissible": 0.5}),
+        EntryReward({"points": 1.0}),
+        EntryReward({"won": 10.0, "lost": -10.0}),
     ]
 
 
@@ -62,7 +62,10 @@ def test_every_reward_by_hand_and_the_row_shows_it(make_env):
 
 
 def test_losing_is_paid_once(make_env):
-    env = TransformedEnv(make_env("simple", row_length=2500), Compose(ScoreReward(-1.0), WinReward(10.0, -10.0)))
+    env = TransformedEnv(
+        make_env("simple", row_length=2500),
+        Compose(EntryReward({"points": -1.0}), EntryReward({"won": 10.0, "lost": -10.0})),
+    )
     rewards, last = play(env, *SIMPLE[:7], "eat milk", "look")
     assert rewards == [0.0] * 7 + [-10.0, 0.0]
     assert last["lost"].all()

@@ -23,7 +23,7 @@ from torchrl_lang.recipes.datasets import open_dataset, task_from_notes
 from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.text import word_tokenizer
-from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, WinReward
+from torchrl_lang.transforms import EntryReward, LivingCost
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +93,11 @@ class Glutton(ExpertPlayer):
 
 @pytest.mark.parametrize(
     "transforms",
-    [[], [LivingCost(1.0), WinReward(0.5, -2.0), AdmissibleBonus(0.9)], [ScoreReward(-1.0), WinReward(0.0, 3.0)]],
+    [
+        [],
+        [LivingCost(1.0), EntryReward({"won": 0.5, "lost": -2.0}), EntryReward({"was_admissible": 0.9})],
+        [EntryReward({"points": -1.0}), EntryReward({"won": 0.0, "lost": 3.0})],
+    ],
     ids=["points", "more", "losing pays"],
 )
 def test_a_won_game_is_known_by_its_records(meals, transforms):

@@ -113,7 +113,7 @@ class TextWorldEnv(TextGameEnv):
     the reply :data:`~torchrl_lang.envs.textworld.text.REFUSED`.
 
     The reward of a turn is the increase of the score. Transforms can change it:
-    :class:`~torchrl_lang.transforms.LivingCost`, :class:`~torchrl_lang.transforms.ScoreReward` and others.
+    :class:`~torchrl_lang.transforms.LivingCost`, :class:`~torchrl_lang.transforms.EntryReward` and others.
 
     The tensordict has these entries beside the row:
 

@@ -1,8 +1,9 @@
-"""A frozen actor as reference: one action a step, of any distribution."""
+"""References: actors, columns and functions that give the log-probability of an action for a KL penalty."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,19 +14,17 @@ from tensordict.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.modules import GRUModule, LSTMModule
 
-from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor
+from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor, frozen_copy
 from torchrl_lang.schema import FEATURES_MASK, missing_entry
-from torchrl_lang.transforms.base import required
-from torchrl_lang.transforms.keys import ActionKeys, key_list
-from torchrl_lang.transforms.references.base import Reference
+from torchrl_lang.transforms.base import ActionKeys, key_list, required
 
-__all__ = ["ActorReference", "sum_heads"]
+__all__ = ["ActorReference", "ColumnReference", "FunctionReference", "Reference", "sum_heads"]
 
 _IS_INIT = "is_init"  # TorchRL's mark of the first step of an episode
 _NO_STATE = (
@@ -33,10 +32,77 @@ _NO_STATE = (
     "`with set_recurrent_mode(True):`."
 )
 _REMEDIES = (
-    "give the reference's state entries of its own, run it beside the policy, and name the entries that it reads: "
-    "ActorReference(frozen_copy(actor), in_keys=[...]); or let the policy write the reference's log-probabilities and "
-    "pass ColumnReference(key, spec=...)."
+    "Use TorchRL's GRUModule or LSTMModule in a sequence of modules; or give the reference's state entries of its own, "
+    "run it beside the policy, and pass ActorReference(frozen_copy(actor), in_keys=[...]); or let the policy write the "
+    "reference's log-probabilities and pass ColumnReference(key, spec=...)."
 )
+
+
+class Reference(ABC):
+    """Gives the log-probability of taken actions. It is no module, so that its weights are in no ``parameters()``.
+
+    Attributes:
+        action_keys: the key of the action, and the default keys of what belongs to it.
+        in_keys: the entries that it reads, beside the action.
+        frozen: its model; None where there is none to move, to save or to fingerprint.
+        state_group: where a recurrent reference keeps its state in the data.
+    """
+
+    action_keys: ActionKeys
+    in_keys: list[NestedKey]
+    frozen: HeldActor | None = None
+    state_group: str = "reference_state"
+
+    @property
+    def state_keys(self) -> list[NestedKey]:
+        """The entries of its own state, which it reads at one step and writes for the next; none without memory."""
+        return []
+
+    @abstractmethod
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """Log-probability of the actions in ``tensordict``, which is left as it was.
+
+        Args:
+            tensordict: the data of the actions, ``[*B]``.
+            carry: where the transform writes, ``"next"`` of steps; stored log-probabilities are looked up there first,
+                and ``state_keys`` are written there.
+        """
+
+    def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
+        """The distribution of the action, for exact divergences.
+
+        Raises:
+            TypeError: this kind of reference has none.
+        """
+        raise TypeError(f"{type(self).__name__} has no distribution: use an estimator (estimator='k3').")
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """Spec of the log-probability in an environment, found by scoring one random action.
+
+        Args:
+            env: the environment; its action spec is used.
+            specs: its output specs at the transform's place of the chain.
+
+        Raises:
+            ValueError: this kind of reference does not score single steps, or it keeps a state outside the tensordict.
+        """
+        step = self.example_step(env, specs)
+        with torch.no_grad():
+            log_prob, again = self.log_prob(step, step.copy()), self.log_prob(step, step.copy())
+        if not torch.allclose(log_prob, again, rtol=1e-4, atol=1e-4, equal_nan=True):
+            raise ValueError(f"The reference is random, or keeps a state outside the tensordict. {_REMEDIES}")
+        return Unbounded(log_prob.shape, dtype=log_prob.dtype, device=env.device)
+
+    def state_specs(self, env: EnvBase, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        """Specs of ``state_keys``; arguments as of :meth:`log_prob_spec`."""
+        return {}
+
+    def example_step(self, env: EnvBase, specs: Composite) -> TensorDictBase:
+        """A step of zeros with a random action; the global random stream is left as it was."""
+        step = specs["full_observation_spec"].zero()
+        step.update(specs["full_done_spec"].zero()).update(env.full_state_spec.zero())
+        with torch.random.fork_rng(devices=[env.device] if str(env.device).startswith("cuda") else []):
+            return step.update(env.full_action_spec.rand())
 
 
 class ActorReference(Reference):
@@ -54,7 +120,6 @@ class ActorReference(Reference):
         action_key: the key of the action, default as the actor writes it.
 
     Raises:
-        TypeError: the actor has no ``get_dist``.
         ValueError: the actor is recurrent and its state cannot be carried.
 
     Examples:
@@ -81,23 +146,18 @@ class ActorReference(Reference):
         action_key: NestedKey | Sequence[NestedKey] | None = None,
     ) -> None:
         actor = frozen.actor
-        if not hasattr(actor, "get_dist"):
-            raise TypeError(
-                f"A reference actor needs get_dist(tensordict), which {type(actor).__name__} does not have: pass a "
-                "ProbabilisticActor or ProbabilisticTensorDictSequential, or a function of the tensordict."
-            )
         self.frozen = frozen
         self.action_keys = _keys_of_actor(actor, action_key)
         read, states = _keys_read(actor), {}
         if not isinstance(frozen, CurrentPolicy):  # which is run on the state with which it acted, in the data
             states = _recurrent_states(actor)
-            _refuse_other_states(actor, set(states).union(key_list(in_keys or ())))
+            if others := _other_states(actor, set(states).union(key_list(in_keys or ()))):
+                raise ValueError(f"The reference is recurrent, and its state {others} is not carried. {_REMEDIES}")
         self.in_keys = [key for key in read if key not in states] if in_keys is None else key_list(in_keys)
         self._states = {key: later for key, later in states.items() if key not in self.in_keys}
         if self._states and (len(self._states) < len(states) or _IS_INIT not in self.in_keys):
             raise ValueError(
-                f"The reference is recurrent: in_keys={self.in_keys} must have {_IS_INIT!r}, and of the states "
-                f"{list(states)} either none, so that they are carried, or all, where they are in the data."
+                f"in_keys={self.in_keys} of a recurrent reference need {_IS_INIT!r}, and all or none of {[*states]}."
             )
 
     @property
@@ -145,19 +205,13 @@ class ActorReference(Reference):
         step = super().example_step(env, specs)
         if self._states:
             if _in_one_pass(self.frozen.actor):
-                raise ValueError(
-                    "The recurrent reference reads sequences (default_recurrent_mode=True), and an environment gives "
-                    "it single steps: pass an actor whose recurrent modules have default_recurrent_mode=False."
-                )
+                raise ValueError("An environment gives single steps: use default_recurrent_mode=False.")
             inputs = self.inputs(step)
             with self.frozen.eval_mode():
                 self._dist(inputs)  # without a state, TorchRL's modules begin with zeros
             for key, later in self._states.items():
                 if inputs.get(later, None) is None:
-                    raise ValueError(
-                        f"The recurrent reference does not leave its state {later!r} in the tensordict, so it cannot "
-                        "be carried: build the actor as a sequence of modules, or " + _REMEDIES
-                    )
+                    raise ValueError(f"The recurrent reference leaves no {later!r} in the tensordict. {_REMEDIES}")
                 step.set(self._own(key), torch.zeros_like(inputs.get(later)))
         return step
 
@@ -212,13 +266,10 @@ def _recurrent_states(actor: TensorDictModuleBase) -> dict[NestedKey, NestedKey]
     return states
 
 
-def _refuse_other_states(actor: TensorDictModuleBase, known: set[NestedKey]) -> None:
+def _other_states(actor: TensorDictModuleBase, known: set[NestedKey]) -> list[NestedKey]:
+    """The states that other modules read from the step before; in the data they would be the policy's."""
     written = {key for module in _modules_of(actor) for key in key_list(list(module.out_keys))}
-    if states := [key for key in _keys_read(actor) if unravel_key(("next", key)) in written and key not in known]:
-        raise ValueError(
-            f"The reference is recurrent: its state {states} in the data would be the policy's, not its own, and only "
-            "the states of GRUModule and LSTMModule are carried. Use one of those, or " + _REMEDIES
-        )
+    return [key for key in _keys_read(actor) if unravel_key(("next", key)) in written and key not in known]
 
 
 def _in_one_pass(actor: TensorDictModuleBase) -> bool:
@@ -251,3 +302,82 @@ def _modules_of(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
     if not isinstance(actor, TensorDictSequential):
         return [actor]
     return [inner for module in actor.module for inner in _modules_of(module)]
+
+
+class ColumnReference(Reference):
+    """Log-probabilities that the data holds already, such as those stored once for an offline dataset.
+
+    Args:
+        key: their entry. On steps it is looked up under ``"next"`` first, where this library writes what belongs to an
+            action; in an environment the entry at the root belongs to the step before.
+        action_keys: the other keys, default those of one action a step.
+        spec: in an environment: the spec of an entry that the policy writes and the environment does not know, e.g.
+            ``Unbounded(env.batch_size)``.
+    """
+
+    def __init__(
+        self, key: NestedKey, *, action_keys: ActionKeys | None = None, spec: TensorSpec | None = None
+    ) -> None:
+        self.in_keys = key_list(key)
+        self.spec = spec
+        self.action_keys = action_keys or ActionKeys.of_action()
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        advice = "It should hold the reference's log-probabilities, computed beforehand."
+        return required("ColumnReference", self.in_keys[0], advice, carry, tensordict)
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        if self.spec is not None:
+            return self.spec.clone()
+        observations = specs["full_observation_spec"]
+        if self.in_keys[0] not in observations.keys(True, True):
+            raise KeyError(f"The environment has no entry {self.in_keys[0]!r}; if the policy writes it, give spec=.")
+        return observations[self.in_keys[0]].clone()
+
+
+class FunctionReference(Reference):
+    """A function of the tensordict that returns the log-probability of its actions; called without gradients.
+
+    Args:
+        function: ``tensordict -> log_prob``. Of a module a frozen copy is made, see
+            :func:`~torchrl_lang.transforms.frozen_copy`. A plain function is called as it is: a model that it calls
+            must be frozen and must not be the policy, or the reference trains with it, and a ``state_dict`` has no
+            fingerprint of it.
+        in_keys: the entries that it gets, default all.
+        action_keys: the keys of the action and its entries, default those of one action a step.
+        spec: in an environment: the spec of the log-probability; by default the function is tried on a step of zeros,
+            which has no entries that only the policy writes.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[TensorDictBase], Tensor],
+        *,
+        in_keys: Sequence[NestedKey] = (),
+        action_keys: ActionKeys | None = None,
+        spec: TensorSpec | None = None,
+    ) -> None:
+        if isinstance(function, nn.Module):
+            self.frozen = frozen_copy(function)
+        self.function = function if self.frozen is None else self.frozen.actor
+        self.in_keys = key_list(in_keys) if in_keys else []
+        self.action_keys = action_keys or ActionKeys.of_action()
+        self.spec = spec
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        if self.spec is not None:
+            return self.spec.clone()
+        try:
+            return super().log_prob_spec(env, specs)
+        except Exception as error:
+            error.add_note("This was a step of zeros, to find the shape of the log-probability: or give spec=.")
+            raise
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        inputs = (tensordict.select(*self.in_keys) if self.in_keys else tensordict).copy()
+        with torch.no_grad():
+            return self.function(inputs)

@@ -1,10 +1,11 @@
-"""The divergence of the policy from its reference, estimated from the sampled actions or exact."""
+"""The divergence of the policy from a frozen reference: its log-probabilities, and estimates or exact values."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -13,21 +14,141 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional import kl_estimate
 from torchrl_lang.functional.kl import KLDirection
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.schema import missing_entry
-from torchrl_lang.transforms.base import required, required_mask
-from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl
-from torchrl_lang.transforms.keys import KL, REF_LOG_PROB, ActionKeys, key_list
-from torchrl_lang.transforms.reference_transform import ReferenceTransform
-from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
-from torchrl_lang.transforms.references.from_actor import sum_heads
+from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, key_list, required
+from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl, row_log_probs
+from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
+from torchrl_lang.transforms.references import Reference, sum_heads
 
-__all__ = ["Estimator", "KLDivergenceTransform", "MissingLogProb"]
+__all__ = ["Estimator", "KLDivergenceTransform", "MissingLogProb", "ReferenceModelLogProbTransform"]
 
 Estimator = Literal["k1", "k2", "k3", "exact"]
 MissingLogProb = Literal["error", "zero"]
+
+
+class ReferenceTransform(ReferenceHolder, ActionTransform):
+    """A transform that holds a reference, see :class:`ReferenceHolder`. Abstract.
+
+    Every call, every reset of an environment and every ``state_dict()`` checks that weights which the reference shares
+    with the policy are unchanged. A compiled call does not check.
+    """
+
+    def __init__(
+        self, out_keys: Sequence[NestedKey], reference: Reference | None, *, embed_weights: bool = False
+    ) -> None:
+        super().__init__(out_keys)
+        if reference is not None and reference.state_keys:
+            reference = copy.copy(reference)  # its state is that of this transform alone
+            name = out_keys[0]
+            reference.state_group = f"{name if isinstance(name, str) else '_'.join(name)}_state"
+        self.reference = reference
+        self.embed_weights = embed_weights
+
+    def _acted_keys(self) -> list[NestedKey]:
+        if self.reference is None:
+            return []
+        return [*self.reference.in_keys, *self.reference.state_keys, *self.reference.action_keys.action]
+
+    def _action_keys(self) -> list[NestedKey]:
+        return [] if self.reference is None else list(self.reference.action_keys.action)
+
+    @property
+    def _frozen(self) -> FrozenActor | None:
+        held = None if self.reference is None else self.reference.frozen
+        return held if isinstance(held, FrozenActor) else None
+
+    def check_reference(self) -> None:
+        """Raise where weights that the reference shares with the policy have changed."""
+        if self._frozen is not None:
+            self._frozen.check_unchanged()
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        self.check_reference()  # a compiled step does not
+        return super()._reset(tensordict, tensordict_reset)
+
+
+class ReferenceModelLogProbTransform(ReferenceTransform):
+    """Writes the log-probability of the taken action under a frozen reference.
+
+    The log-probability has the shape that the reference's distribution gives it: ``[*B]`` for an action, ``[*B, K]``
+    for the tokens of an utterance, ``[*B, T]`` for the tokens of a row, zero where the agent wrote nothing. It is
+    written under ``"next"`` in an environment and on steps, into the data itself on rows and flat data.
+
+    The reference runs without gradients, in evaluation mode and on its ``in_keys`` only; its other outputs are dropped.
+    It is not in ``parameters()`` and follows ``.to()``. The ``state_dict`` holds a fingerprint of its weights, or with
+    ``embed_weights`` the weights, which loading restores. Loading beside another reference raises, so that a resumed
+    run does not take the trained policy for its own reference.
+
+    Args:
+        reference: an actor (of which a frozen copy is made: weights that train are copied, frozen ones shared), a
+            :class:`FrozenActor`, the key of stored log-probabilities, a language-model wrapper of TorchRL, a function
+            ``tensordict -> log_prob``, or any :class:`Reference`; see :func:`as_reference`.
+        in_keys: the entries that the reference reads, default those of its actor.
+        action_key: the key of the action, default as its actor writes it.
+        out_key: the key of the log-probability; default ``"ref_log_prob"``, in the action's group.
+        embed_weights: keep the weights of the reference in the ``state_dict``.
+        policy: for whole rows: the actor that trains. Where the data has no log-probability of it, that is written too,
+            in the same pass: lower layers that both share run once.
+
+    Raises:
+        TypeError: ``reference`` is nothing that can score an action.
+        KeyError: on calls, an entry is missing.
+        RuntimeError: on ``load_state_dict``, the checkpoint was made with another reference; on calls, weights that the
+            reference shares with the policy have changed (a compiled call does not check).
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import ProbabilisticActor
+        >>> from torchrl_lang.transforms import ReferenceModelLogProbTransform
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> actor = ProbabilisticActor(net, in_keys=["logits"], distribution_class=torch.distributions.Categorical,
+        ...                            return_log_prob=True)
+        >>> transform = ReferenceModelLogProbTransform(actor)
+        >>> steps = actor(TensorDict(observation=torch.randn(4, 3), batch_size=[4]))
+        >>> torch.equal(transform(steps)["ref_log_prob"], steps["action_log_prob"])
+        True
+        >>> list(transform.parameters()), list(transform.state_dict())
+        ([], ['reference_fingerprint'])
+    """
+
+    def __init__(
+        self,
+        reference: Any,
+        *,
+        in_keys: Sequence[NestedKey] | None = None,
+        action_key: NestedKey | Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        embed_weights: bool = False,
+        policy: Any = None,
+    ) -> None:
+        reference = as_reference(reference, in_keys=in_keys, action_key=action_key)
+        out_key = reference.action_keys.ref_log_prob if out_key is None else key_list(out_key)[0]
+        super().__init__([out_key], reference, embed_weights=embed_weights)
+        self.out_key = out_key
+        self.policy = None if policy is None else as_policy(policy, rows=True)
+        if not (self.policy is None or isinstance(reference, RowReference)):
+            raise ValueError("policy= is for a reference of whole rows: give it to KLDivergenceTransform instead.")
+
+    def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
+        self.check_reference()
+        key = self.reference.action_keys.log_prob[0]
+        if isinstance(self.policy, RowReference) and root.get(key, None) is None:
+            log_prob, ref_log_prob = row_log_probs(self.policy, self.reference, root)
+            out.set(key, log_prob)
+        else:
+            ref_log_prob = self.reference.log_prob(root, out)
+        out.set(self.out_key, ref_log_prob)
+
+    def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        spec = self.reference.log_prob_spec(self.environment, specs)
+        return {self.out_key: spec, **self.reference.state_specs(self.environment, specs)}
 
 
 class KLDivergenceTransform(ReferenceTransform):
@@ -109,14 +230,14 @@ class KLDivergenceTransform(ReferenceTransform):
         embed_weights: bool = False,
         differentiable: bool = False,
     ) -> None:
-        one_of("estimator", estimator, ("k1", "k2", "k3", "exact"))
-        one_of("direction", direction, ("reverse", "forward"))
-        one_of("per", per, ("token", "sequence"))
-        one_of("missing", missing, ("error", "zero"))
+        check_options(
+            estimator=(estimator, get_args(Estimator)),
+            direction=(direction, ("reverse", "forward")),
+            per=(per, ("token", "sequence")),
+            missing=(missing, get_args(MissingLogProb)),
+        )
         if estimator == "exact" and (policy is None or reference is None):
-            raise ValueError(
-                "An exact divergence needs both distributions: pass policy=, the actor that acts, and reference=."
-            )
+            raise ValueError("An exact divergence needs both distributions: pass policy= and reference=.")
         reference = None if reference is None else as_reference(reference)
         super().__init__(key_list(out_key), reference, embed_weights=embed_weights)
         self.estimator = estimator
@@ -140,12 +261,8 @@ class KLDivergenceTransform(ReferenceTransform):
         with nullcontext() if self.differentiable else torch.no_grad():
             kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
         if self.mask_key is not None:
-            mask = required_mask(type(self).__name__, self.mask_key, root, out)
-            if mask.shape != kl.shape:
-                raise ValueError(
-                    f"mask_key={self.mask_key!r} has shape {tuple(mask.shape)}, the divergence {tuple(kl.shape)}: give "
-                    "a mask of the tokens' shape."
-                )
+            mask = required(type(self).__name__, self.mask_key, "It is the mask of the tokens that count.", root, out)
+            have_shapes((f"The mask {self.mask_key!r}", mask, tuple(kl.shape)))
             kl = torch.where(mask, kl, 0)  # a product would keep NaN
         if self.per == "sequence" and kl.ndim > root.batch_dims:
             kl = kl.flatten(root.batch_dims).sum(-1, keepdim=True)
@@ -157,12 +274,7 @@ class KLDivergenceTransform(ReferenceTransform):
         log_prob = self._log_prob(root, ref)
         if log_prob.shape != ref.shape and _up_to_one(log_prob.shape) == _up_to_one(ref.shape):
             log_prob = log_prob.reshape(ref.shape)
-        if log_prob.shape != ref.shape:
-            raise ValueError(
-                f"{name}: the policy's log-probability {self.log_prob_keys} has shape {tuple(log_prob.shape)}, the "
-                f"reference's {self.ref_log_prob_key!r} {tuple(ref.shape)}. Both must be per token or both per "
-                "action: choose the entry with log_prob_key=."
-            )
+        have_shapes((f"log_prob_key={self.log_prob_keys}", log_prob, tuple(ref.shape)))
         return kl_estimate(log_prob, ref, self.estimator, self.direction)  # type: ignore[arg-type]
 
     def _log_prob(self, root: TensorDictBase, ref: Tensor) -> Tensor:
@@ -214,10 +326,7 @@ class KLDivergenceTransform(ReferenceTransform):
         elif self.ref_log_prob_key in observations.keys(True, True):
             like = observations[self.ref_log_prob_key]
         else:
-            raise KeyError(
-                f"The environment has no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before "
-                f"{type(self).__name__}."
-            )
+            raise KeyError(f"There is no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before it.")
         shape, batch = like.shape, observations.shape
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])

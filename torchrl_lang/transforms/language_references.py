@@ -1,0 +1,286 @@
+"""References of texts: utterances, whole rows and TorchRL's conversations; and the reference that an object becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.envs import EnvBase
+
+from torchrl_lang.modules import UtteranceActor, language_actor
+from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
+from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
+from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
+from torchrl_lang.transforms.base import ActionKeys, required
+from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference, Reference
+
+__all__ = ["RowReference", "UtteranceReference", "WrapperReference", "as_policy", "as_reference"]
+
+_TOKENS = ("tokens", "full")
+_ATTENTION = ("masks", "all_attention_mask")
+_ASSISTANT = ("masks", "all_assistant_mask")
+
+
+class UtteranceReference(ActorReference):
+    """An :class:`~torchrl_lang.modules.UtteranceActor` as reference of single turns.
+
+    Log-probabilities are those of acting, with the actor's temperature, filters, forbidden tokens and forced end, so
+    they compare with the ``token_log_prob`` of acting. It takes one pass over transcript and utterance a turn; for
+    whole episodes :class:`RowReference` scores all turns in one pass.
+
+    The log-probability is float ``[*B, K]``, zero after the end of an utterance and on rows that are done.
+
+    Args:
+        frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
+        in_keys: see :class:`ActorReference`.
+    """
+
+    def __init__(self, frozen: HeldActor, *, in_keys: Sequence[NestedKey] | None = None) -> None:
+        super().__init__(frozen, in_keys=in_keys)
+        self.action_keys = ActionKeys.utterance()
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        advice = "It is the turn to score. For whole rows pass RowReference(frozen_copy(actor)) as the reference."
+        action = required(type(self).__name__, self.action_keys.action[0], advice, tensordict)
+        done: Any = tensordict.get(DONE, None)
+        with self.frozen.eval_mode():
+            if done is None or not done.any():
+                return self._dist(self.inputs(tensordict)).token_log_prob(action)
+            alive = ~done.squeeze(-1)
+            if not alive.any():
+                return torch.zeros(action.shape, device=action.device)
+            found = self._dist(self.inputs(tensordict)[alive]).token_log_prob(action[alive])
+            out = found.new_zeros(action.shape)
+            out[alive] = found
+            return out
+
+    def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
+        """Not for utterances: their exact divergence is a sum over all utterances.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("An exact divergence of utterances has no closed form: use estimator='k3', or whole rows.")
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        return Unbounded(env.full_action_spec[self.action_keys.action[0]].shape, device=env.device)
+
+
+class RowReference(Reference):
+    """Scores the agent's tokens of whole rows: one pass of the trunk, the head at decisions only.
+
+    For batches of rows, in a replay buffer or as ``postproc`` after a conversion to rows. A language actor gives the
+    plain distribution over all tokens at temperature 1. An :class:`~torchrl_lang.modules.UtteranceActor` gives the one
+    that it acts by, with its temperature, filters, forbidden tokens and forced end, which compares with the
+    ``token_log_prob`` of acting.
+
+    The log-probability is float ``[*B, T]``, at the tokens that the agent wrote, zero on all others.
+
+    Args:
+        frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.transforms import RowReference, frozen_copy
+        >>> lm = causal_lm(vocab_size=12, layers=1, width=16, heads=2, max_length=8)
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
+        ...     agent_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     batch_size=[1],
+        ... )
+        >>> RowReference(frozen_copy(language_actor(lm))).log_prob(rows, rows) < 0
+        tensor([[False,  True,  True, False, False]])
+    """
+
+    frozen: HeldActor
+
+    def __init__(self, frozen: HeldActor) -> None:
+        self.frozen = frozen
+        self.scorer = RowScorer(frozen.actor)
+        self.action_keys = ActionKeys.row()
+        self.in_keys = list(frozen.actor.in_keys)
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        with self.frozen.eval_mode():
+            return row_log_prob(self.frozen.actor, tensordict)
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`; not for the steps of an environment."""
+        raise ValueError(f"{type(self).__name__} scores whole rows; in an environment pass an UtteranceActor.")
+
+
+class WrapperReference(Reference):
+    """The model of a ``TransformersWrapper``, on TorchRL's layout of conversations.
+
+    It reads ``("tokens", "full")``, ``("masks", "all_attention_mask")`` and, with ``assistant_only``,
+    ``("masks", "all_assistant_mask")``, each dense and padded on either side. The log-probability is float ``[*B, T]``
+    as TorchRL's ``("log_probs", "full")`` is, zero on padding, on the first token and on tokens that are not scored.
+    The wrapper itself is not called: its model runs as a :func:`~torchrl_lang.modules.language_actor`, with logits at
+    the scored tokens only.
+
+    For the rows of this library pass ``RowReference(frozen_copy(language_actor(wrapper.model)))``; for an engine that
+    is no ``nn.Module`` (vLLM, SGLang) a :class:`FunctionReference` that calls the wrapper.
+
+    Args:
+        wrapper: one of TorchRL's wrappers, of which the model is frozen; or a :class:`FrozenActor` of a language actor,
+            e.g. ``adapters_off(language_actor(wrapper.model))``.
+        assistant_only: score the tokens of ``("masks", "all_assistant_mask")`` only.
+
+    Raises:
+        TypeError: the wrapper's model is no module.
+        KeyError: on calls, an entry is missing.
+        ValueError: on calls, the data are no conversations padded to one length.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tokenizers import Tokenizer, models
+        >>> from torchrl.modules.llm import TransformersWrapper
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.transforms import ReferenceModelLogProbTransform
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2}, unk_token="<pad>"))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+        >>> lm = causal_lm("qwen2", vocab_size=3, layers=1, width=8, heads=2, max_length=8)
+        >>> wrapper = TransformersWrapper(lm, tokenizer=tokenizer, input_mode="tokens", generate=False)
+        >>> tokens, mask = torch.tensor([[0, 1, 2, 1]]), torch.tensor([[False, True, True, True]])
+        >>> masks = {"all_attention_mask": mask, "all_assistant_mask": torch.tensor([[False, False, True, True]])}
+        >>> data = TensorDict(tokens={"full": tokens}, masks=masks, batch_size=[1])
+        >>> ReferenceModelLogProbTransform(wrapper)(data)["ref_log_probs", "full"] < 0
+        tensor([[False, False,  True,  True]])
+    """
+
+    frozen: HeldActor
+
+    def __init__(self, wrapper: Any, *, assistant_only: bool = True) -> None:
+        if not isinstance(wrapper, HeldActor):
+            if not is_wrapper(wrapper) or not isinstance(wrapper.model, nn.Module):
+                raise TypeError(
+                    "WrapperReference takes a wrapper of an nn.Module; of other engines pass a FunctionReference."
+                )
+            wrapper = frozen_copy(language_actor(wrapper.model))
+        self.frozen = wrapper
+        self.mask = _ASSISTANT if assistant_only else _ATTENTION
+        kept = _ASSISTANT if assistant_only else None
+        self.action_keys = ActionKeys(
+            (_TOKENS,), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=kept
+        )
+        self.in_keys = [_TOKENS, _ATTENTION, self.mask]
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        advice = "It is part of TorchRL's layout of conversations."
+        try:
+            tokens, attention, scored = (required(type(self).__name__, key, advice, tensordict) for key in self.in_keys)
+        except (RuntimeError, ValueError) as error:  # a lazy stack without a common shape; "tokens" is a tensor
+            raise ValueError("These are no conversations of one length: make them with pad_output=True.") from error
+        order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens
+        entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), AGENT_MASK: scored.bool() & attention.bool()}
+        rows = TensorDict(
+            {key: value.gather(-1, order) for key, value in entries.items()}, batch_size=tokens.shape[:-1]
+        )
+        with self.frozen.eval_mode():
+            log_prob = row_log_prob(self.frozen.actor, rows)
+        return torch.zeros_like(log_prob).scatter(-1, order, log_prob)
+
+    log_prob_spec = RowReference.log_prob_spec
+
+
+def is_wrapper(module: object) -> bool:
+    """Whether it is one of TorchRL's language-model wrappers, recognized by name: importing them is optional."""
+    return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
+
+
+def as_reference(
+    reference: Any,
+    *,
+    in_keys: Sequence[NestedKey] | None = None,
+    action_key: NestedKey | Sequence[NestedKey] | None = None,
+) -> Reference:
+    """Convert an actor, a key or a function to a reference.
+
+    ======================================================  ==========================================================
+    given                                                    becomes
+    ======================================================  ==========================================================
+    a :class:`Reference`                                     itself
+    an actor with ``get_dist``                               a frozen copy, scored by the kind of actor:
+    ... an :class:`~torchrl_lang.modules.UtteranceActor`     :class:`UtteranceReference`, an utterance a step; for whole
+                                                             rows pass ``RowReference(frozen_copy(actor))``
+    ... a :func:`~torchrl_lang.modules.language_actor`       :class:`RowReference`, whole rows at temperature 1 over the
+                                                             whole vocabulary, which is not how an utterance actor acts
+    ... any other                                            :class:`ActorReference`
+    a :class:`FrozenActor`                                   the same, with what it shares
+    a language-model wrapper of TorchRL                      :class:`WrapperReference`
+    a key (string or tuple)                                  :class:`ColumnReference`
+    a function of the tensordict                             :class:`FunctionReference`
+    ======================================================  ==========================================================
+
+    Args:
+        reference: one of these.
+        in_keys: the entries that an actor or a function reads, default all that it declares.
+        action_key: the key of the action, default as the actor writes it.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: the actor is recurrent and its state cannot be carried, see :class:`ActorReference`.
+    """
+    if isinstance(reference, Reference) or is_wrapper(reference):
+        if in_keys is not None or action_key is not None:
+            raise ValueError(f"Give in_keys and action_key to {type(reference).__name__} itself.")
+        return reference if isinstance(reference, Reference) else WrapperReference(reference)
+    if isinstance(reference, (str, tuple)):
+        return ColumnReference(reference)
+    if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
+        reference = frozen_copy(reference)
+    if isinstance(reference, FrozenActor):
+        return _of_actor(reference, in_keys, action_key)
+    if callable(reference) and not isinstance(reference, (nn.Module, type)):
+        action_keys = None if action_key is None else ActionKeys.of_action(action_key)
+        return FunctionReference(reference, in_keys=in_keys or (), action_keys=action_keys)
+    raise TypeError(
+        "A reference is an actor with get_dist, a FrozenActor, a Reference, the key of a column, or a function "
+        f"tensordict -> log_prob (of a module FunctionReference(module)), got {reference!r:.80}."
+    )
+
+
+def as_policy(policy: Any, *, rows: bool = False) -> Reference:
+    """The actor that trains, run without a copy whenever a divergence needs it.
+
+    Args:
+        policy: the actor; or a :class:`Reference` of a :class:`~torchrl_lang.transforms.CurrentPolicy`.
+        rows: score whole rows.
+    """
+    if is_wrapper(policy):
+        return WrapperReference(CurrentPolicy(language_actor(policy.model)))
+    if isinstance(policy, TensorDictModuleBase) and hasattr(policy, "get_dist"):
+        policy = CurrentPolicy(policy)
+    if isinstance(policy, CurrentPolicy):
+        return RowReference(policy) if rows else _of_actor(policy, None, None)
+    if not (isinstance(policy, Reference) and isinstance(policy.frozen, CurrentPolicy)):
+        raise TypeError(f"policy= is the actor that trains, with get_dist(tensordict); got {type(policy).__name__}.")
+    return policy
+
+
+def _of_actor(
+    held: HeldActor,
+    in_keys: Sequence[NestedKey] | None,
+    action_key: NestedKey | Sequence[NestedKey] | None,
+) -> Reference:
+    actor = held.actor
+    if isinstance(actor, UtteranceActor):
+        return UtteranceReference(held, in_keys=in_keys)
+    if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
+        return RowReference(held)
+    return ActorReference(held, in_keys=in_keys, action_key=action_key)
