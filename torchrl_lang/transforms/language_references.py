@@ -168,7 +168,7 @@ class WrapperReference(Reference):
         if not isinstance(wrapper, HeldActor):
             if not is_wrapper(wrapper) or not isinstance(wrapper.model, nn.Module):
                 raise TypeError(
-                    "WrapperReference takes a wrapper of an nn.Module; of other engines pass a FunctionReference."
+                    "It takes a wrapper of an nn.Module; for other engines pass a FunctionReference."
                 )
             wrapper = frozen_copy(language_actor(wrapper.model))
         self.frozen = wrapper
