@@ -104,7 +104,7 @@ def within(kind="tanh-normal"):
 
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
 def test_within_a_worker_is_refused(batched):
-    with pytest.raises(RuntimeError, match="Put it over the batched environment"):
+    with pytest.raises(RuntimeError, match="goes over SerialEnv"):
         batched(2, within).reset()
 
 

@@ -166,7 +166,7 @@ def test_shapes_that_differ():
         KLDivergenceTransform(log_prob_key="log_prob")(tokens(log_prob=LOG_PROB.sum(-1)))
     with pytest.raises(ValueError, match="mask"):
         KLDivergenceTransform(log_prob_key="log_prob", mask_key="mask")(tokens(mask=MASK[:, :1]))
-    with pytest.raises(ValueError, match="does not fit the reward"):
+    with pytest.raises(ValueError, match="does not fit"):
         RewardAdjustmentTransform()(tokens(kl=torch.zeros(2, 1), reward=torch.zeros(2, 3)))
 
 
