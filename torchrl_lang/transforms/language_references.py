@@ -167,9 +167,7 @@ class WrapperReference(Reference):
     def __init__(self, wrapper: Any, *, assistant_only: bool = True) -> None:
         if not isinstance(wrapper, HeldActor):
             if not is_wrapper(wrapper) or not isinstance(wrapper.model, nn.Module):
-                raise TypeError(
-                    "It takes a wrapper of an nn.Module; for other engines pass a FunctionReference."
-                )
+                raise TypeError("It takes a wrapper of an nn.Module; for other engines pass a FunctionReference.")
             wrapper = frozen_copy(language_actor(wrapper.model))
         self.frozen = wrapper
         self.mask = _ASSISTANT if assistant_only else _ATTENTION
