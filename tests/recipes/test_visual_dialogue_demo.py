@@ -17,12 +17,18 @@ from torchrl_lang.envs.visual_dialogue import Round
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.recipes.compare import CHOICE, METHODS, REPORT
-from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
-from torchrl_lang.recipes.visual_dialogue_demo.checks import check
-from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
-from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
-from torchrl_lang.recipes.visual_dialogue_demo.players import UNGUIDED, play
-from torchrl_lang.recipes.visual_dialogue_demo.report import format_comparison, format_cross_rewards
+from torchrl_lang.recipes.visual_dialogue_demo import (
+    UNGUIDED,
+    Comparison,
+    PlayedDialogues,
+    Row,
+    VisualDialogueDemo,
+    check,
+    cross_rewards,
+    format_comparison,
+    format_cross_rewards,
+    play,
+)
 
 SMALL = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-games": 6, "eval-games": 13}
 RUNS = {"bc", "best-30-none", "best-30-hard", "ilql-none", "ilql-hard"}
@@ -282,7 +288,7 @@ def test_a_damaged_file_of_dialogues(tmp_path):
     path = tmp_path / "played.json"
     for content in ('{"rounds": [[]], "terminated": [true]}', '{"rounds": [[]], "progress": [[1]], "terminated": [1]}'):
         path.write_text(content)
-        with pytest.raises(FileError, match=r"holds no played dialogues .*: delete it: the dialogues are played again"):
+        with pytest.raises(FileError, match=r"played.json .*the dialogues are played again"):
             PlayedDialogues.load(path)
 
 
@@ -318,9 +324,7 @@ def test_runs_of_one_seed(prepared_dialogues, tmp_path, monkeypatch):
         found.extend(runs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        importlib.import_module("torchrl_lang.recipes.visual_dialogue_demo.main"), "train_missing", stop
-    )
+    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.visual_dialogue_demo"), "train_missing", stop)
     assert command(prepared_dialogues, tmp_path, "--seeds", "2", methods=("ilql", "chai"), rewards=("hard",)) == 130
     assert [str(run.out.relative_to(tmp_path)) for run in found] == [
         f"seed-{seed}/{name}" for seed in (0, 1) for name in ("ilql-hard", "chai-hard", "bc")
