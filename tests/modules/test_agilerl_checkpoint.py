@@ -177,10 +177,3 @@ def test_damaged_weights_are_refused(change, message, tmp_path):
     save_file(weights, path)
     with pytest.raises(FileError, match=message):
         read_agilerl(tmp_path)
-
-
-def test_no_folder_and_no_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="There is no folder"):
-        read_agilerl(tmp_path / "none")
-    with pytest.raises(FileError, match=r"agent.json is missing"):
-        read_agilerl(tmp_path)

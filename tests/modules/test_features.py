@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 
 from tests.modules.featured_rows import F, P, feature_rows, featured, projector, reading, states_one_by_one
 from tests.modules.toys import CONTROL, KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
@@ -112,30 +111,6 @@ def test_pre_norm_states_and_the_shape_of_a_batch():
         torch.testing.assert_close(shaped[key].flatten(0, 1), states[key], **TIGHT)
     normed = actor[0].module.model.ln_f(states["hidden_pre_norm"])
     torch.testing.assert_close(real_states(normed, batch), real_states(states["hidden"], batch), **TIGHT)
-
-
-def test_returns_and_features_together():
-    actor = reading()
-    returns = ReturnEmbedding(WIDTH, -1.0, 1.0, n_bins=3).double()
-    nn.init.normal_(returns.weight)
-    trunk, batch = condition_on_returns(actor, returns)[0].module, feature_rows()
-    plain = trunk(*inputs(batch))
-    batch["tokens"][:, 0] += trunk.vocab_size * 3  # the highest return
-    found = trunk(*inputs(batch))
-    assert not torch.allclose(plain, found)
-    lm_embedding = trunk.model.get_input_embeddings().weight
-    with torch.no_grad():  # the same by a model whose first token is embedded so
-        first = batch["tokens"][0, 0] % trunk.vocab_size
-        lm_embedding[first] += returns.weight + returns.bias
-    plain = batch[:1].clone()
-    plain["tokens"][:, 0] = first
-    plain["tokens"][:, 1:] = (plain["tokens"][:, 1:] == first).long() + first + 1  # none but the first is that token
-    carrying = plain.clone()
-    carrying["tokens"][:, 0] += trunk.vocab_size * 3
-    expected = real_states(trunk(*inputs(plain)), plain)
-    with torch.no_grad():
-        lm_embedding[first] -= returns.weight + returns.bias
-    torch.testing.assert_close(real_states(trunk(*inputs(carrying)), plain), expected, **TIGHT)
 
 
 # -- wrong arguments ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,8 +9,8 @@ from tensordict import TensorDict
 from tests.modules.featured_rows import P, feature_rows, featured, projector, reading
 from tests.modules.test_decoding import METHODS, K, guidance
 from tests.modules.test_prefix_cache import EXACT, KEYS, Counter, N, grown, kept_of, lm_of
-from tests.modules.toys import CONTROL, KINDS, rows, tiny_lm
-from torchrl_lang.modules import CandidateSampler, CHAIActor, Trunk, UtteranceActor, UtteranceQValueHead, with_features
+from tests.modules.toys import CONTROL, KINDS, tiny_lm
+from torchrl_lang.modules import CandidateSampler, Trunk, UtteranceActor, with_features
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms import frozen_copy
 from torchrl_lang.transforms.language_references import UtteranceReference
@@ -226,21 +224,6 @@ def test_a_reference_of_single_turns_reads_what_the_policy_reads(mask):
 
 
 # -- actors around it --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mask", ["all", "some"])
-def test_chai_ranks_candidates_by_features_that_read_the_image(mask):
-    (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
-    torch.manual_seed(0)
-    qvalue = UtteranceQValueHead(16).double()
-    batch = feature_rows(mask, n=N)
-    chosen = CHAIActor(copy.deepcopy(policy), qvalue, candidates=3)
-    assert chosen.in_keys == policy.in_keys
-    out = chosen(batch.clone())
-    scored = policy.get_dist(batch).log_prob(out["action"]).float()
-    torch.testing.assert_close(scored, out["action_log_prob"], **EXACT)
-    with pytest.raises(KeyError, match="CHAIActor needs 'features'"):
-        chosen(rows(n=N))
 
 
 def test_candidates_of_a_dataset_read_the_features_of_their_rows():

@@ -91,10 +91,6 @@ def distributed_checkpoint(folder, marker):
     (folder / ".metadata").write_bytes(pickle.dumps(Bomb(marker)))
 
 
-def kernel_from_the_hub(folder, marker):
-    edit(folder / "config.json", attn_implementation="someone/kernel:evil")
-
-
 def shard_elsewhere(folder, marker):
     (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
     index = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../elsewhere.safetensors"}}
@@ -128,28 +124,14 @@ def header_of_terabytes(folder, marker):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 42) + b"{}")
 
 
-def many_layers(folder, marker):
-    edit(folder / "config.json", n_layer=10**9)
+def setting(name, **changes):
+    """An attack by the configuration alone."""
 
+    def attack(folder, marker):
+        edit(folder / "config.json", **changes)
 
-def many_labels(folder, marker):
-    edit(folder / "config.json", num_labels=10**9)
-
-
-def wide_model(folder, marker):
-    edit(folder / "config.json", n_embd=1 << 24)
-
-
-def wide_beyond_64_bits(folder, marker):
-    edit(folder / "config.json", n_embd=1 << 40)
-
-
-def large_vocabulary(folder, marker):
-    edit(folder / "config.json", vocab_size=10**11)
-
-
-def long_positions(folder, marker):
-    edit(folder / "config.json", n_positions=10**12)
+    attack.__name__ = name
+    return attack
 
 
 HOSTILE = {
@@ -161,19 +143,19 @@ HOSTILE = {
     pickled_safetensors: "is not a complete safetensors file",
     pickled_adapters: "holds PEFT adapters",
     distributed_checkpoint: "holds a distributed checkpoint",
-    kernel_from_the_hub: "asks for code from elsewhere",
+    setting("kernel_from_the_hub", attn_implementation="someone/kernel:evil"): "asks for code from elsewhere",
     shard_elsewhere: "lies outside of it",
     shard_at_a_path: "lies outside of it",
     shard_that_is_pickled: "expected safetensors files",
     device_for_weights: "is not a regular file",
     tensor_of_terabytes: "is not a complete safetensors file",
     header_of_terabytes: "is not a complete safetensors file",
-    many_layers: 'has 1000000000 as "n_layer"',
-    many_labels: 'has 1000000000 as "num_labels"',
-    wide_model: "describes a model of",
-    wide_beyond_64_bits: "describes no model",
-    large_vocabulary: "describes a model of",
-    long_positions: "describes a model of",
+    setting("many_layers", n_layer=10**9): 'has 1000000000 as "n_layer"',
+    setting("many_labels", num_labels=10**9): 'has 1000000000 as "num_labels"',
+    setting("wide_model", n_embd=1 << 24): "describes a model of",
+    setting("wide_beyond_64_bits", n_embd=1 << 40): "describes no model",
+    setting("large_vocabulary", vocab_size=10**11): "describes a model of",
+    setting("long_positions", n_positions=10**12): "describes a model of",
 }
 
 PROBE = """

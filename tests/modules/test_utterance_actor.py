@@ -103,16 +103,6 @@ def test_copies_of_an_unseeded_actor_go_their_own_ways():
     assert torch.equal(twin(batch.clone())["action"], own(batch.clone())["action"])
 
 
-def test_missing_entries_are_told():
-    actor = policy()
-    for key in ("tokens", "attention_mask"):
-        for call in (actor, actor.get_dist):
-            with pytest.raises(KeyError, match=f"A row needs '{key}'"):
-                call(rows().exclude(key))
-    with pytest.raises(KeyError, match="A row needs 'action'"):
-        actor.log_prob(rows())
-
-
 def test_dropout_is_off_while_acting_and_flags_come_back():
     lm = tiny_lm()
     lm.config.resid_pdrop = 0.5

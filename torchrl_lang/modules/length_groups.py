@@ -68,7 +68,7 @@ def equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
 def in_groups(
     read: Callable[[Tensor | None, int], tuple[Tensor, ...]], groups: list[tuple[Tensor, int]], width: int
 ) -> tuple[Tensor, ...]:
-    """What ``read`` gives for each group of rows, joined in the order of the rows.
+    """Joins the states that ``read`` gives for each group, in the order of the rows.
 
     Args:
         read: ``(rows, w) -> states``, each ``[M, w, H]``, for rows int64 ``[M]`` and their width; rows None for all.

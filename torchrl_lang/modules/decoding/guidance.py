@@ -255,7 +255,7 @@ class LikelihoodGuidance(ValueGuidance):
 
 
 class TokenProbabilities(TensorDictModuleBase):
-    """What a language model's trunk wrote -> ``action_value`` ``[N, 1, V]``: the probability of every next token."""
+    """Computes ``action_value`` ``[N, 1, V]``, the probability of every next token, from the states of a trunk."""
 
     def __init__(self, head: TensorDictModuleBase | None) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]
 
 
 class Compaction(NamedTuple):
-    """How to fill the places of rows that leave a batch: the last remaining rows move there."""
+    """Moves that fill the places of rows which leave a batch: the last remaining rows move there."""
 
     order: Tensor
     """int64 ``[M]``: the remaining rows in their new order."""
