@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torchrl_lang.__main__ import main
+from torchrl_lang.data import generate as parts
 from torchrl_lang.data import load_dataset
-from torchrl_lang.data.generate import parts
 from torchrl_lang.envs.wordle.human import example_tweets
 from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
@@ -54,7 +54,7 @@ def test_games_that_are_never_drawn_are_counted(tmp_path, capsys):
         (["--make", "human"], "--make human needs --tweets"),
         (["--tweets", "x.csv"], "others take none"),
         (["--make", "branched", "--player", "careful"], "omit --player careful"),
-        (["--words", "²"], "No word list at '²'"),
+        (["--words", "²"], "² is missing"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, capsys, more, found):

@@ -12,17 +12,7 @@ from torchrl_lang._files import shorten
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.episodes import LARGEST_REWARD
 
-__all__ = [
-    "GamePlace",
-    "GameTurn",
-    "TextGame",
-    "ToolText",
-    "padded_features",
-    "read_features",
-    "read_opening",
-    "read_turn",
-    "without_thoughts",
-]
+__all__ = ["TextGame", "ToolText", "without_thoughts"]
 
 
 @runtime_checkable

@@ -10,19 +10,7 @@ from torch import Tensor
 
 from torchrl_lang.schema import ACTION, ControlTokens, missing_entry
 
-__all__ = [
-    "GrowingRows",
-    "Reply",
-    "Rows",
-    "Utterance",
-    "complete_opening",
-    "complete_reply",
-    "initial_rows",
-    "read_action",
-    "read_mask",
-    "read_utterance",
-    "where_rows",
-]
+__all__ = ["GrowingRows", "Reply", "Rows", "Utterance"]
 
 
 class Utterance(NamedTuple):

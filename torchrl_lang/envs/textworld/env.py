@@ -23,10 +23,7 @@ from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = [
-    "GameSession",
-    "TextWorldEnv",
-]
+__all__ = ["GameSession", "TextWorldEnv"]
 
 
 class GameSession:

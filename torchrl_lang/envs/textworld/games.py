@@ -18,16 +18,7 @@ from torchrl_lang._files import FileError, read_json
 from torchrl_lang.envs.textworld.engine import REMEDY, EnginePool, EngineProcess, Failed, require_textworld
 from torchrl_lang.envs.textworld.text import REFUSED, SILENT, Template
 
-__all__ = [
-    "Apart",
-    "GameSets",
-    "TextWorldSpec",
-    "build_games",
-    "game_files",
-    "game_texts",
-    "solution",
-    "split_games",
-]
+__all__ = ["TextWorldSpec", "build_games", "game_texts", "split_games"]
 
 
 Apart = Literal["solutions", "games"]

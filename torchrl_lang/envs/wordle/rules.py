@@ -11,26 +11,7 @@ from torch import Tensor
 from torchrl_lang._checks import one_of
 from torchrl_lang.envs.wordle.words import WORD_LENGTH
 
-__all__ = [
-    "BLACK",
-    "CODE_OF_LETTERS",
-    "CODE_OF_SYMBOLS",
-    "GREEN",
-    "LETTERS_OF_CODE",
-    "Rules",
-    "SOLVED",
-    "SYMBOLS_OF_CODE",
-    "TILE_COLOURS",
-    "YELLOW",
-    "answer",
-    "check_rules",
-    "code_of",
-    "colours_of_codes",
-    "feedback",
-    "feedback_code",
-    "feedback_table",
-    "tile_colours",
-]
+__all__ = ["Rules", "feedback", "feedback_code", "feedback_table"]
 
 Rules = Literal["official", "ilql"]
 

@@ -29,15 +29,7 @@ from torchrl_lang.envs.wordle.words import (
 )
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, entry
 
-__all__ = [
-    "COLOUR_TOKENS",
-    "Turns",
-    "consistent_words",
-    "count_consistent",
-    "read_turns",
-    "turns_of_rows",
-    "unanswered_guesses",
-]
+__all__ = ["Turns", "consistent_words", "count_consistent", "read_turns"]
 
 _TOKENIZER = wordle_tokenizer()
 

@@ -15,20 +15,7 @@ from torch import Tensor
 from torchrl_lang._files import read_text, shorten
 from torchrl_lang.text.tokenizers import CharTokenizer
 
-__all__ = [
-    "LETTERS",
-    "TRIES",
-    "WORD_LENGTH",
-    "WordIndex",
-    "WordList",
-    "common_words",
-    "demo_words",
-    "guess_words",
-    "load_words",
-    "random_words",
-    "wordle_tokenizer",
-    "words_and_guesses",
-]
+__all__ = ["WordIndex", "demo_words", "guess_words", "load_words", "random_words", "wordle_tokenizer"]
 
 WORD_LENGTH = 5
 TRIES = 6
