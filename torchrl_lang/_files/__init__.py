@@ -12,7 +12,6 @@ from torchrl_lang._files.folders import (
     write_folder,
 )
 from torchrl_lang._files.readers import (
-    CSVFault,
     CSVRecord,
     FileError,
     TensorHeader,
@@ -51,7 +50,6 @@ from torchrl_lang._files.weights import check_loaded_weights, check_model_config
 
 __all__ = [
     "CHECKSUMS",
-    "CSVFault",
     "CSVRecord",
     "Fields",
     "FileError",

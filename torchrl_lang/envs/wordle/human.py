@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import (
-    CSVFault,
     FileError,
     Record,
     json_digest,
@@ -150,7 +149,7 @@ def read_tweets(
         The :class:`TweetGames`.
 
     Raises:
-        FileError: the file cannot be read, or is not UTF-8.
+        FileError: the file cannot be read.
 
     Examples:
         >>> import pathlib, tempfile
@@ -168,12 +167,10 @@ def read_tweets(
     one_of("unfinished", unfinished, ("drop", "keep"))
     table = answers if isinstance(answers, Mapping) else load_answers(answers)
     path, tweets = Path(path), TweetGames()
-    records = read_csv_records(path, is_row=lambda fields: len(fields) > 1 and _is_number(fields[0]), ragged=True)
+    records = read_csv_records(path, ragged=True)
     for record in tqdm(records, unit="tweet", disable=not progress):
-        if record.fault is CSVFault.ENCODING:
-            raise FileError(path, f"{record.error} in the record of line {record.line}", "give a CSV file in UTF-8")
-        if record.fault is not None:
-            tweets.add(record.line, str(record.fault))
+        if record.error:
+            tweets.add(record.line, record.error.partition(" (")[0])
         elif record.line > 1 or _is_number(record.fields[0]):  # otherwise a header
             tweets.add(record.line, _game(record.fields, table, keep_unfinished=unfinished == "keep"))
     return tweets
