@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_lang._files import FileError
-from torchrl_lang.data import dataset_from_jsonl, load_dataset, parse_dialogue, read_jsonl
+from torchrl_lang.data import dataset_from_jsonl, load_dataset, read_jsonl
+from torchrl_lang.data.jsonl import parse_dialogue
 from torchrl_lang.text import Episode, Turn
 
 GOOD = [

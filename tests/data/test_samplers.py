@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
-from torchrl_lang.data import BucketSampler, EpochSampler
+from torchrl_lang.data.replay import BucketSampler, EpochSampler
 
 LENGTHS = torch.randint(1, 50, (103,), generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import play_to_end, row_buffer
+from torchrl_lang.data import row_buffer
+from torchrl_lang.data.generate import play_to_end
 from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (

@@ -9,17 +9,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from torchrl_lang.text import (
-    CharTokenizer,
-    Episode,
-    HFTokenizer,
-    Tokenizer,
-    Turn,
-    fingerprint,
-    from_row,
-    to_row,
-    tokenizer_from_config,
-)
+from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row, to_row
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config
+from torchrl_lang.text.tokenizers import fingerprint
 
 
 def byte_level(**special: str) -> PreTrainedTokenizerFast:

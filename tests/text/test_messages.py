@@ -11,7 +11,8 @@ import random
 import pytest
 
 from tests.data.chat_templates import EXACT, TOOL_CHATML, Family, tokenizer_of
-from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records, parse_dialogue
+from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records
+from torchrl_lang.data.jsonl import parse_dialogue
 from torchrl_lang.text import (
     CharTokenizer,
     ChatTokenizer,

@@ -19,16 +19,8 @@ from tests.data.chat_templates import (
     tokenizer_of,
 )
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.text import (
-    ChatTokenizer,
-    Episode,
-    RowFormat,
-    Turn,
-    from_row,
-    to_row,
-    tokenizer_from_config,
-    write_tokenizer,
-)
+from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 
 PIECES = [
     *"abc XYZ 012 .,!? \n \t",

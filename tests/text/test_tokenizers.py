@@ -6,18 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_lang.text import (
-    CharTokenizer,
-    Episode,
-    Tokenizer,
-    Turn,
-    fingerprint,
-    from_row,
-    to_row,
-    tokenizer_from_config,
-    word_tokenizer,
-)
-from torchrl_lang.text.tokenizers import UNKNOWN
+from torchrl_lang.text import CharTokenizer, Episode, Tokenizer, Turn, from_row, to_row, word_tokenizer
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config
+from torchrl_lang.text.tokenizers import UNKNOWN, fingerprint
 
 WORDS = CharTokenizer.from_alphabet(["a", "b", "ab", "ba", " ", "<", "/", ">", "s"])
 

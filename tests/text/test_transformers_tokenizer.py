@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from tests.text.test_hf_tokenizer import byte_level, word_level
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.text import CharTokenizer, HFTokenizer, transformers_tokenizer, write_tokenizer
+from torchrl_lang.text import CharTokenizer, HFTokenizer, transformers_tokenizer
+from torchrl_lang.text.tokenizer_files import write_tokenizer
 from torchrl_lang.text.tokenizers import UNKNOWN
 
 NAMES = list(CharTokenizer.DEFAULT_CONTROL.values())

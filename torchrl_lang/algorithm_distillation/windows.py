@@ -25,7 +25,7 @@ class HistoryWindows(EpochSampler):
 
     It returns indices ``[B, length]`` of ``history.flat``, the storage of the replay buffer that it belongs to (see
     :meth:`buffer`). The order depends on seed and epoch only; the state is four integers, see
-    :class:`~torchrl_lang.data.EpochSampler`.
+    :class:`~torchrl_lang.data.replay.EpochSampler`.
 
     With ``skip_episodes=k`` a window holds every ``k``-th episode only: it is cut from the episodes 0, k, 2k, ... of a
     stream, or 1, k+1, 2k+1, ..., and so on. Each of them is whole and in order; the window may begin and end inside

@@ -31,10 +31,10 @@ from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = [
-    "FreshGames",
-    "GameMaker",
+    "FreshEpisodes",
+    "EpisodeSampler",
     "Policy",
-    "PolicyGames",
+    "PolicySampler",
     "generate_dataset",
     "generate_in_parts",
     "play_to_end",
@@ -174,7 +174,7 @@ def seed_of_games(seed: int, numbers: range) -> int:
     """The seed of the games ``numbers``, below ``2**32``: other games get an independent one.
 
     Examples:
-        >>> from torchrl_lang.data import seed_of_games
+        >>> from torchrl_lang.data.generate import seed_of_games
         >>> seed_of_games(0, range(0, 10)) == seed_of_games(0, range(10, 20))
         False
     """
@@ -197,7 +197,7 @@ def play_to_end(
         Rows ``[N]`` in the order of the environment's rows.
 
     Examples:
-        >>> from torchrl_lang.data import play_to_end
+        >>> from torchrl_lang.data.generate import play_to_end
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
         >>> env = CorridorEnv(length=3, batch_size=[4], seed=0)
         >>> rows = play_to_end(env, CorridorPlayer(env.tokenizer, length=3))
@@ -218,11 +218,11 @@ def play_to_end(
     return rows_at(rollout, done & (done.cumsum(-1) == 1), reward_key=reward_key)
 
 
-class GameMaker(ABC):
+class EpisodeSampler(ABC):
     """Makes rows of games, which are numbered from zero. Abstract: subclasses implement :meth:`__call__`.
 
-    :func:`~torchrl_lang.data.generate_in_parts` writes a maker's games to disk, :class:`~torchrl_lang.data.FreshGames`
-    draws batches of new ones without end.
+    :func:`~torchrl_lang.data.generate_in_parts` writes a sampler's games to disk,
+    :class:`~torchrl_lang.data.FreshEpisodes` draws batches of new ones without end.
 
     Args:
         tokenizer: the tokenizer of the rows.
@@ -242,10 +242,10 @@ class GameMaker(ABC):
 
     def notes(self) -> dict[str, Any]:
         """What the games depend on, as JSON, for the manifest of a dataset."""
-        return {"maker": type(self).__name__}
+        return {"sampler": type(self).__name__}
 
 
-class PolicyGames(GameMaker):
+class PolicySampler(EpisodeSampler):
     """Games of one policy.
 
     Games are played in waves, one on each row of the environment, and all that begin are kept, so short ones are not
@@ -257,10 +257,10 @@ class PolicyGames(GameMaker):
             :func:`~torchrl_lang._random_stream.seeded_generators`), as are torch's own.
 
     Examples:
-        >>> from torchrl_lang.data import PolicyGames
+        >>> from torchrl_lang.data import PolicySampler
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
         >>> env = CorridorEnv(length=3, batch_size=[4])
-        >>> games = PolicyGames(env, CorridorPlayer(env.tokenizer, length=3))
+        >>> games = PolicySampler(env, CorridorPlayer(env.tokenizer, length=3))
         >>> rows = games(range(6), seed=0)
         >>> len(rows), bool((rows == games(range(6), seed=0)).all())
         (6, True)
@@ -271,7 +271,7 @@ class PolicyGames(GameMaker):
         self.env, self.policy = env, policy
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`GameMaker.__call__`."""
+        """See :meth:`EpisodeSampler.__call__`."""
         seed, waves = seed_of_games(seed, numbers), []
         with seeded_generators(seed, self.policy):
             self.env.set_seed(seed)
@@ -280,7 +280,7 @@ class PolicyGames(GameMaker):
         return cat_rows(waves)[: len(numbers)]
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`GameMaker.notes`."""
+        """See :meth:`EpisodeSampler.notes`."""
         return {**super().notes(), "policy": type(self.policy).__name__}
 
 
@@ -290,7 +290,7 @@ def cat_rows(blocks: list[TensorDict]) -> TensorDict:
     return rows
 
 
-class FreshGames:
+class FreshEpisodes:
     """Batches of rows of new games, without end: no row is sampled twice.
 
     It takes the place of :func:`~torchrl_lang.data.row_buffer` in a training loop: ``sample()`` returns a batch, and
@@ -299,9 +299,9 @@ class FreshGames:
     original.
 
     Args:
-        maker: makes the games, e.g. a :class:`~torchrl_lang.data.PolicyGames`.
+        sampler: makes the games, e.g. a :class:`~torchrl_lang.data.PolicySampler`.
         batch_size: rows per batch.
-        games: games per round, best a multiple of the number of rows of the maker's environment. All rows of a round
+        games: games per round, best a multiple of the number of rows of the sampler's environment. All rows of a round
             are in memory.
         seed: seed of the games and of their order.
         trim: trim batches to their longest row (see :class:`~torchrl_lang.data.TrimRows`).
@@ -310,22 +310,22 @@ class FreshGames:
         ValueError: a number is out of range.
 
     Examples:
-        >>> from torchrl_lang.data import FreshGames, PolicyGames
+        >>> from torchrl_lang.data import FreshEpisodes, PolicySampler
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
         >>> env = CorridorEnv(length=3, batch_size=[16])
-        >>> fresh = FreshGames(PolicyGames(env, CorridorPlayer(env.tokenizer, length=3)), batch_size=10, games=16)
+        >>> fresh = FreshEpisodes(PolicySampler(env, CorridorPlayer(env.tokenizer, length=3)), batch_size=10, games=16)
         >>> [fresh.sample().shape[0] for _ in range(3)], fresh.state_dict()
         ([10, 10, 10], {'seed': 0, 'round': 1, 'position': 14})
     """
 
     def __init__(
-        self, maker: GameMaker, batch_size: int, *, games: int = 1024, seed: int = 0, trim: bool = True
+        self, sampler: EpisodeSampler, batch_size: int, *, games: int = 1024, seed: int = 0, trim: bool = True
     ) -> None:
         at_least_one("batch_size", batch_size)
         at_least_one("games", games)
         if seed < 0:
             raise ValueError(f"The seed of fresh games must not be negative, got {seed}.")
-        self.maker, self.batch_size, self.games, self.seed = maker, batch_size, games, seed
+        self.sampler, self.batch_size, self.games, self.seed = sampler, batch_size, games, seed
         self._trim = TrimRows() if trim else None
         self._round, self._position = 0, 0
         self._rows: TensorDict | None = None
@@ -352,9 +352,9 @@ class FreshGames:
         """The shuffled rows of the current round."""
         if self._rows is None:
             first = self._round * self.games
-            rows = self.maker(range(first, first + self.games), self.seed)
+            rows = self.sampler(range(first, first + self.games), self.seed)
             if not len(rows):
-                raise ValueError(f"{self.games} games of {type(self.maker).__name__} have no row: make more a round.")
+                raise ValueError(f"{self.games} games of {type(self.sampler).__name__} have no row: make more a round.")
             order = np.random.default_rng([self.seed, self._round]).permutation(len(rows))
             self._rows = rows[torch.from_numpy(order)]
         return self._rows
@@ -364,7 +364,7 @@ class FreshGames:
         return {"seed": self.seed, "round": self._round, "position": self._position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, including its seed; the maker and ``games`` must be the same."""
+        """Continue from a saved state, including its seed; the sampler and ``games`` must be the same."""
         self.seed, self._round, self._position = (int(state_dict[key]) for key in ("seed", "round", "position"))
         self._rows = None
 
@@ -380,7 +380,7 @@ class _Part(NamedTuple):
 
 
 def generate_in_parts(
-    maker: GameMaker,
+    sampler: EpisodeSampler,
     folder: str | os.PathLike[str],
     *,
     games: int,
@@ -396,21 +396,21 @@ def generate_in_parts(
 
     Each part is written to a hidden folder beside ``folder`` as soon as it is made. If the call is interrupted or
     killed, the same call continues: it makes only the parts that are missing. In the end the parts are joined to one
-    dataset and deleted. The files depend on ``maker``, ``games``, ``games_per_part`` and ``seed`` only, not on
-    ``workers`` or interruptions. Calls count as the same if these numbers, ``source`` and all notes agree: a maker's
+    dataset and deleted. The files depend on ``sampler``, ``games``, ``games_per_part`` and ``seed`` only, not on
+    ``workers`` or interruptions. Calls count as the same if these numbers, ``source`` and all notes agree: a sampler's
     options that its notes do not contain are not compared.
 
     Args:
-        maker: makes the games. With several workers it is sent to other processes, started by ``spawn``; a script needs
+        sampler: makes the games. With several workers it is sent to other processes by ``spawn``; a script needs
             ``if __name__ == "__main__":`` then.
         folder: the folder to create.
         games: number of games.
         seed: seed of the games.
         games_per_part: games that are made at once and lost by an interruption, best a multiple of the number of rows
-            of the maker's environment.
+            of the sampler's environment.
         workers: number of processes that make games; 1 makes them in this one.
-        source: a description for the manifest; default the maker's class.
-        notes: further JSON content for the manifest, beside ``maker.notes()``.
+        source: a description for the manifest; default the sampler's class.
+        notes: further JSON content for the manifest, beside ``sampler.notes()``.
         overwrite: replace an existing dataset, and the parts of an interrupted call with other arguments.
         progress: show a progress bar.
 
@@ -423,12 +423,12 @@ def generate_in_parts(
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.data import PolicyGames, generate_in_parts
+        >>> from torchrl_lang.data import PolicySampler, generate_in_parts
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
         >>> env = CorridorEnv(length=3, batch_size=[16])
-        >>> maker = PolicyGames(env, CorridorPlayer(env.tokenizer, length=3))
+        >>> sampler = PolicySampler(env, CorridorPlayer(env.tokenizer, length=3))
         >>> with tempfile.TemporaryDirectory() as home:
-        ...     len(generate_in_parts(maker, home + "/data", games=40, games_per_part=16, progress=False))
+        ...     len(generate_in_parts(sampler, home + "/data", games=40, games_per_part=16, progress=False))
         40
     """
     for name, number in (("games", games), ("games_per_part", games_per_part), ("workers", workers)):
@@ -436,8 +436,8 @@ def generate_in_parts(
     folder = Path(folder)
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{folder} exists: give another folder, or overwrite=True to replace the dataset.")
-    source = type(maker).__name__ if source is None else source
-    every = {**maker.notes(), **(notes or {})}
+    source = type(sampler).__name__ if source is None else source
+    every = {**sampler.notes(), **(notes or {})}
     plan = {"games": games, "games_per_part": games_per_part, "seed": seed, "source": source, "notes": every}
     with folder_lock(folder.with_name(f".{folder.name}.parts"), "generates", shown=folder) as home:
         _check_plan(home, json.loads(json.dumps(plan)), folder, overwrite=overwrite)
@@ -446,11 +446,11 @@ def generate_in_parts(
         missing = [part for part in parts if not (part.folder / MANIFEST).exists()]
         with tqdm(total=games, unit="game", disable=not progress) as bar:
             bar.update(games - sum(len(part.numbers) for part in missing))
-            for part in _made(maker, missing, seed, min(workers, len(missing))):
+            for part in _made(sampler, missing, seed, min(workers, len(missing))):
                 bar.update(len(part.numbers))
-        _join(maker, parts, folder, seed=seed, source=source, notes=every, overwrite=overwrite)
+        _join(sampler, parts, folder, seed=seed, source=source, notes=every, overwrite=overwrite)
         shutil.rmtree(home)
-    return load_dataset(folder, tokenizer=maker.tokenizer, verify=False)
+    return load_dataset(folder, tokenizer=sampler.tokenizer, verify=False)
 
 
 def _check_plan(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bool) -> None:
@@ -471,15 +471,15 @@ def _check_plan(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bo
     write_json(path, plan)
 
 
-def _made(maker: GameMaker, parts: list[_Part], seed: int, workers: int) -> Iterator[_Part]:
+def _made(sampler: EpisodeSampler, parts: list[_Part], seed: int, workers: int) -> Iterator[_Part]:
     """Make parts, in any order; yields each when it has been written."""
     if workers < 2:
         for part in parts:
-            yield _make(maker, part, seed)
+            yield _make(sampler, part, seed)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
-        futures = [pool.submit(_make, maker, part, seed) for part in parts]
+        futures = [pool.submit(_make, sampler, part, seed) for part in parts]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -487,10 +487,10 @@ def _made(maker: GameMaker, parts: list[_Part], seed: int, workers: int) -> Iter
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _make(maker: GameMaker, part: _Part, seed: int) -> _Part:
-    rows = maker(part.numbers, seed)
+def _make(sampler: EpisodeSampler, part: _Part, seed: int) -> _Part:
+    rows = sampler(part.numbers, seed)
     keep = [key for key in rows.keys() if key not in DISK_DTYPES]
-    write_dataset(part.folder, rows, maker.tokenizer, keep=keep)
+    write_dataset(part.folder, rows, sampler.tokenizer, keep=keep)
     return part
 
 
@@ -509,7 +509,7 @@ def _begin_worker() -> None:
 
 
 def _join(
-    maker: GameMaker,
+    sampler: EpisodeSampler,
     parts: list[_Part],
     folder: Path,
     *,
@@ -521,7 +521,7 @@ def _join(
     """Write all parts as one dataset."""
     keep = [key for key in load_dataset(parts[0].folder, verify=False).rows.keys() if key not in DISK_DTYPES]
     options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
-    with DatasetWriter(folder, maker.tokenizer, maker.row_length, **options) as writer:
+    with DatasetWriter(folder, sampler.tokenizer, sampler.row_length, **options) as writer:
         writer.notes = notes
         for part in parts:
-            writer.extend(load_dataset(part.folder, tokenizer=maker.tokenizer)[:])
+            writer.extend(load_dataset(part.folder, tokenizer=sampler.tokenizer)[:])

@@ -158,7 +158,7 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
         ValueError: the line is malformed; the message gives the reason.
 
     Examples:
-        >>> from torchrl_lang.data import parse_dialogue
+        >>> from torchrl_lang.data.jsonl import parse_dialogue
         >>> line = '{"turns": [{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo"}], "reward": 2}'
         >>> parse_dialogue(line)
         Episode(turns=(Turn(text='hi', ...), Turn(text='yo', reward=2.0, ...)), terminated=True, ...)

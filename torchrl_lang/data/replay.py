@@ -51,7 +51,7 @@ class EpochSampler(Sampler):
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-        >>> from torchrl_lang.data import EpochSampler
+        >>> from torchrl_lang.data.replay import EpochSampler
         >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=EpochSampler(seed=0), batch_size=2)
         >>> _ = buffer.extend(TensorDict(x=torch.arange(5), batch_size=[5]))
         >>> epoch = [batch["x"] for batch in buffer]
@@ -144,7 +144,7 @@ class BucketSampler(EpochSampler):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import BucketSampler
+        >>> from torchrl_lang.data.replay import BucketSampler
         >>> sampler = BucketSampler(torch.tensor([3, 9, 3, 9]), 2)
         >>> sorted(sorted(batch) for batch in sampler.order(4, epoch=0).view(2, 2).tolist())
         [[0, 2], [1, 3]]
@@ -246,7 +246,7 @@ def row_buffer(
         batch_size: rows per batch.
         seed: seed of the order.
         trim: trim batches to their longest row (see :class:`TrimRows`).
-        bucket: batch rows of similar length (see :class:`~torchrl_lang.data.BucketSampler`, also for the bias); a
+        bucket: batch rows of similar length (see :class:`BucketSampler`, also for the bias); a
             number is the number of batches that are sorted together.
         drop_last: drop an epoch's last, smaller batch.
         prefetch: number of threads and of batches that they read ahead. It helps if reading is slow or a core is idle.

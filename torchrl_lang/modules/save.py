@@ -139,7 +139,7 @@ def save_language_model(
     """Write a language model and its value heads to ``folder``, atomically.
 
     The language model is written by ``save_pretrained`` and the tokenizer as one of transformers, so other programs can
-    load both, see :func:`~torchrl_lang.text.write_tokenizer`. The heads are written to ``heads.safetensors``, their
+    load both, see ``write_tokenizer``. The heads are written to ``heads.safetensors``, their
     shapes and the tokenizer's configuration to ``torchrl_lang.json``, and the SHA-256 of every file to
     ``checksums.json``.
 
@@ -360,7 +360,7 @@ def save_agent(
             value trunk of its own, with its projector of features, is saved as a second model. Of heads that are not of
             this library the weights are saved; loading needs modules to fill, ``load_agent(folder, heads={"qvalue":
             module})``.
-        tokenizer: the environment's, of any kind that :func:`~torchrl_lang.text.tokenizer_from_config` reads.
+        tokenizer: the environment's, of any kind that ``tokenizer_from_config`` reads.
         task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
         data: what the agent learned from, for the card.
         results: rows of a table for the card, each with the same keys.

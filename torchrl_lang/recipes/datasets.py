@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_lang._files import Fields, FileError
-from torchrl_lang.data import GameMaker, RowDataset, generate_dataset, generate_in_parts, load_dataset
+from torchrl_lang.data import EpisodeSampler, RowDataset, generate_dataset, generate_in_parts, load_dataset
 from torchrl_lang.data.dataset import MANIFEST, ROWS
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
@@ -27,7 +27,7 @@ def main(options: DataOptions) -> Path:
     return options.out
 
 
-def _made(options: DataOptions, task: Task, maker: GameMaker) -> RowDataset:
+def _made(options: DataOptions, task: Task, maker: EpisodeSampler) -> RowDataset:
     """The games of a maker, in parts, so that the same command continues an interrupted one."""
     return generate_in_parts(
         maker,
@@ -60,7 +60,7 @@ def _played(options: DataOptions, task: Task) -> RowDataset:
         env.close()
 
 
-def _notes(options: DataOptions, task: Task, maker: GameMaker | None) -> dict[str, Any]:
+def _notes(options: DataOptions, task: Task, maker: EpisodeSampler | None) -> dict[str, Any]:
     """What the dataset records; with a maker also the number of games, as it may make several rows of one."""
     notes = task.notes() | options.notes()
     return notes if maker is None else {**maker.notes(), **notes, "games": task.number_of_episodes(options)}

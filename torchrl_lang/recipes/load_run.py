@@ -19,9 +19,10 @@ from torchrl_lang.recipes.run_policy import Method, RunDecoding, build_policy, l
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
-from torchrl_lang.text import Episode, Tokenizer, Turn, tokenizer_from_config
+from torchrl_lang.text import Episode, Tokenizer, Turn
 from torchrl_lang.text.chat_tokenizer import decode_action
 from torchrl_lang.text.rows import encode_episode, stack_episodes
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
 __all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run", "refuse_returns"]
 

@@ -37,7 +37,8 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
         ValueError: the configuration is damaged or its kind is unknown.
 
     Examples:
-        >>> from torchrl_lang.text import CharTokenizer, tokenizer_from_config
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.text.tokenizer_files import tokenizer_from_config
         >>> config = CharTokenizer.from_alphabet("abc").config()
         >>> tokenizer_from_config(config).encode("cab")
         [2, 0, 1]

@@ -6,7 +6,8 @@ import pytest
 
 from torchrl_lang.envs.textworld import TEMPLATES, Template
 from torchrl_lang.envs.textworld.text import clean_command, clean_feedback, is_meta
-from torchrl_lang.text import tokenizer_from_config, word_tokenizer
+from torchrl_lang.text import word_tokenizer
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
 from .conftest import COIN
 

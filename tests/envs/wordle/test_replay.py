@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.data import PolicyGames
+from torchrl_lang.data import PolicySampler
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordIndex, WordleEnv, demo_words
 from torchrl_lang.envs.wordle.replay import replay_games
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
@@ -17,7 +17,7 @@ WORDS = demo_words(80)
 
 def played(n=150, rules="official", words=WORDS, max_tries=6, prob_smart=0.7, **options):
     env = WordleEnv(words, [50], rules=rules, max_tries=max_tries, **options)
-    return PolicyGames(env, RandomWordPlayer(WORDS, prob_smart=prob_smart, rules=rules))(range(n), seed=0)
+    return PolicySampler(env, RandomWordPlayer(WORDS, prob_smart=prob_smart, rules=rules))(range(n), seed=0)
 
 
 @pytest.mark.parametrize("rules", ["official", "ilql"])

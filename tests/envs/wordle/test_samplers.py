@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.data import PolicyGames
+from torchrl_lang.data import PolicySampler
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     RandomWordPlayer,
@@ -101,7 +101,7 @@ def test_states_are_rows_that_the_environment_had():
 def test_an_invalid_guess_is_part_of_the_state():
     """A guess that is on no list gets no colours; the state after it ends with the guess."""
     games = WordleEnv(["crane", "slate"], [1], guesses="words", seed=0)
-    rows = PolicyGames(games, RandomWordPlayer(["fuzzy"]))(range(1), seed=0)
+    rows = PolicySampler(games, RandomWordPlayer(["fuzzy"]))(range(1), seed=0)
     state = rows_before(rows, torch.tensor([2]))
     assert games.tokenizer.decode(state["tokens"][state["attention_mask"]]) == "<a>fuzzy</a>fuzzy</a>"
     assert (continue_games(games, RandomWordPlayer(["crane", "slate"], seed=0), state)["terminated"]).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import plain_feedback, text
-from torchrl_lang.data import PolicyGames
+from torchrl_lang.data import PolicySampler
 from torchrl_lang.envs.wordle import (
     RandomWordPlayer,
     WordleEnv,
@@ -36,7 +36,7 @@ def test_subsets_are_random_seeded_and_united_with_given_words(tmp_path):
 @pytest.mark.parametrize("rules", ["official", "ilql"])
 def test_consistent_words_of_rows_and_texts(rules):
     env = WordleEnv(WORDS, [12], rules=rules)
-    rows = PolicyGames(env, RandomWordPlayer(WORDS))(range(12), 0)
+    rows = PolicySampler(env, RandomWordPlayer(WORDS))(range(12), 0)
     counts = count_consistent(rows, WORDS, rules=rules)
     for row, count in zip(rows, counts.tolist(), strict=True):
         found = consistent_words(row, WORDS, rules=rules)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of, within
 from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list, shorten
-from torchrl_lang.data.generate import GameMaker
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
 from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.rows import encode_episode, to_rows
@@ -331,7 +331,7 @@ def _uniform(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2.0**56
 
 
-class CommentRows(GameMaker):
+class CommentRows(EpisodeSampler):
     """Makes the rows of comments, one step each: the environment writes the parent, the agent the comment.
 
     Game ``i`` is comment ``i``, whatever the seed. All rewards are computed in one call, so those of a noised reward do
@@ -387,7 +387,7 @@ class CommentRows(GameMaker):
             self.data, self.rewards = data.take(kept.tolist()), self.rewards[kept]
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`GameMaker.__call__`."""
+        """See :meth:`EpisodeSampler.__call__`."""
         rewards = self.rewards[list(numbers)]
         episodes = self.data.take(numbers).episodes(rewards, include_parent=self.include_parent)
         try:

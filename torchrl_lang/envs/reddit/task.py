@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields, shorten
-from torchrl_lang.data import GameMaker, PolicyGames
+from torchrl_lang.data import EpisodeSampler, PolicySampler
 from torchrl_lang.envs.reddit import (
     CommentPlayer,
     CommentRows,
@@ -107,10 +107,10 @@ class RedditTask(Task):
         more: dict[str, Any] = {name: getattr(options, name) for name in ("scale", "shift", "include_parent")}
         return cls.of(comments, reward, options.tokenizer, **more)
 
-    def maker(self, options: RedditData) -> GameMaker:
+    def maker(self, options: RedditData) -> EpisodeSampler:
         """The comments in a random order, or games of the player; the same command continues an interrupted one."""
         if options.player != "none":
-            return PolicyGames(self.env(min(options.batch, options.games)), self.player(options.player).policy)
+            return PolicySampler(self.env(min(options.batch, options.games)), self.player(options.player).policy)
         return self._rows(options)
 
     def _rows(self, options: RedditData) -> CommentRows:

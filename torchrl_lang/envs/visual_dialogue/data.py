@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang._files import FileError
-from torchrl_lang.data.generate import GameMaker
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.files import (
@@ -180,7 +180,7 @@ class VisualDialogues:
         return scenes
 
 
-class SceneRows(GameMaker):
+class SceneRows(EpisodeSampler):
     """Makes the rows of dialogues: one for each, in mode "agent_stops" eleven; see :func:`scenes_of`.
 
     Game ``i`` is dialogue ``i``, whatever the seed.
@@ -223,7 +223,7 @@ class SceneRows(GameMaker):
         self.data, self.rewards, self.image = data, rewards, image
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`GameMaker.__call__`."""
+        """See :meth:`EpisodeSampler.__call__`."""
         scenes = [scene for number in numbers for scene in scenes_of(self.data.record(number), self.rewards)]
         rows = to_rows([scene_episode(scene, self.rewards) for scene in scenes], self.tokenizer, self.row_length)
         if self.image:

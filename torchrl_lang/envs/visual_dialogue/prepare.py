@@ -35,7 +35,8 @@ from torchrl_lang.envs.visual_dialogue.scoring import Measure, unfinished_reward
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.options import check_record, read_options, write_options
 from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
-from torchrl_lang.text import HFTokenizer, Tokenizer, tokenizer_from_config, word_tokenizer
+from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
 __all__ = ["POOL", "PrepareVisualDialogue", "PreparedFolder", "local_models", "main"]
 

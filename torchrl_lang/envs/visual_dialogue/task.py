@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields
-from torchrl_lang.data import GameMaker, PolicyGames
+from torchrl_lang.data import EpisodeSampler, PolicySampler
 from torchrl_lang.envs.visual_dialogue import (
     DialogueModels,
     DialogueRewards,
@@ -144,12 +144,12 @@ class VisualDialogueTask(Task):
         """See :meth:`Task.features`; it reads the validation split, which evaluations play."""
         return (1, self.data("val").features.feature_size) if self.image else None
 
-    def maker(self, options: VisualDialogueData) -> GameMaker:
+    def maker(self, options: VisualDialogueData) -> EpisodeSampler:
         """The files' dialogues, or games of the player; the same command continues an interrupted one."""
         if options.player == "none":
             tokens, data = self.prepared.tokens(), self.data("train")
             return SceneRows(data, tokens.tokenizer, tokens.row_length, rewards=self.rewards, image=self.image)
-        return PolicyGames(self.env(min(options.batch, options.games)), self.player(options.player).policy)
+        return PolicySampler(self.env(min(options.batch, options.games)), self.player(options.player).policy)
 
     def number_of_episodes(self, options: VisualDialogueData) -> int:
         """Number of dialogues."""

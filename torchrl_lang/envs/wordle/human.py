@@ -30,7 +30,8 @@ from torchrl_lang._files import (
     read_text,
     write_file,
 )
-from torchrl_lang.data import GameMaker, seed_of_games
+from torchrl_lang.data import EpisodeSampler
+from torchrl_lang.data.generate import seed_of_games
 from torchrl_lang.envs.wordle.replay import rows_of_turns
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_SYMBOLS,
@@ -227,7 +228,7 @@ _DRAWS = 200
 """Draws for every row after which drawing fails if none has succeeded."""
 
 
-class HumanGames(GameMaker):
+class HumanGames(EpisodeSampler):
     """Rows with the colours of people's games, and guesses drawn uniformly from those that get these colours.
 
     For each row a game is drawn, and its hidden word: any word of the list (or, with ``true_word``, the answer of the
@@ -367,7 +368,7 @@ class HumanGames(GameMaker):
         return self.select(sorted(order[: int(len(order) * fraction)]))
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see :meth:`GameMaker.__call__`."""
+        """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see :meth:`EpisodeSampler.__call__`."""
         random = torch.Generator().manual_seed(seed_of_games(seed, numbers))
         n = len(numbers)
         game = torch.zeros(n, dtype=torch.int64)
@@ -410,7 +411,7 @@ class HumanGames(GameMaker):
         return lost
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.GameMaker.notes`; the digest changes with any game, guess or colouring."""
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`; the digest changes with any game, guess or colouring."""
         table = hashlib.sha256(self._table.numpy().tobytes()).hexdigest()
         digest = json_digest({"games": self.games, "guesses": self.guesses, "table": table})
         task = {"task": "wordle", "words": self.words, "rules": self.rules}

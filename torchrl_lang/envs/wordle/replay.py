@@ -124,11 +124,11 @@ def replay_games(
         ValueError: an option or a word list is invalid.
 
     Examples:
-        >>> from torchrl_lang.data import PolicyGames
+        >>> from torchrl_lang.data import PolicySampler
         >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
         >>> from torchrl_lang.envs.wordle.replay import replay_games
         >>> words = ["crane", "slate", "point", "crate"]
-        >>> games = PolicyGames(WordleEnv(words, batch_size=[32]), RandomWordPlayer(words, prob_smart=1.0))
+        >>> games = PolicySampler(WordleEnv(words, batch_size=[32]), RandomWordPlayer(words, prob_smart=1.0))
         >>> replayed = replay_games(games(range(32), seed=0), ["slate", "point"], rules="ilql")
         >>> len(replayed.rows) + replayed.left_out["no word of the list fits the colours"]
         32

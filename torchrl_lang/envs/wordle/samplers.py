@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import at_least_one, count
 from torchrl_lang._random_stream import seeded_generators
-from torchrl_lang.data import GameMaker, play_to_end, seed_of_games
-from torchrl_lang.data.generate import Policy, cat_rows
+from torchrl_lang.data import EpisodeSampler
+from torchrl_lang.data.generate import Policy, cat_rows, play_to_end, seed_of_games
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.mixtures import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
@@ -40,7 +40,7 @@ _OPENING = 2
 _CONTROL = wordle_tokenizer().control
 
 
-class BranchedGames(GameMaker):
+class BranchedGames(EpisodeSampler):
     """Games of an expert, and from every state of each game ``branches`` games in which a suboptimal player continues.
 
     A branch begins with the expert's guesses and their colours and continues from there, with a hidden word drawn from
@@ -104,7 +104,7 @@ class BranchedGames(GameMaker):
         }
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`~torchrl_lang.data.GameMaker.__call__`; the numbers are those of the expert's games."""
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.__call__`; the numbers are those of the expert's games."""
         seed, game = seed_of_games(seed, numbers), torch.arange(numbers.start, numbers.stop)
         with seeded_generators(seed, *self.players.values()):
             self.env.set_seed(seed)
@@ -118,12 +118,12 @@ class BranchedGames(GameMaker):
         return _sorted_by_game(blocks, train_on_opening=self.train_on_opening)
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.GameMaker.notes`."""
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`."""
         options = {"branches": self.branches, "train_on_opening": self.train_on_opening}
         return {**_notes(self.env, self.players), **super().notes(), "kinds": list(self.kinds), **options}
 
 
-class AdversarialGames(GameMaker):
+class AdversarialGames(EpisodeSampler):
     """Games of an expert, adversarial continuations of them, and suboptimal games (arXiv 2206.11871, section 5).
 
     Of each expert game of three or more guesses, ``adversarial_games`` games begin with its first two guesses and are
@@ -184,7 +184,7 @@ class AdversarialGames(GameMaker):
         }
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`~torchrl_lang.data.GameMaker.__call__`; the numbers are those of the expert's games."""
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.__call__`; the numbers are those of the expert's games."""
         seed, game = seed_of_games(seed, numbers), torch.arange(numbers.start, numbers.stop)
         with seeded_generators(seed, *self.players.values()):
             self.env.set_seed(seed)
@@ -202,7 +202,7 @@ class AdversarialGames(GameMaker):
         return _sorted_by_game(blocks, train_on_opening=self.train_on_opening)
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.GameMaker.notes`."""
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`."""
         options = {"adversarial_games": self.adversarial_games, "suboptimal_games": self.suboptimal_games}
         options |= {"train_on_opening": self.train_on_opening}
         return {**_notes(self.env, self.players), **super().notes(), "kinds": list(self.kinds), **options}
@@ -233,7 +233,7 @@ def rows_before(rows: TensorDictBase, turn: Tensor) -> TensorDict:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import play_to_end
+        >>> from torchrl_lang.data.generate import play_to_end
         >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
         >>> from torchrl_lang.envs.wordle.samplers import rows_before
         >>> env = WordleEnv(["fuzzy"], batch_size=[1], seed=0)
@@ -279,7 +279,7 @@ def continue_games(env: WordleEnv, policy: Policy, rows: TensorDictBase) -> Tens
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.data import play_to_end
+        >>> from torchrl_lang.data.generate import play_to_end
         >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
         >>> from torchrl_lang.envs.wordle.samplers import continue_games, rows_before
         >>> words = ["crane", "slate", "point", "crate"]

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields
-from torchrl_lang.data import GameMaker
+from torchrl_lang.data import EpisodeSampler
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     OptimalPlayer,
@@ -107,7 +107,7 @@ class WordleTask(Task):
         """The scripted player."""
         return self.player(options.player, options.seed)
 
-    def maker(self, options: WordleData) -> GameMaker | None:
+    def maker(self, options: WordleData) -> EpisodeSampler | None:
         """The maker of the games, if they are not those of one player."""
         if options.make == "games":
             return None

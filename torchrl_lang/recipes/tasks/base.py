@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_lang._files import Fields
-from torchrl_lang.data import GameMaker
+from torchrl_lang.data import EpisodeSampler
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import (
     GameRecords,
@@ -126,7 +126,7 @@ class Task(ABC):
         """Who plays the games of a dataset with these options of ``generate``."""
         return self.player("random", options.seed)
 
-    def maker(self, options: Any) -> GameMaker | None:
+    def maker(self, options: Any) -> EpisodeSampler | None:
         """What makes the games, if it is not one player: it is written in parts, and the same command resumes."""
         return None
 

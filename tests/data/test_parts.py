@@ -11,7 +11,8 @@ from torchrl.envs.transforms import RewardScaling
 
 from tests.processes import spawned
 from torchrl_lang._files import folders
-from torchrl_lang.data import FreshGames, GameMaker, PolicyGames, generate_in_parts, load_dataset, play_to_end
+from torchrl_lang.data import EpisodeSampler, FreshEpisodes, PolicySampler, generate_in_parts, load_dataset
+from torchrl_lang.data.generate import play_to_end
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, demo_words
 
@@ -19,21 +20,21 @@ WORDS = demo_words(30)
 
 
 def games(batch=16):
-    return PolicyGames(WordleEnv(WORDS, [batch]), RandomWordPlayer(WORDS, prob_smart=0.5))
+    return PolicySampler(WordleEnv(WORDS, [batch]), RandomWordPlayer(WORDS, prob_smart=0.5))
 
 
-class Counted(GameMaker):
+class Counted(EpisodeSampler):
     """Two rows a game with its number, and a failure at one of them."""
 
     def __init__(self, fails_at=None):
-        self.maker, self.calls, self.fails_at = games(), [], fails_at
-        super().__init__(self.maker.tokenizer, self.maker.row_length)
+        self.sampler, self.calls, self.fails_at = games(), [], fails_at
+        super().__init__(self.sampler.tokenizer, self.sampler.row_length)
 
     def __call__(self, numbers, seed):
         self.calls.append(numbers)
         if self.fails_at in numbers:
             raise KeyboardInterrupt
-        rows = torch.cat([self.maker(numbers, seed)] * 2)
+        rows = torch.cat([self.sampler(numbers, seed)] * 2)
         rows["number"] = torch.tensor([*numbers] * 2)
         return rows
 
@@ -52,50 +53,50 @@ def test_all_rows_play_one_whole_game():
 
 
 def test_games_depend_on_their_numbers_and_seed_only():
-    maker = games()
-    first = maker(range(0, 40), seed=1)
+    sampler = games()
+    first = sampler(range(0, 40), seed=1)
     before = torch.get_rng_state()
-    maker(range(40, 50), seed=1)
+    sampler(range(40, 50), seed=1)
     assert torch.equal(before, torch.get_rng_state())
-    assert (maker(range(0, 40), seed=1) == first).all()
+    assert (sampler(range(0, 40), seed=1) == first).all()
     assert len(first) == 40
-    for other in (maker(range(40, 80), seed=1), maker(range(0, 40), seed=2)):
+    for other in (sampler(range(40, 80), seed=1), sampler(range(0, 40), seed=2)):
         assert not (other["tokens"] == first["tokens"]).all()
 
 
 def test_rewards_are_those_after_transforms():
     env = CorridorEnv(length=3, batch_size=[8], seed=0)
     player = CorridorPlayer(env.tokenizer, length=3)
-    plain = PolicyGames(env, player)(range(8), 0)["token_reward"]
-    scaled = PolicyGames(TransformedEnv(env, RewardScaling(0.0, 3.0)), player)(range(8), 0)["token_reward"]
+    plain = PolicySampler(env, player)(range(8), 0)["token_reward"]
+    scaled = PolicySampler(TransformedEnv(env, RewardScaling(0.0, 3.0)), player)(range(8), 0)["token_reward"]
     assert plain.any()
     torch.testing.assert_close(scaled.sum(-1), 3 * plain.sum(-1))
 
 
 def test_fresh_games_never_repeat_and_resume_exactly():
-    fresh = FreshGames(games(), 24, games=32, seed=3)
+    fresh = FreshEpisodes(games(), 24, games=32, seed=3)
     before = [fresh.sample() for _ in range(3)]
     state = fresh.state_dict()
     after = [fresh.sample() for _ in range(3)]
-    other = FreshGames(games(batch=16), 24, games=32, seed=0)
+    other = FreshEpisodes(games(batch=16), 24, games=32, seed=0)
     other.load_state_dict(state)
     assert all((a == b).all() for a, b in zip(after, (other.sample() for _ in range(3)), strict=True))
     assert state == {"seed": 3, "round": 2, "position": 8}
-    # The first rounds hold all games of the maker, each once.
-    rows = torch.cat([FreshGames(games(), 64, games=32, seed=3, trim=False).sample()["tokens"]])
+    # The first rounds hold all games of the sampler, each once.
+    rows = torch.cat([FreshEpisodes(games(), 64, games=32, seed=3, trim=False).sample()["tokens"]])
     made = torch.cat([games()(range(start, start + 32), 3)["tokens"] for start in (0, 32)])
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, made.tolist()))
     assert all(batch["attention_mask"].any(0).all() for batch in before)  # trimmed
 
 
 def test_a_dataset_in_parts_holds_the_games_in_order(tmp_path):
-    maker = Counted()
+    sampler = Counted()
     dataset = generate_in_parts(
-        maker, tmp_path / "data", games=40, games_per_part=16, seed=5, notes={"words": WORDS}, progress=False
+        sampler, tmp_path / "data", games=40, games_per_part=16, seed=5, notes={"words": WORDS}, progress=False
     )
     expected = torch.cat([Counted()(range(start, min(start + 16, 40)), 5) for start in (0, 16, 32)])
     assert (dataset[:] == expected).all()
-    assert dataset.manifest["notes"] == {"maker": "Counted", "words": WORDS}
+    assert dataset.manifest["notes"] == {"sampler": "Counted", "words": WORDS}
     assert load_dataset(tmp_path / "data", verify=True).manifest["seed"] == 5
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -105,9 +106,9 @@ def test_an_interrupted_call_continues_with_the_missing_parts(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         generate_in_parts(Counted(fails_at=20), tmp_path / "data", **options)
     assert not (tmp_path / "data").exists()
-    maker = Counted()
-    generate_in_parts(maker, tmp_path / "data", **options)
-    assert maker.calls == [range(16, 24), range(24, 32), range(32, 40)]
+    sampler = Counted()
+    generate_in_parts(sampler, tmp_path / "data", **options)
+    assert sampler.calls == [range(16, 24), range(24, 32), range(32, 40)]
     generate_in_parts(Counted(), tmp_path / "whole", **options)
     assert content(tmp_path / "data") == content(tmp_path / "whole")
 
@@ -126,14 +127,14 @@ def test_parts_of_other_arguments_are_not_mixed(tmp_path):
 def test_existing_datasets_are_kept(tmp_path):
     options = {"games": 8, "games_per_part": 8, "progress": False}
     generate_in_parts(Counted(), tmp_path / "data", **options)
-    maker = Counted()
+    sampler = Counted()
     with pytest.raises(FileExistsError, match="overwrite=True"):
-        generate_in_parts(maker, tmp_path / "data", **options)
-    assert not maker.calls
-    generate_in_parts(maker, tmp_path / "data", overwrite=True, **options)
+        generate_in_parts(sampler, tmp_path / "data", **options)
+    assert not sampler.calls
+    generate_in_parts(sampler, tmp_path / "data", overwrite=True, **options)
     for bad in ({"games": 0}, {"games_per_part": 0}, {"workers": 0}):
         with pytest.raises(ValueError, match="at least 1"):
-            generate_in_parts(maker, tmp_path / "other", **{**options, **bad})
+            generate_in_parts(sampler, tmp_path / "other", **{**options, **bad})
 
 
 @pytest.mark.slow
