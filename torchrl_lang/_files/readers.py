@@ -309,7 +309,7 @@ def _records(file: Iterator[str], encoding: str, ragged: bool) -> Iterator[CSVRe
         line = reader.line_num + 1
         try:
             fields = next(reader, None)
-        except csv.Error as error:  # the reader goes on with the next line
+        except csv.Error as error:  # the reader continues with the next line
             yield CSVRecord(line, error=f"is no CSV record ({error})")
             continue
         if fields is None:
