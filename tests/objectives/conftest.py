@@ -119,17 +119,11 @@ LOSSES = {
     "dt": make_dt,
     "dt-constant": lambda **options: make_dt("constant", transition_weight=0.3, logits_chunk=5, **options),
     "ilql": make_ilql,
-    "ilql-residual": lambda **options: make_ilql(kind="residual", **options),
     "ilql-tied": make_tied,
-    "ilql-all-terms": lambda **options: make_ilql(
-        margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda", **options
-    ),
-    "utterance-ilql": lambda **options: make_utterance_ilql(make_actor(), **options),
     "utterance-ilql-weighted": lambda **options: make_utterance_ilql(
         make_actor(), advantage_temperature=0.7, transition_weight=0.1, **options
     ),
     "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
-    "ilql-in-pieces": lambda **options: make_ilql(logits_chunk=5, **options),
     "ilql-all-terms-in-pieces": lambda **options: make_ilql(
         kind="residual",
         margin_weight=0.3,
@@ -152,7 +146,6 @@ LOSSES = {
     "bcq-own-trunks": lambda **options: make_qbackup(
         BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options
     ),
-    "qsft": make_qsft,
     "qsft-rest": lambda **options: make_qsft(
         rest=0, threshold=0.2, turn_gamma=0.5, transition_weight=0.1, logits_chunk=3, **options
     ),

@@ -11,9 +11,9 @@ from torchrl.objectives import SoftUpdate
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
-from tests.objectives.conftest import LOSSES, T, losses_of, make_actor, make_rows, total
+from tests.objectives.conftest import LOSSES, VOCAB, T, losses_of, make_actor, make_rows, total
 from tests.objectives.utterances import number_of_utterances
-from torchrl_lang.objectives import OREOLoss, UtteranceILQLLoss
+from torchrl_lang.objectives import OREOLoss, UtteranceILQLLoss, base
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
@@ -30,12 +30,13 @@ ON_FURTHER_COLUMNS = [
     "test_set_keys",
     "test_dispatch_takes_tensors",
     "test_missing_entry_is_named",
-    "test_wrong_shape_is_named",
     "test_steps_of_a_rollout_are_refused",
     "test_state_dict_round_trip",
     "test_deepcopy_is_independent",
     "test_gradient_checkpointing_changes_no_gradient",
     "test_bf16_autocast_is_close_and_sums_in_float32",
+    "test_no_rows_give_zero_losses_with_zero_gradients",
+    "test_the_train_mask_is_an_optional_input",
 ]
 """Tests that a loss on rows with further columns calls with rows and losses of its own."""
 
@@ -129,6 +130,8 @@ def test_loss_mask_takes_rows_out(make_loss, rows, reduction):
 def test_masks_that_are_no_bools_are_named(make_loss, rows):
     with pytest.raises(TypeError, match="attention_mask must be bool"):
         make_loss()(rows.clone().set("attention_mask", rows["attention_mask"].long()))
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \(6, 14\)"):
+        make_loss()(rows.clone().set("attention_mask", rows["attention_mask"][:, :-1]))
 
 
 def test_a_lazy_stack_of_rows(make_loss, rows):
@@ -169,7 +172,7 @@ def test_set_keys(make_loss, rows):
     loss = make_loss()
     expected = loss(rows)
     moved = rows.clone()
-    for name in ("agent_mask", "token_reward", "terminated"):
+    for name in ("tokens", "attention_mask", "agent_mask", "token_reward", "terminated"):
         if name in loss._row_entries:
             moved.rename_key_(name, ("agent", name))
             loss.set_keys(**{name: ("agent", name)})
@@ -191,11 +194,6 @@ def test_dispatch_takes_tensors(make_loss, rows):
 def test_missing_entry_is_named(make_loss, rows):
     with pytest.raises(KeyError, match=r"agent_mask.*set_keys"):
         make_loss()(rows.exclude("agent_mask"))
-
-
-def test_wrong_shape_is_named(make_loss, rows):
-    with pytest.raises(ValueError, match=r"attention_mask must have shape \(6, 14\).*\(6, 13\)"):
-        make_loss()(rows.clone().set("attention_mask", rows["attention_mask"][:, :-1]))
 
 
 def test_steps_of_a_rollout_are_refused(make_loss, rows):
@@ -260,6 +258,79 @@ def test_bf16_autocast_is_close_and_sums_in_float32(make_loss, rows):
     for key, value in losses_of(out).items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, expected[key], rtol=0.05, atol=0.05)
+
+
+def left_padded(rows):
+    """The same rows, each moved to the right end."""
+    out, length = rows.clone(), rows["attention_mask"].sum(-1)
+    for key in ("tokens", "attention_mask", "agent_mask", "token_reward"):
+        for row, n in enumerate(length.tolist()):
+            out[key][row] = rows[key][row].roll(rows["tokens"].shape[-1] - n)
+    return out
+
+
+def test_values_are_checked_in_every_call(make_loss, rows):
+    """Rows that count are named by their number in the batch; masked ones may hold anything."""
+    loss, spoilt = make_loss(), rows.clone()
+    spoilt["attention_mask"][1, 2] = spoilt["agent_mask"][1, 2] = False
+    spoilt["token_reward"][1, 2] = 0.0
+    for _ in range(2):
+        loss(rows)
+        with pytest.raises(ValueError, match="a real token right of padding"):
+            loss(left_padded(rows))
+        kept = torch.arange(6) > 0
+        with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
+            loss(spoilt.clone().set(("collector", "mask"), kept))
+        loss(spoilt.clone().set(("collector", "mask"), torch.arange(6) != 1))
+
+
+def test_no_rows_give_zero_losses_with_zero_gradients(make_loss, rows):
+    for reduction, shape in (("mean", (0,)), ("sum", (0, 3)), ("none", (0, 3))):
+        loss = make_loss(reduction=reduction)
+        out = loss(rows[:0].reshape(*shape))
+        assert set(out.keys()) == set(loss.out_keys)
+        for value in losses_of(out).values():
+            assert value.shape == ((*shape, T) if reduction == "none" else ())
+            assert not value.any()
+        total(out).backward()
+        assert not any(p.grad.any() for p in loss.parameters() if p.grad is not None)
+
+
+def test_the_train_mask_is_an_optional_input(make_loss, rows):
+    loss = make_loss()
+    learned = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert {"train_mask", ("collector", "mask")} <= set(loss.optional_in_keys)
+    expected = loss(rows.clone().set("train_mask", learned))
+    assert any(not torch.equal(value, expected[key]) for key, value in losses_of(loss(rows)).items())
+    found = loss(*(rows[key] for key in loss.in_keys), train_mask=learned)
+    for value, key in zip(found if isinstance(found, tuple) else (found,), loss.out_keys, strict=True):
+        torch.testing.assert_close(value, expected[key], equal_nan=True)
+    with pytest.raises(TypeError, match="train_mask must be bool"):
+        loss(rows.clone().set("train_mask", learned.long()))
+    with pytest.raises(TypeError, match=r"mask \('collector', 'mask'\) must be bool"):
+        loss(rows.clone().set(("collector", "mask"), torch.ones(6)))
+
+
+def test_rewards_count_at_the_agents_tokens_only(make_loss, rows, monkeypatch):
+    plain = base.check_values  # it refuses other rewards
+
+    def without_rewards(tokens, attention_mask, agent_mask, token_reward=None, **options):
+        return plain(tokens, attention_mask, agent_mask, None, **options)
+
+    monkeypatch.setattr(base, "check_values", without_rewards)
+    loss, expected = make_loss(), make_loss()(rows)
+    rows["token_reward"] = torch.where(rows["agent_mask"], rows["token_reward"], 1e3)
+    assert_same(loss(rows), expected, rtol=0, atol=0)
+
+
+def test_what_stands_behind_the_last_decision_changes_nothing(make_loss, rows):
+    if make_loss().transition_weight:
+        pytest.skip("the environment's tokens are learned")
+    rows["terminated"][:] = True
+    behind = rows["agent_mask"].flip(-1).cummax(-1).values.flip(-1).logical_not() & rows["attention_mask"]
+    assert behind.any()
+    other = rows.clone().set("tokens", torch.where(behind, (rows["tokens"] + 3) % VOCAB, rows["tokens"]))
+    assert_same(gradients(make_loss(), other), gradients(make_loss(), rows), rtol=1e-4, atol=1e-6)
 
 
 def assert_compiles(loss, rows):

@@ -13,7 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torchrl.objectives import LossModule, ValueEstimators
 
-from torchrl_lang._checks import finite, one_of, positive, within
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
@@ -133,37 +133,24 @@ class TransitionBatch(DecisionBatch):
         return torch.where(self.row_terminated, 0, value)
 
 
-def _chunk(name: str, value: LogitsChunk) -> None:
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    if value not in ("auto", None) and not is_number:
-        raise ValueError(f"{name} must be 'auto', None or a positive number, got {value!r}.")
-
-
-def _rules(names: str, rule: Callable[..., None], **limits: Any) -> dict[str, Callable[..., None]]:
-    return dict.fromkeys(names.split(), functools.partial(rule, **limits))
-
-
-# What an option may be, by its name: it means the same in every loss.
-_OPTIONS = {
-    **_rules("gamma turn_gamma lmbda turn_lmbda qvalue_lmbda threshold", within, low=0, high=1),
-    **_rules("expectile", within, low=0, high=1, inclusive=False),
-    **_rules("value_weight qvalue_weight actor_weight cql_weight margin_weight transition_weight", finite),
-    **_rules("advantage_temperature", finite),
-    **_rules("cql_temperature weight_clip value_clip beta reward_scale", positive),
-    **_rules("margin value_min value_max entropy_weight", finite, low=None),
-    **_rules("reduction", one_of, known=("mean", "sum", "none")),
-    **_rules("actor_normalizer", one_of, known=("all", "action")),
-    **_rules("advantage_weighting", one_of, known=("exp", "sign")),
-    **_rules("target", one_of, known=("td", "mc", "lambda")),
-    **_rules("level", one_of, known=("token", "utterance", "row")),
-    **_rules("bootstrap", one_of, known=("first", "mean")),
-    **_rules("loss_critic_type", one_of, known=("l2", "l1", "smooth_l1")),
-    **_rules("kl_estimator", one_of, known=("k1", "k2", "k3", "exact")),
-    **_rules("logits_chunk", _chunk),
+_UNIT, _WEIGHT, _POSITIVE, _NUMBER = "[0, 1]", "[0, inf)", "(0, inf)", "(-inf, inf)"
+# What an option may be, by its name, see check_options: it means the same in every loss.
+_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("gamma", "turn_gamma", "lmbda", "turn_lmbda", "qvalue_lmbda", "threshold"), _UNIT),
+    **dict.fromkeys(("value_weight", "qvalue_weight", "actor_weight", "transition_weight"), _WEIGHT),
+    **dict.fromkeys(("cql_weight", "margin_weight", "advantage_temperature"), _WEIGHT),
+    **dict.fromkeys(("cql_temperature", "weight_clip", "value_clip", "beta", "reward_scale"), _POSITIVE),
+    **dict.fromkeys(("margin", "value_min", "value_max", "entropy_weight"), _NUMBER),
+    "expectile": "(0, 1)",
+    "reduction": ("mean", "sum", "none"),
+    "actor_normalizer": ("all", "action"),
+    "advantage_weighting": ("exp", "sign"),
+    "target": ("td", "mc", "lambda"),
+    "level": ("token", "utterance", "row"),
+    "bootstrap": ("first", "mean"),
+    "loss_critic_type": ("l2", "l1", "smooth_l1"),
+    "kl_estimator": ("k1", "k2", "k3", "exact"),
 }
-# None leaves these to the loss, or switches them off.
-_MAY_BE_NONE = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
-_TOKENS = {"end_of_action", "rest"}
 
 
 class RowLoss(ReferenceHolder, LossModule):
@@ -217,17 +204,17 @@ class RowLoss(ReferenceHolder, LossModule):
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
+        check_options(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
 
     def _set_options(self, **options: Any) -> None:
         """Check options by their names, in the table above, and set them."""
+        check_options(**{name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS})
+        for name in {"end_of_action", "rest"} & options.keys():
+            token, limit = options[name], vocabulary(self.actor_network)
+            if token is not None and not 0 <= token < (float("inf") if limit is None else limit):
+                raise ValueError(f"{name}={token} is no token id: ids lie in [0, {limit}).")
         for name, value in options.items():
-            if name in _TOKENS and value is not None:
-                limit = vocabulary(self.actor_network)
-                if not 0 <= value < (float("inf") if limit is None else limit):
-                    raise ValueError(f"{name}={value} is no token id: ids lie in [0, {limit}).")
-            elif name in _OPTIONS and (value is not None or name not in _MAY_BE_NONE):
-                _OPTIONS[name](name, value)
             setattr(self, name, value)
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
@@ -318,7 +305,7 @@ class RowLoss(ReferenceHolder, LossModule):
         """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
         entries = self._entries(tensordict)
         mask = self._mask(tensordict, entries)
-        tokens = self._checked(entries, mask)
+        tokens = self._tokens(entries, mask)
         attention, agent_mask = entries["attention_mask"], entries["agent_mask"]
         found, decision = find_decisions(attention, agent_mask), decision_mask(agent_mask)
         state_place = found.row * tokens.shape[-1] + found.position
@@ -378,7 +365,7 @@ class RowLoss(ReferenceHolder, LossModule):
                 counted = mask if counted is None else counted & mask
         return counted
 
-    def _checked(self, entries: dict[str, Tensor], mask: Tensor | None) -> Tensor:
+    def _tokens(self, entries: dict[str, Tensor], mask: Tensor | None) -> Tensor:
         """The tokens, int64, after a look at the values of the rows that count."""
         limit = None
         if (actor := getattr(self, "actor_network", None)) is not None:  # the smallest id that it cannot read or write

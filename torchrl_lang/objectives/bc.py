@@ -11,7 +11,7 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, over_rows
 from torchrl_lang.objectives.networks import set_actor
-from torchrl_lang.objectives.policy import actor_loss, checked_reference, kl_controller, score_decisions
+from torchrl_lang.objectives.policy import actor_loss, kl_controller, reference_of, score_decisions
 
 __all__ = ["BCLoss"]
 
@@ -83,7 +83,7 @@ class BCLoss(RowLoss):
         set_actor(self, actor_network, guidance=True)
         self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
         self.kl_controller = kl_controller(kl_weight)
-        self.reference = checked_reference(actor_network, reference, is_read=self.kl_controller is not None)
+        self.reference = reference_of(actor_network, reference, is_read=self.kl_controller is not None)
         self.embed_weights = embed_weights
         if self.reference is not None:
             self.out_keys = ["loss_actor", "loss_kl", "kl"]

@@ -22,7 +22,7 @@ from torchrl_lang.functional import (
 )
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import checked_head, values_at
+from torchrl_lang.objectives.networks import as_head, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, target_qvalues
 
@@ -209,7 +209,7 @@ class ILQLLoss(QValueLoss):
             logits_chunk=logits_chunk,
             reduction=reduction,
         )
-        network = checked_head(self, "value_network", value_network, value_trunk)
+        network = as_head(self, "value_network", value_network, value_trunk)
         self.convert_to_functional(network, "value_network")
         self._set_options(target=target, lmbda=lmbda, turn_lmbda=turn_lmbda, qvalue_lmbda=qvalue_lmbda)
         self._set_options(expectile=expectile, value_weight=value_weight, detach_value=detach_value)

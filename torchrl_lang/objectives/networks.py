@@ -29,7 +29,7 @@ from torchrl_lang.modules.trunk import HIDDEN, trunk_of
 from torchrl_lang.schema import missing_entry
 
 __all__ = [
-    "checked_head",
+    "as_head",
     "frozen_target",
     "gather_inputs",
     "head_key",
@@ -51,18 +51,12 @@ __all__ = [
 
 def set_actor(loss: Any, actor: Any, *, guidance: bool = False) -> None:
     """Give a loss its ``actor_network``: a language actor or an utterance actor, guided by values only if allowed."""
-    name = type(loss).__name__
-    if isinstance(actor, UtteranceActor):
-        if actor.decoder.rule.guidance is not None and not guidance:
-            raise ValueError(f"{name} trains the language model's own distribution: build the actor without guidance=.")
-    else:
-        try:
-            split_actor(actor)
-        except TypeError:
-            raise TypeError(
-                f"{name} needs actor_network as a language actor or an UtteranceActor over one, got "
-                f"{type(actor).__name__}: build it with language_actor(lm)."
-            ) from None
+    if not isinstance(actor, UtteranceActor):
+        split_actor(actor)  # raises unless it is a language actor
+    elif actor.decoder.rule.guidance is not None and not guidance:
+        raise ValueError(
+            f"{type(loss).__name__} trains the language model's own distribution: build the actor without guidance=."
+        )
     loss.actor_network = actor
 
 
@@ -85,7 +79,7 @@ def token_limit(actor: Any) -> int | None:
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-def checked_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = None) -> TensorDictModuleBase:
+def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = None) -> TensorDictModuleBase:
     """The head ``name`` of a loss as a module of tensordicts, after a look at what it writes for states of zeros.
 
     A head is a module of tensordicts, or any module ``hidden [N, H] -> values``.
@@ -175,18 +169,13 @@ def _first_values(loss: Any, name: str, network: TensorDictModuleBase, states: T
 
 def _check_vocabulary(actor: Any, known: int) -> None:
     """Raise ValueError unless Q has a value for every token that the policy can write, and for no unknown one."""
-    needed, head = vocabulary(actor), vocabulary_size(split_actor(RowScorer(actor).language_actor))
-    if needed is not None and known < needed:
-        raise ValueError(
-            f"The Q network has values for {known} tokens and the policy can write {needed}: build the head with "
-            f"vocab_size={needed}. Where the model's matrix is larger than its tokenizer's vocabulary, give the loss "
-            "an UtteranceActor with vocab_size=, the tokenizer's."
-        )
+    needed, head = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
     limit = known if head is None else max(head, token_limit(actor) or 0)
-    if known > limit:
+    if not needed <= known <= limit:
         raise ValueError(
-            f"The Q network has values for {known} tokens and the model has {limit}: build the head with "
-            f"vocab_size={limit}."
+            f"The Q network has values for {known} tokens, the policy can write {needed} and the model has {limit}: "
+            f"build the head with vocab_size={needed}, or give the loss an UtteranceActor with the tokenizer's "
+            "vocab_size=."
         )
 
 

@@ -14,11 +14,11 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import checked_head, set_actor, values_at
+from torchrl_lang.objectives.networks import as_head, set_actor, values_at
 from torchrl_lang.objectives.policy import (
-    checked_reference,
     environment_loss,
     kl_controller,
+    reference_of,
     score_decisions,
     unwritable,
 )
@@ -145,9 +145,9 @@ class OREOLoss(RowLoss):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         set_actor(self, actor_network)
-        self.value_network = checked_head(self, "value_network", value_network, value_trunk)
+        self.value_network = as_head(self, "value_network", value_network, value_trunk)
         self.value_trunk = value_trunk
-        self.reference = checked_reference(actor_network, reference, is_read=True)
+        self.reference = reference_of(actor_network, reference, is_read=True)
         self.embed_weights = embed_weights
         for actor in (actor_network, reference.actor):
             decoder = RowScorer(actor).decoder

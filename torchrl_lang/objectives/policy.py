@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchrl_lang._checks import finite
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional import (
     advantage_weight,
     categorical_entropy,
@@ -38,7 +38,7 @@ __all__ = [
     "TokenScores",
     "actor_loss",
     "check_frozen",
-    "checked_reference",
+    "reference_of",
     "environment_loss",
     "frozen_behavior",
     "kl_controller",
@@ -252,32 +252,22 @@ def kl_controller(kl_weight: float | KLController) -> KLController | None:
     """KL controller of a loss; None for a weight of zero, whose divergence is not computed."""
     if isinstance(kl_weight, KLController):
         return kl_weight
-    finite("kl_weight", float(kl_weight))
+    check_options(kl_weight=(kl_weight, "[0, inf)"))
     return as_controller(kl_weight) if kl_weight else None
 
 
-def checked_reference(
-    actor: TensorDictModuleBase, reference: FrozenActor | None, *, is_read: bool
-) -> FrozenActor | None:
+def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) -> FrozenActor | None:
     """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one."""
+    if reference is not None and not is_read:
+        raise ValueError("A reference and the kl_weight of an exact divergence go together: give both or none.")
     if not is_read:
-        if reference is not None:
-            raise ValueError(
-                "A reference is read for an exact divergence with a kl_weight (in PPOLoss with kl_estimator='exact'): "
-                "give both or none."
-            )
         return None
-    if not isinstance(reference, FrozenActor):
-        raise TypeError(
-            f"An exact divergence needs reference=, a FrozenActor, got {type(reference).__name__}: make one with "
-            "frozen_copy(actor) or adapters_off(actor)."
-        )
+    check_frozen("An exact divergence", "reference=", reference, actor)
     scorer = RowScorer(reference.actor)
     if scorer.has_values or _utterances(reference.actor) != _utterances(actor):
         raise ValueError(
-            "Policy and reference must be the same kind of actor, as utterance actors of one action_length, of the "
-            "same forbidden tokens and without guidance: make the reference with frozen_copy(actor) or "
-            "adapters_off(actor)."
+            "Policy and reference must be the same kind of actor, with the same action_length and forbidden tokens and "
+            "without guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."
         )
     head = split_actor(scorer.language_actor).head
     if reference.actor is actor and head is not None and adapter_layers(head):
@@ -330,7 +320,7 @@ def check_frozen(loss: str, name: str, frozen: Any, actor: object) -> None:
     """Raise unless the option ``name`` of a loss is a frozen actor that writes the same tokens as ``actor``."""
     if not isinstance(frozen, FrozenActor):
         raise TypeError(
-            f"{loss} needs {name} as a FrozenActor, got {type(frozen).__name__}: make one with frozen_copy(actor)."
+            f"{loss} needs {name} a FrozenActor, got {type(frozen).__name__}: make one with frozen_copy(actor)."
         )
     known, needed = vocabulary(frozen.actor), vocabulary(actor)
     if known is not None and needed is not None and known < needed:

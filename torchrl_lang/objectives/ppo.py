@@ -29,8 +29,8 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import checked_head, set_actor, values_at
-from torchrl_lang.objectives.policy import TokenScores, checked_reference, kl_controller, score_decisions, unwritable
+from torchrl_lang.objectives.networks import as_head, set_actor, values_at
+from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB, missing_entry
 
 __all__ = ["PPOLoss"]
@@ -188,7 +188,7 @@ class PPOLoss(RowLoss):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         set_actor(self, actor_network)
-        self.value_network = checked_head(self, "value_network", value_network, value_trunk)
+        self.value_network = as_head(self, "value_network", value_network, value_trunk)
         self.value_trunk, self.detach_value = value_trunk, detach_value
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
         self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
@@ -200,7 +200,7 @@ class PPOLoss(RowLoss):
         self.clip_epsilon = float(low), float(high)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
-        self.reference = checked_reference(actor_network, reference, is_read=exact)
+        self.reference = reference_of(actor_network, reference, is_read=exact)
         self.embed_weights = embed_weights
         self._row_entries = self._entries_read()
 

@@ -13,7 +13,7 @@ from torchrl_lang.functional import expectile_loss, find_utterances, masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, over_rows
-from torchrl_lang.objectives.networks import checked_head, gather_inputs, least_target, values_at
+from torchrl_lang.objectives.networks import as_head, gather_inputs, least_target, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss
 
@@ -135,7 +135,7 @@ class UtteranceILQLLoss(QValueLoss):
             logits_chunk=logits_chunk,
             reduction=reduction,
         )
-        self.convert_to_functional(checked_head(self, "value_network", value_network), "value_network")
+        self.convert_to_functional(as_head(self, "value_network", value_network), "value_network")
         self._set_options(expectile=expectile, value_weight=value_weight, weight_clip=weight_clip)
         self._set_options(advantage_temperature=advantage_temperature, advantage_weighting=advantage_weighting)
 

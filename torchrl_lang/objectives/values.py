@@ -23,7 +23,7 @@ from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.networks import (
-    checked_head,
+    as_head,
     frozen_target,
     gather_inputs,
     head_key,
@@ -87,7 +87,7 @@ class QValueLoss(RowLoss):
         super().__init__(reduction, logits_chunk)
         if self._has_actor:
             set_actor(self, actor_network)
-        network = checked_head(self, "qvalue_network", qvalue_network, value_trunk)
+        network = as_head(self, "qvalue_network", qvalue_network, value_trunk)
         if next(network.parameters(), None) is None:
             raise ValueError(
                 f"The qvalue_network of {type(self).__name__} has no parameters: give it the module that holds them, "
