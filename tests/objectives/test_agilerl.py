@@ -6,7 +6,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
 from tests.agilerl_agents import VOCAB, make_agent, outputs, states
@@ -96,13 +95,6 @@ def test_so_are_the_gradients_of_all_weights(detached, rows):
     assert (("values", "transformer.gpt.wte.weight") in trained) != (options["detach_v"] and options["detach_q"])
 
 
-def test_given_options_take_the_place_of_the_agents(rows):
-    loss, _ = agilerl_loss(converted()[1], gamma=0.5, actor_weight=0.0)
-    assert loss.gamma == 0.5
-    assert loss.expectile == 0.8
-    assert loss(rows)["loss_actor"] == 0
-
-
 def test_the_targets_are_its_own_and_follow(rows):
     ours = converted()[1]
     loss, updater = agilerl_loss(ours)
@@ -173,17 +165,3 @@ def test_a_checkpoint_restores_targets_and_optimizer_and_training_continues(rows
     assert not torch.equal(
         after["value_network_params.module.in_weight"], before["value_network_params.module.in_weight"]
     )
-
-
-def test_all_rows_have_padded_actions_that_do_not_count(rows):
-    """Each row alone, weighted by its decisions: AgileRL's own batches differ from that."""
-    loss, _ = agilerl_loss(converted()[1])
-    whole, count = loss(rows)["loss_qvalue"], rows["agent_mask"][:, 1:].sum()
-    alone = 0.0
-    for i in range(len(rows)):
-        width = int(rows[i]["attention_mask"].sum())
-        row = TensorDict(
-            {key: value if key == "terminated" else value[:, :width] for key, value in rows[i : i + 1].items()}, [1]
-        )
-        alone += loss(row)["loss_qvalue"] * row["agent_mask"][:, 1:].sum() / count
-    torch.testing.assert_close(whole, alone)

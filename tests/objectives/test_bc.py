@@ -72,24 +72,6 @@ def test_a_trunk_that_writes_logits_gives_the_same_loss():
     torch.testing.assert_close(BCLoss(headless())(rows)["loss_actor"], BCLoss(actor)(rows)["loss_actor"])
 
 
-def test_without_weight_the_environments_words_are_not_read_as_labels():
-    rows = make_rows()
-    loss = make_bc()
-    agent = rows["agent_mask"]
-    # The last token of a row is nobody's context: another one there changes nothing unless it is the agent's.
-    last = rows["attention_mask"].sum(-1) - 1
-    theirs = ~agent[torch.arange(6), last]
-    assert theirs.any()
-    changed = rows.clone()
-    changed["tokens"][torch.arange(6)[theirs], last[theirs]] = 11
-    torch.testing.assert_close(loss(changed)["loss_actor"], loss(rows)["loss_actor"])
-
-
-def test_an_unknown_normalizer_is_named():
-    with pytest.raises(ValueError, match=r"'most' is unknown: .* one of \['all', 'action'\]"):
-        make_bc(actor_normalizer="most")
-
-
 def dense_logits(actor, rows):
     trunk, head, _ = split_actor(actor)
     return head.module(trunk.module(rows["tokens"], rows["attention_mask"]))
@@ -111,16 +93,6 @@ def test_divergence_from_a_reference(weight):
     dense = BCLoss(actor, kl_weight=weight, reference=reference, reduction="none")(rows)["loss_kl"]
     torch.testing.assert_close(dense[decision], number * kl)
     assert (dense[~decision] == 0).all()
-
-
-def test_rows_out_of_the_loss_have_no_divergence():
-    rows, actor = make_rows(), make_actor()
-    loss = BCLoss(actor, kl_weight=0.7, reference=frozen_copy(make_actor(seed=5)))
-    kept = torch.tensor([True, True, False, True, False, True])
-    masked = loss(rows.clone().set(("collector", "mask"), kept))
-    expected = loss(rows[kept])
-    torch.testing.assert_close(masked["loss_kl"], expected["loss_kl"])
-    torch.testing.assert_close(masked["kl"], expected["kl"])
 
 
 def test_the_divergence_pulls_back_to_the_reference():

@@ -13,7 +13,7 @@ from torchrl.objectives import SoftUpdate
 
 from tests.objectives import test_contract as contract
 from tests.objectives.chai_rows import CANDIDATES, CONTROL, chai_rows, make_chai, make_policy
-from tests.objectives.conftest import WIDTH, T, losses_of, make_actor, make_rows, total
+from tests.objectives.conftest import WIDTH, make_actor, make_rows, total
 from tests.objectives.oracle_utterance import chai_losses
 from tests.objectives.test_ilql import count_passes
 from tests.objectives.test_utterance_ilql import appended, corridor, corridor_actor, walks_of
@@ -29,10 +29,9 @@ from torchrl_lang.modules import (
     UtteranceQValueHead,
     ValueHead,
     qvalue_module,
-    value_module,
 )
 from torchrl_lang.modules.chai import candidate_features
-from torchrl_lang.objectives import BCLoss, CHAILoss, UtteranceILQLLoss
+from torchrl_lang.objectives import BCLoss, CHAILoss
 from torchrl_lang.training import adamw, train_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -218,34 +217,6 @@ def test_a_state_without_candidates_gives_no_target():
     assert whole["loss_cql"].item() == pytest.approx(out["loss_cql"][0, 3].item() / 0.1, rel=1e-5)
 
 
-def test_the_maximum_over_candidates_parts_it_from_utterance_ilql():
-    """The one utterance of the data in the next state is worth 1, a candidate 5: ILQL's V can at most be near 1."""
-    rows = two_turns(terminated=True)
-    rows["candidate_feature"][0, 1] = torch.tensor([[-1.0, -1.0], [-5.0, -5.0]])
-    rows["utterance_feature"][0, 1] = -1.0
-    out = table_chai(gamma=1.0, reduction="none")(rows)
-    goal = -0.75 + 5.0
-    assert out["loss_qvalue"][0, 1].item() == pytest.approx((goal - 1) ** 2 + (goal - 2) ** 2)
-    rows["candidate_feature"][0, 1] = -1.0  # the data's own utterance alone: the one-step target of ILQL's V
-    out = table_chai(gamma=1.0, reduction="none")(rows)
-    goal = -0.75 + 1.0
-    assert out["loss_qvalue"][0, 1].item() == pytest.approx((goal - 1) ** 2 + (goal - 2) ** 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
-        ({"cql_weight": -1.0}, "cql_weight must be a finite number"),
-        ({"qvalue_weight": float("nan")}, "qvalue_weight must be a finite number"),
-        ({"reduction": "max"}, "reduction must be"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_chai(**options)
-
-
 def test_missing_and_misshapen_columns_are_named(rows):
     loss = make_chai()
     with pytest.raises(KeyError, match=r"candidate_feature.*CandidateSampler"):
@@ -256,15 +227,6 @@ def test_missing_and_misshapen_columns_are_named(rows):
         loss(rows.clone().set("state_mask", rows["state_mask"].long()))
     with pytest.raises(ValueError, match="reads 'utterance_value'"):
         CHAILoss(qvalue_module(QValueHead(WIDTH, 5)))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_no_rows_give_zero_losses(rows, reduction):
-    out = make_chai(reduction=reduction)(rows[:0])
-    for value in losses_of(out).values():
-        assert not value.any()
-        assert value.shape == ((0, T) if reduction == "none" else ())
-    total(out).backward()
 
 
 # -- the candidates ----------------------------------------------------------------------------------------------------
@@ -345,14 +307,6 @@ def test_the_same_seed_gives_the_same_columns_and_blocks_change_no_feature_of_th
     assert torch.equal(nested["candidate_feature"].flatten(0, 1), one["candidate_feature"])
 
 
-def test_progress_counts_rows_and_no_rows_get_columns():
-    seen = []
-    sampler = CandidateSampler(make_policy(), 2, rows_at_a_time=4, progress=lambda *numbers: seen.append(numbers))
-    sampler(make_rows())
-    assert seen == [(4, 6), (6, 6)]
-    assert sampler(make_rows()[:0])["candidate_feature"].shape == (0, 1, 2, WIDTH)
-
-
 def test_where_the_model_has_no_positions_for_another_utterance_there_are_no_candidates():
     """The model reads 32 tokens; an utterance of up to 22 may begin at most after ten."""
     rows = make_rows()
@@ -407,16 +361,6 @@ def test_done_rows_get_an_empty_utterance_and_change_no_other():
     assert torch.equal(some["action"][[0, 2]], whole["action"][[0, 2]])
     none = CHAIActor(make_policy(seed=2), head, candidates=4)(prompts().set("done", torch.ones(3, 1, dtype=torch.bool)))
     assert none["action"][:, 0].tolist() == [1, 1, 1]
-
-
-def test_an_utterance_need_not_fit_after_rows_that_are_done():
-    """One of them is as long as what the model reads."""
-    tokens = torch.full((2, 32), 6)
-    attention = torch.arange(32) < torch.tensor([[32], [3]])
-    rows = TensorDict(tokens=tokens, attention_mask=attention, done=torch.tensor([[True], [False]]), batch_size=[2])
-    head = moved(UtteranceQValueHead(WIDTH), 5)
-    alone = CHAIActor(make_policy(seed=2), head)(rows.clone().set("attention_mask", attention & ~rows["done"]))
-    assert torch.equal(CHAIActor(make_policy(seed=2), head)(rows)["action"], alone["action"])
 
 
 def test_the_metrics_are_means_over_what_they_name():
@@ -528,13 +472,3 @@ def test_the_regulariser_lowers_the_values_of_what_the_data_never_tried():
         gaps.append(float(values[~untried].mean() - values[untried].mean()))
     assert gaps[1] > gaps[0] + 1.0
     assert figures["loss_cql"] > 0
-
-
-def test_what_utterance_ilql_regresses_on_has_no_candidates():
-    rows = chai_rows()
-    ilql = UtteranceILQLLoss(
-        make_actor(), qvalue_module(UtteranceQValueHead(WIDTH)), value_module(ValueHead(WIDTH)), end_of_action=1
-    )
-    other = rows.clone().set("candidate_feature", rows["candidate_feature"] + 1.0)
-    torch.testing.assert_close(ilql(rows)["loss_qvalue"], ilql(other)["loss_qvalue"])
-    assert not torch.equal(make_chai()(rows)["loss_qvalue"], make_chai()(other)["loss_qvalue"])

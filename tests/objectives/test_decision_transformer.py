@@ -100,7 +100,7 @@ def test_utterances_with_nothing_between_them_are_split_by_their_end():
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_it_equals_plain_loops(mode, options, masked):
-    for seed in range(3):
+    for seed in range(2):
         rows = make_rows(8, seed=seed)
         rows["token_reward"] = rows["token_reward"].double()
         rows["tokens"] = torch.where(rows["agent_mask"] & (rows["tokens"] % 3 == 0), 3, rows["tokens"])
@@ -133,24 +133,6 @@ def test_without_an_embedding_of_returns_it_is_behaviour_cloning(mode):
     assert not torch.isclose(make_dt(mode, transition_weight=0.2)(rows)["loss_actor"], plain)
 
 
-def test_a_reward_changes_the_return_of_earlier_states_alone():
-    """With returns to go, what was earned before a state does not matter there; a constant return contains it."""
-    rows = make_rows()
-    first = rows["agent_mask"] & (rows["agent_mask"].cumsum(-1) == 1)
-    richer = rows.clone().set("token_reward", torch.where(first, rows["token_reward"] + 5, rows["token_reward"]))
-    runs = utterance_states(rows["attention_mask"], rows["agent_mask"]).cumsum(-1)
-    for mode in MODES:
-        trunk = split_actor(make_dt(mode).actor_network).trunk.module
-        seen = []
-        for batch in (rows, richer):
-            masks = batch["attention_mask"], batch["agent_mask"]
-            conditions = return_conditions(*masks, batch["token_reward"], mode)
-            seen.append(trunk.returns.condition(batch["tokens"], conditions, VOCAB))
-        changed = (seen[0] != seen[1])[1:]  # the first row has no action
-        expected = (runs == 1) & utterance_states(*masks) if mode == "decremented" else torch.arange(14) < 1
-        assert torch.equal(changed, expected.expand_as(seen[0])[1:])
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_the_language_model_runs_once_per_step(mode):
     loss, passes = make_dt(mode, transition_weight=0.5), []
@@ -160,27 +142,6 @@ def test_the_language_model_runs_once_per_step(mode):
 
 
 # -- wrong arguments ---------------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_fit_is_named():
-    with pytest.raises(
-        ValueError, match=r"DecisionTransformerLoss needs an actor that reads returns: condition_on_ret"
-    ):
-        DecisionTransformerLoss(make_actor())
-    with pytest.raises(TypeError, match="DecisionTransformerLoss needs actor_network as a language actor"):
-        DecisionTransformerLoss(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="ReturnConditionedActor needs an actor that reads returns"):
-        ReturnConditionedActor(UtteranceActor(make_actor(), CONTROL, 4))
-    with pytest.raises(ValueError, match=f"width 8, but the model's embeddings have {WIDTH}"):
-        condition_on_returns(make_actor(), ReturnEmbedding(8, 0.0, 1.0))
-    with pytest.raises(ValueError, match="transition_weight"):
-        make_dt(transition_weight=float("nan"))
-    with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
-        make_dt(end_of_action=VOCAB)
-    for options in ({"low": 1.0, "high": 0.0}, {"n_bins": 1}, {"mode": "none"}, {"high": float("inf")}, {"target": 2}):
-        name = "low" if "low" in options else next(iter(options))
-        with pytest.raises(ValueError, match=name):
-            ReturnEmbedding(4, **({"low": 0.0, "high": 1.0} | options))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPT2Model
 
-from tests.modules.toys import without_blocks
 from tests.objectives import conftest, test_ppo
 from tests.objectives import test_contract as contract
 from tests.objectives.conftest import LOSSES, WIDTH, losses_of, make_rows
@@ -49,16 +47,6 @@ def rows(make_loss):
 @pytest.fixture
 def masked(rows):
     return rows.set("features_mask", torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0], [1, 1], [0, 1]]).bool())
-
-
-@pytest.mark.parametrize("name", contract.ON_FURTHER_COLUMNS)
-def test_contract(name, make_loss, rows):
-    getattr(contract, name)(make_loss, rows)
-
-
-@pytest.mark.parametrize("shape", [(), (2, 3)])
-def test_any_batch_shape(make_loss, masked, shape):
-    contract.test_any_batch_shape(make_loss, masked, shape)
 
 
 def read_one_by_one(trunk, tokens, attention_mask=None, features=None, features_mask=None):
@@ -126,14 +114,6 @@ def test_keys_name_the_features(make_loss, masked):
     loss.set_keys(features=("image", "features"), features_mask=("image", "features_mask"))
     assert ("image", "features") in loss.in_keys
     contract.assert_same(loss(moved), expected, rtol=0, atol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:GPT2Model decodes without a key-value cache:UserWarning")  # it is replaced below
-@pytest.mark.parametrize("make_loss", [LOSSES["bc"], LOSSES["ilql-own-trunks"]])
-def test_compile_gives_the_same_losses(make_loss, masked, monkeypatch):
-    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
-    contract.assert_compiles(make_loss(), masked)
 
 
 def test_values_are_estimated_with_the_features(monkeypatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -324,25 +322,6 @@ def test_a_bandit_ends_at_the_closed_form(level):
 
 
 # -- wrong options -----------------------------------------------------------------------------------------------------
-
-WRONG = [
-    ({"beta": 0.0}, "beta must be positive"),
-    ({"beta": math.nan}, "beta must be positive"),
-    ({"value_weight": -1.0}, "value_weight must be a finite number"),
-    ({"actor_weight": math.nan}, "actor_weight must be a finite number"),
-    ({"kl_weight": -0.1}, "kl_weight must be a finite number"),
-    ({"transition_weight": math.inf}, "transition_weight must be a finite number"),
-    ({"level": "step"}, "level must be one of"),
-    ({"end_of_action": VOCAB}, f"end_of_action={VOCAB} is no token id"),
-    ({"actor_normalizer": "rows"}, "actor_normalizer must be one of"),
-    ({"reduction": "max"}, "reduction must be one of"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=str)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
 
 
 def test_parts_that_do_not_fit():

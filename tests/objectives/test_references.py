@@ -115,18 +115,6 @@ def test_a_state_without_a_fingerprint(make):
         BCLoss(make_actor()).load_state_dict(MAKE["bc"](make_actor(), frozen_copy(make_actor())).state_dict())
 
 
-def test_a_copy_has_a_reference_and_a_state_of_its_own(make):
-    loss = make(embed_weights=True)
-    twin = copy.deepcopy(loss)
-    assert twin.reference is not loss.reference
-    moved(loss)
-    assert value(twin) != value(loss)
-    twin.load_state_dict(loss.state_dict())
-    assert value(twin) == value(loss)
-    twin.load_state_dict(make(seed=5, embed_weights=True).state_dict())  # not that of the original as well
-    assert not torch.equal(twin.reference.fingerprint, loss.reference.fingerprint)
-
-
 def small_lm(seed):
     torch.manual_seed(seed)
     return causal_lm("llama", vocab_size=VOCAB, layers=2, width=WIDTH, heads=2, max_length=32)
@@ -187,13 +175,6 @@ def test_lower_layers_that_policy_and_reference_share():
         shared.add_(1)
     with pytest.raises(RuntimeError, match="The reference changed"):
         other.state_dict()
-
-
-def test_embedded_weights_need_the_shared_ones_of_the_policy():
-    state = top_layer(0, embed_weights=True).state_dict()
-    alone = {name: tensor for name, tensor in state.items() if name.startswith("reference_")}
-    with pytest.raises(RuntimeError, match="shares with the policy differ from the state"):
-        top_layer(1).load_state_dict(alone, strict=False)
 
 
 def test_a_loss_in_another_dtype_has_another_reference():

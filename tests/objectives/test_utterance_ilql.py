@@ -10,7 +10,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch.distributions import Categorical
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_ilql, make_rows, total
+from tests.objectives.conftest import make_actor, make_rows
 from tests.objectives.oracle_utterance import utterance_ilql_losses
 from tests.objectives.tables import TableHead, TableQ, TableTrunk, make_table
 from tests.objectives.tables import table_loss as ilql_table
@@ -83,7 +83,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "train-mask"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("seed", "heads"), [(0, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("seed", "heads"), [(0, 1), (1, 2)])
 def test_terms_match_plain_loops(options, seed, heads, masked):
     rows, tables = table_rows(seed, heads)
     names = {"advantage_temperature": "beta", "advantage_weighting": "weighting", "weight_clip": "clip"}
@@ -209,13 +209,6 @@ def test_utterances_of_one_token_are_ilqls_decisions():
         torch.testing.assert_close(ours[term], theirs[term])
 
 
-def test_gamma_is_per_utterance():
-    """Where ILQL discounts every token of the utterance between, this does not."""
-    rows = three_turns(terminated=True)
-    out = table_loss(1, gamma=0.0, reduction="none")(rows)
-    torch.testing.assert_close(found_at(out, "loss_qvalue", [1]).sqrt(), torch.tensor([0.75]))  # both tokens' rewards
-
-
 def test_gradients_go_where_they_belong():
     loss = make_utterance_ilql(make_actor(), advantage_temperature=1.0)
     assert touched(loss, "loss_value") == {"v", "actor"}
@@ -231,54 +224,6 @@ def test_one_pass_of_the_trunk_and_heads_at_utterances_only(rows):
     assert count_passes(loss, rows) == 1
     n = sum(len(utterances_of(rows, row)[0]) for row in range(len(rows)))
     assert seen == [n, n]
-
-
-def test_soft_update_moves_the_target():
-    loss = make_utterance_ilql(make_actor())
-    updater = SoftUpdate(loss, tau=0.25)
-    with torch.no_grad():
-        for parameter in loss.parameters():
-            parameter.add_(1.0)
-    updater.step()
-    online, frozen = loss.qvalue_network_params, loss.target_qvalue_network_params
-    for left, right in zip(online.values(True, True), frozen.values(True, True), strict=True):
-        torch.testing.assert_close(left.data - right, torch.full_like(right, 0.75), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        loss.target_qvalue_network().module.out_weight, loss.target_qvalue_network_params["module", "out_weight"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"expectile": 0.0}, r"expectile must lie in \(0, 1\), got 0.0"),
-        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
-        ({"weight_clip": 0.0}, "weight_clip must be positive"),
-        ({"qvalue_weight": -1.0}, "qvalue_weight must be a finite number"),
-        ({"actor_normalizer": "none"}, "actor_normalizer must be one of"),
-        ({"advantage_weighting": "linear"}, "advantage_weighting must be one of"),
-        ({"end_of_action": VOCAB}, "is no token id"),
-        ({"reduction": "max"}, "reduction must be"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_utterance_ilql(make_actor(), **options)
-
-
-def test_networks_with_other_outputs_are_named():
-    with pytest.raises(ValueError, match=r"reads 'utterance_value'.*writes \['action_value'\]"):
-        UtteranceILQLLoss(make_actor(), qvalue_module(QValueHead(WIDTH, VOCAB)), value_module(ValueHead(WIDTH)))
-    with pytest.raises(ValueError, match=r"qvalue_network .* must write \[N, n_q\] or \[N\], got \[3, 2, 12\]"):
-        UtteranceILQLLoss(make_actor(), QValueHead(WIDTH, VOCAB), value_module(ValueHead(WIDTH)))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_no_rows_give_zero_losses(reduction):
-    loss = make_utterance_ilql(make_actor(), reduction=reduction)
-    out = loss(make_rows()[:0])
-    assert not any(value.any() for key, value in out.items() if key.startswith("loss_"))
-    total(out).backward()
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------
@@ -347,16 +292,6 @@ def appended(prompts, action, control):
     return torch.stack(rows)
 
 
-def test_values_of_utterances_do_not_change_what_is_sampled():
-    env = corridor(16)
-    actor, control = corridor_actor(env), env.tokenizer.control
-    guidance = UtteranceValueGuidance(moved(UtteranceQValueHead(32), 5))
-    guided = UtteranceActor(actor, control, 4, guidance=guidance, seed=0)(env.reset())
-    plain = UtteranceActor(actor, control, 4, seed=0)(env.reset())
-    assert torch.equal(guided["action"], plain["action"])
-    torch.testing.assert_close(guided["token_log_prob"], plain["token_log_prob"])
-
-
 def test_heads_are_given_to_the_guidance_of_their_kind():
     with pytest.raises(ValueError, match=r"must give 'utterance_value', a QValueHead does not"):
         UtteranceValueGuidance(QValueHead(8, 5))
@@ -390,14 +325,3 @@ def test_the_values_of_a_corridor_are_found_and_their_policy_walks_straight():
     print(f"best {BEST}, found {found:.2f}, copied {copied:.2f}")
     assert found > BEST - 0.3
     assert copied < BEST - 1.5
-
-
-def test_utterance_values_learn_other_things_than_token_values():
-    """The first token of an utterance has a value of its own in ILQL, and none here."""
-    rows = make_rows()
-    tokenwise, whole = make_ilql(cql_weight=0.0), make_utterance_ilql(make_actor())
-    tokenwise.reduction = whole.reduction = "none"
-    counts = [int((loss(rows)["loss_qvalue"] != 0).sum()) for loss in (tokenwise, whole)]
-    assert counts[0] == int(rows["agent_mask"].sum())
-    assert counts[1] == sum(len(utterances_of(rows, row)[0]) for row in range(len(rows)))
-    assert counts[1] < counts[0]

@@ -210,10 +210,11 @@ class RowLoss(ReferenceHolder, LossModule):
     def _set_options(self, **options: Any) -> None:
         """Check options by their names, in the table above, and set them."""
         check_options(**{name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS})
-        for name in {"end_of_action", "rest"} & options.keys():
-            token, limit = options[name], vocabulary(self.actor_network)
-            if token is not None and not 0 <= token < (float("inf") if limit is None else limit):
-                raise ValueError(f"{name}={token} is no token id: ids lie in [0, {limit}).")
+        for name in ("end_of_action", "rest"):
+            if (token := options.get(name)) is not None:
+                limit = vocabulary(self.actor_network)
+                if not 0 <= token < (float("inf") if limit is None else limit):
+                    raise ValueError(f"{name}={token} is no token id: ids lie in [0, {limit}).")
         for name, value in options.items():
             setattr(self, name, value)
 

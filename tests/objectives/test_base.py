@@ -1,0 +1,369 @@
+"""What all losses over rows share: options, actors, how far a row is read, whose rewards count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torchrl.collectors import Collector
+from torchrl.objectives import ValueEstimators
+from transformers import GPT2Model
+
+from tests.modules.toys import without_blocks
+from tests.objectives.chai_rows import make_chai
+from tests.objectives.conftest import (
+    VOCAB,
+    WIDTH,
+    losses_of,
+    make_actor,
+    make_bc,
+    make_heads,
+    make_ilql,
+    make_oreo,
+    make_qbackup,
+    make_qsft,
+    make_rows,
+    total,
+)
+from tests.objectives.utterances import make_utterance_ilql
+from torchrl_lang.data import EpisodeRows, best_rows, row_buffer, row_returns
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.envs.random_walks import RandomWalksEnv, walk_optimality
+from torchrl_lang.evaluation import value_report
+from torchrl_lang.functional import return_conditions
+from torchrl_lang.modules import (
+    QValueHead,
+    ReturnConditionedActor,
+    ReturnEmbedding,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    condition_on_returns,
+    language_actor,
+    value_module,
+)
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, PPOLoss, PsiLoss, policy
+from torchrl_lang.objectives.networks import gather_inputs
+from torchrl_lang.recipes.dt import DT, build_returns
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.training import total_loss, train_steps
+from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
+
+
+@pytest.fixture
+def rows():
+    return ppo_rows()
+
+
+def make_ppo(**options):
+    return PPOLoss(make_actor(), make_heads()[1], **options)
+
+
+def ppo_rows(**options):
+    rows = make_rows(**options)
+    g = torch.Generator().manual_seed(9)
+    for key in ("token_log_prob", "advantage", "value_target", "state_value"):
+        rows[key] = torch.where(rows["agent_mask"], -torch.rand(rows["tokens"].shape, generator=g), 0.0)
+    return rows
+
+
+def make_qbackup_of(kind):
+    return lambda **options: make_qbackup(kind, **options)
+
+
+BAD_OPTIONS = [
+    (make_ilql, "gamma expectile lmbda turn_gamma turn_lmbda qvalue_lmbda", 1.5),
+    (make_ilql, "value_weight qvalue_weight cql_weight margin_weight actor_weight transition_weight", -1.0),
+    (make_ilql, "cql_temperature weight_clip", 0.0),
+    (make_ilql, "margin value_min value_max advantage_temperature cql_weight gamma expectile", math.nan),
+    (make_ilql, "target advantage_weighting actor_normalizer reduction logits_chunk", "other"),
+    (make_ilql, "end_of_action", VOCAB),
+    (make_ppo, "turn_gamma turn_lmbda clip_epsilon", 1.5),
+    (make_ppo, "clip_epsilon value_clip value_weight entropy_weight kl_weight", math.nan),
+    (make_ppo, "bootstrap kl_estimator loss_critic_type", "other"),
+    (make_ppo, "clip_epsilon", (0.2, math.inf)),
+    (make_bc, "transition_weight kl_weight", math.nan),
+    (make_bc, "logits_chunk", 0),
+    (make_bc, "logits_chunk", 1.5),
+    (make_bc, "logits_chunk", True),
+    (make_qbackup_of(CQLLoss), "cql_weight cql_temperature turn_gamma qvalue_weight", -1.0),
+    (make_qbackup_of(BCQLoss), "threshold", 1.5),
+    (make_qbackup_of(PsiLoss), "threshold reward_scale", -0.1),
+    (make_qsft, "threshold rest end_of_action", -1),
+    (make_qsft, "turn_gamma transition_weight", math.nan),
+    (make_oreo, "value_weight actor_weight kl_weight", -0.1),
+    (make_oreo, "level actor_normalizer", "other"),
+    (make_chai, "gamma cql_weight qvalue_weight", math.nan),
+    (lambda **options: make_utterance_ilql(make_actor(), **options), "expectile gamma weight_clip", -1.0),
+]
+
+
+@pytest.mark.parametrize(("build", "names", "value"), BAD_OPTIONS)
+def test_options_out_of_range_are_named(build, names, value):
+    for name in names.split():
+        with pytest.raises(ValueError, match=name):
+            build(**{name: value})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_rewards_that_are_not_finite(rows, number):
+    row, position = rows["agent_mask"].nonzero()[3].tolist()
+    rows["token_reward"][row, position] = number
+    with pytest.raises(ValueError, match=f"Row {row} has a reward that is not finite at position {position}"):
+        make_ilql()(rows)
+    with pytest.raises(ValueError, match="a reward that is not finite"):
+        make_ppo().estimate(rows)
+
+
+@pytest.mark.parametrize("name", ["token_log_prob", "advantage", "value_target"])
+def test_estimates_that_are_not_finite(rows, name):
+    row, position = rows["agent_mask"].nonzero()[3].tolist()
+    rows[name][row, position] = math.nan
+    with pytest.raises(ValueError, match=rf"Row {row} has {name} that is not finite at position {position}: "):
+        make_ppo()(rows)
+
+
+@pytest.mark.slow
+def test_values_are_checked_in_compiled_calls(rows, monkeypatch):
+    """Without an interruption of the graph."""
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+    loss = make_bc()
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows)["loss_actor"], loss(rows)["loss_actor"])
+    spoilt = rows.clone()
+    spoilt["attention_mask"][1, 2] = spoilt["agent_mask"][1, 2] = False
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
+            compiled(spoilt)
+    assert compiled(rows)["loss_actor"].isfinite()
+
+
+def test_a_bare_language_model_is_no_actor():
+    lm = causal_lm(vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
+    q, v = make_heads()
+    for build in (BCLoss, lambda actor: ILQLLoss(actor, q, v), lambda actor: PPOLoss(actor, v)):
+        with pytest.raises(TypeError, match=r"language_actor\(\), got GPT2LMHeadModel"):
+            build(lm)
+
+
+def test_ilql_takes_an_utterance_actor(rows):
+    q, v = make_heads()
+    spoken = ILQLLoss(UtteranceActor(make_actor(), CONTROL, 4, temperature=0.5), q, v, advantage_temperature=0.5)
+    plain = ILQLLoss(make_actor(), *make_heads(), advantage_temperature=0.5)
+    for key, value in losses_of(plain(rows)).items():
+        torch.testing.assert_close(spoken(rows)[key], value)
+    total(spoken(rows)).backward()
+    assert any(p.grad is not None and p.grad.any() for p in spoken.actor_network.parameters())
+    guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(QValueHead(WIDTH, VOCAB), beta=1.0))
+    with pytest.raises(ValueError, match="without guidance="):
+        ILQLLoss(guided, q, v)
+
+
+@pytest.mark.parametrize("reuse_values", [False, True])
+def test_estimating_no_rows(reuse_values):
+    none = ppo_rows()[:0].exclude("advantage", "value_target")
+    out = make_ppo().estimate(none, reuse_values=reuse_values)
+    assert out is none
+    assert all(out[key].shape == none["tokens"].shape for key in ("advantage", "value_target", "state_value"))
+
+
+def test_make_value_estimator_sets_the_clocks_and_returns_the_loss(rows):
+    loss = make_ppo()
+    assert loss.make_value_estimator(ValueEstimators.GAE, gamma=0.9, lmbda=0.8, turn_gamma=0.7, turn_lmbda=0.6) is loss
+    expected = make_ppo(gamma=0.9, lmbda=0.8, turn_gamma=0.7, turn_lmbda=0.6).estimate(rows.clone())
+    torch.testing.assert_close(loss.estimate(rows.clone())["advantage"], expected["advantage"])
+    for kind, lmbda in ((ValueEstimators.TD0, 0.0), (ValueEstimators.TD1, 1.0)):
+        loss = make_ppo(gamma=0.9).make_value_estimator(kind, turn_gamma=0.5)
+        expected = make_ppo(gamma=0.9, turn_gamma=0.5, lmbda=lmbda, turn_lmbda=lmbda).estimate(rows.clone())
+        torch.testing.assert_close(loss.estimate(rows.clone())["advantage"], expected["advantage"])
+    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got nan"):
+        make_ppo().make_value_estimator(gamma=math.nan)
+    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
+        make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
+    with pytest.raises(ValueError, match="PPOLoss supports"):
+        make_ppo().make_value_estimator(ValueEstimators.VTrace)
+    ilql = make_ilql()
+    assert ilql.make_value_estimator(ValueEstimators.TD1) is ilql
+
+
+def test_an_actor_whose_head_is_no_linear_layer_is_fine(rows):
+    """Where nothing tells the vocabulary, ids have no upper limit."""
+    actor = make_actor()
+    head = actor[1].module
+    actor[1].module = nn.Sequential(head)
+    assert total(BCLoss(actor)(rows)).isfinite()
+
+
+def test_a_ppo_loop_over_batches_in_which_no_game_ends():
+    """Collector, rows, penalty, estimate, buffer, step: with no rows nothing fails and nothing is learned."""
+    env = WordleEnv(["crane", "slate", "purge", "mouse"], batch_size=[3], seed=0)
+    torch.manual_seed(0)
+    actor, value = language_actor(causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=96)), ValueHead(16)
+    policy = UtteranceActor(actor, env.tokenizer.control, action_length=6, value=value, seed=0)
+    near = KLConstrainedTransform(RowReference(frozen_copy(policy)), AdaptiveKLController(0.1, target=4.0, horizon=99))
+    loss = PPOLoss(policy, value_module(value))
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    collector = Collector(env, policy, frames_per_batch=3, total_frames=3 * 7)
+    rows_of, numbers = EpisodeRows(carry=["token_log_prob", "state_value"]), []
+    for steps in collector:
+        before = [p.detach().clone() for p in loss.parameters()]
+        rows = near(rows_of(steps))
+        near.update(rows)
+        rows = loss.estimate(rows, reuse_values=True)
+        for _ in train_steps(loss, row_buffer(rows, 16).sample, optimizer, steps=2, max_grad_norm=1.0):
+            pass
+        numbers.append(len(rows))
+        moved = any(not torch.equal(a, b) for a, b in zip(before, loss.parameters(), strict=True))
+        assert moved == (len(rows) > 0)
+    collector.shutdown()
+    assert 0 in numbers
+    assert sum(numbers) > 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_end_beyond_the_vocabulary_is_refused(known):
+    """Also where the head's size is unknown: then the model's embeddings count."""
+    trunk, head, output = make_actor()
+    if not known:
+        head = TensorDictModule(nn.Sequential(nn.Linear(WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
+    actor = ProbabilisticTensorDictSequential(trunk, head, output)
+    ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
+    with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
+        ILQLLoss(actor, *make_heads(), end_of_action=VOCAB)
+
+
+# -- how far a row is read --------------------------------------------------------------------------------------------
+
+# Positions:            0  1  2  3  4  5  6  7
+AGENT = torch.tensor(
+    [
+        [0, 1, 1, 0, 0, 0, 0, 0],  # ended: its last decision is at 1
+        [0, 1, 1, 0, 0, 0, 0, 0],  # not ended: bootstraps from its last token
+        [0, 0, 0, 0, 1, 0, 0, 0],  # ended with its last token, a decision at 3
+        [0, 0, 0, 0, 0, 0, 0, 0],  # nothing to learn, but a model wants something to read
+    ]
+).bool()
+
+
+LENGTH = torch.tensor([6, 6, 5, 4])
+
+
+ENDED = torch.tensor([True, False, True, True])
+
+
+def short_rows():
+    attention = torch.arange(8) < LENGTH[:, None]
+    return TensorDict(
+        tokens=torch.arange(32).reshape(4, 8) % (VOCAB - 1) * attention + attention,
+        attention_mask=attention,
+        agent_mask=AGENT,
+        token_reward=AGENT.float(),
+        terminated=ENDED[:, None],
+        batch_size=[4],
+    )
+
+
+def lengths_read(loss):
+    seen = []
+    trunk = split_actor(loss.actor_network).trunk
+    hook = trunk.register_forward_pre_hook(lambda _, args: seen.append(args[0]["attention_mask"].sum(-1).tolist()))
+    loss(short_rows())
+    hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("make", [make_ilql, make_bc])
+def test_up_to_the_last_decision_or_the_state_that_bootstraps(make):
+    expected = [2, 6, 4, 1] if make is make_ilql else [2, 2, 4, 1]  # copying bootstraps from nothing
+    assert lengths_read(make()) == [expected]
+    expected = [5, 6, 4, 3] if make is make_ilql else [5, 5, 4, 3]  # all but the last token are followed by one
+    assert lengths_read(make(transition_weight=0.5)) == [expected]
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("make", [make_oreo, make_qsft])
+def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypatch):
+    """Its logits are of the environment's real tokens, but for the first of a row, which nothing predicts."""
+    seen, batch = [], make_rows()
+    read = lambda keys, rows, index: seen.append(index.tolist()) or gather_inputs(keys, rows, index)  # noqa: E731
+    monkeypatch.setattr(policy, "gather_inputs", read)
+    loss = make(transition_weight=0.5, logits_chunk=chunk)
+    assert loss(batch)["loss_transition"] > 0
+    theirs = (batch["attention_mask"] & ~batch["agent_mask"])[:, 1:]
+    places = torch.nn.functional.pad(theirs, (0, 1)).flatten().nonzero().flatten()
+    assert seen == [places.tolist()]
+    batch["collector", "mask"] = torch.arange(6) % 3 > 0
+    loss(batch)
+    assert seen[1] == [place for place in seen[0] if place // batch["tokens"].shape[1] % 3 > 0]
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("make", [make_oreo, make_qsft])
+def test_an_environment_that_says_nothing(make, chunk):
+    batch = make_rows()
+    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 0)
+    loss = make(transition_weight=0.5, logits_chunk=chunk)
+    out = loss(batch)
+    assert out["loss_transition"] == 0
+    total_loss(out).backward()
+    assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
+
+
+# -- whose rewards count ----------------------------------------------------------------------------------------------
+
+
+def with_garbage(rows):
+    """Other rewards where the agent wrote nothing."""
+    return rows.clone().set("token_reward", torch.where(rows["agent_mask"], rows["token_reward"], 1e3))
+
+
+def test_returns_and_what_is_chosen_by_them():
+    rows = make_rows()
+    torch.testing.assert_close(row_returns(with_garbage(rows)), row_returns(rows))
+    torch.testing.assert_close(best_rows(with_garbage(rows), 2)["tokens"], best_rows(rows, 2)["tokens"])
+
+
+@pytest.mark.parametrize("mode", ["constant", "decremented"])
+def test_return_conditions(mode, tmp_path):
+    rows = make_rows()
+    keys = ("attention_mask", "agent_mask", "token_reward")
+    expected, found = (return_conditions(*(r[key] for key in keys), mode) for r in (rows, with_garbage(rows)))
+    torch.testing.assert_close(found, expected)
+    options = DT(data=tmp_path, out=tmp_path, mode=mode)
+    low, high = ([getattr(build_returns(options, r, 8, 1), name) for r in (rows, with_garbage(rows))]
+                 for name in ("low", "high"))  # fmt: skip
+    assert (low[0], high[0]) == (low[1], high[1])
+
+
+def test_a_policy_that_is_asked_for_a_return():
+    """It plays on from rows, and asks for what their rewards leave of the return."""
+    actor = condition_on_returns(make_actor(), ReturnEmbedding(WIDTH, -20.0, 20.0, mode="decremented"))
+    policy = ReturnConditionedActor(UtteranceActor(actor, CONTROL, 4), 1.0)
+    rows = make_rows()
+    torch.testing.assert_close(policy.conditioned(with_garbage(rows))["tokens"], policy.conditioned(rows)["tokens"])
+
+
+def test_reports():
+    rows, (q, v) = make_rows(), (head.module for head in make_heads())
+    expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, with_garbage(rows)))
+    assert str(found.as_dict()) == str(expected.as_dict())  # NaN where nothing is known
+    graph = RandomWalksEnv(batch_size=[1], seed=0).graph
+    walks = TensorDict(
+        tokens=torch.tensor([[0, 3, 5, 7, 0]]),
+        attention_mask=torch.tensor([[True, True, True, True, False]]),
+        agent_mask=torch.tensor([[False, False, True, True, False]]),
+        token_reward=torch.tensor([[0.0, 0.0, -1.0, -1.0, 0.0]]),
+        terminated=torch.tensor([[True]]),
+        batch_size=[1],
+    )
+    torch.testing.assert_close(walk_optimality(with_garbage(walks), graph, 10), walk_optimality(walks, graph, 10))
