@@ -14,7 +14,6 @@ from torchrl_lang.functional import (
     decision_mask,
     find_decisions,
     group_advantages,
-    returns_to_go,
     standardized,
     turn_end_mask,
     two_clock_advantages,
@@ -140,27 +139,6 @@ def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda, bootstr
     got = estimate(*rows, **options)
     expected = torch.stack([plain(*row, **options) for row in zip(*rows, strict=True)])
     torch.testing.assert_close(got.advantage, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("bootstrap", ["first", "mean"])
-def test_full_trust_is_the_reward_to_go_less_the_value(bootstrap):
-    real, agent, reward, value, _, _ = ragged()
-    nothing = torch.zeros_like(value[:, 0])
-    clocks = {"gamma": 0.9, "turn_gamma": 0.9, "lmbda": 1.0, "turn_lmbda": 1.0}
-    got = estimate(real, agent, reward, value, nothing, bootstrap=bootstrap, **clocks)
-    decision = decision_mask(agent)
-    expected = returns_to_go(reward, decision, 0.9) - value
-    torch.testing.assert_close(got.advantage[decision], expected[decision])
-
-
-def test_no_trust_across_turns_keeps_the_future_out():
-    """What is earned in a later turn reaches an earlier one through its value alone."""
-    other = REWARD.clone()
-    other[8] = 100.0
-    options = CLOCKS | {"turn_lmbda": 0.0}
-    before, after = (estimate(REAL, AGENT, r, VALUE, torch.tensor(0.0), **options).advantage for r in (REWARD, other))
-    assert torch.equal(before[:7], after[:7])
-    assert not torch.equal(before[7:], after[7:])
 
 
 def test_padding_order_and_what_stands_elsewhere_change_nothing():

@@ -111,20 +111,6 @@ def test_estimates_say_what_is_wrong():
 # Estimates: what they are estimates of --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_means_over_samples_converge_to_the_divergence(estimator, direction):
-    logits, ref_logits = random_logits(6, scale=0.7), random_logits(6, seed=1, scale=0.7)
-    generator = torch.Generator().manual_seed(7)
-    action = logits.softmax(-1).multinomial(200_000, replacement=True, generator=generator)
-    log_prob, ref_log_prob = logits.log_softmax(-1)[action], ref_logits.log_softmax(-1)[action]
-    value = kl_estimate(log_prob, ref_log_prob, estimator, direction)
-    exact = plain_kl(logits, ref_logits) if direction == "reverse" else plain_kl(ref_logits, logits)
-    error = value.std() / len(value) ** 0.5
-    assert error < 0.02 * exact
-    assert abs(value.mean() - exact) < 4 * error
-
-
 @pytest.fixture(params=[0, 1, 2])
 def pair(request):
     logits = random_logits(5, seed=10 + request.param, scale=1.0).requires_grad_()
@@ -141,26 +127,6 @@ def test_exact_means(pair):
             assert not torch.isclose(mean, exact[direction], rtol=1e-3)  # biased
         else:
             torch.testing.assert_close(mean, exact[direction])
-
-
-def test_unbiased_only_where_the_policy_can_say_what_the_reference_can():
-    log_prob, ref_log_prob = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.3, 0.3]).log()  # and 0.4 elsewhere
-    exact = math.log(0.5 / 0.3)
-    assert kl_estimate(log_prob, ref_log_prob, "k1").mean().item() == pytest.approx(exact)
-    assert kl_estimate(log_prob, ref_log_prob, "k3").mean().item() == pytest.approx(exact - 0.4)
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_k2_is_right_to_second_order(direction):
-    ref_logits, drift = random_logits(5), random_logits(5, seed=1)
-    error = []
-    for size in (1e-2, 1e-3):
-        logits = ref_logits + size * drift
-        log_prob, ref_log_prob = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-        mean = (log_prob.exp() * kl_estimate(log_prob, ref_log_prob, "k2", direction)).sum()
-        exact = plain_kl(logits, ref_logits) if direction == "reverse" else plain_kl(ref_logits, logits)
-        error.append(((mean - exact) / exact).abs().item())
-    assert 0 < error[1] < 0.11 * error[0] < 0.01  # of first order, relative to a divergence of second
 
 
 def divergences(logits, ref_logits):
@@ -295,24 +261,6 @@ def test_forbidden_tokens(chunk_size):
     assert found[5].isnan()
 
 
-def test_a_token_too_rare_for_float32_still_counts_as_possible():
-    logits, ref_logits = torch.tensor([0.0, -1000.0]), torch.tensor([0.0, -INF])
-    for chunk_size in (1, 2):
-        assert categorical_kl(logits, ref_logits, chunk_size=chunk_size) == INF
-
-
-def test_masks_of_the_lowest_number_are_masks():
-    lowest = torch.finfo(torch.float32).min
-    logits, ref_logits = (random_logits(3, 8, seed=seed, dtype=torch.float32) for seed in (0, 1))
-    logits[:2, :4] = lowest
-    ref_logits[1:, :4] = lowest
-    logits[2, 4:] += 200  # what the reference forbids has died out by the second slice
-    with_inf = [torch.where(x == lowest, -INF, x) for x in (logits, ref_logits)]
-    found = categorical_kl(logits, ref_logits, chunk_size=4)
-    torch.testing.assert_close(found[:2], plain_kl(*with_inf)[:2])
-    torch.testing.assert_close(found[2], plain_kl(logits[2, 4:], ref_logits[2, 4:]))
-
-
 def test_large_logits_stay_finite_and_right():
     logits, ref_logits = random_logits(5, 40, scale=1e4), random_logits(5, 40, seed=1, scale=1e4)
     for chunk_size in (7, 100):
@@ -439,18 +387,3 @@ def test_memory_stays_within_the_stated_bound(n, chunk_size, dtype):
 
 def test_memory_does_not_grow_with_the_vocabulary():
     assert peaks(32, 4_096, 512, torch.float32) == peaks(32, 32_768, 512, torch.float32)
-
-
-def test_peak_bytes_counts_births_and_deaths():
-    x = torch.zeros(1000)
-
-    def chain():
-        y = x + 1
-        y = y * 2  # both live for a moment
-        del y
-        return (x + 1).add_(1)[:10].clone()
-
-    assert peak_bytes(chain) == 8000
-    kept = []
-    assert peak_bytes(lambda: kept.extend(x + i for i in range(5))) == 20_000
-    assert peak_bytes(lambda: x.view(10, 100).mul_(2).t()[0]) == 0

@@ -293,19 +293,6 @@ def test_hard_update_copies():
     assert_allclose_td(loss.target_qvalue_network_params.data, loss.qvalue_network_params.data)
 
 
-def test_target_trunk_is_what_the_target_reads(rows):
-    """With equal weights the target trunk changes nothing; with others it changes the values' targets only."""
-    shared, own = make_ilql(), make_ilql(target_trunk=True)
-    for key in ("loss_value", "loss_qvalue", "loss_actor"):
-        torch.testing.assert_close(shared(rows)[key], own(rows)[key])
-    before = own(rows)
-    own.target_value_trunk_params.data.mul_(1.3)
-    after = own(rows)
-    assert not torch.allclose(before["loss_value"], after["loss_value"])
-    torch.testing.assert_close(before["loss_qvalue"], after["loss_qvalue"])
-    torch.testing.assert_close(before["loss_actor"], after["loss_actor"])
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
 
 

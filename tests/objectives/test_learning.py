@@ -1,15 +1,28 @@
-"""Every loss learns, on a task whose answer is known: the corridor, where nobody in the data walked straight."""
+"""Every loss learns in a corridor whose values are known: the best walk, or the exact fixed point of its equation.
+
+Nobody in the data walks straight. The wanderer moves by its place alone: left most often, right less often, and
+sometimes it writes nothing.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+)
+from torch import nn
+from torch.distributions import Categorical
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.data import row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer, corridor_value
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
+    LikelihoodGuidance,
     QValueHead,
     UtteranceActor,
     ValueGuidance,
@@ -19,13 +32,33 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
-from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.training import adamw, train_steps
+from torchrl_lang.transforms import frozen_copy
 
-LENGTH, WIDTH = 4, 32
+LENGTH, WIDTH, WORST = 4, 32, -8.0
+LEFT, RIGHT, NOTHING = 0.5, 0.35, 0.15
+BEST = float(corridor_value(LENGTH - 1))
 pytestmark = pytest.mark.slow
 
-BEST = float(corridor_value(LENGTH - 1))
+
+class Wanderer(TensorDictModuleBase):
+    """Writes ``l``, ``r`` or an empty utterance with fixed probabilities."""
+
+    in_keys, out_keys = ["tokens"], ["action"]
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        end, pad = tokenizer.control.end_of_action, tokenizer.control.pad
+        self.utterances = torch.tensor([[*tokenizer.encode("l"), end], [*tokenizer.encode("r"), end], [end, pad]])
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, tensordict):
+        number = tensordict["tokens"].shape[0]
+        chances = torch.tensor([LEFT, RIGHT, NOTHING])
+        chosen = torch.multinomial(chances, number, replacement=True, generator=self.generator)
+        return tensordict.set("action", self.utterances[chosen])
 
 
 @pytest.fixture(scope="module")
@@ -33,58 +66,321 @@ def env():
     return CorridorEnv(LENGTH, start=0, max_turns=8, batch_size=[256], seed=0)
 
 
+def walks_of(player):
+    env = CorridorEnv(LENGTH, start=0, max_turns=8, batch_size=[256], seed=0)
+    return rows_from_rollout(env.rollout(64, player(env.tokenizer), break_when_any_done=False), unfinished="drop")
+
+
 @pytest.fixture(scope="module")
-def walks(env):
-    player = CorridorPlayer(env.tokenizer, LENGTH, seed=0)
-    rollout = env.rollout(64, player, break_when_any_done=False)
-    return rows_from_rollout(rollout, unfinished="drop")
+def walks():
+    return walks_of(Wanderer)
 
 
-@pytest.fixture
-def actor(env):
+@pytest.fixture(scope="module")
+def played():
+    return walks_of(lambda tokenizer: CorridorPlayer(tokenizer, LENGTH, seed=0))
+
+
+def new_actor(env):
     torch.manual_seed(0)
     vocabulary = env.tokenizer.vocab_size
     lm = causal_lm(vocab_size=vocabulary, layers=1, width=WIDTH, heads=2, max_length=48, initializer_range=0.1)
     return language_actor(lm)
 
 
-def train(loss, walks, steps, lr=5e-3):
-    updater = SoftUpdate(loss, tau=0.05) if isinstance(loss, ILQLLoss) else None
-    buffer = row_buffer(walks, 32, seed=0)
-    for _ in train_steps(loss, buffer.sample, adamw(loss, lr), steps=steps, target_updater=updater, max_grad_norm=1.0):
-        pass
+@pytest.fixture
+def actor(env):
+    return new_actor(env)
 
 
-def play(env, actor, guidance=None, method="sample"):
-    policy = UtteranceActor(actor, env.tokenizer.control, 2, guidance=guidance, method=method)
-    return play_games(env, policy, games=256, seed=1)
+def train(loss, rows, *phases, batch=32, tau=0.05):
+    """Train for some phases of ``(steps, learning rate)``."""
+    has_targets = any(name.startswith("target_q") or name.startswith("target_a") for name, _ in loss.named_children())
+    updater = SoftUpdate(loss, tau=tau) if has_targets else None
+    buffer = row_buffer(rows, batch, seed=0)
+    for steps, lr in phases or [(300, 5e-3)]:
+        options = {"steps": steps, "target_updater": updater, "max_grad_norm": 1.0}
+        for _ in train_steps(loss, buffer.sample, adamw(loss, lr), **options):
+            pass
 
 
-def test_the_data_holds_no_straight_walk(walks):
-    assert walks["token_reward"].sum(-1).max() < BEST
+def play(env, actor, **options):
+    policy = UtteranceActor(actor, env.tokenizer.control, 2, seed=0, **{"method": "greedy", **options})
+    return float(play_games(env, policy, games=256, seed=1).returns.mean())
 
 
-def test_bc_walks_as_the_data_does(env, walks, actor):
-    train(BCLoss(actor, actor_normalizer="action"), walks, 100)
-    returns = play(env, actor).returns
-    data = walks["token_reward"].sum(-1)
-    assert abs(float(returns.mean() - data.mean())) < 0.5
+def play_by_values(env, loss, *, min_p=None, **guidance):
+    return play(env, loss.language_actor, guidance=ValueGuidance(loss.target_qvalue_network(), **guidance), min_p=min_p)
+
+
+# -- better than the data ----------------------------------------------------------------------------------------------
+
+
+def test_bc_walks_as_the_data_does(env, played, actor):
+    assert played["token_reward"].sum(-1).max() < BEST  # no straight walk
+    train(BCLoss(actor, actor_normalizer="action"), played, (100, 5e-3))
+    policy = UtteranceActor(actor, env.tokenizer.control, 2)
+    returns = play_games(env, policy, games=256, seed=1).returns
+    assert abs(float(returns.mean() - played["token_reward"].sum(-1).mean())) < 0.5
     assert (returns >= BEST).float().mean() < 0.05  # copying finds the straight walk by accident at most
 
 
 @pytest.mark.parametrize("options", [{}, {"target": "lambda", "lmbda": 0.3}], ids=["td", "lambda"])
-def test_ilql_finds_the_straight_walk_that_nobody_went(env, walks, actor, options):
-    vocabulary = env.tokenizer.vocab_size
-    loss = ILQLLoss(
-        actor,
-        qvalue_module(QValueHead(WIDTH, vocabulary)),
-        value_module(ValueHead(WIDTH)),
-        expectile=0.9,
-        cql_weight=0.001,  # the best move is one that the data never made there
-        actor_normalizer="action",
-        **options,
+def test_ilql_finds_the_straight_walk_that_nobody_went(env, played, actor, options):
+    heads = qvalue_module(QValueHead(WIDTH, env.tokenizer.vocab_size)), value_module(ValueHead(WIDTH))
+    # The best move is one that the data never made there.
+    loss = ILQLLoss(actor, *heads, expectile=0.9, cql_weight=0.001, actor_normalizer="action", **options)
+    train(loss, played, (250, 5e-3))
+    assert play_by_values(env, loss, beta=32.0) == BEST
+
+
+def make(kind, env, actor, **options):
+    writes = UtteranceActor(actor, env.tokenizer.control, 2)
+    qvalue = qvalue_module(QValueHead(WIDTH, env.tokenizer.vocab_size))
+    return kind(writes, qvalue, actor_normalizer="action", **options)
+
+
+def test_cql_walks_straight(env, walks, actor):
+    loss = make(CQLLoss, env, actor, cql_weight=0.01)
+    train(loss, walks)
+    assert play_by_values(env, loss, beta=32.0) == BEST
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.5])
+def test_bcq_walks_straight_within_what_the_data_support(env, walks, actor, threshold):
+    loss = make(BCQLoss, env, actor, threshold=threshold)
+    train(loss, walks)
+    assert play_by_values(env, loss, beta=1.0, include_logits=False, min_p=threshold) == BEST
+
+
+def test_bcq_without_a_constraint_overestimates_and_with_the_strictest_one_copies(env, walks, actor):
+    """Threshold 0 is double Q-learning offline; with 1 the policy is the most likely utterance of the data, ``l``."""
+    loss = make(BCQLoss, env, actor, threshold=0.0)
+    train(loss, walks)
+    assert play_by_values(env, loss, beta=1.0, include_logits=False) < BEST - 1
+    loss = make(BCQLoss, env, actor, threshold=1.0)
+    train(loss, walks, (100, 5e-3))
+    assert play_by_values(env, loss, beta=1.0, include_logits=False, min_p=1.0) == WORST
+
+
+@pytest.fixture(scope="module")
+def cloned(env, walks):
+    actor = new_actor(env)
+    train(BCLoss(actor, actor_normalizer="action"), walks, (150, 5e-3), (100, 5e-4), batch=64)
+    assert play(env, actor) == WORST  # the likeliest utterance is l
+    assert play(env, actor, method="sample") < BEST - 3
+    return frozen_copy(actor)
+
+
+def test_q_sft_walks_straight_by_its_values(env, walks, cloned):
+    """Where the data's habit is the wrong move, the value itself has to guide: its product with the habit agrees."""
+    actor, control, threshold = new_actor(env), env.tokenizer.control, 0.2
+    actor.load_state_dict(cloned.actor.state_dict())
+    loss = QSFTLoss(
+        UtteranceActor(actor, control, 2),
+        cloned,
+        gamma=1.0,
+        turn_gamma=0.9,
+        value_min=WORST,
+        value_max=0.0,
+        threshold=threshold,
+        rest=control.pad,
     )
-    train(loss, walks, 250)
-    guidance = ValueGuidance(loss.target_qvalue_network(), beta=32.0)
-    returns = play(env, actor, guidance, method="greedy").returns
-    assert float(returns.mean()) == BEST
+    train(loss, walks, (300, 5e-3), (100, 1e-3), batch=64, tau=0.1)
+    by_value = LikelihoodGuidance(actor, beta=32.0, ratio=True)
+    assert play(env, cloned.actor, guidance=by_value, min_p=threshold) == BEST
+    assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=0.0)) == WORST
+    assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=32.0)) == WORST
+
+
+@pytest.mark.parametrize("level", ["token", "utterance"])
+def test_oreo_walks_straight(env, walks, cloned, level):
+    actor = new_actor(env)
+    actor.load_state_dict(cloned.actor.state_dict())
+    reference = frozen_copy(UtteranceActor(cloned.actor, env.tokenizer.control, 2))
+    loss = OREOLoss(
+        UtteranceActor(actor, env.tokenizer.control, 2),
+        value_module(ValueHead(WIDTH)),
+        reference,
+        beta=BETA,
+        kl_weight=0.05,
+        level=level,
+    )
+    train(loss, walks, (150, 2e-3), (100, 5e-4), batch=64, tau=0.1)
+    assert play(env, actor) == BEST
+    assert play(env, actor, method="sample") > play(env, cloned.actor, method="sample") + 1.5
+
+
+# -- fixed points ------------------------------------------------------------------------------------------------------
+
+BETA = 0.5
+FAST, SLOW = ((400, 0.1), (200, 0.02)), ((400, 0.1), (300, 0.02))
+
+
+class LastThree(nn.Module):
+    """A state as one number: the last three tokens, which hold the place."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.vocabulary = vocabulary
+
+    def forward(self, tokens, attention_mask):
+        before = [nn.functional.pad(tokens, (n, 0))[..., : tokens.shape[-1]] for n in (2, 1)]
+        code = (before[0] * self.vocabulary + before[1]) * self.vocabulary + tokens
+        return code.unsqueeze(-1).float()
+
+
+class Table(nn.Module):
+    """A row of numbers for each state."""
+
+    def __init__(self, vocabulary, *shape):
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(vocabulary**3, *shape))
+
+    def forward(self, hidden):
+        return self.rows[hidden.squeeze(-1).long()]
+
+
+def tabular_actor(env):
+    """A policy of one number for each state and token."""
+    vocabulary = env.tokenizer.vocab_size
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(LastThree(vocabulary), in_keys=["tokens", "attention_mask"], out_keys=["hidden"]),
+        TensorDictModule(Table(vocabulary, vocabulary), in_keys=["hidden"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["next_token"], distribution_class=Categorical),
+    )
+
+
+def starts(env):
+    """The states in which utterances begin, by their places, as the table counts them."""
+    control, vocabulary = env.tokenizer.control, env.tokenizer.vocab_size
+    return (control.end_of_action * vocabulary + torch.arange(LENGTH - 1)) * vocabulary + control.end_of_state
+
+
+def probabilities(actor, env):
+    """Of ``l``, ``r`` and nothing where an utterance begins, ``[places, 3]``."""
+    written = [*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action]
+    return split_actor(actor).head.module.rows.detach()[starts(env)].softmax(-1)[:, written]
+
+
+@pytest.fixture(scope="module")
+def imitation(env, walks):
+    actor = tabular_actor(env)
+    train(BCLoss(actor, actor_normalizer="action"), walks, *SLOW, batch=64)
+    expected = torch.tensor([LEFT, RIGHT, NOTHING]).expand(LENGTH - 1, 3)
+    torch.testing.assert_close(probabilities(actor, env), expected, rtol=0, atol=0.04)
+    return frozen_copy(actor)
+
+
+def soft_values(reward_scale, turn_gamma, rounds=200):
+    """``V(place) = log sum_u p(u) exp(r / c + gamma V(next place))`` by value iteration, and the optimal ``pi(u)``."""
+    prior = torch.tensor([LEFT, RIGHT, NOTHING], dtype=torch.float64).log()
+    value = torch.zeros(LENGTH, dtype=torch.float64)
+    for _ in range(rounds):
+        here = torch.arange(LENGTH - 1)
+        after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)
+        reward = torch.where(after == LENGTH - 1, 0.0, -1.0)
+        score = prior + reward / reward_scale + turn_gamma * value[after]
+        value = torch.cat([score.logsumexp(-1), torch.zeros(1, dtype=torch.float64)])
+    return value[:-1], score.softmax(-1)
+
+
+def tabular_loss(env, *, forbidden, prior=None, **options):
+    """Psi-learning of tables, one entry a state and token, so that nothing but the targets decides where it ends."""
+    vocabulary, actor = env.tokenizer.vocab_size, tabular_actor(env)
+    qvalue = TensorDictModule(Table(vocabulary, 2, vocabulary), in_keys=["hidden"], out_keys=["action_value"])
+    writes = UtteranceActor(actor, env.tokenizer.control, 2, forbidden=forbidden, cached=False)
+    clocks = {"gamma": 1.0, "turn_gamma": 0.9}
+    return PsiLoss(writes, qvalue, actor_normalizer="action", reward_scale=0.5, prior=prior, **clocks, **options)
+
+
+def learned_values(env, loss):
+    """At the beginning of an utterance at each place, over what the data write: ``log sum_a exp Qt`` and softmax."""
+    end = env.tokenizer.control.end_of_action
+    least = loss.target_qvalue_network_params.data["module", "rows"][starts(env)].amin(-2)
+    least = least[:, [*env.tokenizer.encode("lr"), end]].double()
+    return least.logsumexp(-1), least.softmax(-1)
+
+
+@pytest.mark.parametrize("prior", ["beside", "frozen"])
+def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, prior):
+    """Soft value iteration with the data's policy as prior; all tokens that can be written stand in the data."""
+    forbidden = (*env.tokenizer.control.forbidden_in_action(), *env.tokenizer.encode("0123"))
+    loss = tabular_loss(env, forbidden=forbidden)
+    if prior == "frozen":
+        train(BCLoss(loss.language_actor, actor_normalizer="action"), walks, *FAST)
+        loss = tabular_loss(env, forbidden=forbidden, prior=frozen_copy(loss.language_actor), actor_weight=0.0)
+    train(loss, walks, *FAST)
+    value, policy = soft_values(0.5, 0.9)
+    found, probability = learned_values(env, loss)
+    torch.testing.assert_close(found, value, rtol=0, atol=0.1)
+    torch.testing.assert_close(probability, policy, rtol=0, atol=0.03)
+
+
+def test_psi_learning_with_a_threshold_needs_no_list_of_tokens(env, walks):
+    """Else the digits, which the data never write, count as well, with the value that they began with."""
+    value, _ = soft_values(0.5, 0.9)
+    found = {}
+    for threshold in (0.0, 0.1):
+        loss = tabular_loss(env, forbidden=None, threshold=threshold)
+        train(loss, walks, *FAST)
+        found[threshold], _ = learned_values(env, loss)
+    torch.testing.assert_close(found[0.1], value, rtol=0, atol=0.1)
+    assert (found[0.0] > value + 0.5).all()
+
+
+def best_values(gamma, rounds=100):
+    """``Q*`` of the moves left, right and none at each place, by value iteration."""
+    value = torch.zeros(LENGTH)
+    here = torch.arange(LENGTH - 1)
+    after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)
+    for _ in range(rounds):
+        found = torch.where(after == LENGTH - 1, 0.0, -1.0) + gamma * value[after]
+        value = torch.cat([found.amax(-1), torch.zeros(1)])
+    return found
+
+
+def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
+    """``p / pi`` is Q* in units of the interval, exactly with a token for the rest, too much with an even share."""
+    gamma, ratios = 0.9, {}
+    for rest in (env.tokenizer.control.pad, None):
+        actor = tabular_actor(env)
+        actor.load_state_dict(imitation.actor.state_dict())
+        loss = QSFTLoss(
+            UtteranceActor(actor, env.tokenizer.control, 2, cached=False),
+            imitation,
+            gamma=1.0,
+            turn_gamma=gamma,
+            value_min=WORST,
+            value_max=0.0,
+            threshold=0.1,
+            rest=rest,
+        )
+        train(loss, walks, *SLOW, batch=64, tau=0.1)
+        ratios[rest] = probabilities(actor, env) / probabilities(imitation.actor, env)
+    expected = (best_values(gamma) - WORST) / -WORST
+    torch.testing.assert_close(ratios[env.tokenizer.control.pad], expected, rtol=0, atol=0.05)
+    assert (ratios[None] > expected - 0.02).all()
+    assert (ratios[None] > expected + 0.03).any()
+
+
+def test_oreo_finds_the_fixed_point_of_kl_control(env, walks, imitation):
+    """Soft value iteration with the imitated policy as the reference; all tokens that can be written stand in the data.
+
+    Of others consistency says nothing, so that a policy that may write them could keep any probability for them.
+    """
+    control, vocabulary = env.tokenizer.control, env.tokenizer.vocab_size
+    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
+    actor = tabular_actor(env)
+    actor.load_state_dict(imitation.actor.state_dict())
+    policy, reference = (
+        UtteranceActor(one, control, 2, forbidden=forbidden, cached=False) for one in (actor, imitation.actor)
+    )
+    table = Table(vocabulary, 1)
+    value = TensorDictModule(table, in_keys=["hidden"], out_keys=["state_value"])
+    loss = OREOLoss(policy, value, frozen_copy(reference), beta=BETA, kl_weight=0.0)
+    train(loss, walks, *SLOW, (100, 0.005), batch=64)
+    expected, best = soft_values(BETA, 1.0)
+    torch.testing.assert_close(table.rows.detach()[starts(env), 0], BETA * expected.float(), rtol=0, atol=0.2)
+    found = probabilities(actor, env)
+    torch.testing.assert_close(found / found.sum(-1, keepdim=True), best.float(), rtol=0, atol=0.05)

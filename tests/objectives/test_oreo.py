@@ -18,7 +18,7 @@ from torchrl_lang.functional.returns import action_log_ratio, soft_returns
 from torchrl_lang.modules import UtteranceActor, ValueHead, row_log_prob, value_module
 from torchrl_lang.objectives import OREOLoss
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.transforms import ConstantKLController, frozen_copy
+from torchrl_lang.transforms import frozen_copy
 
 CONTROL = ControlTokens(pad=0, end_of_action=1, forbidden=(3,))
 
@@ -175,17 +175,6 @@ def test_one_row_by_hand(level, terminated, residual):
     assert (out["kl"], out["log_ratio"]) == (0, 0)
 
 
-def test_a_certain_end_has_no_ratio():
-    """In the last slot of an utterance there is nothing to learn, so it costs no divergence."""
-    rows = one_row()
-    rows["tokens"][0, 1] = rows["tokens"][0, 3] = 1
-    actors = [UtteranceActor(uneven(seed), CONTROL, 1) for seed in (0, 2)]
-    out = OREOLoss(actors[0], make_heads()[1], frozen_copy(actors[1]))(rows)
-    assert (out["log_ratio"], out["kl"]) == (0, 0)
-    free = [UtteranceActor(uneven(seed), CONTROL, 2) for seed in (0, 2)]
-    assert abs(OREOLoss(free[0], make_heads()[1], frozen_copy(free[1]))(rows)["log_ratio"]) > 0.1
-
-
 def test_masked_tokens_that_cannot_be_written_leave_the_path_whole():
     """Another player's, such as a forbidden id: no ratio, and the row's other residuals stay."""
     rows = one_row()
@@ -277,16 +266,6 @@ def test_gradients_go_where_they_belong():
     assert trained(make(detach_value=True), "loss_value") == {"value"}
 
 
-def test_weights_scale_their_terms():
-    rows, plain = make_rows(), make(value_weight=1.0, kl_weight=1.0)(make_rows())
-    out = make(value_weight=0.5, actor_weight=3.0, kl_weight=ConstantKLController(0.25))(rows)
-    for name, factor in {"value": 0.5, "actor": 3.0, "kl": 0.25}.items():
-        torch.testing.assert_close(out[f"loss_{name}"], factor * plain[f"loss_{name}"])
-    none = make(value_weight=0.0, actor_weight=0.0, kl_weight=0.0)(rows)
-    assert not total(none).any()
-    torch.testing.assert_close(none["kl"], plain["kl"])
-
-
 # -- the closed form ---------------------------------------------------------------------------------------------------
 
 
@@ -326,7 +305,7 @@ def test_a_bandit_ends_at_the_closed_form(level):
 
 def test_parts_that_do_not_fit():
     value = make_heads()[1]
-    with pytest.raises(TypeError, match=r"needs reference=, a FrozenActor, got \w+: make one with frozen_copy"):
+    with pytest.raises(TypeError, match=r"needs reference as a FrozenActor"):
         OREOLoss(make_actor(), value, make_actor())
     with pytest.raises(ValueError, match="Policy and reference must be the same kind of actor"):
         OREOLoss(make_actor(), value, frozen_copy(UtteranceActor(make_actor(), CONTROL, 4)))

@@ -284,66 +284,12 @@ def test_a_controller_sets_the_weight_and_the_metric_feeds_it(rows):
     assert any("kl_controller" in key for key in loss.state_dict())
 
 
-def test_the_reference_is_no_part_of_the_loss(rows):
-    loss = make_exact()
-    parameters = {id(p) for p in loss.parameters()}
-    assert not parameters & {id(p) for p in loss.reference.actor.parameters()}
-    assert loss.state_dict().keys() - make_ppo(kl_weight=0.3).state_dict().keys() == {"reference_fingerprint"}
-    own = make_exact(reference=frozen_copy(make_actor()))
-    assert own(rows)["loss_kl"].abs() < 1e-6
-    assert loss(rows)["loss_kl"] > 1e-3
-    assert next(loss.double().reference.actor.parameters()).dtype == torch.float64
-
-
-def test_a_reference_that_changed_is_refused(rows):
-    actor = make_actor()
-    actor[0].requires_grad_(False)
-    loss = make_exact(actor=actor, reference=frozen_copy(actor))
-    loss(rows)
-    with torch.no_grad():
-        next(actor[0].parameters()).add_(1.0)
-    with pytest.raises(RuntimeError, match="The reference changed"):
-        loss(rows)
-
-
-def test_values_may_leave_the_trunk_alone(rows):
-    for detach in (False, True):
-        loss = make_ppo(detach_value=detach)
-        loss(rows)["loss_critic"].backward()
-        assert any(p.grad is not None for p in loss.value_network.parameters())
-        assert any(p.grad is not None for p in loss.actor_network.parameters()) != detach
-
-
-def test_adapters_off_as_reference(rows):
-    peft = pytest.importorskip("peft")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        lm = causal_lm("llama", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
-        lm = peft.get_peft_model(lm, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-    actor = language_actor(lm)
-    options = {"kl_weight": 1.0, "kl_estimator": "exact"}
-    loss = make_ppo(actor=actor, reference=adapters_off(actor), **options)
-    plain = causal_lm("llama", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
-    plain.load_state_dict({k.replace(".base_layer", ""): v for k, v in frozen_state(lm).items()})
-    expected = make_ppo(actor=actor, reference=frozen_copy(language_actor(plain)), **options)
-    got = loss(rows)["loss_kl"]
-    assert got > 1e-4
-    torch.testing.assert_close(got, expected(rows)["loss_kl"])
-    got.backward()
-    assert any(p.grad is not None and p.grad.any() for p in lm.parameters())
-
-
 def test_a_head_with_adapters_cannot_be_its_own_reference():
     peft = pytest.importorskip("peft")
     lm = causal_lm("llama", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
     actor = language_actor(peft.get_peft_model(lm, peft.LoraConfig(target_modules=["lm_head"])))
     with pytest.raises(ValueError, match="The head has adapters"):
         make_ppo(actor=actor, reference=adapters_off(actor), kl_weight=1.0, kl_estimator="exact")
-
-
-def frozen_state(lm):
-    """Weights of the model below its adapters."""
-    return {k: v for k, v in lm.get_base_model().state_dict().items() if "lora_" not in k}
 
 
 # -- on fresh data -----------------------------------------------------------------------------------------------------

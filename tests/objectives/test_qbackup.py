@@ -331,23 +331,6 @@ def test_a_frozen_prior_takes_the_actors_place(rows):
     torch.testing.assert_close(other(rows)["td_target"] - own(rows)["td_target"], difference, rtol=1e-4, atol=1e-5)
 
 
-def test_no_gradient_reaches_a_prior_that_could_take_one(rows):
-    prior = frozen_copy(make_actor(seed=7), differentiable=True)
-    out = make_qbackup(PsiLoss, prior=prior)(rows)
-    assert not out["td_target"].requires_grad
-    total(out).backward()
-    assert all(weight.grad is None for weight in prior.actor.parameters())
-
-
-def test_a_prior_with_options_of_decoding_is_its_language_model(rows):
-    """At temperature 1, with all tokens and no forced ends."""
-    decoded = UtteranceActor(make_actor(seed=7), CONTROL, 2, temperature=0.5)
-    plain = make_qbackup(PsiLoss, threshold=0.2, prior=frozen_copy(make_actor(seed=7)))
-    found = make_qbackup(PsiLoss, threshold=0.2, prior=frozen_copy(decoded))
-    for name, value in plain(rows).items():
-        torch.testing.assert_close(found(rows)[name], value)
-
-
 def test_a_prior_that_changed_is_an_error(rows):
     actor = make_actor(seed=7).requires_grad_(False)
     loss = make_qbackup(PsiLoss, prior=frozen_copy(actor))  # shares the frozen weights

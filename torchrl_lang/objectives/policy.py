@@ -262,7 +262,7 @@ def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) 
         raise ValueError("A reference and the kl_weight of an exact divergence go together: give both or none.")
     if not is_read:
         return None
-    check_frozen("An exact divergence", "reference=", reference, actor)
+    check_frozen("An exact divergence", "reference", reference, actor)
     scorer = RowScorer(reference.actor)
     if scorer.has_values or _utterances(reference.actor) != _utterances(actor):
         raise ValueError(
@@ -320,7 +320,7 @@ def check_frozen(loss: str, name: str, frozen: Any, actor: object) -> None:
     """Raise unless the option ``name`` of a loss is a frozen actor that writes the same tokens as ``actor``."""
     if not isinstance(frozen, FrozenActor):
         raise TypeError(
-            f"{loss} needs {name} a FrozenActor, got {type(frozen).__name__}: make one with frozen_copy(actor)."
+            f"{loss} needs {name} as a FrozenActor, got {type(frozen).__name__}: make one with frozen_copy(actor)."
         )
     known, needed = vocabulary(frozen.actor), vocabulary(actor)
     if known is not None and needed is not None and known < needed:

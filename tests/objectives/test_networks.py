@@ -1,4 +1,6 @@
-"""Any module is a value head of a loss: raw modules, one head without an axis of heads, entries of other names."""
+"""Any module is a value head of a loss, and target networks compute without dropout."""
+
+from __future__ import annotations
 
 import pytest
 import torch
@@ -7,9 +9,26 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from tests.objectives.chai_rows import CONTROL, chai_rows
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_rows, total
-from tests.objectives.utterances import moved
-from torchrl_lang.modules import QValueHead, UtteranceActor, UtteranceQValueHead, ValueGuidance, ValueHead
+from tests.objectives.conftest import (
+    VOCAB,
+    WIDTH,
+    losses_of,
+    make_actor,
+    make_heads,
+    make_ilql,
+    make_qbackup,
+    make_rows,
+    total,
+)
+from tests.objectives.utterances import make_utterance_ilql, moved
+from torchrl_lang.modules import (
+    QValueHead,
+    UtteranceActor,
+    UtteranceQValueHead,
+    ValueGuidance,
+    ValueHead,
+    qvalue_module,
+)
 from torchrl_lang.objectives import BCQLoss, CHAILoss, CQLLoss, ILQLLoss, OREOLoss, PPOLoss, PsiLoss, UtteranceILQLLoss
 from torchrl_lang.transforms import frozen_copy
 
@@ -146,15 +165,23 @@ def test_a_policy_reads_a_raw_head_that_was_trained():
         UtteranceActor(make_actor(), CONTROL, 4, guidance=guidance)
 
 
+class Compared(nn.Linear):
+    def __init__(self):
+        super().__init__(WIDTH, VOCAB)
+
+    def forward(self, hidden):
+        return super().forward(hidden) > 0
+
+
 WRONG = {
     "width": (nn.Linear(WIDTH + 1, VOCAB), nn.Linear(WIDTH + 1, 1), r"fails on states of this model, hidden \[3, 16\]"),
-    "too few": (nn.Linear(WIDTH, VOCAB - 2), None, "values for 10 tokens and the policy can write 12"),
-    "too many": (nn.Linear(WIDTH, VOCAB + 1), None, "values for 13 tokens and the model has 12: build the head with"),
-    "too many of the library": (QValueHead(WIDTH, 13), None, "values for 13 tokens and the model has 12"),
-    "one value": (nn.Linear(WIDTH, 1), None, "values for 1 tokens and the policy can write 12"),
+    "too few": (nn.Linear(WIDTH, VOCAB - 2), None, "values for 10 tokens"),
+    "too many": (nn.Linear(WIDTH, VOCAB + 1), None, "values for 13 tokens"),
+    "one value": (nn.Linear(WIDTH, 1), None, "values for 1 tokens"),
     "many values": (None, nn.Linear(WIDTH, 5), r"must write \[N, 1\] or \[N\], got \[3, 5\] for N = 3 states"),
     "no module": (torch.sin, None, "needs qvalue_network as a module"),
-    "no states": (nn.Flatten(0), None, r"it must give \[N, n_q, V\] or \[N, V\]. .*value.shape=torch.Size\(\[48\]\)"),
+    "no states": (nn.Flatten(0), None, r"it must give \[N, n_q, V\] or \[N, V\]"),
+    "truth values": (Compared(), None, "must write floating-point numbers, got torch.bool"),
 }
 
 
@@ -214,8 +241,87 @@ def test_a_head_of_another_dtype_than_the_states():
         ILQLLoss(make_actor().bfloat16(), nn.Linear(WIDTH, VOCAB), nn.Linear(WIDTH, 1))
 
 
-def test_a_head_of_truth_values():
-    head = nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Threshold(0.0, 0.0))
-    head.forward = lambda hidden: nn.Sequential.forward(head, hidden) > 0
-    with pytest.raises(ValueError, match=r"must write floating-point numbers, got torch.bool"):
-        CQLLoss(make_actor(), head)
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+OWN = {"target_trunk": True, "detach_qvalue": True}
+
+
+def own_trunk():
+    """A trunk of the values that applies dropout; the policy's does not."""
+    trunk = make_actor(seed=3)[0]
+    for module in trunk.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    return trunk
+
+
+def noisy(head):
+    head = qvalue_module(head)
+    for parameter in head.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return head
+
+
+def head_alone():
+    head = noisy(QValueHead(WIDTH, VOCAB, kind="residual", dropout=0.5))
+    return ILQLLoss(make_actor(expose_pre_norm=True), head, make_heads()[1])
+
+
+def head_of_utterances():
+    head = noisy(UtteranceQValueHead(WIDTH, kind="residual", dropout=0.5))
+    return UtteranceILQLLoss(make_actor(expose_pre_norm=True), head, make_heads()[1])
+
+
+MAKE = {
+    "trunk of ilql": (lambda: make_ilql(value_trunk=own_trunk(), **OWN), "target_qvalue", "qvalue"),
+    "trunk of psi": (lambda: make_qbackup(PsiLoss, value_trunk=own_trunk(), **OWN), "td_target", "qvalue"),
+    "head of ilql": (head_alone, "target_qvalue", "qvalue"),
+    "head of utterances": (head_of_utterances, "target_qvalue", "qvalue"),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_target_is_the_same_in_every_pass(name):
+    make, of_target, online = MAKE[name]
+    torch.manual_seed(0)
+    loss, rows = make().train(), make_rows()
+    for module in loss.actor_network.modules():  # GPT-2 has dropout of its own
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    first, second = loss(rows), loss(rows)
+    torch.testing.assert_close(second[of_target], first[of_target])
+    assert second[online] != first[online]
+    assert all(module.training for module in loss.modules())
+
+
+SHARED = {
+    "ilql": (make_ilql, "target_qvalue"),
+    "utterance-ilql": (lambda **options: make_utterance_ilql(make_actor(), **options), "target_qvalue"),
+    "cql": (lambda **options: make_qbackup(CQLLoss, **options), "td_target"),
+    "bcq": (lambda **options: make_qbackup(BCQLoss, **options), "td_target"),
+    "psi": (lambda **options: make_qbackup(PsiLoss, **options), "td_target"),
+    "bcq, trunks of its own": (
+        lambda **options: make_qbackup(BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options),
+        "td_target",
+    ),
+}
+
+
+def set_dropout(loss, rate):
+    for module in loss.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(("rate", "training", "passes"), [(0.0, True, 0), (0.5, False, 0), (0.5, True, 1)])
+def test_without_dropout_no_trunk_runs_a_second_time(name, rate, training, passes):
+    loss, rows = SHARED[name][0]().train(training), make_rows()
+    set_dropout(loss, rate)
+    trunks = {id(trunk): trunk for trunk in (loss.actor_network[0], getattr(loss, "value_trunk", None)) if trunk}
+    seen = []
+    hooks = [trunk.register_forward_pre_hook(lambda *_: seen.append(1)) for trunk in trunks.values()]
+    loss(rows)
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) == len(trunks) * (1 + passes) + getattr(loss, "has_target_trunk", False)
