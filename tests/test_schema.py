@@ -58,7 +58,7 @@ def test_another_dtype(key, dtype, expected):
 
 def test_another_shape():
     td = rows()
-    with pytest.raises(ValueError, match=r"agent_mask must have shape \(2, 6\) to go with tokens, got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"agent_mask must have shape \(2, 6\) to go with the rows, got \(2, 5\)"):
         check_row(td.set("agent_mask", td["agent_mask"][:, :5]))
 
 
@@ -112,11 +112,11 @@ def test_features_go_with_the_rows():
     check_row(seen)
     check_row(seen.exclude("features_mask"))
     for key, wrong, error, match in [
-        ("features", seen["features"].long(), TypeError, "'features' must be a float"),
+        ("features", seen["features"].long(), TypeError, "features must be a float"),
         ("features", seen["features"][:, 0], ValueError, r"'features' must be \[\*B, P, F\]"),
         ("features", seen["features"][:, :0], ValueError, r"'features' must be \[\*B, P, F\]"),
-        ("features_mask", seen["features_mask"].int(), TypeError, "'features_mask' must be bool"),
-        ("features_mask", seen["features_mask"][:, 1:], ValueError, r"'features_mask' must be \[\*B, P\], \(2, 3\)"),
+        ("features_mask", seen["features_mask"].int(), TypeError, "features_mask must be bool"),
+        ("features_mask", seen["features_mask"][:, 1:], ValueError, r"features_mask must have shape \(2, 3\)"),
     ]:
         with pytest.raises(error, match=match):
             check_row(seen.clone().set(key, wrong))

@@ -272,7 +272,7 @@ def check_entry(name: str, value: Tensor, shape: torch.Size, *, floats: Sequence
         raise TypeError(f"{name} must be {expected}, got {value.dtype}: convert it with .to(...).")
     expected_shape = (*shape[:-1], 1) if name in (TERMINATED, TRUNCATED) else tuple(shape)
     if tuple(value.shape) != expected_shape:
-        raise ValueError(f"{name} must have shape {expected_shape} to go with tokens, got {tuple(value.shape)}.")
+        raise ValueError(f"{name} must have shape {expected_shape} to go with the rows, got {tuple(value.shape)}.")
 
 
 def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size) -> None:
@@ -296,20 +296,14 @@ def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size)
             ...
         ValueError: 'features' must be [*B, P, F], P features of each row, got (2, 5) for rows of shape (2,).
     """
-    if not features.is_floating_point():
-        raise TypeError(f"'{FEATURES}' must be a float, got {features.dtype}: convert it with .float().")
+    check_entry(FEATURES, features, features.shape)
     if features.ndim != len(batch) + 2 or features.shape[:-2] != batch or not features.shape[-2]:
         raise ValueError(
             f"'{FEATURES}' must be [*B, P, F], P features of each row, got {tuple(features.shape)} for rows of shape "
             f"{tuple(batch)}."
         )
-    if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"'{FEATURES_MASK}' must be bool, got {mask.dtype}: convert it with .bool().")
-    if mask is not None and mask.shape != features.shape[:-1]:
-        raise ValueError(
-            f"'{FEATURES_MASK}' must be [*B, P], {tuple(features.shape[:-1])} for this '{FEATURES}', got "
-            f"{tuple(mask.shape)}."
-        )
+    if mask is not None:
+        check_entry(FEATURES_MASK, mask, features.shape[:-1])
 
 
 def check_values(
