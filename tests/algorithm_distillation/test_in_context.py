@@ -74,12 +74,6 @@ def test_the_optimal_policy_takes_every_optimal_action():
     assert (counts[[1, 3]] > 900).all()
 
 
-def test_the_random_policy_is_uniform():
-    policy = RandomPolicy(5, seed=0)
-    counts = policy.act(torch.zeros(10_000, 2)).bincount(minlength=5)
-    assert ((counts - 2000).abs() < 200).all()
-
-
 def test_a_seed_determines_the_returns_whatever_was_drawn_before():
     env = DarkRoomEnv(3, task=torch.arange(9), batch_size=[9], start="random")
     policy = RandomPolicy(5, seed=4)

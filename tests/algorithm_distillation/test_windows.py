@@ -64,19 +64,6 @@ def test_an_epoch_is_every_window_once(history, length, skip, at_episode_start):
     assert found.total() == len(windows)
 
 
-@pytest.mark.parametrize("skip", [1, 2, 4])
-def test_kept_episodes_are_whole_and_in_order(history, skip):
-    for batch in HistoryWindows(history, 12, skip_episodes=skip).buffer(50):
-        assert (batch == history.flat[batch["index"]].set("index", batch["index"])).all()
-        for window in batch.unbind(0):
-            episode, step, done = (window[key].flatten().tolist() for key in ("episode", "episode_step", "done"))
-            for t in range(11):
-                if done[t]:  # the next episode that is kept, from its beginning
-                    assert (episode[t + 1], step[t + 1]) == (episode[t] + skip, 0)
-                else:
-                    assert (episode[t + 1], step[t + 1]) == (episode[t], step[t] + 1)
-
-
 def test_unfinished_histories_have_windows_of_recorded_steps_only(tmp_path):
     made = source()
     with HistoryWriter(tmp_path, made.tasks, 2, 100) as writer:

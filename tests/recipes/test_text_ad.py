@@ -248,7 +248,7 @@ def test_a_pretrained_model_without_positions_for_the_report_is_refused(historie
     lm.save_pretrained(tmp_path / "model")
     transformers_tokenizer(letters).save_pretrained(tmp_path / "model")
     error = refused(capsys, histories, tmp_path / "run", "--pretrained", tmp_path / "model")
-    message = f"has {positions} positions, but rows of row_length=128 tokens and rewards of 6 tokens need 134"
+    message = f"has {positions} positions, but rows need 134"
     assert message in error
     assert f"give --row-length {positions - 6} or less" in error
     assert not (tmp_path / "run").exists()

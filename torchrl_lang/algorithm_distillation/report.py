@@ -20,15 +20,7 @@ _SIGNS = 1 << 12
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Whether one of two paired figures is larger; see :func:`paired_test`.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.algorithm_distillation import paired_test
-        >>> found = paired_test(torch.tensor([3.0, 2.0, 5.0]), torch.tensor([1.0, 1.0, 1.0]))
-        >>> found.pairs, found.wins, found.p_value
-        (3, 1.0, 0.125)
-    """
+    """Whether one of two paired figures is larger; see :func:`paired_test`."""
 
     pairs: int
     difference: float
@@ -41,13 +33,7 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task, over seeds and streams.
-
-    Examples:
-        >>> from torchrl_lang.algorithm_distillation import TaskResult
-        >>> TaskResult(task=7, first=0.5, last=3.0, optimal=4.0, never_found=0.25).share
-        0.75
-    """
+    """One task, over seeds and streams."""
 
     task: int
     first: float
@@ -207,13 +193,6 @@ def bootstrap_band(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> t
 
     Returns:
         The 2.5 % and the 97.5 % quantile, each ``[K]``.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.algorithm_distillation import bootstrap_band
-        >>> low, high = bootstrap_band(torch.tensor([[[0.0], [1.0]]]))
-        >>> low, high
-        (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     generator = torch.Generator().manual_seed(seed)
     weights = []

@@ -73,13 +73,6 @@ def test_numbers_are_compared_as_float32(dtype):
     assert Quantizer.bins(-0.1, 0.1, 2).write(torch.tensor([-0.1, 0.1], dtype=dtype)) == ["0", "1"]
 
 
-def test_levels_are_numbered_in_order_and_found_exactly():
-    levels = Quantizer([-1.0, 0.1, 5.0], ["low", "middle", "high"])
-    assert levels.index(torch.tensor([[0.1, 5.0], [-1.0, 0.1]])).tolist() == [[1, 2], [0, 1]]
-    assert levels.read(["high", "low"]).tolist() == [5, -1]
-    assert Quantizer(range(3)).read(["2"]).dtype == torch.int64
-
-
 @pytest.mark.parametrize(
     "quantizer", [Quantizer.bins(0, 1, 2, outside="nearest"), Quantizer([0], outside="nearest"), Quantizer.decimals()]
 )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-
 import pytest
 import torch
 
-from tests.recipes.demos import Trainings
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import evaluate_in_context
@@ -150,22 +146,6 @@ def test_a_folder_with_another_model_is_refused(tmp_path):
     format.save(tmp_path / "other", {})
     with pytest.raises(FileError, match=r"describes \d+ words"):
         LanguageFormat.load(tmp_path / "other")
-
-
-@pytest.mark.slow
-def test_the_distill_command_in_the_language_format(tmp_path, monkeypatch):
-    trainings = Trainings()
-    monkeypatch.setattr(
-        importlib.import_module("torchrl_lang.recipes.algorithm_distillation.distill"), "run_in_parallel", trainings
-    )
-    given = ["--steps", "1", "--episodes", "6", "--seeds", "1", "--test-streams", "2", "--out", str(tmp_path / "out")]
-    assert main(["distill", "--format", "language", "--template", "sparse", *WORDS, *given]) == 0
-    assert trainings.done == ["ad-0", "ed-0"]
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert {"AD", "AD, prompted", "ED", "source", "random", "optimal"} <= results.keys()
-    manifest = json.loads((tmp_path / "out" / "ad-0" / "model" / "torchrl_lang.json").read_text())
-    assert manifest["history"]["wording"]["template"] == "sparse"
-    assert manifest["history"]["context"] == 1 + 12 * 5 + 2
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, Poster
 from torchrl_lang.envs.grids import DarkRoomEnv, random_bandits
 from torchrl_lang.recipes.algorithm_distillation.histories import (
     FamilyOptions,
-    FreshWindows,
     HistoryOptions,
     history_windows,
     recording_of,
@@ -67,20 +66,6 @@ def test_windows_resume_exactly(done):
     resumed.load_state_dict(begun.state_dict())
     for expected in batches[done:]:
         assert_same(resumed.sample(), expected)
-
-
-def test_each_block_has_a_history_of_its_own():
-    options, numbers = HistoryOptions(**SMALL), []
-    source = options.source_on(options.family().env(options.family().split.train, 3), seed=0)
-
-    def draw(number):
-        numbers.append(number)
-        return LearningHistory(source.history(), source.tasks)
-
-    windows = FreshWindows(draw, LENGTH, BATCH, every=EVERY)
-    for _ in range(2 * EVERY + 1):
-        windows.sample()
-    assert numbers == [0, 1, 2]
 
 
 # -- held-out tasks -------------------------------------------------------------------------------------------------

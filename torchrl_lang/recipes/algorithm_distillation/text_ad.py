@@ -62,12 +62,7 @@ class TextHistoryOptions(Options):
         "levels", "levels: a word for each different reward; bins: one for each of --bins ranges; decimals: in digits"
     )
     bins: int = option(10, "number of ranges that rewards are sorted into with --reward bins", at_least=2)
-    validation: float = option(
-        0.1,
-        "share of each epoch's episodes that choose the checkpoint",
-        above=0,
-        below=1,
-    )
+    validation: float = option(0.1, "share of each epoch's episodes that choose the checkpoint", above=0, below=1)
     test: float = option(0.1, "share of each epoch's episodes that are reported", above=0, below=1)
     test_runs: tuple[str, ...] = option((), "names of runs that are reported instead, of which no episode is learned")
     split_seed: int = option(0, "seed of which episodes of an epoch these are", at_least=0)
@@ -115,13 +110,8 @@ def open_histories(options: TextHistoryOptions) -> TextHistories:
     records = _read(options, given)
     values = torch.tensor([record.reward for record in records], dtype=torch.float32).unique()
     template = _template(options, values)
-    split = split_texts(
-        records,
-        validation=options.validation,
-        test=options.test,
-        test_runs=options.test_runs,
-        seed=options.split_seed,
-    )
+    shares: dict[str, Any] = {name: getattr(options, name) for name in ("validation", "test", "test_runs")}
+    split = split_texts(records, **shares, seed=options.split_seed)
     tokenizer: Tokenizer = _word_tokenizer(options, template, split) if given is None else given
     packed = [pack_blocks(part, template, tokenizer, options.row_length, loss_on=options.loss_on) for part in split]
     about = {name: _count(part) for name, part in split._asdict().items()}
@@ -252,27 +242,14 @@ def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
     longest = RewardWords(histories.template, tokenizer, histories.values).longest
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
-        _check_positions(lm, options.row_length, longest)
+        positions, needed = getattr(lm.config, "max_position_embeddings", None), options.row_length + longest
+        if positions is not None and positions < needed:  # the report puts other rewards at the ends of rows
+            advice = f"give --row-length {positions - longest} or less, or another model"
+            raise ValueError(f"The pretrained model has {positions} positions, but rows need {needed}: {advice}.")
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
-    return new_lm(
-        vocab_size=tokenizer.vocab_size,
-        layers=options.layers,
-        width=options.width,
-        heads=options.heads,
-        max_length=options.row_length + longest,
-        pad=tokenizer.control.pad,
-    )
-
-
-def _check_positions(lm: PreTrainedModel, row_length: int, longest: int) -> None:
-    """Raise ValueError unless a model has positions for the report, which puts other rewards at the ends of rows."""
-    positions = getattr(lm.config, "max_position_embeddings", None)
-    if positions is not None and positions < row_length + longest:
-        raise ValueError(
-            f"The pretrained model has {positions} positions, but rows of row_length={row_length} tokens and rewards "
-            f"of {longest} tokens need {row_length + longest}: give --row-length {positions - longest} or less, or "
-            f"another model."
-        )
+    sizes = {"layers": options.layers, "width": options.width, "heads": options.heads}
+    length = options.row_length + longest
+    return new_lm(vocab_size=tokenizer.vocab_size, max_length=length, pad=tokenizer.control.pad, **sizes)
 
 
 def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: TensorDict) -> dict[str, float]:
@@ -283,8 +260,17 @@ def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: T
 
 def _report(options: TextAD, histories: TextHistories, actor: ProbabilisticTensorDictSequential) -> dict[str, Any]:
     """Write and print the report on the test rows."""
-    on_device = histories._replace(rows=histories.rows._replace(test=histories.rows.test.to(options.torch_device())))
-    report = text_report(options, on_device, actor, chunk=options.batch_size)
+    rows, template, tokenizer, values = histories[:4]
+    test, chunk = rows.test.to(options.torch_device()), options.batch_size
+    share = f"a random {100 * options.test:g} % of each epoch's episodes"
+    report = {
+        "held_out": f"all episodes of {', '.join(options.test_runs)}" if options.test_runs else share,
+        "block": options.block,
+        "reward": options.reward,
+        "histories": histories.about,
+        "rewards": reward_accuracy(actor, test, template, tokenizer, values=values, chunk=chunk),
+        "tokens": next_token_metrics(actor, test, chunk=chunk),
+    }
     text = format_text_report(report)
     write_json(options.out / "report.json", report)
     write_file(options.out / "report.txt", text + "\n")
@@ -295,29 +281,6 @@ def _report(options: TextAD, histories: TextHistories, actor: ProbabilisticTenso
 # -- the report --------------------------------------------------------------------------------------------------------
 
 _FIGURES = ("exact", "within_one", "rank_correlation", "squared_error")
-
-
-def text_report(
-    options: TextHistoryOptions, histories: TextHistories, actor: ProbabilisticTensorDictSequential, *, chunk: int
-) -> dict[str, Any]:
-    """The figures of the held-out rows, and which those are, as JSON.
-
-    Args:
-        options: of the histories.
-        histories: with rows on the device of the model.
-        actor: the model.
-        chunk: rows that it reads at a time.
-    """
-    rows, template, tokenizer, values = histories[:4]
-    share = f"a random {100 * options.test:g} % of each epoch's episodes"
-    return {
-        "held_out": f"all episodes of {', '.join(options.test_runs)}" if options.test_runs else share,
-        "block": options.block,
-        "reward": options.reward,
-        "histories": histories.about,
-        "rewards": reward_accuracy(actor, rows.test, template, tokenizer, values=values, chunk=chunk),
-        "tokens": next_token_metrics(actor, rows.test, chunk=chunk),
-    }
 
 
 def format_text_report(report: Mapping[str, Any]) -> str:
