@@ -247,7 +247,7 @@ def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
             advice = f"give --row-length {positions - longest} or less, or another model"
             raise ValueError(f"The pretrained model has {positions} positions, but rows need {needed}: {advice}.")
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
-    sizes = {"layers": options.layers, "width": options.width, "heads": options.heads}
+    sizes: dict[str, Any] = {"layers": options.layers, "width": options.width, "heads": options.heads}
     length = options.row_length + longest
     return new_lm(vocab_size=tokenizer.vocab_size, max_length=length, pad=tokenizer.control.pad, **sizes)
 
