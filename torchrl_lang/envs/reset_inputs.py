@@ -142,9 +142,9 @@ def _check_order(rows: Rows, fresh: Tensor, control: ControlTokens) -> None:
         roles = torch.where(rows.tokens == token, ord(role), roles)
     roles = torch.where(rows.agent_mask, ord("x"), roles)
     roles = torch.where(rows.agent_mask & (rows.tokens == control.end_of_action), ord("e"), roles)
-    roles = torch.where(rows.tokens == control.pad, ord("p"), roles)
+    table = torch.where(rows.tokens == control.pad, ord("p"), roles).cpu().numpy()
     for row, length in zip(fresh.nonzero().flatten().tolist(), rows.length[fresh].tolist(), strict=True):
-        order = bytes(roles[row, :length].tolist())
+        order = table[row, :length].tobytes()
         turns = _TURNS.match(order)
         position = turns.end() if turns else 0
         if position < length:
