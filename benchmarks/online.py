@@ -20,10 +20,10 @@ from torchrl_lang.modules.decoding.model_runner import CachedRunner, LanguageMod
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import PPOLoss
-from torchrl_lang.recipes.initial_policy import load_initial_policy
-from torchrl_lang.recipes.online import OnlineRun, kl_transform
+from torchrl_lang.recipes.algorithms import PPO
+from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
+from torchrl_lang.recipes.online_algorithms import PPOLearner
 from torchrl_lang.recipes.options import write_options
-from torchrl_lang.recipes.ppo import PPO, PPOLearner
 from torchrl_lang.recipes.tasks.base import Task
 
 WORDS, MAX_OUTSIDE = "100", 0.10

@@ -18,7 +18,6 @@ from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batche
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import (
     QValueHead,
-    SavedModel,
     ValueHead,
     causal_lm,
     language_actor,
@@ -27,7 +26,8 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.recipes.ilql import ILQL, build_loss
+from torchrl_lang.recipes.algorithms import ILQL
+from torchrl_lang.recipes.token_values import build_loss
 from torchrl_lang.training import total_loss
 
 ON_CUDA = True
@@ -56,7 +56,7 @@ def _compare(
     def recipe() -> ILQLLoss:
         """The very loss of the demo: lambda-returns, and the environment's words learned as well."""
         loss, _, _ = build_loss(
-            ILQL(data=Path(), out=Path()), SavedModel(lm, {}, None), wordle_tokenizer().control.end_of_action
+            ILQL(data=Path(), out=Path()), lm, language_actor(lm), wordle_tokenizer().control.end_of_action
         )
         SoftUpdate(loss, tau=0.01)
         return loss

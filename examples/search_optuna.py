@@ -30,11 +30,11 @@ from tempfile import TemporaryDirectory
 import optuna
 
 from torchrl_lang.envs.random_walks.task import RandomWalksData
-from torchrl_lang.recipes import datasets, ilql
-from torchrl_lang.recipes.ilql import ILQL
+from torchrl_lang.recipes import algorithms, datasets
+from torchrl_lang.recipes.algorithms import ILQL
 
 PROCESSES = multiprocessing.get_context("forkserver")  # imports once, then forks for each run
-PROCESSES.set_forkserver_preload(["optuna", "torchrl_lang.recipes.ilql"])
+PROCESSES.set_forkserver_preload(["optuna", "torchrl_lang.recipes.token_values"])
 STEPS = {"steps": 120, "eval_every": 40, "eval_games": 256}
 SIZES = {"layers": 1, "width": 32, "heads": 2, "batch_size": 32}
 
@@ -43,7 +43,7 @@ def train(options):
     """Train in another process; what the run prints goes to a file beside its folder."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # ends with what a process does at its end
     with options.out.with_suffix(".txt").open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        ilql.main(options)
+        algorithms.train(options)
 
 
 def evaluations(run, log):

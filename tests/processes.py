@@ -33,8 +33,8 @@ import torch
 METHOD = "forkserver"
 IMPORTED = [
     "tests.garbage",
-    "torchrl_lang.recipes.ppo",
-    "torchrl_lang.recipes.ilql",
+    "torchrl_lang.recipes.online_algorithms",
+    "torchrl_lang.recipes.token_values",
     "torchrl_lang.envs.games",
     "torchrl_lang.transforms",
     "torchrl.collectors",

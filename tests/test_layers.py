@@ -78,7 +78,7 @@ def test_optional_packages_are_imported_in_one_file_each():
     found = {
         "h5py": {"features.py"},
         "matplotlib": {"plots.py"},
-        "peft": {"initial_policy.py"},
+        "peft": {"online.py"},
         "profanity_check": {"rewards.py"},
         "sklearn": {"upvotes.py"},
         "starlette": {"server.py"},

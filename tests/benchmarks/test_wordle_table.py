@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import wordle_table
 from benchmarks.wordle_table import NAMES, QUICK, REPORT, collect, place, run, summaries, text
-from torchrl_lang.recipes import offline_methods
+from torchrl_lang.recipes import compare
 from torchrl_lang.recipes.compare import METHODS, decodings
 from torchrl_lang.recipes.load_run import load_run
 
@@ -26,7 +26,7 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
         for words in waiting.values():
             assert main(words) == 0
 
-    monkeypatch.setattr(offline_methods, "run_in_parallel", in_process)
+    monkeypatch.setattr(compare, "run_in_parallel", in_process)
     run(TINY, tmp_path, ["mediocre"], ["BC"], 2)
     first = (tmp_path / "mediocre-0" / "bc" / "score.json").read_text()
     results = run(TINY, tmp_path, ["mediocre"], ["BC", "ILQL"], 1)
@@ -48,7 +48,7 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
 
 def test_a_setting_with_averaged_weights_and_weights_of_values(tmp_path, monkeypatch):
     commands = {}
-    monkeypatch.setattr(offline_methods, "run_in_parallel", lambda waiting: commands.update(waiting))
+    monkeypatch.setattr(compare, "run_in_parallel", lambda waiting: commands.update(waiting))
     setting = TINY._replace(batch_size=16, ema_decay=0.5, advantage_temperature=4.0)
     wordle_table.train(setting, tmp_path, "mediocre", ["BC", "ILQL"], 0)
     given = {Path(name).name: " ".join(words) for name, words in commands.items()}
@@ -92,7 +92,7 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
         for words in waiting.values():
             assert main(words) == 0
 
-    monkeypatch.setattr(offline_methods, "run_in_parallel", in_process)
+    monkeypatch.setattr(compare, "run_in_parallel", in_process)
     methods = [method for method in NAMES if "best" not in method]
     players = run(TINY, tmp_path, ["mediocre"], methods, 1)["returns"]["mediocre"]
     for method in methods:  # the reported games are others than those of the choice
@@ -115,7 +115,7 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
 @pytest.mark.parametrize("method", [method.title for method in METHODS.values() if method.start is not None])
 def test_the_run_that_a_method_starts_from_is_trained(tmp_path, monkeypatch, method):
     commands = []
-    monkeypatch.setattr(offline_methods, "run_in_parallel", commands.append)
+    monkeypatch.setattr(compare, "run_in_parallel", commands.append)
     wordle_table.train(TINY, tmp_path, "mediocre", [method], 0)
     first, second = commands
     assert list(first) == [str(tmp_path / "bc")]

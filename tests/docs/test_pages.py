@@ -11,7 +11,8 @@ import pytest
 import torchrl_lang.envs
 from docs import performance_page
 from tests.docs.pages import DOCS, PICTURE, blocks, differences, run
-from torchrl_lang.__main__ import _parsed
+from torchrl_lang.__main__ import _find
+from torchrl_lang.recipes.command_line import parse
 
 TEXTS = {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 PAGES = [name for name, text in TEXTS.items() if blocks(text)]
@@ -198,4 +199,6 @@ def test_commands_exist(command, tmp_path, monkeypatch):
     if "--config" in words:
         words[words.index("--config") + 1] = str(tmp_path / "options.yaml")
         (tmp_path / "options.yaml").write_text("data: x")
-    _parsed(words)
+    if found := _find(words):
+        kind, _, rest = found
+        parse(kind, rest, command)

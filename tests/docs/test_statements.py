@@ -12,7 +12,7 @@ from tests.docs.pages import DOCS, blocks
 from torchrl_lang.__main__ import COMMANDS
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.recipes.ilql import ILQL
+from torchrl_lang.recipes.algorithms import ILQL
 
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 OFFLINE = COMMANDS["train"][1].keys() - {"ppo", "rejection", "ad", "text-ad"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchrl_lang.recipes.offline_evaluation import GamesEvaluation
+from torchrl_lang.recipes.offline import OfflineData
 
 
 @contextmanager
@@ -29,4 +29,4 @@ def interrupted_at(owner: Any, name: str, number: int) -> Iterator[None]:
         yield
 
 
-interrupted_at_evaluation = partial(interrupted_at, GamesEvaluation, "figures")
+interrupted_at_evaluation = partial(interrupted_at, OfflineData, "figures")

@@ -10,7 +10,7 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.save import language_model_of
-from torchrl_lang.recipes import action_values
+from torchrl_lang.recipes import token_values as action_values
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 

@@ -19,7 +19,7 @@ from torchrl_lang.envs.visual_dialogue.serve import run_questioner
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import TiedQValueHead, language_actor
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.offline_evaluation import longest_utterance
+from torchrl_lang.recipes.offline import longest_utterance
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.text.tokenizers import UNKNOWN
@@ -98,7 +98,7 @@ def test_rows_are_written_until_the_run_has_a_checkpoint_and_then_kept(home, tmp
         written.append(args)
         return dataset_from_jsonl(*args, **options)
 
-    monkeypatch.setattr("torchrl_lang.recipes.dialogues.dataset_from_jsonl", counted)
+    monkeypatch.setattr("torchrl_lang.recipes.datasets.dataset_from_jsonl", counted)
     assert main(train("bc", home, run, "--kind", "nonsense", "--row-length", "30")) == 2
     assert load_dataset(run / "data").rows["tokens"].shape == (40, 30)
     assert main(train("bc", home, run)) == 0
@@ -144,7 +144,7 @@ def test_the_best_checkpoint_has_the_lowest_held_out_loss(runs, capsys):
 
 def test_an_earlier_checkpoint_with_a_lower_loss_becomes_the_model(home, tmp_path, monkeypatch, capsys):
     losses = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr("torchrl_lang.recipes.bc.imitation_loss", lambda *_: next(losses))
+    monkeypatch.setattr("torchrl_lang.recipes.imitation.imitation_loss", lambda *_: next(losses))
     assert main(train("bc", home, tmp_path / "run", "--steps", "6")) == 0
     assert "run: best at step 4, held-out loss 1.000; model in" in capsys.readouterr().out
     saved = read_tensors(tmp_path / "run" / "model" / "model.safetensors", remedy="")["transformer.wpe.weight"]

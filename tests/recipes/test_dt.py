@@ -19,8 +19,9 @@ from torchrl_lang.modules import (
     load_language_model,
 )
 from torchrl_lang.objectives import DecisionTransformerLoss
-from torchrl_lang.recipes import dt
-from torchrl_lang.recipes.dt import DT, build_returns, held_out_loss
+from torchrl_lang.recipes import imitation as dt
+from torchrl_lang.recipes.algorithms import DT
+from torchrl_lang.recipes.imitation import build_returns, held_out_loss
 from torchrl_lang.recipes.load_run import load_run
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16"]
@@ -145,6 +146,6 @@ def test_a_run_resumes_with_the_same_numbers(home, monkeypatch):
 
 def test_wrong_options_are_named(home, capsys):
     assert train(home, "wrong", "--target-return", "much") == 2
-    assert "invalid float value: 'much'" in capsys.readouterr().err
+    assert "--target-return should be a valid number or 'best', got much" in capsys.readouterr().err
     with pytest.raises(ValueError, match="--target-return should be"):
         DT(data=home, out=home, target_return=float("nan"))

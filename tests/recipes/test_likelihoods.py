@@ -9,10 +9,10 @@ from tensordict import TensorDict
 from tests.recipes.interrupt import interrupted_at_evaluation
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import read_columns
-from torchrl_lang.recipes import oreo, qsft
+from torchrl_lang.recipes import token_values
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.qsft import return_range
+from torchrl_lang.recipes.token_values import return_range
 from torchrl_lang.text import CharTokenizer
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
@@ -33,7 +33,7 @@ def train(folder, recipe, out, *more):
     return main(["train", recipe, *common, *TINY, *more])
 
 
-def seen_by_training(runs, module, monkeypatch, *more):
+def seen_by_training(runs, recipe, monkeypatch, *more):
     """Loss, policy and further parts that a recipe hands to the training loop."""
     seen = {}
 
@@ -41,8 +41,8 @@ def seen_by_training(runs, module, monkeypatch, *more):
         seen.update(loss=loss, policy=policy, **parts)
         return 0.0
 
-    monkeypatch.setattr(module, "train_offline", look)
-    assert train(runs, module.__name__.rpartition(".")[2], "unused", *more) == 0
+    monkeypatch.setattr(token_values, "train_offline", look)
+    assert train(runs, recipe, "unused", *more) == 0
     return seen
 
 
@@ -55,7 +55,7 @@ def test_a_policy_to_start_from_is_needed(runs, recipe, capsys):
 
 def test_options_of_q_sft_reach_its_loss_and_its_policy(runs, monkeypatch):
     more = ["--beta", "3", "--threshold", "0.2", "--tau", "0.25", "--gamma", "0.9", "--turn-gamma", "0.8"]
-    seen = seen_by_training(runs, qsft, monkeypatch, *more, "--guide", "ratio")
+    seen = seen_by_training(runs, "qsft", monkeypatch, *more, "--guide", "ratio")
     loss, rule = seen["loss"], seen["policy"].decoder.rule
     dataset, _ = open_dataset(runs / "data")
     assert (loss.value_min, loss.value_max) == return_range(dataset.rows, dataset.tokenizer, 0.9, 0.8)
@@ -67,7 +67,7 @@ def test_options_of_q_sft_reach_its_loss_and_its_policy(runs, monkeypatch):
         weight is of_reference[name] for name, weight in seen["policy"].named_parameters() if name in of_reference
     )
     more = ["--rest", "all", "--value-min", "-9", "--value-max", "1"]
-    seen = seen_by_training(runs, qsft, monkeypatch, *more)
+    seen = seen_by_training(runs, "qsft", monkeypatch, *more)
     loss, rule = seen["loss"], seen["policy"].decoder.rule
     assert (loss.value_min, loss.value_max, loss.rest) == (-9.0, 1.0, None)
     assert (rule.guidance.ratio, rule.min_p) == (False, None)
@@ -75,7 +75,7 @@ def test_options_of_q_sft_reach_its_loss_and_its_policy(runs, monkeypatch):
 
 def test_options_of_oreo_reach_its_loss(runs, monkeypatch):
     more = ["--reward-scale", "0.3", "--kl-weight", "0.2", "--value-weight", "0.7", "--level", "utterance"]
-    seen = seen_by_training(runs, oreo, monkeypatch, *more)
+    seen = seen_by_training(runs, "oreo", monkeypatch, *more)
     loss = seen["loss"]
     assert (loss.beta, loss.kl_controller(), loss.value_weight, loss.level) == (0.3, 0.2, 0.7, "utterance")
     assert seen["policy"].decoder.rule.guidance is None

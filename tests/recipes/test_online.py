@@ -22,10 +22,10 @@ from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import row_log_prob
+from torchrl_lang.recipes.algorithms import PPO
 from torchrl_lang.recipes.collect import Games
-from torchrl_lang.recipes.initial_policy import load_initial_policy
-from torchrl_lang.recipes.online import OnlineRun, kl_transform
-from torchrl_lang.recipes.ppo import PPO, PPOLearner
+from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
+from torchrl_lang.recipes.online_algorithms import PPOLearner
 
 from .test_workers import children, listed, shared_names
 

@@ -11,8 +11,7 @@ import torch
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import CHAIActor, LikelihoodGuidance, ReturnConditionedActor, UtteranceActor
-from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.run_policy import RunDecoding
+from torchrl_lang.recipes.load_run import RunDecoding, load_run
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
 ALGORITHMS = ("bc", "ilql", "cql", "bcq", "psi", "utterance-ilql", "chai", "dt", "qsft", "oreo")

@@ -42,7 +42,7 @@ sys.exit(_run())
 """
 IN_A_STEP = ("torchrl_lang.objectives", "BCLoss", "forward")
 IN_PPO = ("torchrl_lang.objectives", "PPOLoss", "estimate")
-IN_SELECTION = ("torchrl_lang.recipes.rejection", "BestGames", "choose")
+IN_SELECTION = ("torchrl_lang.recipes.online_algorithms", "BestGames", "choose")
 
 
 @pytest.fixture(scope="module")

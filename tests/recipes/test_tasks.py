@@ -17,23 +17,26 @@ from torchrl_lang._files import Fields, FileError
 from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksTask
 from torchrl_lang.envs.wordle.task import HABIT, WordleData
-from torchrl_lang.recipes import bc, datasets
-from torchrl_lang.recipes.bc import BC
-from torchrl_lang.recipes.bcq import BCQ
-from torchrl_lang.recipes.chai import CHAI
+from torchrl_lang.recipes import datasets
+from torchrl_lang.recipes.algorithms import (
+    BC,
+    BCQ,
+    CHAI,
+    CQL,
+    DT,
+    ILQL,
+    OREO,
+    PPO,
+    QSFT,
+    Evaluate,
+    Psi,
+    Rejection,
+    UtteranceILQL,
+    train,
+)
 from torchrl_lang.recipes.command_line import parse
-from torchrl_lang.recipes.cql import CQL
-from torchrl_lang.recipes.dt import DT
-from torchrl_lang.recipes.evaluate import Evaluate
-from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.oreo import OREO
-from torchrl_lang.recipes.ppo import PPO
-from torchrl_lang.recipes.psi import Psi
-from torchrl_lang.recipes.qsft import QSFT
-from torchrl_lang.recipes.rejection import Rejection
 from torchrl_lang.recipes.tasks import TASKS, presets_of, register, task_class, task_from_notes
-from torchrl_lang.recipes.utterance_ilql import UtteranceILQL
 
 FOLDERS = {
     **dict.fromkeys((BC, DT, ILQL, CQL, BCQ, Psi, UtteranceILQL, CHAI, QSFT, OREO), "data"),
@@ -175,7 +178,7 @@ def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys
 def test_recipes_in_python_take_the_preset_of_a_task(walks, tmp_path):
     options = BC.for_task(RandomWalksTask, data=walks / "data", out=tmp_path / "bc", steps=1, eval_games=4)
     assert (options.layers, options.width) == (2, 64)
-    assert bc.main(options) >= -7
+    assert train(options) >= -7
     assert load_run(tmp_path / "bc").task == RandomWalksTask(10, max_turns=7)
 
 

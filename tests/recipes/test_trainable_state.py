@@ -16,7 +16,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.recipes.trainable_state import TrainableState
+from torchrl_lang.recipes.runs import TrainableState
 
 
 def make(seed=0, top_layers=1):

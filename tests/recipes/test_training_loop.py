@@ -8,7 +8,7 @@ import torch
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import language_actor
-from torchrl_lang.recipes import training_loop
+from torchrl_lang.recipes import runs as training_loop
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 

@@ -18,7 +18,7 @@ from torchrl_lang.data import load_dataset
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.evaluation import GameRecords
-from torchrl_lang.recipes.ilql import ILQL
+from torchrl_lang.recipes.algorithms import ILQL
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import find_task, task_from_notes
 from torchrl_lang.recipes.tasks.env_task import RandomTokens, env_task

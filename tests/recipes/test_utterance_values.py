@@ -10,7 +10,8 @@ import torch
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import read_columns
 from torchrl_lang.modules import CHAIActor, UtteranceActor, UtteranceValueGuidance, language_actor
-from torchrl_lang.recipes import chai, utterance_ilql
+from torchrl_lang.recipes import utterance_values
+from torchrl_lang.recipes.algorithms import CHAI
 from torchrl_lang.recipes.load_run import load_run
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
@@ -68,25 +69,27 @@ def test_chai_saves_its_policy_and_leaves_the_language_model_as_it_was(runs):
     assert logged["return"][-1] == pytest.approx(found.mean_return, abs=1e-4)
 
 
-def seen_by_training(runs, recipe, module, monkeypatch, *more):
+def seen_by_training(runs, recipe, monkeypatch, *more):
     """The loss, the policy and the further parts with which a recipe would train."""
     seen = []
-    monkeypatch.setattr(module, "train_offline", lambda *args, **parts: seen.append((args[2], args[3], parts)) or 0.0)
+    monkeypatch.setattr(
+        utterance_values, "train_offline", lambda *args, **parts: seen.append((args[2], args[3], parts)) or 0.0
+    )
     common = ["--start", str(runs / "bc"), "--gamma", "0.8", "--tau", "0.25", "--candidates", "3"]
     assert train(runs, recipe, "unused", *common, *more) == 0
     return seen[0]
 
 
 def test_options_of_chai_reach_its_loss_and_its_policy(runs, monkeypatch):
-    loss, policy, parts = seen_by_training(runs, "chai", chai, monkeypatch, "--cql-weight", "0.3")
+    loss, policy, parts = seen_by_training(runs, "chai", monkeypatch, "--cql-weight", "0.3")
     assert (loss.gamma, loss.cql_weight, policy.candidates, parts["target_updater"].eps) == (0.8, 0.3, 3, 0.75)
-    with pytest.raises(ValueError, match="CHAI trains no block"):
-        chai.main(chai.CHAI(data=runs / "data", out=runs / "unused", start=runs / "bc", top_layers=1))
+    with pytest.raises(ValueError, match="chai trains no block"):
+        (CHAI(data=runs / "data", out=runs / "unused", start=runs / "bc", top_layers=1))
 
 
 def test_options_of_utterance_ilql_reach_its_loss_and_its_policy(runs, monkeypatch):
     weights = ["--value-weight", "0.6", "--qvalue-weight", "0.7", "--log-prob-weight", "0.2", "--expectile", "0.9"]
-    loss, policy, parts = seen_by_training(runs, "utterance-ilql", utterance_ilql, monkeypatch, *weights)
+    loss, policy, parts = seen_by_training(runs, "utterance-ilql", monkeypatch, *weights)
     assert (loss.gamma, loss.expectile, loss.value_weight, loss.qvalue_weight) == (0.8, 0.9, 0.6, 0.7)
     decoder = policy.decoder
     assert (loss.transition_weight, parts["target_updater"].eps) == (1.0, 0.75)
@@ -112,4 +115,4 @@ def test_a_resumed_run_ends_with_the_same_numbers(runs, recipe):
 
 def test_chai_needs_a_language_model_to_start_from(runs, capsys):
     assert train(runs, "chai", "nothing") == 2
-    assert "give a run of BC with --start RUN" in capsys.readouterr().err
+    assert "give --start, a run of BC" in capsys.readouterr().err

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from torchrl_lang.__main__ import COMMANDS, main
-from torchrl_lang.modules import SavedModel, causal_lm
-from torchrl_lang.recipes.algorithms import AWAC, MonteCarlo, PaperILQL, PercentBC, SingleStep
-from torchrl_lang.recipes.bc import BC
-from torchrl_lang.recipes.ilql import ILQL, build_loss
+from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.recipes.algorithms import AWAC, BC, ILQL, MonteCarlo, PaperILQL, PercentBC, SingleStep
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import TASKS, task_class
+from torchrl_lang.recipes.token_values import build_loss
 
 VARIANTS = {"percent-bc": PercentBC, "single-step": SingleStep, "monte-carlo": MonteCarlo, "awac": AWAC}
 PLACES = {"data": Path("data"), "out": Path("out")}
@@ -41,7 +40,7 @@ def test_a_given_option_counts_more_than_the_variants():
 
 def test_variants_differ_from_ilql_where_their_papers_do(tiny_lm):
     loss = {
-        kind: build_loss(kind(**PLACES), SavedModel(tiny_lm, {}, None), 1)[0]
+        kind: build_loss(kind(**PLACES), tiny_lm, language_actor(tiny_lm), 1)[0]
         for kind in (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL)
     }
     assert loss[SingleStep].expectile == loss[MonteCarlo].expectile == 0.5 != loss[ILQL].expectile

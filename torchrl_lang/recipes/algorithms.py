@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -46,6 +47,7 @@ __all__ = [
     "TrainingOptions",
     "UtteranceILQL",
     "UtteranceOptions",
+    "train",
 ]
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -427,6 +429,13 @@ class CHAI(UtteranceOptions):
     cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", at_least=0)
     proposals: int = option(5, "utterances that are sampled in each state of the dataset", at_least=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start is None:
+            raise ValueError("chai chooses among what a trained language model writes: give --start, a run of BC.")
+        if self.top_layers is not None:
+            raise ValueError(f"chai trains no block of the language model: leave out --top-layers {self.top_layers}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class UtteranceILQL(UtteranceOptions):
@@ -672,23 +681,39 @@ class Algorithm(NamedTuple):
 ALGORITHMS: dict[str, Algorithm] = {
     kind.algorithm: Algorithm(kind, place)
     for kind, place in (
-        (BC, "bc:main"),
-        (PercentBC, "bc:main"),
-        (DT, "dt:main"),
-        (ILQL, "ilql:main"),
-        (SingleStep, "ilql:main"),
-        (MonteCarlo, "ilql:main"),
-        (AWAC, "ilql:main"),
-        (PaperILQL, "ilql:main"),
-        (CQL, "cql:main"),
-        (Psi, "psi:main"),
-        (BCQ, "bcq:main"),
-        (QSFT, "qsft:main"),
-        (OREO, "oreo:main"),
-        (CHAI, "chai:main"),
-        (UtteranceILQL, "utterance_ilql:main"),
-        (PPO, "ppo:main"),
-        (Rejection, "rejection:main"),
+        (BC, "imitation:train_bc"),
+        (PercentBC, "imitation:train_bc"),
+        (DT, "imitation:train_dt"),
+        (ILQL, "token_values:train_ilql"),
+        (SingleStep, "token_values:train_ilql"),
+        (MonteCarlo, "token_values:train_ilql"),
+        (AWAC, "token_values:train_ilql"),
+        (PaperILQL, "token_values:train_ilql"),
+        (CQL, "token_values:train_cql"),
+        (Psi, "token_values:train_psi"),
+        (BCQ, "token_values:train_bcq"),
+        (QSFT, "token_values:train_qsft"),
+        (OREO, "token_values:train_oreo"),
+        (CHAI, "utterance_values:train_chai"),
+        (UtteranceILQL, "utterance_values:train_utterance_ilql"),
+        (PPO, "online_algorithms:train_ppo"),
+        (Rejection, "online_algorithms:train_rejection"),
     )
 }
 """The algorithms of ``train`` by name."""
+
+
+def train(options: TrainingOptions) -> float:
+    """Train with the options of an algorithm; returns the figure that chose the checkpoint, mostly the mean return.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from torchrl_lang.recipes.algorithms import BC, train
+        >>> options = BC(data=Path("runs/data"), out=Path("runs/bc"), steps=100)
+        >>> train(options)
+        Traceback (most recent call last):
+            ...
+        FileNotFoundError: There is no dataset in runs/data...
+    """
+    module, _, name = ALGORITHMS[options.algorithm].place.partition(":")
+    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options)

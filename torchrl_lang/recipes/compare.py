@@ -20,9 +20,8 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import read_json, write_json
 from torchrl_lang.modules import ReturnEmbedding
-from torchrl_lang.recipes.load_run import BETAS, FinishedRun, load_run
+from torchrl_lang.recipes.load_run import BETAS, FinishedRun, load_run, methods_of
 from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
-from torchrl_lang.recipes.run_policy import methods_of
 
 __all__ = [
     "CHOICE",

@@ -9,7 +9,7 @@ from torchrl_lang.data import load_dataset
 from torchrl_lang.modules import read_agilerl, save_language_model
 from torchrl_lang.recipes.algorithms import ConvertAgileRL
 from torchrl_lang.recipes.datasets import check_place, open_task
-from torchrl_lang.recipes.offline import evaluation_of
+from torchrl_lang.recipes.offline import OfflineData
 from torchrl_lang.recipes.options import write_options
 
 __all__ = ["ConvertAgileRL", "main"]
@@ -27,7 +27,7 @@ def main(options: ConvertAgileRL) -> Path:
     check_place(options.out)
     refuse_content(options.out)
     agent, dataset = read_agilerl(options.source), load_dataset(options.data)
-    evaluation = evaluation_of(dataset, open_task(dataset, options.given_task()), options.data)
+    data = OfflineData(dataset, open_task(dataset, options.given_task()), options.data)
     config, rows = agent.policy.config, dataset.rows["tokens"].shape[-1]
     if config.vocab_size != dataset.tokenizer.vocab_size:
         raise ValueError(
@@ -46,6 +46,6 @@ def main(options: ConvertAgileRL) -> Path:
         tokenizer=dataset.tokenizer.config(),
         value_lm=agent.target,
     )
-    write_options(options.out / "config.json", options, notes=evaluation.notes(), agilerl=agent.options)
+    write_options(options.out / "config.json", options, notes=data.notes(), agilerl=agent.options)
     print(f"{options.out.name}: converted; model in {options.out / 'model'}", flush=True)
     return options.out

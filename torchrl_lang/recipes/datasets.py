@@ -1,19 +1,35 @@
-"""Generate a task's dataset with its scripted players, and open one again together with its task."""
+"""Datasets: generate one with a task's players, write one of dialogues, and open one with its task."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang._files import Fields, FileError
-from torchrl_lang.data import EpisodeSampler, RowDataset, generate_dataset, generate_in_parts, load_dataset
+from torchrl_lang._files import Fields, FileError, folder_lock
+from torchrl_lang.data import (
+    DialogueReader,
+    EpisodeSampler,
+    RowDataset,
+    dataset_from_jsonl,
+    generate_dataset,
+    generate_in_parts,
+    load_dataset,
+    read_jsonl,
+)
 from torchrl_lang.data.dataset import MANIFEST, ROWS
+from torchrl_lang.recipes.algorithms import OfflineOptions
+from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.recipes.tasks import task_from_notes
-from torchrl_lang.recipes.tasks.base import DataOptions, Task
-from torchrl_lang.text import Tokenizer
+from torchrl_lang.recipes.tasks.base import DataOptions, Task, check_tokenizer
+from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, HFTokenizer, RowFormat, Tokenizer
+from torchrl_lang.text.rows import encode_episode
+from torchrl_lang.training import Checkpointer
 
-__all__ = ["check_features", "check_place", "check_tokenizer", "generate_once", "main", "open_dataset", "open_task"]
+__all__ = ["check_place", "dialogue_dataset", "generate_once", "main", "open_dataset", "open_task"]
 
 
 def main(options: DataOptions) -> Path:
@@ -113,35 +129,102 @@ def open_task(dataset: RowDataset, given: type[Task] | None = None) -> Task | No
     return None if given is None else given.without_notes()
 
 
-def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise ValueError unless the dataset or model in ``folder`` has the task's current tokenizer."""
-    if task.tokenizer().config() != tokenizer.config():
-        raise ValueError(
-            f"{folder} was made with another tokenizer than the current one of the task {task.name!r}, by another "
-            "version of this library or with other words: generate the dataset and train again."
-        )
-
-
-def check_features(task: Task, width: int, source: Path) -> None:
-    """Raise ValueError unless the games show features of the width of those that ``source``, data or a run, has."""
-    shown = task.features()
-    if shown is None or shown[1] != width:
-        found = "none" if shown is None else f"features of width {shown[1]}"
-        raise ValueError(
-            f"{source} has features of width {width}, but the games of the task {task.name!r} show {found}: give the "
-            "environment that the features come from."
-        )
-
-
 def check_place(folder: Path, *, new: bool = False) -> None:
     """Raise FileError if output would be written into a file, or into a dataset.
 
     If the output is a ``new`` dataset, an existing dataset in ``folder`` itself is left to the writer's checks.
     """
-    remedy = "give another folder as out"
+    remedy = "give another folder as --out"
     if folder.exists() and not folder.is_dir():
         raise FileError(folder, "is a file, not a folder", remedy)
     places = folder.absolute().parents if new else (folder.absolute(), *folder.absolute().parents)
     for place in places:
         if (place / MANIFEST).exists() and (place / ROWS).exists():
             raise FileError(folder, f"lies in the dataset {place}", remedy)
+
+
+def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
+    """Write the dialogues as rows into the run's folder, or open what an earlier call wrote there.
+
+    The dataset of a run that has a checkpoint is never written again. Whether the file still has the same content is
+    compared when the run is resumed.
+
+    Args:
+        options: of the run; ``data`` is the file.
+        task: whose tokenizer and row length are used where no others are given.
+
+    Raises:
+        FileError: the file is missing, or holds bad lines.
+        ValueError: the options contradict each other, or no tokenizer fits.
+    """
+    folder = options.out / "data"
+    check_place(options.out)
+    with folder_lock(options.out, "trains"):
+        if not (folder / MANIFEST).exists() or not Checkpointer(options.out / "checkpoints").steps():
+            _write_dialogues(options, task, folder)
+    return load_dataset(folder)
+
+
+def _write_dialogues(options: OfflineOptions, task: Task | None, folder: Path) -> None:
+    tokenizer = _given_tokenizer(options, task)
+    length = options.row_length
+    if tokenizer is None or length is None:
+        episodes = _read(options, tokenizer)
+        if tokenizer is None:
+            tokenizer = CharTokenizer.from_texts(turn.text for episode in episodes for turn in episode.turns)
+        if length is None:
+            length = max(_longest(episodes, tokenizer), 0 if task is None else task.env(1).row_length)
+    dataset_from_jsonl(
+        options.data,
+        folder,
+        tokenizer,
+        length,
+        reader=_reader(options),
+        on_error=options.on_error,
+        on_overflow=options.on_overflow,
+        overwrite=True,
+    )
+
+
+def _read(options: OfflineOptions, tokenizer: Tokenizer | None) -> Sequence[Episode]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the second reading warns of skipped lines
+        return read_jsonl(options.data, tokenizer, reader=_reader(options), on_error=options.on_error)[0]
+
+
+def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | None:
+    """The tokenizer that the options name, that of the task or that of the run to start from."""
+    name, chat = options.tokenizer, options.chat or options.system is not None
+    if name is not None:
+        try:
+            if not chat:
+                return HFTokenizer(name)
+            row_format = RowFormat.from_chat_template(name, system=options.system, history=options.history)
+            return ChatTokenizer(name, row_format)
+        except TypeError as error:
+            raise ValueError(f"--tokenizer {name} cannot be used: {error}") from error
+    if chat:
+        raise ValueError("--chat and --system need the tokenizer of a chat model: give --tokenizer NAME.")
+    if task is not None:
+        return task.tokenizer()
+    if options.start is not None:
+        return load_model(options.start)[1]
+    if options.pretrained is not None:
+        raise ValueError(
+            f"--pretrained {options.pretrained} needs its own tokenizer: give --tokenizer {options.pretrained}."
+        )
+    return None
+
+
+def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:
+    """Tokens of the longest dialogue; those that cannot be encoded are bad lines of the second reading."""
+    longest = 1
+    for episode in episodes:
+        with suppress(ValueError):
+            longest = max(longest, len(encode_episode(episode, tokenizer).tokens))
+    return longest
+
+
+def _reader(options: OfflineOptions) -> DialogueReader:
+    """Reads the lines; the default key of rewards may be missing, another one must be there."""
+    return DialogueReader(reward=None if options.reward == "reward" else options.reward, ignore=options.ignore)

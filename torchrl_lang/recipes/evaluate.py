@@ -18,8 +18,7 @@ from torchrl_lang.evaluation import (
     write_transcripts,
 )
 from torchrl_lang.recipes.algorithms import Evaluate
-from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
-from torchrl_lang.recipes.run_policy import methods_of
+from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run, methods_of
 from torchrl_lang.recipes.tasks.base import Player
 
 __all__ = ["Evaluate", "main"]

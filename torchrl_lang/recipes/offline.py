@@ -1,55 +1,120 @@
-"""Offline training on a dataset: options, model and training loop of the offline recipes."""
+"""Offline training on a dataset or on dialogues: the data, their evaluation, and the run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
-from torchrl_lang.modules import SavedModel, train_top_layers
-from torchrl_lang.modules.save import saved_actor
+from torchrl_lang.evaluation import KnownValues
 from torchrl_lang.recipes.algorithms import OfflineOptions
-from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
-from torchrl_lang.recipes.dialogues import dialogue_dataset
-from torchrl_lang.recipes.offline_evaluation import (
-    Evaluation,
-    GamesEvaluation,
-    HeldOutEvaluation,
-    first_text,
-    longest_utterance,
-)
-from torchrl_lang.recipes.run_common import open_run
-from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.recipes.training_loop import train_and_evaluate
-from torchrl_lang.schema import FEATURES
+from torchrl_lang.recipes.datasets import dialogue_dataset, open_task
+from torchrl_lang.recipes.runs import open_run, train_and_evaluate
+from torchrl_lang.recipes.tasks import DIALOGUES
+from torchrl_lang.recipes.tasks.base import Task, check_features, check_tokenizer
+from torchrl_lang.schema import AGENT_MASK, FEATURES
 
-__all__ = [
-    "OfflineData",
-    "OfflineOptions",
-    "build_actor",
-    "evaluation_of",
-    "held_out_rows",
-    "number_to_train",
-    "open_data",
-    "train_offline",
-]
+__all__ = ["OfflineData", "held_out_rows", "longest_utterance", "number_to_train", "open_data", "train_offline"]
 
 
 @dataclass(frozen=True)
 class OfflineData:
-    """Episodes to learn from, and how a policy that learns from them is evaluated."""
+    """Episodes to learn from, and how a policy that learns from them is evaluated.
+
+    With a task it plays games, and the mean return chooses the checkpoint; without one the policy's loss of held-out
+    episodes does, if there are some.
+
+    Args:
+        dataset: the episodes.
+        task: of games for evaluations, if there is one.
+        source: named by errors.
+
+    Raises:
+        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer or shows other
+            features.
+    """
 
     dataset: RowDataset
-    evaluation: Evaluation
-    record: Mapping[str, Any]
-    """What a run records about them, and compares when it is resumed."""
+    task: Task | None
+    source: Path
+
+    def __post_init__(self) -> None:
+        if self.task is None:
+            if not self.action_length:
+                raise ValueError(f"{self.source} has no turn of the agent to learn from.")
+            return
+        check_tokenizer(self.task, self.dataset.tokenizer, self.dataset.folder)
+        if (features := self.dataset.rows.get(FEATURES, None)) is not None:
+            check_features(self.task, features.shape[-1], self.dataset.folder)
+
+    @property
+    def best_by(self) -> str:
+        """The figure to choose the best checkpoint by."""
+        return "held_out_log_prob" if self.task is None else "return"
+
+    @cached_property
+    def action_length(self) -> int:
+        """Number of tokens of an utterance, its end included: the longest of the data, or that of the task."""
+        return longest_utterance(self.dataset.rows) if self.task is None else self.task.action_length
+
+    @property
+    def room(self) -> int:
+        """Tokens that a model must be able to read beyond the rows: another utterance after the longest dialogue."""
+        return self.action_length if self.task is None else 0
+
+    def notes(self) -> dict[str, Any]:
+        """What a run records, so that it can be loaded."""
+        if self.task is None:
+            return {"task": DIALOGUES, "action_length": self.action_length}
+        recorded = self.dataset.manifest["notes"]
+        return dict(recorded if "task" in recorded else self.task.notes())
+
+    def record(self) -> dict[str, Any]:
+        """What a run records about the data, and compares when it is resumed."""
+        contents = {key: entry["sha256"] for key, entry in self.dataset.manifest["entries"].items()}
+        record: dict[str, Any] = {"notes": self.notes(), "dataset": contents}
+        return record | ({"dialogues": file_digest(self.source)} if self.source.is_file() else {})
+
+    def figures(self, policy: Any, checked: Mapping[str, float], options: OfflineOptions) -> dict[str, float]:
+        """Figures of a policy, to log and to choose by, from games or from the ``checked`` figures of held-out rows."""
+        if self.task is None:
+            return {self.best_by: -checked["held_out_loss"]} if "held_out_loss" in checked else {}
+        games = {"games": options.eval_games, "seed": options.seed + 1, "device": options.torch_device()}
+        return self.task.evaluate(policy, **games)[0].scalars()
+
+    def describe(self, best: float) -> str:
+        """The figure that chose the checkpoint, in words."""
+        return f"held-out loss {-best:.3f}" if self.task is None else f"mean return {best:.2f}"
+
+    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
+        """See :meth:`Task.known_values`."""
+        return [] if self.task is None else self.task.known_values(rows)
+
+    def next_steps(self, run: Path) -> str:
+        """What a user can do with a finished run; empty where the commands show it."""
+        if self.task is not None:
+            return ""
+        first = self.dataset.episode(0).turns[0]
+        given = [] if first.by_agent or not first.text else [repr(first.text[:60])]
+        given += ["features=..."] * (FEATURES in self.dataset.rows.keys())  # a placeholder for float [n, F]
+        return (
+            "This run has no environment. Ask the policy for an answer in Python:\n"
+            "    from pathlib import Path\n"
+            "    from torchrl_lang.recipes.load_run import load_run\n"
+            f"    run = load_run(Path({str(run)!r}))\n"
+            f"    print(run.reply({', '.join(given)}))\n"
+            "or give `evaluate`, `play` and `train ppo` an environment with --task package.module:make_env.\n"
+        )
 
 
 def open_data(options: OfflineOptions) -> OfflineData:
@@ -60,50 +125,33 @@ def open_data(options: OfflineOptions) -> OfflineData:
     Raises:
         ValueError: there is no such task, or the data do not fit it or the options.
     """
-    given, is_file = options.given_task(), options.data.is_file() or options.data.suffix == ".jsonl"
-    if is_file:
+    given = options.given_task()
+    if options.data.is_file() or options.data.suffix == ".jsonl":
         task = None if given is None else given.without_notes()
-        dataset = dialogue_dataset(options, task)
-    else:
-        options.check_unused(options.data)
-        dataset = load_dataset(options.data)
-        task = open_task(dataset, given)
-    evaluation = evaluation_of(dataset, task, options.data)
-    contents = {key: entry["sha256"] for key, entry in dataset.manifest["entries"].items()}
-    record: dict[str, Any] = {"notes": evaluation.notes(), "dataset": contents}
-    return OfflineData(dataset, evaluation, record | ({"dialogues": file_digest(options.data)} if is_file else {}))
+        return OfflineData(dialogue_dataset(options, task), task, options.data)
+    options.check_unused(options.data)
+    dataset = load_dataset(options.data)
+    return OfflineData(dataset, open_task(dataset, given), options.data)
 
 
-def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evaluation:
-    """How a policy that learned from the dataset is evaluated: in games of the task, or on held-out episodes.
+def longest_utterance(rows: TensorDictBase) -> int:
+    """Number of tokens of the agent's longest utterance in rows ``[N, T]``, its end included; 0 if there is none.
 
-    Raises:
-        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer or shows other
-            features. The message names ``source``.
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.recipes.offline import longest_utterance
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> longest_utterance(to_rows([Episode([Turn("a"), Turn("bcb", 1.0), Turn("c")], True)], tokenizer, 16))
+        4
     """
-    if task is None:
-        evaluation = HeldOutEvaluation(
-            longest_utterance(dataset.rows), first_text(dataset.episode(0)), FEATURES in dataset.rows.keys()
-        )
-        if not evaluation.action_length:
-            raise ValueError(f"{source} has no turn of the agent to learn from.")
-        return evaluation
-    check_tokenizer(task, dataset.tokenizer, dataset.folder)
-    if (features := dataset.rows.get(FEATURES, None)) is not None:
-        check_features(task, features.shape[-1], dataset.folder)
-    recorded = dataset.manifest["notes"]
-    return GamesEvaluation(task, recorded if "task" in recorded else task.notes())
+    return max((_longest_run(part.get(AGENT_MASK)) for part in rows.split(10_000)), default=0)
 
 
-def build_actor(options: OfflineOptions, model: SavedModel) -> ProbabilisticTensorDictSequential:
-    """The model as an actor, which reads features if it has a projector, compiled and frozen by the options."""
-    groups: Any = "auto" if options.length_groups is None else options.length_groups
-    actor = saved_actor(model, length_groups=groups, compile=options.compile)
-    if options.checkpointing:
-        actor[0].module.gradient_checkpointing()
-    if options.top_layers is not None:
-        train_top_layers(actor, options.top_layers)
-    return actor
+def _longest_run(mask: Tensor) -> int:
+    """Length of the longest run of True along the last dimension."""
+    position = torch.arange(mask.shape[-1])
+    gap = torch.where(mask, -1, position).cummax(-1).values
+    return int(torch.where(mask, position - gap, 0).amax())
 
 
 def held_out_rows(dataset: RowDataset, held_out: int) -> TensorDict:
@@ -150,9 +198,9 @@ def train_offline(
         FileExistsError: another process trains in this folder.
         NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
-    dataset, evaluation = data.dataset, data.evaluation
+    dataset = data.dataset
     free = ("data", "length_groups", "compile", "checkpointing")
-    with open_run(options, free=free, fixed=data.record, best_by=evaluation.best_by) as checkpoints:
+    with open_run(options, free=free, fixed=data.record(), best_by=data.best_by) as checkpoints:
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:
@@ -161,9 +209,9 @@ def train_offline(
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:
             checked = dict(check(kept.to(options.torch_device()))) if len(kept) else {}
-            return evaluation.figures(policy, checked, options), checked
+            return data.figures(policy, checked, options), checked
 
-        return train_and_evaluate(
+        best = train_and_evaluate(
             options,
             checkpoints,
             loss,
@@ -171,7 +219,9 @@ def train_offline(
             evaluate,
             save,
             target_updater=target_updater,
-            shown=evaluation.shown,
-            describe=evaluation.describe,
+            shown="held_out_loss" if data.task is None else "return",
+            describe=data.describe,
             sampler=buffer.sampler,
         )
+    print(data.next_steps(options.out), end="", flush=True)
+    return best

@@ -288,7 +288,8 @@ def _in_one_line(error: ValidationError) -> str:
     if found[0]["type"] == "too_short":
         return f"--{_dashed(name)} takes at least one value, got none."
     of_range = [each for each in found if each["type"].startswith(("greater", "less", "finite"))]
-    texts = [each["msg"].removeprefix("Input ").removeprefix("Value error, ") for each in of_range or found[:1]]
+    texts = [each["msg"].partition(", unable to")[0] for each in of_range or found[:1]]
+    texts = [text.removeprefix("Input ").removeprefix("Value error, ") for text in texts]
     choices = [each["msg"].removeprefix("Input should be ") for each in found if each["type"] == "literal_error"]
     text = " or ".join(dict.fromkeys([texts[0], *([] if of_range or texts[0].endswith(tuple(choices)) else choices)]))
     value = str(found[0]["input"])

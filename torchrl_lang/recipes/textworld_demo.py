@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from torchrl_lang._files import folder_lock
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
-from torchrl_lang.recipes import bc, evaluate, ppo
+from torchrl_lang.recipes import evaluate
+from torchrl_lang.recipes.algorithms import BC, PPO, Evaluate, train
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.options import Options, option
 
@@ -68,12 +69,12 @@ def _run(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
     _print_stage(kind, 1, "generate games by experts, some of whom make random moves")
     data = generate_once(TextWorldData(out=folder / "data", kind=kind, **data_options))
     _print_stage(kind, 2, "train a model from scratch on them (bc)")
-    bc.main(bc.BC.for_task(TextWorldTask, data=data, out=folder / "bc", **bc_options))
+    train(BC.for_task(TextWorldTask, data=data, out=folder / "bc", **bc_options))
     _print_stage(kind, 3, "continue on its own games with a KL penalty (ppo)")
-    ppo.main(ppo.PPO.for_task(TextWorldTask, start=folder / "bc", out=folder / "ppo", **ppo_options))
+    train(PPO.for_task(TextWorldTask, start=folder / "bc", out=folder / "ppo", **ppo_options))
     _print_stage(kind, 4, "evaluate on games with other solutions than those of training")
     runs = {"run": folder / "ppo", "also": (folder / "bc",)}
-    evaluate.main(evaluate.Evaluate.for_task(TextWorldTask, **runs, seed=options.seed + 1))
+    evaluate.main(Evaluate.for_task(TextWorldTask, **runs, seed=options.seed + 1))
 
 
 def _print_stage(kind: Kind, number: int, text: str) -> None:

@@ -18,9 +18,9 @@ from torchrl_lang.envs.textworld import TEMPLATES, ExpertPlayer, RandomAdmissibl
 from torchrl_lang.envs.textworld.games import solution, split_games
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.recipes import bc, datasets, evaluate, ilql
+from torchrl_lang.recipes import datasets, evaluate
+from torchrl_lang.recipes.algorithms import BC, ILQL, Evaluate, train
 from torchrl_lang.recipes.datasets import open_dataset, task_from_notes
-from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.text import word_tokenizer
 from torchrl_lang.transforms import EntryReward, LivingCost
@@ -168,8 +168,8 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
     assert len(dataset) == 24
     assert dataset.tokenizer.config() == task.tokenizer().config()
-    bc.main(bc.BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))
-    ilql.main(ilql.ILQL(data=data, out=tmp_path / "ilql", **SMALL, **SHORT))
+    train(BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))
+    train(ILQL(data=data, out=tmp_path / "ilql", **SMALL, **SHORT))
     capsys.readouterr()
     evaluate.main(Evaluate(run=tmp_path / "ilql", also=(tmp_path / "bc",), beta=(2.0,)))
     out = capsys.readouterr().out

@@ -44,10 +44,9 @@ from torchrl_lang.recipes.algorithm_distillation.histories import (
     recording_of,
 )
 from torchrl_lang.recipes.algorithms import LoopOptions
-from torchrl_lang.recipes.new_model import new_lm
+from torchrl_lang.recipes.models import new_lm
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.run_common import open_run
-from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.schema import OBSERVATION
 
 __all__ = ["AD", "FORMATS", "FormatOptions", "LanguageFormat", "RLFormat", "Wording", "main"]

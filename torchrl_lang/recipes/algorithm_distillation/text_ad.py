@@ -35,10 +35,9 @@ from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules import fit_vocabulary, language_actor, load_causal_lm, save_language_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.algorithms import LoopOptions
-from torchrl_lang.recipes.new_model import new_lm
+from torchrl_lang.recipes.models import new_lm
 from torchrl_lang.recipes.options import Options, option, required, with_defaults
-from torchrl_lang.recipes.run_common import open_run
-from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 
 __all__ = ["TextAD", "TextHistories", "TextHistoryOptions", "main", "open_histories"]

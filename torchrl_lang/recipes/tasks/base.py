@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -30,7 +31,15 @@ from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action
 
-__all__ = ["DataOptions", "PlayOptions", "Player", "Task", "play_in_terminal"]
+__all__ = [
+    "DataOptions",
+    "PlayOptions",
+    "Player",
+    "Task",
+    "check_features",
+    "check_tokenizer",
+    "play_in_terminal",
+]
 
 
 class Player(NamedTuple):
@@ -199,6 +208,26 @@ def _size_of_features(env: EnvBase) -> tuple[int, int] | None:
     """``(P, F)`` of the features that an environment shows; None if it shows none."""
     spec = env.observation_spec
     return tuple(spec[FEATURES].shape[-2:]) if FEATURES in spec.keys() else None
+
+
+def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise ValueError unless the dataset or model in ``folder`` has the task's current tokenizer."""
+    if task.tokenizer().config() != tokenizer.config():
+        raise ValueError(
+            f"{folder} was made with another tokenizer than the current one of the task {task.name!r}, by another "
+            "version of this library or with other words: generate the dataset and train again."
+        )
+
+
+def check_features(task: Task, width: int, source: Path) -> None:
+    """Raise ValueError unless the games show features of the width of those that ``source``, data or a run, has."""
+    shown = task.features()
+    if shown is None or shown[1] != width:
+        found = "none" if shown is None else f"features of width {shown[1]}"
+        raise ValueError(
+            f"{source} has features of width {width}, but the games of the task {task.name!r} show {found}: give the "
+            "environment that the features come from."
+        )
 
 
 def play_in_terminal(

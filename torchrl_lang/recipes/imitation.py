@@ -1,4 +1,4 @@
-"""Decision transformer: imitate a dataset given the return of each episode, and ask for a high one at play."""
+"""Algorithms that imitate the data: behaviour cloning and the decision transformer."""
 
 from __future__ import annotations
 
@@ -10,28 +10,53 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.data import row_returns
+from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.functional import return_conditions
-from torchrl_lang.modules import (
-    ReturnConditionedActor,
-    ReturnEmbedding,
-    UtteranceActor,
-    condition_on_returns,
-    save_language_model,
-)
+from torchrl_lang.modules import ReturnConditionedActor, ReturnEmbedding, condition_on_returns
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.objectives import DecisionTransformerLoss
-from torchrl_lang.recipes.algorithms import DT
-from torchrl_lang.recipes.offline import (
-    build_actor,
-    number_to_train,
-    open_data,
-    train_offline,
-)
-from torchrl_lang.recipes.start_model import build_model
+from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
+from torchrl_lang.recipes.algorithms import BC, DT
+from torchrl_lang.recipes.models import begin, loss_options
+from torchrl_lang.recipes.offline import number_to_train, train_offline
 from torchrl_lang.schema import ROW_KEYS
 
-__all__ = ["DT", "build_returns", "held_out_loss", "main"]
+__all__ = ["build_returns", "held_out_loss", "train_bc", "train_dt"]
+
+
+def train_bc(options: BC) -> float:
+    """Behaviour cloning; see :func:`train_offline`."""
+    start = begin(options)
+    loss = BCLoss(start.actor, **loss_options(options, BCLoss, actor_normalizer="action"))
+    return train_offline(
+        options,
+        start.data,
+        loss,
+        start.policy(method="greedy"),
+        save=start.save,
+        check=lambda rows: {"held_out_loss": imitation_loss(start.actor, rows)},
+    )
+
+
+def train_dt(options: DT) -> float:
+    """The decision transformer; see :func:`train_offline`."""
+    start = begin(options)
+    end_of_action = start.control.end_of_action
+    width = start.model.lm.get_input_embeddings().weight.shape[1]
+    returns = build_returns(options, start.data.dataset.rows, width, end_of_action)
+    actor = condition_on_returns(start.actor, returns)
+    name = options.out.name
+    print(f"{name}: asks for the return {returns.target:.2f} of {returns.low:.2f} to {returns.high:.2f}", flush=True)
+    more = {"actor_normalizer": "action", "end_of_action": end_of_action}
+    loss = DecisionTransformerLoss(actor, **loss_options(options, DecisionTransformerLoss, **more))
+    return train_offline(
+        options,
+        start.data,
+        loss,
+        ReturnConditionedActor(start._replace(actor=actor).policy(method="greedy")),
+        save=lambda folder: start.save(folder, returns=returns),
+        check=lambda rows: {"held_out_loss": held_out_loss(actor, rows, end_of_action)},
+    )
+
 
 _BEST = 0.1
 """Share of the episodes whose mean return is the target ``best``."""
@@ -76,38 +101,3 @@ def held_out_loss(
     with eval_mode(actor):
         total = sum(float(loss(part)["loss_actor"]) for part in rows.split(batch_size))
     return total / max(int(rows["agent_mask"].sum()), 1)
-
-
-def main(options: DT) -> float:
-    """Train; returns the best mean return, see :func:`train_offline`."""
-    data = open_data(options)
-    dataset = data.dataset
-    torch.manual_seed(options.seed)
-    tokenizer = dataset.tokenizer
-    control = tokenizer.control
-    model = build_model(options, data)
-    width = model.lm.get_input_embeddings().weight.shape[1]
-    returns = build_returns(options, dataset.rows, width, control.end_of_action)
-    actor = condition_on_returns(build_actor(options, model), returns)
-    print(
-        f"{options.out.name}: asks for the return {returns.target:.2f} of {returns.low:.2f} to {returns.high:.2f}",
-        flush=True,
-    )
-    loss = DecisionTransformerLoss(
-        actor,
-        transition_weight=options.transition_weight,
-        actor_normalizer="action",
-        end_of_action=control.end_of_action,
-    )
-    heads: dict[str, Head] = {"returns": returns, **model.heads}
-    policy = ReturnConditionedActor(UtteranceActor(actor, control, data.evaluation.action_length, method="greedy"))
-    best = train_offline(
-        options,
-        data,
-        loss,
-        policy,
-        save=lambda folder: save_language_model(folder, model.lm, heads, tokenizer=tokenizer.config()),
-        check=lambda rows: {"held_out_loss": held_out_loss(actor, rows, control.end_of_action)},
-    )
-    print(data.evaluation.next_steps(options.out), end="", flush=True)
-    return best

@@ -1,0 +1,228 @@
+"""The model that offline training begins with: from scratch, pretrained or of a run, as an actor to train."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import nn
+from torchrl.objectives import LossModule
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from torchrl_lang.modules import (
+    FeatureEmbedding,
+    SavedModel,
+    UtteranceActor,
+    causal_lm,
+    fit_vocabulary,
+    load_causal_lm,
+    save_language_model,
+    train_top_layers,
+)
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.save import FEATURES_HEAD, saved_actor
+from torchrl_lang.objectives.values import QValueLoss
+from torchrl_lang.recipes.algorithms import OfflineOptions
+from torchrl_lang.recipes.load_run import load_model, refuse_returns
+from torchrl_lang.recipes.offline import OfflineData, open_data
+from torchrl_lang.recipes.options import read_options
+from torchrl_lang.schema import FEATURES, ControlTokens
+from torchrl_lang.transforms import frozen_copy
+
+__all__ = ["Start", "begin", "loss_options", "model_of_run", "new_lm", "saved_qvalues"]
+
+QHead = TypeVar("QHead", bound=nn.Module)
+
+
+class Start(NamedTuple):
+    """Data to learn from, and the model at the beginning of training."""
+
+    data: OfflineData
+    model: SavedModel
+    actor: ProbabilisticTensorDictSequential
+
+    @property
+    def control(self) -> ControlTokens:
+        """Control tokens of the data."""
+        return self.data.dataset.tokenizer.control
+
+    def policy(self, **options: Any) -> UtteranceActor:
+        """An utterance actor over the model, with further options."""
+        return UtteranceActor(self.actor, self.control, self.data.action_length, **options)
+
+    def reference(self) -> FrozenActor:
+        """A frozen copy of the policy, which shares the weights that do not train."""
+        return frozen_copy(UtteranceActor(saved_actor(self.model), self.control, self.data.action_length))
+
+    def save(self, folder: Path, **heads: Any) -> Path:
+        """Save the model with further heads."""
+        tokenizer = self.data.dataset.tokenizer.config()
+        return save_language_model(folder, self.model.lm, {**heads, **self.model.heads}, tokenizer=tokenizer)
+
+
+def begin(options: OfflineOptions, data: OfflineData | None = None, *, unchanged: bool = False) -> Start:
+    """Open the data, seed everything and build the model to train.
+
+    Args:
+        options: of the recipe.
+        data: already opened.
+        unchanged: whether the algorithm measures its policy against the initial one, which must then be trained.
+
+    Raises:
+        ValueError: there is no model to start from, or it has other tokens than the data or reads other features.
+    """
+    data = open_data(options) if data is None else data
+    if unchanged and options.start is None and options.pretrained is None:
+        raise ValueError(
+            f"{options.algorithm} starts from a policy that imitates the data, which is its reference as well: give a "
+            "finished run of BC with --start RUN."
+        )
+    torch.manual_seed(options.seed)
+    model = build_model(options, data, unchanged=unchanged)
+    groups: Any = "auto" if options.length_groups is None else options.length_groups
+    actor = saved_actor(model, length_groups=groups, compile=options.compile)
+    if options.checkpointing:
+        actor[0].module.gradient_checkpointing()
+    if options.top_layers is not None:
+        train_top_layers(actor, options.top_layers)
+    return Start(data, model, actor)
+
+
+def loss_options(options: Any, kind: type[LossModule], **more: Any) -> dict[str, Any]:
+    """The keyword arguments of a loss: the options that it has a parameter for, and ``more``.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from torchrl_lang.objectives import BCLoss
+        >>> from torchrl_lang.recipes.algorithms import BC
+        >>> from torchrl_lang.recipes.models import loss_options
+        >>> loss_options(BC(data=Path("d"), out=Path("o")), BCLoss, actor_normalizer="action")
+        {'transition_weight': 1.0, 'actor_normalizer': 'action'}
+    """
+    names = set[str]()
+    for base in kind.__mro__:  # further bases only for what a class hands on as **options
+        parameters = inspect.signature(base).parameters
+        names |= parameters.keys()
+        if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    fields = [field.name for field in dataclasses.fields(options)]
+    return {name: getattr(options, name) for name in fields if name in names} | more
+
+
+def build_model(options: OfflineOptions, data: OfflineData, *, unchanged: bool = False) -> SavedModel:
+    """The model to train: from scratch, of a finished run, or a pretrained one fitted to the tokenizer.
+
+    Where the rows have features, it has a projector of them as its head ``features``: that of the run, else a new one.
+
+    Args:
+        options: of the recipe.
+        data: episodes to learn from.
+        unchanged: whether the initial policy counts, so that a new projector of features would do harm.
+
+    Raises:
+        ValueError: the run has another tokenizer than the data or reads other features, or is a decision transformer;
+            or options or the recipe do not go together with the features.
+    """
+    device, tokenizer, width = options.torch_device(), data.dataset.tokenizer, _width_of_features(data)
+    if options.start is not None:
+        model = model_of_run(options.start, data)
+        model.lm.to(device)
+    else:
+        if options.pretrained is None:
+            lm = _new_lm(options, data)
+        else:
+            lm = fit_vocabulary(load_causal_lm(options.pretrained), tokenizer.vocab_size, shrink=True)
+        model = SavedModel(lm.to(device), {}, tokenizer.config())
+    if width is None or FEATURES_HEAD in model.heads:
+        _check_unused(options, "the data have none" if width is None else f"{options.start} has its own")
+        return model
+    if unchanged:
+        raise ValueError(
+            f"{options.algorithm} uses the model that it starts from as it is, and this one does not read the "
+            f"features of the data: give a run of BC on data with features with --start RUN."
+        )
+    return model._replace(heads={FEATURES_HEAD: _new_projector(options, model.lm, width)})
+
+
+def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
+    """The language model of a finished run, with the tokens of the data, and its projector of features, if it has one.
+
+    Raises:
+        ValueError: the run has another tokenizer than the data or reads other features, or is a decision transformer.
+    """
+    model, own = load_model(folder)
+    refuse_returns(folder, model)
+    if own.config() != data.dataset.tokenizer.config():
+        about = read_options(folder / "config.json").object("notes").take("task", str)
+        raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
+    embedding: Any = model.heads.get(FEATURES_HEAD)
+    width = _width_of_features(data)
+    if embedding is not None and embedding.features != width:
+        found = "the data have none" if width is None else f"those of the data have width {width}"
+        raise ValueError(
+            f"The run in {folder} reads features of width {embedding.features}, but {found}: start from another run, "
+            "or give data with the features that it reads."
+        )
+    return SavedModel(model.lm, {} if embedding is None else {FEATURES_HEAD: embedding}, model.tokenizer)
+
+
+def _width_of_features(data: OfflineData) -> int | None:
+    """``F``, the width of the features of the rows; None if they have none."""
+    features = data.dataset.rows.get(FEATURES, None)
+    return None if features is None else int(features.shape[-1])
+
+
+def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
+    """A language model from scratch, with positions for the rows and their features."""
+    if options.kind not in CONFIG_MAPPING:
+        raise ValueError(f"--kind {options.kind} is no model type of Hugging Face: give gpt2, llama, qwen2 or another.")
+    rows, tokenizer = data.dataset.rows, data.dataset.tokenizer
+    features = rows.get(FEATURES, None)
+    places = 0 if features is None or not options.feature_positions else features.shape[-2]
+    return new_lm(
+        options.kind,
+        vocab_size=tokenizer.vocab_size,
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        max_length=places + rows["tokens"].shape[-1] + data.room,
+        pad=tokenizer.control.pad,
+    )
+
+
+def _new_projector(options: OfflineOptions, lm: PreTrainedModel, width: int) -> FeatureEmbedding:
+    embeddings = lm.get_input_embeddings().weight.shape[1]
+    return FeatureEmbedding(width, embeddings, hidden=options.features_hidden, positions=options.feature_positions)
+
+
+def _check_unused(options: OfflineOptions, reason: str) -> None:
+    """Raise ValueError if options of a new projector of features were given where none is built."""
+    if options.features_hidden or not options.feature_positions:
+        raise ValueError(
+            f"--features-hidden {options.features_hidden} and --no-feature-positions are for a "
+            f"new projector of features, and {reason}: leave them out."
+        )
+
+
+def new_lm(kind: str = "gpt2", *, width: int, **config: Any) -> PreTrainedModel:
+    """A :func:`~torchrl_lang.modules.causal_lm` whose initial weights have a standard deviation of ``width ** -0.5``.
+
+    Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
+    """
+    return causal_lm(kind, width=width, initializer_range=width**-0.5, **config)
+
+
+QHead = TypeVar("QHead", bound=nn.Module)
+
+
+def saved_qvalues(name: str, head: QHead, other: QHead, loss: QValueLoss) -> dict[str, QHead]:
+    """``head``, which a loss trains, as ``name``; and ``other``, of the same shape, as ``target_<name>``.
+
+    ``other`` gets the loss's target parameters.
+    """
+    other.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
+    return {f"target_{name}": other, name: head}

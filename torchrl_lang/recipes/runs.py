@@ -1,0 +1,280 @@
+"""Run a training: record its options, resume, train, evaluate, save, and stop with a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchrl.objectives import LossModule, TargetNetUpdater
+
+from torchrl_lang._files import folder_lock, remove_leftovers
+from torchrl_lang.modules.frozen.fingerprint import fingerprint
+from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
+from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.options import check_record, write_config, write_options
+from torchrl_lang.recipes.stopping import stopping
+from torchrl_lang.training import (
+    Checkpointer,
+    FiniteCheck,
+    Progress,
+    RandomState,
+    RunLog,
+    Stateful,
+    WeightAverage,
+    adamw,
+    check_parameters,
+    make_log,
+    muon_adamw,
+    train_steps,
+    warmup_cosine,
+)
+
+__all__ = [
+    "FREE_OPTIONS",
+    "TrainableState",
+    "finish",
+    "is_due",
+    "make_optimizer",
+    "open_run",
+    "resume",
+    "train_and_evaluate",
+]
+
+FREE_OPTIONS = ("out", "logger", "device", "task", "option")
+"""Options that may change when any run is resumed; the task is among the notes."""
+
+
+@contextmanager
+def open_run(
+    options: TrainingOptions, *, free: tuple[str, ...], fixed: Mapping[str, Any], best_by: str = "return", **more: Any
+) -> Iterator[Checkpointer]:
+    """Hold the folder of a run exclusively and record its options, or check that a resumed run has the same ones.
+
+    The ``free`` options may change when a run is resumed. ``fixed`` and ``more`` are further content of
+    ``config.json``; what is ``fixed``, the task among it, may not change. The best checkpoint has the
+    highest ``best_by``.
+    """
+    check_place(options.out)
+    with folder_lock(options.out, "trains"):
+        remove_leftovers(options.out)
+        checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
+        free = (*FREE_OPTIONS, *free)
+        if checkpoints.steps():
+            check_record(record, options, free=free, **fixed)
+        else:
+            write_options(record, options, **fixed, **more)
+            write_config(options.out / "config.yaml", options)
+        yield checkpoints
+
+
+def make_optimizer(
+    options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
+) -> tuple[Optimizer, LRScheduler]:
+    """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
+    make = muon_adamw if options.optimizer == "muon" else adamw
+    optimizer = make(loss, options.lr, **settings)
+    warmup = min(options.warmup, steps // 10)
+    return optimizer, warmup_cosine(optimizer, steps, warmup=warmup, final=options.final_lr)
+
+
+def resume(
+    options: TrainingOptions,
+    checkpoints: Checkpointer,
+    parts: Mapping[str, Stateful],
+    *,
+    optional: Collection[str] = (),
+) -> tuple[int, RunLog]:
+    """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there.
+
+    Checkpoints of older versions may lack the ``optional`` ones.
+    """
+    for name, part in parts.items():
+        checkpoints.register(name, part, optional=name in optional)
+    done = checkpoints.restore() or 0
+    log = make_log(options.out, trackers=options.logger)
+    log.rewind(done or None)
+    return done, log
+
+
+def is_due(step: int, every: int, last: int) -> bool:
+    """Whether ``step`` is a multiple of ``every`` or the last one."""
+    return step % every == 0 or step == last
+
+
+def finish(
+    options: TrainingOptions,
+    checkpoints: Checkpointer,
+    save: Callable[[Path], Any],
+    *,
+    unit: str,
+    describe: Callable[[float], str] = "mean return {:.2f}".format,
+) -> float:
+    """Save the best checkpoint as the run's model, the last one if none has the metric. Returns the best metric or NaN.
+
+    Args:
+        options: of the run.
+        checkpoints: of the run.
+        save: writes the restored model to a folder.
+        unit: of the checkpoints' steps.
+        describe: the best metric in words.
+    """
+    checkpoints.prune()  # a run that was killed in its last save still has the old ones
+    best = checkpoints.restore("best")
+    found = checkpoints.metrics("best").get(checkpoints.best_by, math.nan)
+    chosen = f"best at {unit} {best}, {describe(found)}"
+    if best is None:
+        chosen = f"last checkpoint at {unit} {checkpoints.restore()}, as no figure was measured to choose by"
+    model = options.out / "model"
+    save(model)
+    print(f"{options.out.name}: {chosen}; model in {model}", flush=True)
+    return found
+
+
+_FINGERPRINT = "frozen_fingerprint"
+
+
+class TrainableState:
+    """The state of a module, with a fingerprint in place of its frozen parameters.
+
+    A resumed run loads the frozen parameters from where the first call loaded them; the fingerprint is verified.
+    Buffers are in the state, and so are a loss's target parameters.
+
+    Args:
+        module: parameters of it that require no gradient are left out.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.recipes.runs import TrainableState
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 1))
+        >>> list(TrainableState(net).state_dict())
+        ['1.weight', '1.bias', 'frozen_fingerprint']
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trainable parameters, buffers and, if anything is frozen, the fingerprint, uint8 ``[32]``."""
+        frozen = self._frozen()
+        kept = {name: value for name, value in self.module.state_dict().items() if name not in frozen}
+        return kept | ({_FINGERPRINT: self._fingerprint} if frozen else {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; frozen parameters stay as they are.
+
+        Raises:
+            ValueError: the state belongs to other frozen parameters. Nothing has been loaded then.
+            RuntimeError: names of parameters are missing or unexpected.
+        """
+        frozen, state = self._frozen(), dict(state_dict)
+        expected = state.pop(_FINGERPRINT, None)
+        if frozen and (expected is None or not torch.equal(expected.cpu(), self._fingerprint)):
+            raise ValueError(
+                "it was made beside other frozen weights than those of this run: continue it from the model that it "
+                "started from."
+            )
+        self.module.load_state_dict(frozen | state)
+
+    def _frozen(self) -> dict[str, Tensor]:
+        state = self.module.state_dict(keep_vars=True)
+        return {
+            name: value for name, value in state.items() if isinstance(value, nn.Parameter) and not value.requires_grad
+        }
+
+    @cached_property
+    def _fingerprint(self) -> Tensor:
+        """Computed once, because it takes a second per gigabyte and frozen parameters do not change."""
+        return fingerprint(self._frozen().items())
+
+
+def train_and_evaluate(
+    options: LoopOptions,
+    checkpoints: Checkpointer,
+    loss: LossModule,
+    sample: Callable[[], TensorDictBase],
+    evaluate: Callable[[], tuple[Mapping[str, float], Mapping[str, float]]],
+    save: Callable[[Path], Any],
+    *,
+    target_updater: TargetNetUpdater | None = None,
+    shown: str | None = None,
+    describe: Callable[[float], str] = "mean return {:.2f}".format,
+    **batches: Stateful,
+) -> float:
+    """Train from the last checkpoint; each evaluation is logged and makes a checkpoint, the best becomes the model.
+
+    SIGINT and SIGTERM end it after the step with a checkpoint, see :func:`~torchrl_lang.recipes.stopping.stopping`.
+
+    Args:
+        options: of the run.
+        checkpoints: of the run.
+        loss: to minimize.
+        sample: the next batch.
+        evaluate: figures of the model that are saved with its checkpoint, the one that chooses it among them, and
+            further ones that are logged.
+        save: writes the trained model to a folder.
+        target_updater: updates the loss's target parameters.
+        shown: the figure to show during training; default the one that chooses the checkpoint.
+        describe: the figure that chooses the checkpoint, in words.
+        **batches: what a checkpoint has of the order of batches.
+
+    Returns:
+        The best figure; the loss has the weights of the model then.
+    """
+    device, steps = options.torch_device(), options.steps
+    optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay)
+    average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
+    parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
+    if average is not None:
+        parts["average"] = average
+    start, log = resume(options, checkpoints, {**parts, **batches, "random": RandomState()})
+    finite = FiniteCheck()
+    training = train_steps(
+        loss,
+        lambda: sample().to(device),
+        optimizer,
+        steps=steps,
+        start=start,
+        scheduler=scheduler,
+        target_updater=target_updater,
+        max_grad_norm=options.max_grad_norm,
+        autocast=torch.bfloat16 if options.bf16 else None,
+        finite=finite,
+    )
+    progress = Progress(steps, label=options.out.name, start=start, shown=("loss", shown or checkpoints.best_by))
+    with closing(log), progress, stopping(checkpoints, "step") as asked_to_stop:
+        for step, figures in training:
+            if average is not None:
+                average.update()
+            progress.update(step, figures)
+            if is_due(step, options.log_every, steps):
+                log.log(step, figures)
+            evaluates, stops = is_due(step, options.eval_every, steps), asked_to_stop()
+            if not (evaluates or stops):
+                continue
+            finite.check()
+            check_parameters(loss, f"after step {step}")
+            found: Mapping[str, float] = {}
+            if evaluates:
+                with nullcontext() if average is None else average.applied():
+                    found, further = evaluate()
+                log.log(step, {**found, **further})
+                progress.update(step, {**found, **further})
+            checkpoints.save(step, found)
+            if stops:
+                break
+
+    def save_chosen(folder: Path) -> None:
+        if average is not None:
+            average.apply()
+        save(folder)
+
+    return finish(options, checkpoints, save_chosen, unit="step", describe=describe)

@@ -1,0 +1,96 @@
+"""Offline algorithms that learn values of whole utterances: CHAI and utterance-level ILQL."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.evaluation import imitation_loss
+from torchrl_lang.modules import (
+    CandidateSampler,
+    CHAIActor,
+    UtteranceQValueHead,
+    UtteranceValueGuidance,
+    ValueHead,
+    qvalue_module,
+    value_module,
+)
+from torchrl_lang.objectives import CHAILoss, UtteranceILQLLoss
+from torchrl_lang.recipes.algorithms import CHAI, UtteranceILQL
+from torchrl_lang.recipes.load_run import RunDecoding
+from torchrl_lang.recipes.models import begin, loss_options, saved_qvalues
+from torchrl_lang.recipes.offline import held_out_rows, train_offline
+from torchrl_lang.training import Progress, total_loss
+
+__all__ = ["train_chai", "train_utterance_ilql"]
+
+
+def train_chai(options: CHAI) -> float:
+    """CHAI: values of utterances that a finished run's language model proposes; see :func:`train_offline`."""
+    start = begin(options, unchanged=True)
+    start.actor.requires_grad_(False)
+    lm = start.model.lm
+    qvalue = UtteranceQValueHead(lm.config.hidden_size).to(lm.device)
+    loss = CHAILoss(qvalue_module(qvalue), **loss_options(options, CHAILoss))
+    policy = CHAIActor(start.policy(), loss.target_qvalue_network(), candidates=options.candidates)
+
+    def with_candidates(rows: TensorDictBase) -> TensorDictBase:
+        sampling = start.policy(seed=options.seed)
+        with Progress(len(rows), label="candidates", unit="row") as progress:
+            sampler = CandidateSampler(sampling, options.proposals, progress=lambda done, _: progress.update(done, {}))
+            return sampler(rows)
+
+    kept = held_out_rows(start.data.dataset, options.held_out)
+    checked = with_candidates(kept.to(lm.device)) if len(kept) else kept
+
+    @torch.no_grad()
+    def check(rows: TensorDictBase) -> dict[str, float]:
+        """The loss of the values on held-out rows. No checkpoint is chosen by it: it is least where Q is still zero."""
+        return {"held_out_value_loss": float(total_loss(loss(checked)))}
+
+    return train_offline(
+        options,
+        start.data,
+        loss,
+        policy,
+        lambda folder: start.save(folder, **saved_qvalues("chai_qvalue", qvalue, deepcopy(qvalue), loss)),
+        check,
+        target_updater=SoftUpdate(loss, tau=options.tau),
+        prepare=with_candidates,
+    )
+
+
+def train_utterance_ilql(options: UtteranceILQL) -> float:
+    """ILQL with one value for each utterance, which plays the best of some samples; see :func:`train_offline`."""
+    start = begin(options)
+    lm = start.model.lm
+    width = lm.config.hidden_size
+    qvalue, value = UtteranceQValueHead(width).to(lm.device), ValueHead(width).to(lm.device)
+    more = {"end_of_action": start.control.end_of_action, "actor_normalizer": "action"}
+    terms = loss_options(options, UtteranceILQLLoss, **more)
+    loss = UtteranceILQLLoss(start.actor, qvalue_module(qvalue), value_module(value), **terms)
+    policy = start._replace(actor=loss.actor_network).policy(
+        guidance=UtteranceValueGuidance(loss.target_qvalue_network()),
+        method="best_of",
+        candidates=options.candidates,
+        end_value_weight=1.0,
+        log_prob_weight=options.log_prob_weight,
+    )
+
+    def save(folder: Path) -> None:
+        start.save(folder, **saved_qvalues("utterance_qvalue", qvalue, deepcopy(qvalue), loss), value=value)
+        RunDecoding(log_prob_weight=options.log_prob_weight).save(options.out)
+
+    return train_offline(
+        options,
+        start.data,
+        loss,
+        policy,
+        save,
+        check=lambda rows: {"held_out_loss": imitation_loss(loss.actor_network, rows)},
+        target_updater=SoftUpdate(loss, tau=options.tau),
+    )
