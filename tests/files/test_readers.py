@@ -13,9 +13,9 @@ from torchrl_lang._files import (
     FileError,
     file_digest,
     file_in,
+    read_csv_records,
     read_json,
     read_json_list,
-    read_manifest,
     read_tensors,
     read_text,
     unique_keys,
@@ -156,33 +156,6 @@ def test_an_error_about_a_long_value_is_short():
     assert json.dumps(str(caught.value))
 
 
-def test_a_manifest_that_was_changed_is_refused_and_its_layout_does_not_matter(tmp_path):
-    path = tmp_path / "manifest.json"
-    content = {"version": 2, "words": ("crane", "\ud800", "\ud83d\ude00"), 3: [0.1, None]}
-    write_manifest(path, content)
-    whole = read_manifest(path, remedy=FIX, version=2).content
-    assert whole == {"version": 2, "words": ["crane", "\ud800", "😀"], "3": [0.1, None]}
-    text = path.read_text(encoding="utf-8")
-    path.write_text(json.dumps(json.loads(text)))
-    assert read_manifest(path, remedy=FIX, version=2).content == whole
-    for old, new in [("crane", "trace"), ("0.1", "0.2"), ('"3"', '"4"'), ('"digest"', '"Digest"'), (": 2", ": 1")]:
-        path.write_text(text.replace(old, new), encoding="utf-8")
-        error_of(lambda **options: read_manifest(path, version=2, **options))
-    path.write_text('{"version": 1}')  # from before there were digests
-    assert read_manifest(path, remedy=FIX, version=2).content == {"version": 1}
-    assert "reads versions up to 0" in error_of(lambda **options: read_manifest(path, version=0, **options))
-
-
-def test_a_manifest_of_another_format_is_named_before_its_version(tmp_path):
-    path = tmp_path / "manifest.json"
-    write_manifest(path, {"format": "words", "version": 3})
-    assert read_manifest(path, remedy=FIX, version=3, kind="words").take("version", int) == 3
-    message = error_of(lambda **options: read_manifest(path, version=2, kind="rows", **options))
-    assert "has 'words' as \"format\", expected 'rows'" in message
-    write_manifest(path, {"version": 2})
-    assert 'has no field "format"' in error_of(lambda **options: read_manifest(path, version=2, kind="rows", **options))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"crane"}, b"crane"])
 def test_what_is_no_json_is_not_written(tmp_path, value):
     for write in (write_json, write_manifest):
@@ -195,3 +168,23 @@ def test_a_long_object_with_a_repeated_key_is_read_in_a_moment():
     pairs = [(str(number), 0) for number in range(100_000)]
     with pytest.raises(ValueError, match="the key '99999' is repeated"):
         unique_keys([*pairs, pairs[-1]])
+
+
+def test_csv_records_by_line_whatever_is_broken(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"a ""b"",\nc"\n\n2,\xff\n3\n4,"x" y\n5,d\n6,"open\n7,e\n')
+    found = [(record.line, record.fields or record.error.partition(" (")[0]) for record in read_csv_records(path)]
+    assert found == [
+        (1, ("id", "text")),
+        (2, ("1", 'a "b",\nc')),
+        (5, "holds a byte that is not utf-8"),
+        (6, "has 1 fields, the header has 2"),
+        (7, "is no CSV record"),
+        (8, ("5", "d")),
+        (9, "is no CSV record"),
+    ]
+    assert [len(record.fields) for record in read_csv_records(path, ragged=True, encoding="latin-1")][3] == 1
+    with pytest.raises(ValueError, match="klingon"):
+        next(read_csv_records(path, encoding="klingon"))
+    with pytest.raises(FileError, match="is missing"):
+        next(read_csv_records(tmp_path / "b.csv"))

@@ -19,13 +19,11 @@ from torchrl_lang._files.readers import FileError, file_digest, file_in, read_js
 __all__ = [
     "CHECKSUMS",
     "Fields",
-    "FolderFormat",
     "Record",
     "RecordFolder",
     "check_replaceable",
     "folder_digest",
     "json_digest",
-    "read_manifest",
     "verify_checksums",
     "write_checksums",
     "write_json",
@@ -166,47 +164,6 @@ def plain_json(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{shorten(dict(content))} cannot be written to {path} as JSON: {error}.") from error
-
-
-def read_manifest(
-    path: str | Path, *, remedy: str, version: int, field: str = "version", kind: str | None = None
-) -> Fields:
-    """Read a file that :func:`write_manifest` wrote.
-
-    Args:
-        path: the file.
-        remedy: what the user can do if the file cannot be read, for the error message.
-        version: the latest version that can be read. Files of this version must have a digest, earlier ones need none.
-        field: the integer field that holds the version.
-        kind: the text that the field ``format`` must hold; by default it is not read.
-
-    Returns:
-        All fields except the digest.
-
-    Raises:
-        FileError: the file is damaged, is of another kind, was changed after it was written, or has a later version.
-
-    Examples:
-        >>> import tempfile
-        >>> from torchrl_lang._files import read_manifest, write_manifest
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     write_manifest(f"{home}/manifest.json", {"version": 1, "episodes": 20})
-        ...     read_manifest(f"{home}/manifest.json", remedy="write it again", version=1).take("episodes", int)
-        20
-    """
-    content = dict(Fields.read(path, remedy=remedy).content)
-    digest = content.pop(_DIGEST, None)
-    fields = Fields(content, path, remedy)
-    if kind is not None and (found_kind := fields.take("format", str)) != kind:
-        raise fields.error(f'has {shorten(found_kind)} as "format", expected {kind!r}')
-    found = fields.at_least(field, 1)
-    if found > version:
-        raise fields.error(f"has version {found}, but this release reads versions up to {version}")
-    if digest is None and found == version:
-        raise fields.error(f'has no field "{_DIGEST}"')
-    if digest is not None and digest != json_digest(content):
-        raise fields.error("was changed after it was written: its digest does not match its content")
-    return fields
 
 
 def write_checksums(folder: str | Path) -> None:
@@ -486,61 +443,3 @@ class RecordFolder(Generic[R]):
         folder = Path(folder)
         verify_checksums(folder, remedy=self.remedy, needs=(self.config, *self.needs))
         return self.record.read(folder / self.config, remedy=self.remedy)
-
-
-@dataclass(frozen=True)
-class FolderFormat:
-    """How folders of one kind are written and read.
-
-    Args:
-        config: name of the JSON file.
-        needs: names of the other files that are read, with ``/`` between folders.
-        remedy: what the user can do about a damaged folder, for error messages.
-        version: of new folders, and the latest that can be read.
-
-    Examples:
-        >>> import tempfile
-        >>> from torchrl_lang._files import FolderFormat
-        >>> counter = FolderFormat("counter.json", ("words.txt",), remedy="save the counter again", version=1)
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     with counter.write(home, {"least": 2}) as folder:
-        ...         _ = (folder / "words.txt").write_text("a b")
-        ...     counter.read(home).take("least", int)
-        2
-    """
-
-    config: str
-    needs: tuple[str, ...]
-    remedy: str
-    version: int
-
-    @contextmanager
-    def write(self, folder: str | Path, config: Mapping[str, Any], *, replace: bool = False) -> Iterator[Path]:
-        """Write a folder atomically: the ``with`` block writes the other files into a temporary one.
-
-        Args:
-            folder: created if it does not exist.
-            config: content of the JSON file.
-            replace: whether a folder of this kind is replaced when the new one is complete.
-
-        Raises:
-            FileExistsError: the folder exists and is not empty, or with ``replace`` contains other files.
-        """
-        if replace:
-            check_replaceable(folder, self.config)
-        else:
-            refuse_content(folder)
-        with write_folder(folder) as target:
-            yield target
-            write_manifest(target / self.config, {"version": self.version, **config})
-            write_checksums(target)
-
-    def read(self, folder: str | Path) -> Fields:
-        """Check that all files are as they were written, and read the JSON file.
-
-        Raises:
-            FileError: a file is missing or damaged, or the folder has a later version.
-        """
-        folder = Path(folder)
-        verify_checksums(folder, remedy=self.remedy, needs=(self.config, *self.needs))
-        return read_manifest(folder / self.config, remedy=self.remedy, version=self.version)

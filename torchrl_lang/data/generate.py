@@ -22,7 +22,7 @@ from torchrl.envs import EnvBase
 from tqdm import tqdm
 
 from torchrl_lang._checks import at_least_one
-from torchrl_lang._files import Fields, folder_lock, write_json
+from torchrl_lang._files import folder_lock, read_json, write_json
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data.dataset import DISK_DTYPES, MANIFEST, DatasetWriter, RowDataset, load_dataset, write_dataset
 from torchrl_lang.data.replay import TrimRows
@@ -457,7 +457,7 @@ def _check_plan(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bo
     """Delete the parts of another call, or raise."""
     path = home / _PLAN
     if path.exists():
-        found = dict(Fields.read(path, remedy=f"delete {home}").content)
+        found = read_json(path, remedy=f"delete {home}")
         if found == plan:
             return
         other = sorted(key for key in plan if found.get(key) != plan[key])
