@@ -130,7 +130,7 @@ def test_ilql_finds_the_straight_walk_that_nobody_went(env, played, actor, optio
     heads = qvalue_module(QValueHead(WIDTH, env.tokenizer.vocab_size)), value_module(ValueHead(WIDTH))
     # The best move is one that the data never made there.
     loss = ILQLLoss(actor, *heads, expectile=0.9, cql_weight=0.001, actor_normalizer="action", **options)
-    train(loss, played, (250, 5e-3))
+    train(loss, played, (400, 5e-3))
     assert play_by_values(env, loss, beta=32.0) == BEST
 
 
