@@ -268,6 +268,15 @@ def test_the_command_line_says_so_in_a_line(arguments, message, capsys, tmp_path
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize("more", [["--logger", "trackio"], ["--device", "nowhere"]])
+def test_a_run_that_this_machine_refuses_leaves_no_folder(more, home, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    run = tmp_path / "run"
+    assert main(["train", "bc", "--config", str(home / "data-only.yaml"), "--out", str(run), *more]) == 2
+    assert more[0] in capsys.readouterr().err
+    assert not run.exists()
+
+
 # -- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +289,7 @@ def home(tmp_path_factory):
     options = {"data": str(folder / "data"), "layers": 1, "width": 16, "heads": 2, "batch_size": 8}
     options |= {"steps": 3, "eval_games": 4, "lr": "1e-3", "seed": 5}
     (folder / "run.yaml").write_text(yaml.safe_dump(options))
+    (folder / "data-only.yaml").write_text(f"data: {folder / 'data'}")
     assert main(["train", "ilql", "--config", str(folder / "run.yaml"), "--out", str(folder / "run")]) == 0
     return folder
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -107,6 +107,13 @@ class TrainingOptions(OptimisationOptions):
     log_every: int = option(50, "steps (online: iterations) between rows of the log", at_least=1)
     logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option((), "further loggers")
     seed: int = option(0, "seed of weights, batches, games and sampling", at_least=0)
+
+    def check_machine(self) -> None:
+        """Raise, before a folder is made, if the device or the package of a logger is missing here."""
+        self.torch_device()
+        for name in self.logger:
+            if importlib.util.find_spec(name) is None:
+                raise ImportError(f"--logger {name} needs the package of that name: pip install {name}.")
 
     def torch_device(self) -> torch.device:
         """The device to compute on.

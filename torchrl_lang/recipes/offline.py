@@ -125,6 +125,7 @@ def open_data(options: OfflineOptions) -> OfflineData:
     Raises:
         ValueError: there is no such task, or the data do not fit it or the options.
     """
+    options.check_machine()
     given = options.given_task()
     if options.data.is_file() or options.data.suffix == ".jsonl":
         task = None if given is None else given.without_notes()

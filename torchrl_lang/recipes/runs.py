@@ -63,6 +63,7 @@ def open_run(
     ``config.json``; what is ``fixed``, the task among it, may not change. The best checkpoint has the
     highest ``best_by``.
     """
+    options.check_machine()
     check_place(options.out)
     with folder_lock(options.out, "trains"):
         remove_leftovers(options.out)
