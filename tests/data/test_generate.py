@@ -105,7 +105,7 @@ def test_nothing_is_left_behind_by_a_failing_player(talk, tmp_path):
     with pytest.raises(RuntimeError, match="tired"):
         make(talk, tmp_path, batch=[8], policy=fall_over)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="episodes must be at least 1"):
+    with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         make(talk, tmp_path, batch=[8], episodes=0)
 
 

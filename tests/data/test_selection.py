@@ -204,26 +204,27 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
     assert len(resumed) == 0
 
 
-def test_errors():
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either n or fraction"),
+        ({"n": 1, "fraction": 0.5}, "either n or fraction"),
+        ({"fraction": 1.5}, "fraction"),
+        ({"n": 0}, "n must"),
+        ({"n": 1, "per": "prompt"}, "no 'prompt' to group rows by"),
+        ({"n": 1, "per": torch.zeros(3, dtype=torch.int64)}, "one integer per row"),
+        ({"n": 1, "reward_key": "raw"}, "'raw' must have one reward per token"),
+        ({"n": 1, "gamma": 1.5}, "gamma"),
+        ({"n": 1, "by": torch.tensor([float("nan"), 1.0])}, "1 of 2 scores are NaN"),
+    ],
+)
+def test_options_that_select_nothing_sensible(options, message):
+    with pytest.raises(ValueError, match=message):
+        best_rows(of_returns(1.0, 2.0), **options)
+
+
+def test_rows_of_a_pool_are_alike():
     rows = of_returns(1.0, 2.0)
-    with pytest.raises(ValueError, match="either n or fraction"):
-        best_rows(rows)
-    with pytest.raises(ValueError, match="either n or fraction"):
-        best_rows(rows, 1, fraction=0.5)
-    with pytest.raises(ValueError, match="is a tenth"):
-        best_rows(rows, fraction=1.5)
-    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
-        best_rows(rows, 0)
-    with pytest.raises(ValueError, match="no 'prompt' to group rows by"):
-        best_rows(rows, 1, per="prompt")
-    with pytest.raises(ValueError, match=r"one integer per row, \[2\]"):
-        best_rows(rows, 1, per=torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="'raw' must have one reward per token"):
-        best_rows(rows, 1, reward_key="raw")
-    with pytest.raises(ValueError, match="gamma must"):
-        best_rows(rows, 1, gamma=1.5)
-    with pytest.raises(ValueError, match="1 of 2 scores are NaN"):
-        best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0]))
     with pytest.raises(ValueError, match="both per and per_group or none"):
         BestRows(2, per="group")
     with pytest.raises(RuntimeError, match="call extend"):

@@ -21,7 +21,7 @@ from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from tqdm import tqdm
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import folder_lock, read_json, write_json
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data.dataset import DISK_DTYPES, MANIFEST, DatasetWriter, RowDataset, load_dataset, write_dataset
@@ -92,7 +92,7 @@ def generate_dataset(
         ValueError: ``episodes`` is below 1, or a divergence penalty was subtracted from the rewards.
         FileExistsError: ``folder`` exists.
     """
-    at_least_one("episodes", episodes)
+    check_options(episodes=(episodes, 1))
     tokenizer = env.tokenizer if tokenizer is None else tokenizer
     source = f"{_name(policy)} in {_name(env)}" if source is None else source
     row_length = env.observation_spec[TOKENS].shape[-1]
@@ -321,10 +321,7 @@ class FreshEpisodes:
     def __init__(
         self, sampler: EpisodeSampler, batch_size: int, *, games: int = 1024, seed: int = 0, trim: bool = True
     ) -> None:
-        at_least_one("batch_size", batch_size)
-        at_least_one("games", games)
-        if seed < 0:
-            raise ValueError(f"The seed of fresh games must not be negative, got {seed}.")
+        check_options(batch_size=(batch_size, 1), games=(games, 1), seed=(seed, 0))
         self.sampler, self.batch_size, self.games, self.seed = sampler, batch_size, games, seed
         self._trim = TrimRows() if trim else None
         self._round, self._position = 0, 0
@@ -431,8 +428,7 @@ def generate_in_parts(
         ...     len(generate_in_parts(sampler, home + "/data", games=40, games_per_part=16, progress=False))
         40
     """
-    for name, number in (("games", games), ("games_per_part", games_per_part), ("workers", workers)):
-        at_least_one(name, number)
+    check_options(games=(games, 1), games_per_part=(games_per_part, 1), workers=(workers, 1))
     folder = Path(folder)
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{folder} exists: give another folder, or overwrite=True to replace the dataset.")

@@ -17,7 +17,7 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES_MASK, TOKEN_REWARD, TOKENS, check_row, entry
@@ -63,8 +63,7 @@ class EpochSampler(Sampler):
     """Whether the last batch was the last one of its epoch. (The replay buffer resets it.)"""
 
     def __init__(self, *, seed: int = 0, drop_last: bool = False) -> None:
-        if seed < 0:
-            raise ValueError(f"The seed of a sampler must not be negative, got {seed}.")
+        check_options(seed=(seed, 0))
         self.seed, self.drop_last = seed, drop_last
         self.epoch, self._position, self._size = -1, 0, 0
         self._order: Tensor | None = None
@@ -154,8 +153,7 @@ class BucketSampler(EpochSampler):
         self, lengths: Tensor, batch_size: int, *, seed: int = 0, pool: int = 16, drop_last: bool = False
     ) -> None:
         super().__init__(seed=seed, drop_last=drop_last)
-        if batch_size < 1 or pool < 1:
-            raise ValueError(f"batch_size and pool must be at least 1, got {batch_size} and {pool}.")
+        check_options(batch_size=(batch_size, 1), pool=(pool, 1))
         self.lengths = lengths.cpu().numpy()
         self.batch_size, self.pool = batch_size, pool
 
@@ -204,7 +202,7 @@ class TrimRows(Transform):
 
     def __init__(self, *, multiple_of: int = 1) -> None:
         super().__init__()
-        at_least_one("multiple_of", multiple_of)
+        check_options(multiple_of=(multiple_of, 1))
         self.multiple_of = multiple_of
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

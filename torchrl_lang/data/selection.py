@@ -9,7 +9,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, within
+from torchrl_lang._checks import check_options
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
@@ -52,7 +52,7 @@ def row_returns(
         >>> row_returns(rows), row_returns(rows, gamma=0.5)
         (tensor([5.], dtype=torch.float64), tensor([3.], dtype=torch.float64))
     """
-    within("gamma", gamma, 0, 1)
+    check_options(gamma=(gamma, "[0, 1]"))
     agent_mask, reward = entry(rows, AGENT_MASK), rows.get(reward_key, None)
     if reward is None or reward.shape != agent_mask.shape:
         found = sorted(map(str, rows.keys(True, True))) if reward is None else tuple(reward.shape)
@@ -121,11 +121,7 @@ def best_rows(
         fraction = 1.0
     if (n is None) == (fraction is None):
         raise ValueError(f"Give either n or fraction, the rows to keep: got n={n} and fraction={fraction}.")
-    for name, share in (("fraction", fraction), ("bottom_fraction", bottom_fraction)):
-        if share is not None and not 0 < share <= 1:
-            raise ValueError(f"{name} must lie in (0, 1], got {share}: 0.1 is a tenth.")
-    if n is not None:
-        at_least_one("n", n)
+    check_options(n=(n, 1), fraction=(fraction, "(0, 1]"), bottom_fraction=(bottom_fraction, "(0, 1]"))
     score = _scores(entries, by, gamma, reward_key, end_of_action)
     group = _groups(entries, per)
     index = torch.arange(score.shape[0], device=score.device)
@@ -219,11 +215,9 @@ class BestRows:
         end_of_action: int | None = None,
         finished_only: bool = False,
     ) -> None:
-        at_least_one("capacity", capacity)
+        check_options(capacity=(capacity, 1), per_group=(per_group, 1))
         if (per is None) != (per_group is None):
             raise ValueError(f"Give both per and per_group or none, got per={per!r} and per_group={per_group}.")
-        if per_group is not None:
-            at_least_one("per_group", per_group)
         self.capacity, self.per, self.per_group = capacity, per, per_group
         self._options: dict[str, Any] = {"by": by, "gamma": gamma, "reward_key": reward_key}
         self._options |= {"end_of_action": end_of_action, "finished_only": finished_only}
