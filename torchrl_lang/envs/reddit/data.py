@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -212,9 +212,9 @@ class RedditComments:
         wanted = [None if file is None else read_indices(file) for file in indices]
         file_of = dict[int, str | Path | None]()
         for file, numbers in zip(indices, wanted, strict=True):
-            for row in numbers or ():
-                if (other := file_of.setdefault(row, file)) != file:
-                    problem = f"has the row {row}, which {Path(str(other)).name} has, too"
+            for number in numbers or ():
+                if (other := file_of.setdefault(number, file)) != file:
+                    problem = f"has the row {number}, which {Path(str(other)).name} has, too"
                     raise FileError(str(file), problem, "give index files without common rows")
         good, bad, total = dict[int, CommentRow](), list[CommentRow](), 0
         for row in read_comment_rows(folder, encoding=encoding):
@@ -232,16 +232,17 @@ class RedditComments:
                 problem = f"has the row {max(numbers)}, but the files of {folder} have {total} rows"
                 raise FileError(str(file), problem, "give the index file of these CSV files")
             chosen = list(good) if numbers is None else numbers
-            part = report._replace(bad_indices=tuple(row for row in chosen if row not in good))
+            part = report._replace(bad_indices=tuple(number for number in chosen if number not in good))
             if bad:
                 warnings.warn(f"{folder}: {part}.", stacklevel=2)
-            parts.append(cls._of_rows([good[row] for row in chosen if row in good], part))
+            parts.append(cls._of_rows([good[number] for number in chosen if number in good], part))
         return parts
 
     @classmethod
     def _of_rows(cls, rows: Sequence[CommentRow], report: ReadReport) -> RedditComments:
         names = ("parent", "text", "score", "file", "line")
-        return cls(*([getattr(row, name) for row in rows] for name in names), report=report)
+        columns: list[list[Any]] = [[getattr(row, name) for row in rows] for name in names]
+        return cls(*columns, report)
 
     def __len__(self) -> int:
         """Number of comments."""
@@ -255,7 +256,8 @@ class RedditComments:
         """The comments with these numbers, in this order."""
         numbers = list(numbers)
         columns = [getattr(self, field.name) for field in fields(self) if field.name != "report"]
-        return RedditComments(*([each[i] for i in numbers] if each else () for each in columns), report=self.report)
+        taken: list[list[Any]] = [[each[i] for i in numbers] if each else [] for each in columns]
+        return RedditComments(*taken, self.report)
 
     def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
         """The comments with a score, upvotes minus downvotes, of at least a cutoff.
