@@ -87,7 +87,7 @@ def test_results_of_other_options(tmp_path, monkeypatch):
     changed = {"folder": tmp_path / "data", "methods": ("chai",), "seeds": 3}
     ComparisonOptions(out=tmp_path / "out", steps=5, **changed).record()
     longer = ComparisonOptions(out=tmp_path / "out", folder=Path("data"), steps=6)
-    with pytest.raises(ValueError, match="holds a run with other options: steps was 5 and is 6"):
+    with pytest.raises(ValueError, match="holds a run with other options: --steps was 5 and is 6"):
         longer.record()
     longer.record("steps")
     assert json.loads((tmp_path / "out" / "options.json").read_text())["steps"] == 6

@@ -119,7 +119,7 @@ def test_a_resumed_run_needs_the_same_dialogues(home, tmp_path, capsys):
     assert main(train("bc", tmp_path, run)) == 0
     file.write_text(file.read_text().replace("tiny", "tidy"))
     assert f"{run} holds a run with other options: dialogues" in refused(capsys, *train("bc", tmp_path, run))
-    assert "row_length was None and is 30" in refused(capsys, *train("bc", home, run, "--row-length", "30"))
+    assert "--row-length was None and is 30" in refused(capsys, *train("bc", home, run, "--row-length", "30"))
     file.rename(tmp_path / "moved.jsonl")
     assert "dialogues.jsonl: No such file" in refused(capsys, *train("bc", tmp_path, run))
     assert main([*train("bc", home, run), "--data", str(home / "dialogues.jsonl")]) == 0  # the same content elsewhere
@@ -300,7 +300,7 @@ def test_rows_of_a_hugging_face_tokenizer_and_of_its_chat_template(home, tmp_pat
 
 def test_values_are_tied_to_the_embedding_of_a_large_vocabulary(home, tmp_path, chat_model, monkeypatch):
     """And the saved run has them."""
-    monkeypatch.setattr("torchrl_lang.modules.heads.LARGE_VOCABULARY", 100)
+    monkeypatch.setattr("torchrl_lang.modules.tied_qvalue_head.LARGE_VOCABULARY", 100)
     assert main(train("ilql", home, tmp_path / "run", "--tokenizer", str(chat_model), "--chat", "--steps", "2")) == 0
     run = load_run(tmp_path / "run")
     assert isinstance(run.model.heads["target_qvalue"], TiedQValueHead)
@@ -337,9 +337,9 @@ def test_messages_with_calls_of_tools_and_preferences_and_a_reward_by_its_key(tm
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--chat"], "chat and system need the tokenizer of a chat model: give --tokenizer NAME"),
-        (["--system", "Be brief."], "chat and system need the tokenizer"),
-        (["--pretrained", "gpt2"], "pretrained='gpt2' needs its own tokenizer: give --tokenizer gpt2"),
+        (["--chat"], "--chat and --system need the tokenizer of a chat model: give --tokenizer NAME"),
+        (["--system", "Be brief."], "--chat and --system need the tokenizer"),
+        (["--pretrained", "gpt2"], "--pretrained gpt2 needs its own tokenizer: give --tokenizer gpt2"),
         (["--tokenizer", "no/such/folder"], "There is no readable tokenizer in 'no/such/folder'"),
         (["--row-length", "12"], "holds at least 5 bad lines (line 1: the dialogue has 18 tokens, row_length is 12"),
         (["--option", "a=1"], "is for an environment factory: give it as --task package.module:name"),
@@ -351,7 +351,7 @@ def test_options_that_do_not_fit(home, more, message, capsys, tmp_path):
 
 def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     call = ["train", "bc", "--data", runs / "bc" / "data", "--out", tmp_path / "run", *TINY]
-    message = "is no file of dialogues, but options of dialogues were given: row_length, on_error"
+    message = "is no file of dialogues, but options of dialogues were given: --row-length, --on-error"
     assert message in refused(capsys, *call, "--row-length", "30", "--on-error", "skip")
 
 

@@ -248,7 +248,7 @@ def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="texts", option="features=false")
     assert "bc reads features of width 3, but the data have none" in error
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", "--features-hidden", "5")
-    assert "features_hidden=5" in error
+    assert "--features-hidden 5" in error
     assert "bc has its own: leave them out" in error
     error = refused(home, capsys, "bc", "x", "--features-hidden", "5", data="texts", option="features=false")
     assert "the data have none: leave them out" in error

@@ -99,4 +99,4 @@ def test_a_run_cannot_be_resumed_with_another_decay(data, tmp_path, capsys):
     train(data, tmp_path / "run", *AVERAGED)
     again = ["train", "ilql", "--data", str(data), "--out", str(tmp_path / "run"), *TINY, *AVERAGED]
     assert main([*again, "--ema-decay", "0"]) == 2
-    assert "ema_decay was 0.3 and is 0.0" in capsys.readouterr().err
+    assert "--ema-decay was 0.3 and is 0.0" in capsys.readouterr().err

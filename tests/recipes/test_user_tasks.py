@@ -215,7 +215,7 @@ def test_values_of_options_are_json_or_texts(home, capsys):
         "colour=red": "(TypeError: make_env() got an unexpected keyword argument 'colour')",
     }.items():
         assert message in refused(capsys, *env_of, text)
-    assert "number was given twice: number=1, number=2" in refused(capsys, *env_of, "number=1", "--option", "number=2")
+    assert "--option has number twice" in refused(capsys, *env_of, "number=1", "--option", "number=2")
 
 
 def test_the_class_of_an_environment_is_a_factory():
