@@ -240,9 +240,9 @@ class RedditComments:
 
     @classmethod
     def _of_rows(cls, rows: Sequence[CommentRow], report: ReadReport) -> RedditComments:
-        names = ("parent", "text", "score", "file", "line")
-        columns: list[list[Any]] = [[getattr(row, name) for row in rows] for name in names]
-        return cls(*columns, report)
+        names = {"parents": "parent", "comments": "text", "scores": "score", "files": "file", "lines": "line"}
+        columns: dict[str, Any] = {key: [getattr(row, name) for row in rows] for key, name in names.items()}
+        return cls(**columns, report=report)
 
     def __len__(self) -> int:
         """Number of comments."""
@@ -255,9 +255,9 @@ class RedditComments:
     def take(self, numbers: Iterable[int]) -> RedditComments:
         """The comments with these numbers, in this order."""
         numbers = list(numbers)
-        columns = [getattr(self, field.name) for field in fields(self) if field.name != "report"]
-        taken: list[list[Any]] = [[each[i] for i in numbers] if each else [] for each in columns]
-        return RedditComments(*taken, self.report)
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
+        taken: dict[str, Any] = {name: [each[i] for i in numbers] if each else () for name, each in columns.items()}
+        return RedditComments(**taken, report=self.report)
 
     def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
         """The comments with a score, upvotes minus downvotes, of at least a cutoff.
