@@ -83,7 +83,7 @@ class OfflineData:
         """What a run records about the data, and compares when it is resumed."""
         contents = {key: entry["sha256"] for key, entry in self.dataset.manifest["entries"].items()}
         record: dict[str, Any] = {"notes": self.notes(), "dataset": contents}
-        return record | ({"dialogues": file_digest(self.source)} if self.source.is_file() else {})
+        return record | ({"dialogues": file_digest(self.source)} if _are_dialogues(self.source) else {})
 
     def figures(self, policy: Any, checked: Mapping[str, float], options: OfflineOptions) -> dict[str, float]:
         """Figures of a policy, to log and to choose by, from games or from the ``checked`` figures of held-out rows."""
@@ -117,6 +117,10 @@ class OfflineData:
         )
 
 
+def _are_dialogues(source: Path) -> bool:
+    return source.is_file() or source.suffix == ".jsonl"
+
+
 def open_data(options: OfflineOptions) -> OfflineData:
     """Open the dataset, or make one of the dialogues in the run's folder.
 
@@ -127,7 +131,7 @@ def open_data(options: OfflineOptions) -> OfflineData:
     """
     options.check_machine()
     given = options.given_task()
-    if options.data.is_file() or options.data.suffix == ".jsonl":
+    if _are_dialogues(options.data):
         task = None if given is None else given.without_notes()
         return OfflineData(dialogue_dataset(options, task), task, options.data)
     options.check_unused(options.data)
