@@ -108,7 +108,7 @@ class PlayedDialogues:
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""
-        rounds = tuple(tuple(tuple(each) for each in dialogue) for dialogue in self.rounds)
+        rounds = tuple(tuple((each.question, each.answer) for each in dialogue) for dialogue in self.rounds)
         progress = tuple(map(tuple, self.progress.tolist()))
         _Played(rounds=rounds, progress=progress, terminated=tuple(self.terminated)).write(path)
 

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from functools import partial
-
 import pytest
 import torch
-from torchrl.collectors import Collector
-from torchrl.envs import ParallelEnv
 
 from tests.envs.helpers import action, say_after
 from tests.envs.visual_dialogue.played_world import TOKENIZER, make_env, write_world
-from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
-from tests.processes import spawned
+from tests.envs.visual_dialogue.word_overlap import WORDS
 from torchrl_lang.envs.visual_dialogue import (
     DialogueRewards,
     DialogueServer,
-    LocalDialogueModels,
     RemoteModels,
-    SplitFiles,
-    VisualDialogues,
-    generate_visual_dialogues,
 )
-from torchrl_lang.envs.visual_dialogue.models.local import SavedDialogueModels
-from torchrl_lang.envs.visual_dialogue.models.networks import Answerer, ImageGuesser
-from torchrl_lang.envs.visual_dialogue.models.words import WordIndex
 from torchrl_lang.schema import check_row
 from torchrl_lang.text import from_row
 
@@ -79,22 +66,6 @@ def test_the_numbers_are_those_of_the_models_in_process(data, models, server, re
     assert_same_rollouts(make(models), make(RemoteModels(server.url)))
 
 
-@pytest.mark.slow
-def test_the_numbers_of_neural_models(tmp_path):
-    """Untrained ones: in batches of other sizes, with any text."""
-    generate_visual_dialogues(tmp_path, {"val": 20}, feature_size=64, npy=True)
-    files = SplitFiles.in_folder(tmp_path, "val", npy=True)
-    scenes = VisualDialogues(files.dialogues, files.features, "val")
-    words = WordIndex.of_texts([" ".join(WORDS), *(each.caption for each in scenes.dialogues)])
-    torch.manual_seed(0)
-    saved = SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64))
-    local = LocalDialogueModels(saved, scenes.features.all(), max_words=3)
-    with DialogueServer(local) as server:
-        one, other = (make_env(scenes, used, batch_size=[70]) for used in (local, RemoteModels(server.url)))
-        played = assert_same_rollouts(one, other, steps=12)
-    assert played["next", "progress"].std() > 0
-
-
 def test_one_request_a_step_and_one_a_reset(data, server):
     client = RemoteModels(server.url)
 
@@ -131,52 +102,3 @@ def test_a_server_that_has_gone(data, models):
     with DialogueServer(models, port=server.port):
         td = say_after(env, env.reset(), "red?")
     assert [turn.text for turn in from_row(td[0], TOKENIZER).turns][1] == "red?"
-
-
-def test_long_and_odd_questions_pass_the_server(data, server):
-    texts = iter(["x" * 5000, "", "\ud800", "\x00\N{PILE OF POO}\N{PILE OF POO}", '"}],'])
-    env = make_env(data, RemoteModels(server.url), rewards=DialogueRewards("10_stop"), read=lambda text: next(texts))
-    td = env.reset()
-    for _ in range(5):
-        td = say_after(env, td, "?")
-    assert not td["done"].any()
-
-
-def test_a_copy_has_connections_of_its_own(data, server):
-    env = make_env(data, RemoteModels(server.url), rewards=DialogueRewards("10_stop"))
-    env.reset()
-    copy = deepcopy(env)
-    one, other = (say_after(each, each.reset(), "is it red?") for each in (env, copy))
-    assert (one == other).all()
-
-
-def remote_env(data, url):
-    return make_env(data, RemoteModels(url), batch_size=[2])
-
-
-@pytest.mark.slow
-def test_environments_in_processes_share_a_server(data, server):
-    with spawned():
-        env = ParallelEnv(2, partial(remote_env, data, server.url), mp_start_method="spawn")
-        try:
-            rollout = env.rollout(8, break_when_any_done=False)
-        finally:
-            env.close(raise_if_closed=False)
-    assert rollout.batch_size == (2, 2, 8)
-    check_row(rollout.reshape(-1))
-
-
-def test_collector(data, server):
-    env = make_env(data, RemoteModels(server.url), batch_size=[4])
-    collector = Collector(env, Asker(env), frames_per_batch=40, total_frames=80, auto_register_policy_transforms=False)
-    batches = list(collector)
-    collector.shutdown()
-    assert [batch.numel() for batch in batches] == [40, 40]
-    assert all(batch["next", "progress"].isfinite().all() for batch in batches)
-
-
-def test_pools_are_not_part_of_the_protocol(data, server):
-    """Other models than the server's give other percentiles, so the tests above can fail."""
-    one = make_env(data, WordOverlap(pool=7)).reset(game_seed=torch.tensor([0]))
-    other = make_env(data, RemoteModels(server.url)).reset(game_seed=torch.tensor([0]))
-    assert not torch.equal(one["progress"], other["progress"])

@@ -104,9 +104,3 @@ def test_features_and_dialogues_are_aligned(tmp_path):
     dialogues = write_dialogues(tmp_path / "visdial_0.5_val.json", 2)
     with pytest.raises(FileError, match=r"images_val\.npy holds 3 images, but .*val\.json holds 2 dialogues"):
         VisualDialogues(dialogues, tmp_path / "images_val.npy", "val")
-
-
-def test_a_missing_file_is_named_once(tmp_path):
-    with pytest.raises(FileError) as caught:
-        ImageFeatures(tmp_path / "images_val.npy", "val")
-    assert str(caught.value).startswith(f"{tmp_path / 'images_val.npy'} is missing: ")

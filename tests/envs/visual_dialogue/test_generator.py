@@ -120,10 +120,3 @@ def test_wrong_options(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         generate_visual_dialogues(tmp_path / "data", **{"splits": SMALL, "npy": True, **options})
     assert not (tmp_path / "data").exists()
-
-
-def test_other_files_are_not_replaced(tmp_path):
-    (tmp_path / "thesis.txt").write_text("x")
-    with pytest.raises(FileExistsError, match="is not empty"):
-        generate_visual_dialogues(tmp_path, SMALL, npy=True)
-    assert (tmp_path / "thesis.txt").exists()

@@ -155,30 +155,6 @@ def test_reward_caches_survive_a_restart(start, models, tmp_path):
     assert caches == compute_reward_caches(models, dialogues, lambda rows: features[list(rows)])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--port", "70000"], "port must be"),
-        (["--items", "0"], "items must be at least 1"),
-        (["--queue", "0"], "queue must be at least 1"),
-        (["--split", "dev"], "--split should be"),
-        (None, "--models"),
-    ],
-)
-def test_wrong_options_of_the_command(options, message):
-    required = ["--models", "/nowhere", "--features", "/nowhere"]
-    program = run("-m", "torchrl_lang", "serve", "visual_dialogue", *([] if options is None else required + options))
-    assert program.returncode == 2
-    assert message in program.stderr
-
-
-def test_a_port_in_use_is_an_error_of_one_line(start):
-    serving = start()
-    program = run("-c", COMMAND.format(delay=0, port=serving.port, before=""))
-    assert program.returncode == 2
-    assert program.stderr.splitlines() == [f"torchrl_lang: 127.0.0.1:{serving.port}: Address already in use."]
-
-
 def test_without_the_extra_its_name_is_given():
     code = (
         "import sys; sys.modules['uvicorn'] = None\n"

@@ -66,14 +66,6 @@ def test_routes_of_the_original_protocol(server, models):
         assert post(server, "fetch_q_bot_response", form(dialogue)) == (200, f"is it {word}?")
 
 
-def test_a_step_earns_what_the_completed_dialogue_is_rewarded(server):
-    dialogues, questions, features = make_batch(5, seed=3)
-    for dialogue, question, feature in zip(dialogues, questions, features, strict=True):
-        _, (answer, reward) = post(server, "step_rank", form(dialogue, question, feature))
-        after = dialogue._replace(rounds=(*dialogue.rounds, Round(question, answer)))
-        assert post(server, "fetch_reward_rank", form(after, None, feature)) == (200, reward)
-
-
 @pytest.mark.parametrize("route", ["fetch_a_bot_response", "fetch_q_bot_response", "fetch_reward", "step", "step_rank"])
 def test_a_batch_is_answered_like_its_dialogues(server, route):
     dialogues, questions, features = make_batch(7, seed=1)
@@ -149,14 +141,6 @@ def test_models_behind_http_and_in_process_give_the_same_numbers(server, models)
             )
         assert remote.answers([], [], torch.empty(0, 16)) == []
         assert remote.distances([], torch.empty(0, 16)).shape == (0,)
-
-
-def test_a_batch_of_steps_is_one_request(server):
-    dialogues, questions, features = make_batch(64)
-    remote = RemoteModels(server.url)
-    before = health(server)["counts"]["requests"]
-    answer_and_score(remote, dialogues, questions, features)
-    assert health(server)["counts"]["requests"] == before + 1
 
 
 def test_an_original_server_is_never_asked_for_batches(models):

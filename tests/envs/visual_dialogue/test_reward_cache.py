@@ -120,8 +120,3 @@ def test_files_have_the_names_and_the_form_of_the_paper(tmp_path):
     RewardCaches([[2.0, 0.5]], [[0.25, 0.5]]).save(tmp_path, "train")
     assert json.loads((tmp_path / "train_reward_cache2.json").read_text()) == [[2.0, 0.5]]
     assert json.loads((tmp_path / "train_rank_reward_cache1.json").read_text()) == [[0.25, 0.5]]
-
-
-def test_wrong_batch_size(models):
-    with pytest.raises(ValueError, match="batch_size"):
-        compute_reward_caches(models, DIALOGUES, features, batch_size=0)

@@ -70,19 +70,6 @@ def test_env_stops_rewards_the_tenth_round_as_last(make):
     assert rewards_of(episode) == [-1] * 9 + [0]
 
 
-def test_env_stops_in_a_dataset_ignores_scale_and_shift(make):
-    assert rewards_of(make().episodes(DialogueRewards(scale=7.0, shift=3.0))[0]) == [-1, -1, -1, 0]
-
-
-def test_env_stops_with_a_rule_of_the_user(make):
-    rule = DialogueRewards(cutoff=lambda initial, progress: len(progress) == 2)
-    assert rewards_of(make().episodes(rule)[0]) == [-1, 0]
-
-
-def test_initial_value_at_the_goal_ends_after_one_round(make):
-    assert rewards_of(make(first=1.0).episodes(DialogueRewards())[0]) == [0]
-
-
 def test_ten_stop_has_the_scaled_values(make):
     data = make()
     assert rewards_of(data.episodes(DialogueRewards("10_stop"))[0]) == [0.0625] * 10

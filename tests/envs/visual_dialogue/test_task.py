@@ -324,10 +324,3 @@ def test_watching_and_playing(prepared_dialogues, monkeypatch, capsys):
     assert "> what animal is it?  (-1)" in capsys.readouterr().out
     assert main(["play", "visual_dialogue", *folder, "--watch", "nobody"]) == 2
     assert "player='nobody' is unknown" in capsys.readouterr().err
-
-
-def test_a_server_that_does_not_run(prepared_dialogues, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchrl_lang._http.time.sleep", lambda *wait: None)
-    more = ("--player", "data", "--games", 4, "--server", "http://127.0.0.1:1")
-    assert generate(prepared_dialogues, tmp_path / "data", *more) == 2
-    assert "http://127.0.0.1:1/health answered none of 13 requests" in capsys.readouterr().err

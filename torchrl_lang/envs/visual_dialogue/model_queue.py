@@ -124,7 +124,9 @@ class ModelQueue:
 
     def _replies(self, route: str, batch: RequestBatch) -> list[Any]:
         """Replies that the protocol has; raises ValueError for others."""
-        kind, (dialogues, questions, features) = ROUTES[route], batch
+        kind, (dialogues, questions, _) = ROUTES[route], batch
+        features: Any = batch.features  # given where the route needs them, as its measure is
+        measure: Any = kind.measure
         replies: Any
         if kind.replies == "question":
             if self.questioner is None:
@@ -133,13 +135,11 @@ class ModelQueue:
         elif kind.replies == "answer":
             replies = self.models.answers(dialogues, questions, features)
         elif kind.replies == "step":
-            replies = zip(
-                *answer_and_score(self.models, dialogues, questions, features, measure=kind.measure), strict=True
-            )
+            replies = zip(*answer_and_score(self.models, dialogues, questions, features, measure=measure), strict=True)
         elif kind.replies == "reward":
-            replies = last_round_rewards(self.models, dialogues, features, measure=kind.measure)
+            replies = last_round_rewards(self.models, dialogues, features, measure=measure)
         else:
-            replies = measured(self.models, dialogues, features, kind.measure)
+            replies = measured(self.models, dialogues, features, measure)
         checked: list[Any] = REPLIES[route].validate_python(list(replies))
         if len(checked) != len(dialogues):
             raise ValueError(f"Expected {len(dialogues)} replies of the models, got {len(checked)}.")

@@ -18,7 +18,7 @@ from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.rows import from_row
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["QuestionPlayer", "percentiles_by_round", "played_rounds", "yes_no_rate"]
+__all__ = ["QuestionPlayer", "played_rounds", "yes_no_rate"]
 
 
 class QuestionPlayer(TensorDictModuleBase):
@@ -107,19 +107,6 @@ def _utterances(tokens: Sequence[int], agent: Sequence[bool], end: int) -> set[t
             found.add((*current, end))
             current = []
     return found
-
-
-def percentiles_by_round(progress: Tensor) -> Tensor:
-    """The percentile after the caption and after each round; a dialogue that has ended keeps its last one.
-
-    Args:
-        progress: the environment's last ``progress``, float ``[N, 11]``, such as ``records.kept["progress"]``. With
-            ``measure="distance"`` the result are distances.
-
-    Returns:
-        float32 ``[N, 11]``.
-    """
-    return progress.double().cumsum(-1).float()
 
 
 def played_rounds(rows: TensorDictBase, tokenizer: Tokenizer) -> list[list[Round]]:

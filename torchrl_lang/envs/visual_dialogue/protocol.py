@@ -67,7 +67,9 @@ ROUTES = {
     "percentile": Route("value", "rank"),
 }
 """Routes by name; those of the original protocol, and two of batches that reply the values themselves."""
-REPLIES = {name: TypeAdapter(list[route.reply], config=_STRICT) for name, route in ROUTES.items()}
+REPLIES: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(list.__class_getitem__(route.reply), config=_STRICT) for name, route in ROUTES.items()
+}
 """The replies of each route to some dialogues."""
 
 
@@ -87,6 +89,7 @@ class Greedy(BaseModel):
 
 _Caption = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _History = Annotated[list[_Utterance], FailFast(), Field(max_length=2 * MOST_ROUNDS)]
+_NONE: Any = None  # pydantic cannot read `| None` behind FailFast, which has no hash
 _Features = Annotated[list[Annotated[float, Field(ge=-1000, le=1000)]], FailFast()]  # the protocol's are normalized
 
 
@@ -94,7 +97,7 @@ class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
     history: Json[_History]
     caption: _Caption
-    img_features: Json[_Features] = Field(None)
+    img_features: Json[_Features] = _NONE
     generation_kwargs: Json[Greedy] = Greedy()
 
 
@@ -103,7 +106,7 @@ class _Batch(BaseModel):
     route: str
     history: Annotated[list[_History], FailFast()]
     caption: Annotated[list[_Caption], FailFast()]
-    img_features: Annotated[list[_Features], FailFast()] = Field(None)
+    img_features: Annotated[list[_Features], FailFast()] = _NONE
     generation_kwargs: Greedy = Greedy()
 
 

@@ -27,7 +27,6 @@ from torchrl_lang.envs.visual_dialogue import (
 )
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
-from torchrl_lang.envs.visual_dialogue.play import percentiles_by_round
 from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
 from torchrl_lang.envs.visual_dialogue.rewards import Mode, Penalty
 from torchrl_lang.envs.visual_dialogue.scoring import Measure
@@ -183,7 +182,7 @@ class VisualDialogueTask(Task):
         final = {"rank": "percentile", "distance": "distance"}[self.measure]
         metrics: dict[str, Any] = {
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
-            final: lambda records: percentiles_by_round(_progress(records))[:, -1],
+            final: lambda records: _progress(records).double().cumsum(-1)[:, -1].float(),
         }
         for kind in _DEFINITIONS:
             metrics[f"yes_no_{kind}"] = partial(_yes_no, rounds, kind)
