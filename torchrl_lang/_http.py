@@ -188,7 +188,7 @@ class JSONOverHTTP:
         address = self._address
         target = address.raw_path.rstrip(b"/") + path.encode()
         url = httpcore2.URL(scheme=address.raw_scheme, host=address.raw_host, port=address.port, target=target)
-        sent: dict[bytes | str, bytes | str] = {"Host": address.netloc.decode("ascii"), **headers}
+        sent: Any = {"Host": address.netloc.decode("ascii"), **headers}
         _REQUEST.deadline = time.monotonic() + self.timeout
         with self._connections().stream(method, url, headers=sent, content=body) as reply:
             content = bytearray()

@@ -183,7 +183,7 @@ def map_rows(files: Mapping[str, Path], episodes: int, entries: Mapping[str, Dis
     return TensorDict(mapped, batch_size=[episodes])
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> Any:
     """Name of a dtype in the manifest."""
     return str(dtype).removeprefix("torch.")
 
@@ -582,7 +582,7 @@ class DatasetWriter:
         config, vocab_size = self.tokenizer.config(), self.tokenizer.vocab_size
         write_json(partial / TOKENIZER, config)
         digests = {key: found.hexdigest() for key, found in self._hashes.items()}
-        kind = {"kind": config.get("kind"), "vocab_size": vocab_size}
+        kind: Any = {"kind": config.get("kind"), "vocab_size": vocab_size}
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         Manifest(
             **self._sums.counts,

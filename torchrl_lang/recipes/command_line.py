@@ -123,8 +123,9 @@ def _given(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any] |
         for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
             print(textwrap.fill(" ".join(paragraph.split()), _WIDTH), end="\n\n")  # tyro does not wrap it
     try:
+        typed_dict: Any = TypedDict
         found, rest = tyro.cli(
-            TypedDict("Options", types_of, total=False),  # type: ignore[operator]
+            typed_dict("Options", types_of, total=False),
             prog=prog,
             description="",
             args=_gathered(words, [name for name, hint in hints.items() if get_origin(hint) is dict]),
@@ -205,7 +206,7 @@ def _shown(value: Any) -> str:
     return (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value).replace("None", "none")
 
 
-def _group(kind: type[Any], name: str) -> str:
+def _group(kind: Any, name: str) -> str:
     """The group of the class that adds an option; one that changes its default does not count."""
     return next(base.group for base in reversed(kind.__mro__) if name in getattr(base, "__dataclass_fields__", {}))
 

@@ -35,7 +35,7 @@ from torchrl_lang.transforms import frozen_copy
 
 __all__ = ["Start", "begin", "loss_options", "model_of_run", "new_lm", "saved_qvalues"]
 
-QHead = TypeVar("QHead", bound=nn.Module)
+H = TypeVar("H", bound=nn.Module)
 
 
 class Start(NamedTuple):
@@ -216,10 +216,7 @@ def new_lm(kind: str = "gpt2", *, width: int, **config: Any) -> PreTrainedModel:
     return causal_lm(kind, width=width, initializer_range=width**-0.5, **config)
 
 
-QHead = TypeVar("QHead", bound=nn.Module)
-
-
-def saved_qvalues(name: str, head: QHead, other: QHead, loss: QValueLoss) -> dict[str, QHead]:
+def saved_qvalues(name: str, head: H, other: H, loss: QValueLoss) -> dict[str, H]:
     """``head``, which a loss trains, as ``name``; and ``other``, of the same shape, as ``target_<name>``.
 
     ``other`` gets the loss's target parameters.

@@ -89,7 +89,7 @@ class OfflineData:
         """Figures of a policy, to log and to choose by, from games or from the ``checked`` figures of held-out rows."""
         if self.task is None:
             return {self.best_by: -checked["held_out_loss"]} if "held_out_loss" in checked else {}
-        games = {"games": options.eval_games, "seed": options.seed + 1, "device": options.torch_device()}
+        games: Any = {"games": options.eval_games, "seed": options.seed + 1, "device": options.torch_device()}
         return self.task.evaluate(policy, **games)[0].scalars()
 
     def describe(self, best: float) -> str:

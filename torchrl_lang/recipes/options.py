@@ -230,11 +230,12 @@ def _with_range(hint: Any, ends: Mapping[str, float]) -> Any:
     parts = get_args(hint)
     if hint in (int, float):
         largest = {} if hint is float or {"le", "lt"} & ends.keys() else {"le": _LARGEST}
-        return Annotated[hint, BeforeValidator(_no_switch), Field(**largest, **ends)]  # type: ignore[arg-type]
+        limits: dict[str, Any] = {**largest, **ends}
+        return Annotated[hint, BeforeValidator(_no_switch), Field(**limits)]
     if hint is Path:
         return Annotated[Path, BeforeValidator(_no_empty_path)]
     if get_origin(hint) in (Union, types.UnionType):
-        union = Union[tuple(_with_range(part, ends) for part in parts)]  # noqa: UP007  # of a tuple
+        union: Any = Union[tuple(_with_range(part, ends) for part in parts)]  # noqa: UP007  # of a tuple
         return Annotated[union, BeforeValidator(_none)] if type(None) in parts else union
     if get_origin(hint) is tuple:
         return tuple[_with_range(parts[0], ends), ...]  # type: ignore[misc]

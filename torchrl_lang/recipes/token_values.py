@@ -74,7 +74,7 @@ def train_ilql(options: ILQL) -> float:
     known = start.data.known_values(kept)
 
     def report(rows: TensorDictBase) -> ValueReport:
-        discounts = {"gamma": options.gamma, "turn_gamma": options.turn_gamma}
+        discounts: Any = {"gamma": options.gamma, "turn_gamma": options.turn_gamma}
         actor = loss.language_actor
         return value_report(actor, loss.target_qvalue_network(), value, rows, start.control, known=known, **discounts)
 

@@ -286,13 +286,11 @@ def _write(path: Path, state: Mapping[str, Any], step: int, metrics: Mapping[str
     with write_folder(path) as folder:
         save_file(tensors, folder / _TENSORS)
         write_json(folder / _STATE, tree)
-        _Manifest(
-            step=step,
-            metrics={k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()},
-            objects=tuple(state),
-            sha256={name: file_digest(folder / name) for name in (_TENSORS, _STATE)},
-            versions=versions,
-        ).write(folder / _MANIFEST)
+        content: dict[str, Any] = {
+            "metrics": {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()},
+            "sha256": {name: file_digest(folder / name) for name in (_TENSORS, _STATE)},
+        }
+        _Manifest(step=step, objects=tuple(state), versions=versions, **content).write(folder / _MANIFEST)
 
 
 def _read_manifest(path: Path) -> _Manifest:

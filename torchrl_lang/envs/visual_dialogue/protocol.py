@@ -68,7 +68,8 @@ ROUTES = {
 }
 """Routes by name; those of the original protocol, and two of batches that reply the values themselves."""
 REPLIES: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(list.__class_getitem__(route.reply), config=_STRICT) for name, route in ROUTES.items()
+    name: TypeAdapter[Any](list.__class_getitem__(route.reply), config=_STRICT)  # type: ignore[arg-type]
+    for name, route in ROUTES.items()
 }
 """The replies of each route to some dialogues."""
 

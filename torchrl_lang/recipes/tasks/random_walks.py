@@ -46,7 +46,7 @@ class RandomWalksGames(Options):
 
     def task(self) -> Any:
         """The task."""
-        kind = task_class("random_walks")
+        kind: Any = task_class("random_walks")
         return kind(self.nodes, self.out_degree, self.graph_seed, self.max_turns, self.edge_probability)
 
 

@@ -82,7 +82,8 @@ class RedditGames(CorpusOptions):
 
     def task(self) -> Any:
         """The task; comments are generated unless they are there."""
-        return task_class("reddit").of_options(self)
+        kind: Any = task_class("reddit")
+        return kind.of_options(self)
 
     def corpus(self) -> Path:
         """Where generated comments are."""

@@ -88,7 +88,8 @@ class TextWorldGames(Options):
     def task(self) -> Any:
         """The task."""
         limits = {name: getattr(self, name) for name in ("template", "row_length", "action_length", "max_turns")}
-        return task_class("textworld").of(
+        kind: Any = task_class("textworld")
+        return kind.of(
             self.kind,
             options={} if self.level is None else {"level": self.level},
             games=self.games,

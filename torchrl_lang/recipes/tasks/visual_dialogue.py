@@ -60,7 +60,8 @@ class VisualDialogueGames(Options):
         """The task."""
         names = ("mode", "penalty", "penalty_value", "scale", "shift", "measure", "image", "server")
         fields = {name: getattr(self, name) for name in names}
-        return task_class("visual_dialogue")(str(self.folder.resolve()), **fields)
+        kind: Any = task_class("visual_dialogue")
+        return kind(str(self.folder.resolve()), **fields)
 
 
 @with_defaults(batch=256)

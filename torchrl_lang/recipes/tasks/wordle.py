@@ -40,7 +40,8 @@ class WordleGames(Options):
 
     def task(self) -> Any:
         """The task."""
-        return task_class("wordle").of(self.words, self.rules)
+        kind: Any = task_class("wordle")
+        return kind.of(self.words, self.rules)
 
 
 @with_defaults(games=60_000, batch=2048)
