@@ -1,0 +1,38 @@
+"""The library stays light: few guards, no import circles, few files with one importer, few files to add a loss."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.weight import PACKAGE, circles, code_lines, guard_lines, imports, one_importer, sources
+
+
+def test_at_most_a_tenth_of_the_code_guards():
+    texts = [path.read_text() for path in sources(PACKAGE)]
+    guards, code = (sum(len(lines(text)) for text in texts) for lines in (guard_lines, code_lines))
+    assert guards <= 0.1 * code
+
+
+def test_no_file_imports_itself_through_others():
+    assert circles(imports()) == []
+
+
+def test_few_files_serve_a_single_other_one():
+    assert len(one_importer(imports())) <= 20
+
+
+@pytest.mark.parametrize("name", ["BCQ", "CQL", "OREO", "Psi", "QSFT"])
+def test_a_loss_is_named_in_three_files(name):
+    """Itself, its options, its training function; beside them, packages hand it on (CONTRIBUTING.md)."""
+    named = [path for path in sources(PACKAGE) if path.name != "__init__.py" and _names(path) & {name, f"{name}Loss"}]
+    assert len(named) <= 3, named
+
+
+def _names(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        found |= {getattr(node, "id", None), getattr(node, "name", None)}
+        found |= {alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)}
+    return found
