@@ -20,8 +20,9 @@ from torchrl_lang._files import write_file
 from torchrl_lang.envs.wordle.human import example_tweets
 from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
-from torchrl_lang.recipes.compare import METHODS, PlannedRun, decodings, planned_runs, train_missing
+from torchrl_lang.recipes.compare import PlannedRun, decodings, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
+from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.load_run import load_run
 
 NAMES: dict[str, str] = {method.title: name for name, method in METHODS.items()}

@@ -85,10 +85,10 @@ COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
 WHOLE: dict[str, Recipe] = {
     "evaluate": Recipe("algorithms:Evaluate", "evaluate:main"),
     "convert-agilerl": Recipe("algorithms:ConvertAgileRL", "convert_agilerl:main"),
-    "demo": Recipe("demo:Demo", "demo:main"),
-    "textworld": Recipe("textworld_demo:TextWorldDemo", "textworld_demo:main"),
-    "visual_dialogue": Recipe("visual_dialogue_demo:VisualDialogueDemo", "visual_dialogue_demo:main"),
-    "reddit": Recipe("reddit_demo:RedditDemo", "reddit_demo:main"),
+    "demo": Recipe("demo_options:Demo", "demo:main"),
+    "textworld": Recipe("demo_options:TextWorldDemo", "textworld_demo:main"),
+    "visual_dialogue": Recipe("demo_options:VisualDialogueDemo", "visual_dialogue_demo:main"),
+    "reddit": Recipe("demo_options:RedditDemo", "reddit_demo:main"),
     "distill": Recipe("algorithm_distillation.distill:Distill", "algorithm_distillation.distill:main"),
 }
 """Commands that take options alone."""

@@ -10,7 +10,8 @@ import pytest
 from benchmarks import wordle_table
 from benchmarks.wordle_table import NAMES, QUICK, REPORT, collect, place, run, summaries, text
 from torchrl_lang.recipes import compare
-from torchrl_lang.recipes.compare import METHODS, decodings
+from torchrl_lang.recipes.compare import decodings
+from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.load_run import load_run
 
 TINY = QUICK._replace(words=4, games=60, steps=2, choice_games=4, report_games=8, width=8)

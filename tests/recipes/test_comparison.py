@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from torchrl_lang._files import FileError, read_json, write_json
-from torchrl_lang.recipes.compare import ComparisonOptions, TrainedPlayer
+from torchrl_lang.recipes.compare import TrainedPlayer
+from torchrl_lang.recipes.demo_options import ComparisonOptions
 
 
 class Numbers(list):

@@ -16,7 +16,8 @@ from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import Round
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
-from torchrl_lang.recipes.compare import CHOICE, METHODS, REPORT
+from torchrl_lang.recipes.compare import CHOICE, REPORT
+from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.visual_dialogue_demo import (
     UNGUIDED,
     Comparison,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALGORITHMS",
+    "BETAS",
     "AWAC",
     "BC",
     "BCQ",
@@ -49,6 +50,9 @@ __all__ = [
     "UtteranceOptions",
     "train",
 ]
+
+BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 

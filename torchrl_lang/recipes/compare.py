@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
@@ -17,17 +16,14 @@ from typing import IO, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._checks import one_of
 from torchrl_lang._files import read_json, write_json
 from torchrl_lang.modules import ReturnEmbedding
-from torchrl_lang.recipes.load_run import BETAS, FinishedRun, load_run, methods_of
-from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
+from torchrl_lang.recipes.algorithms import BETAS
+from torchrl_lang.recipes.demo_options import METHODS
+from torchrl_lang.recipes.load_run import FinishedRun, load_run, methods_of
 
 __all__ = [
     "CHOICE",
-    "ComparisonOptions",
-    "METHODS",
-    "OfflineMethod",
     "PlannedRun",
     "Played",
     "REPORT",
@@ -102,46 +98,6 @@ _TEMPERATURES = (0.2, 0.5, 1.0)
 _CANDIDATES = (4, 8, 16)
 
 
-class OfflineMethod(NamedTuple):
-    """How a method is named in tables and trained.
-
-    Examples:
-        >>> from torchrl_lang.recipes.compare import METHODS
-        >>> METHODS["best-30"].title, METHODS["best-30"].train
-        ('BC best 30 %', ('bc', '--fraction', '0.3'))
-    """
-
-    title: str
-    train: tuple[str, ...]
-    """Arguments of ``train``."""
-    start: str | None = None
-    """The method whose run it starts from."""
-    by_values: bool = True
-    """Whether values decode if it has some; otherwise they train the policy only."""
-
-
-METHODS: Mapping[str, OfflineMethod] = {
-    "bc": OfflineMethod("BC", ("bc",)),
-    "best-30": OfflineMethod("BC best 30 %", ("bc", "--fraction", "0.3")),
-    "best-20": OfflineMethod("BC best 20 %", ("bc", "--fraction", "0.2")),
-    "best-10": OfflineMethod("BC best 10 %", ("bc", "--fraction", "0.1")),
-    "dt": OfflineMethod("DT", ("dt",)),
-    "dt-to-go": OfflineMethod("DT, return to go", ("dt", "--mode", "decremented")),
-    "monte-carlo": OfflineMethod("Monte-Carlo returns", ("monte-carlo",)),
-    "single-step": OfflineMethod("single-step", ("single-step",)),
-    "awac": OfflineMethod("AWAC", ("awac",), by_values=False),
-    "cql": OfflineMethod("CQL", ("cql",)),
-    "bcq": OfflineMethod("BCQ", ("bcq",)),
-    "psi": OfflineMethod("psi", ("psi",)),
-    "qsft": OfflineMethod("Q-SFT", ("qsft",), start="bc"),
-    "oreo": OfflineMethod("OREO", ("oreo",), start="bc"),
-    "chai": OfflineMethod("CHAI", ("chai",), start="bc"),
-    "utterance-ilql": OfflineMethod("ILQL, utterances", ("utterance-ilql",)),
-    "ilql": OfflineMethod("ILQL", ("ilql",)),
-}
-"""The methods by the names that commands take."""
-
-
 class PlannedRun(NamedTuple):
     """A run to train, unless it has finished."""
 
@@ -180,7 +136,8 @@ def planned_runs(methods: Sequence[str], out: Mapping[str, Path], options: Mappi
 
     Examples:
         >>> from pathlib import Path
-        >>> from torchrl_lang.recipes.compare import METHODS, planned_runs
+        >>> from torchrl_lang.recipes.compare import planned_runs
+        >>> from torchrl_lang.recipes.demo_options import METHODS
         >>> [run.method for run in planned_runs(["chai"], {name: Path(name) for name in METHODS}, {"data": "games"})]
         ['chai', 'bc']
     """
@@ -251,58 +208,6 @@ def decodings(
 
 
 _RECORD = "options.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions(Options):
-    """Base of the options of comparisons.
-
-    Examples:
-        >>> from pathlib import Path
-        >>> from torchrl_lang.recipes.compare import ComparisonOptions
-        >>> options = ComparisonOptions(out=Path("runs/comparison"), steps=100, width=64)
-        >>> options.of_training(seed=1)
-        {'steps': 100, 'seed': 1, 'width': 64}
-    """
-
-    out: Path = required("folder of all results; the same command continues")
-    folder: Path | None = option(None, "folder of the data; none: they are made in --out")
-    methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
-    seeds: int = option(1, "training seeds, from 0 on", at_least=1)
-    steps: int = option(3000, "training steps of each run", at_least=1)
-    layers: int | None = option(None, "transformer blocks; none: the task's preset", at_least=1)
-    width: int | None = option(None, "hidden size; none: the task's preset", at_least=1)
-    batch_size: int | None = option(None, "episodes in a batch; none: the task's preset", at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.methods:
-            one_of("methods", name, list(METHODS))
-
-    def record(self, *free: str) -> None:
-        """Record the options, or check that results of earlier calls in the folder go together with them.
-
-        Args:
-            *free: further options that may differ between calls, beside the folder, the methods and the seeds.
-
-        Raises:
-            ValueError: another option differs.
-        """
-        record, fixed = self.out / _RECORD, replace(self, folder=self.folder and self.folder.resolve())
-        if record.exists():
-            check_record(record, fixed, free=("out", "methods", "seeds", *free))
-        write_options(record, fixed)
-
-    def of_training(self, seed: int) -> dict[str, Any]:
-        """The options of ``train`` that all runs of a seed share."""
-        sizes = {"layers": self.layers, "width": self.width, "batch-size": self.batch_size}
-        given = {name: size for name, size in sizes.items() if size is not None}
-        return {"steps": self.steps, "seed": seed, **given}
-
-    def as_json(self, minutes: float) -> dict[str, Any]:
-        """What ``results.json`` begins with: the options, and how long the call took."""
-        content = json.loads(json.dumps(asdict(self), default=str))
-        return {"options": content, "minutes_of_this_call": round(minutes, 2)}
 
 
 CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from tensordict import TensorDictBase
 
@@ -22,34 +22,18 @@ from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.evaluation import GameRecords, Summary, format_table, imitation_loss, write_transcripts
 from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes import demo_pictures
-from torchrl_lang.recipes.compare import METHODS, decodings, planned_runs, train_missing
+from torchrl_lang.recipes.compare import decodings, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import check_place, generate_once, open_dataset
-from torchrl_lang.recipes.load_run import BETAS, FinishedRun, load_run
+from torchrl_lang.recipes.demo_options import METHODS, Demo
+from torchrl_lang.recipes.load_run import FinishedRun, load_run
 from torchrl_lang.recipes.offline import held_out_rows
-from torchrl_lang.recipes.options import Options, option
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
 from torchrl_lang.schema import AGENT_MASK
 
-__all__ = ["Demo", "Part", "PartResults", "main"]
+__all__ = ["Part", "PartResults", "main"]
 
 _METHODS = ("bc", "best-30", "best-10", "ilql")
 _HELD_OUT = 500
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demo(Options):
-    """Offline RL beside every way of imitating its data, on a graph and in Wordle: ten minutes on two cores."""
-
-    out: Path = option(Path("runs/demo"), "folder of all results")
-    parts: tuple[Literal["graph", "wordle"], ...] = option(("graph", "wordle"), "which parts to run")
-    walks: int = option(4000, "random walks in the graph's dataset", at_least=20)
-    graph_steps: int = option(700, "training steps of each run on the graph", at_least=1)
-    words: int = option(50, "how many of the shipped words", at_least=1, at_most=2250)
-    games: int = option(40_000, "games in Wordle's dataset", at_least=20)
-    wordle_steps: int = option(3000, "training steps of each run on Wordle", at_least=1)
-    eval_games: int = option(1000, "games for each row of a table", at_least=2)
-    betas: tuple[float, ...] = option(BETAS, "weights of ILQL's values in the tables", above=0)
-    seed: int = option(0, "seed of everything", at_least=0)
 
 
 @dataclass(frozen=True)

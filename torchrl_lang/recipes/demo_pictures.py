@@ -16,7 +16,7 @@ from torchrl_lang.envs.wordle import WordIndex
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
-from torchrl_lang.recipes.compare import METHODS
+from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from torchrl_lang.modules import (
     load_language_model,
 )
 from torchrl_lang.modules.save import saved_actor, saved_value_actor, saved_value_trunk
+from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
@@ -37,7 +38,6 @@ from torchrl_lang.text.rows import encode_episode, stack_episodes
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
 __all__ = [
-    "BETAS",
     "FinishedRun",
     "Method",
     "RunDecoding",
@@ -184,9 +184,6 @@ def _guidance(
 def _ranks_utterances(model: SavedModel) -> bool:
     return not {"target_utterance_qvalue", "target_chai_qvalue"}.isdisjoint(model.heads)
 
-
-BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
 
 _OF_LIKELIHOODS = (4.0, 8.0, 16.0, 32.0, 64.0)
 """Likewise of values that are probabilities, which differ by less than 1."""

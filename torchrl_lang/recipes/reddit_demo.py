@@ -17,15 +17,13 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._files import Record, folder_lock, remove_leftovers, write_file, write_json
 from torchrl_lang.envs.reddit.rewards import rewards_of
-from torchrl_lang.envs.reddit.task import CorpusOptions, RedditData, RedditTask, comments_of, distinct, generate_corpus
+from torchrl_lang.envs.reddit.task import RedditData, RedditTask, comments_of, distinct, generate_corpus
 from torchrl_lang.evaluation import over_seeds, perplexity
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.compare import (
     CHOICE,
-    METHODS,
     REPORT,
-    ComparisonOptions,
     PlannedRun,
     TrainedPlayer,
     decodings,
@@ -33,11 +31,11 @@ from torchrl_lang.recipes.compare import (
     train_missing,
 )
 from torchrl_lang.recipes.datasets import check_place, generate_once
+from torchrl_lang.recipes.demo_options import METHODS, RedditDemo
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.text import to_rows
 
-__all__ = ["RedditDemo", "main"]
+__all__ = ["main"]
 
 DATA = "comments of the data"
 _SCORES, _QUANTILE = "best-scores", 0.9
@@ -59,58 +57,6 @@ RULE = (
 )
 
 
-@with_defaults(
-    out=Path("runs/reddit"), steps=3000, pairs=40_000, sentences=4, rude_when_calm=0.7, rude_when_provoked=0.9
-)
-class RedditDemo(ComparisonOptions, CorpusOptions):
-    """Reddit comments: BC on all and on the best, and ILQL with and without noise, in a quarter of an hour.
-
-    The generated comments have several sentences, most of them rude, so that few comments are polite throughout. A copy
-    of the best tenth then copies rude ones, too; values of tokens choose each sentence by itself.
-    """
-
-    tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
-    comments: int = option(1000, "comments on test parents of each player, at most the test comments", at_least=2)
-    choice_comments: int = option(
-        1000,
-        "comments on validation parents for each decoding, at most all; distinct-2 depends on their number",
-        at_least=2,
-    )
-
-    def data(self, name: str) -> RedditData:
-        """The dataset with the reward without noise, with noise, or of the comments with the best scores."""
-        folder = self.folder
-        if folder is None:
-            folder = self.out / "comments"
-            generate_corpus(self, folder)
-        more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"upvote_quantile": _QUANTILE}}.get(name, {})
-        shared: Any = {key: getattr(self, key) for key in ("encoding", "on_bad_rows", "index_files", "tokenizer")}
-        return RedditData(out=self.out / "data" / name, folder=folder, **shared, **more)
-
-    def runs(self, folders: Mapping[str, Path], seed: int) -> list[PlannedRun]:
-        """The runs of a training seed on the datasets in ``folders``."""
-        home = self.out / f"seed-{seed}"
-        shared = {**self.of_training(seed), "eval-every": self.steps}
-        places = {name: home / name for name in METHODS}
-        runs = planned_runs((*self.methods, "bc"), places, {**shared, "data": folders["clean"]})
-        if "ilql" in self.methods:
-            noised = {"ilql": home / "ilql-noised"}
-            runs = [*planned_runs(("ilql",), noised, {**shared, "data": folders["noised"]}), *runs]
-        if "best-10" in self.methods:
-            runs.append(PlannedRun("bc", home / _SCORES, {**shared, "data": folders["scores"]}))
-        return runs
-
-    def players(self) -> list[tuple[str, str, str]]:
-        """Folder of the run, method and title of each trained player."""
-        found = [(name, name, METHODS[name].title) for name in METHODS if name in (*self.methods, "bc")]
-        if "best-10" in self.methods:
-            place = 1 + [key for key, *_ in found].index("best-10")
-            found.insert(place, (_SCORES, "bc", "BC best 10 % by scores"))
-        if "ilql" in self.methods:
-            found.append(("ilql-noised", "ilql", "ILQL, noised reward"))
-        return found
-
-
 def main(options: RedditDemo) -> Path:
     """Run the demo, or the missing part of it; returns the folder with ``report.txt`` and ``results.json``."""
     check_place(options.out)
@@ -118,11 +64,11 @@ def main(options: RedditDemo) -> Path:
         remove_leftovers(options.out)
         began = time.monotonic()
         if options.folder is not None:
-            options.data("clean").task()  # a folder that cannot be read is not recorded: another one may follow
+            _data(options, "clean").task()  # a folder that cannot be read is not recorded: another one may follow
         options.record()
-        data = {name: options.data(name) for name in ("clean", "noised", "scores")}
+        data = {name: _data(options, name) for name in ("clean", "noised", "scores")}
         folders = {name: generate_once(each) for name, each in data.items()}
-        train_missing([run for seed in range(options.seeds) for run in options.runs(folders, seed)])
+        train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
         rows = _rows(options, data["clean"].task())
         minutes = (time.monotonic() - began) / 60
         # All files are written before anything is printed, so that a closed output loses nothing.
@@ -135,11 +81,47 @@ def main(options: RedditDemo) -> Path:
     return options.out
 
 
+def _data(options: RedditDemo, name: str) -> RedditData:
+    """The dataset with the reward without noise, with noise, or of the comments with the best scores."""
+    folder = options.folder
+    if folder is None:
+        folder = options.out / "comments"
+        generate_corpus(options, folder)
+    more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"upvote_quantile": _QUANTILE}}.get(name, {})
+    shared: Any = {key: getattr(options, key) for key in ("encoding", "on_bad_rows", "index_files", "tokenizer")}
+    return RedditData(out=options.out / "data" / name, folder=folder, **shared, **more)
+
+
+def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[PlannedRun]:
+    """The runs of a training seed on the datasets in ``folders``."""
+    home = options.out / f"seed-{seed}"
+    shared = {**options.of_training(seed), "eval-every": options.steps}
+    places = {name: home / name for name in METHODS}
+    runs = planned_runs((*options.methods, "bc"), places, {**shared, "data": folders["clean"]})
+    if "ilql" in options.methods:
+        noised = {"ilql": home / "ilql-noised"}
+        runs = [*planned_runs(("ilql",), noised, {**shared, "data": folders["noised"]}), *runs]
+    if "best-10" in options.methods:
+        runs.append(PlannedRun("bc", home / _SCORES, {**shared, "data": folders["scores"]}))
+    return runs
+
+
+def _players(options: RedditDemo) -> list[tuple[str, str, str]]:
+    """Folder of the run, method and title of each trained player."""
+    found = [(name, name, METHODS[name].title) for name in METHODS if name in (*options.methods, "bc")]
+    if "best-10" in options.methods:
+        place = 1 + [key for key, *_ in found].index("best-10")
+        found.insert(place, (_SCORES, "bc", "BC best 10 % by scores"))
+    if "ilql" in options.methods:
+        found.append(("ilql-noised", "ilql", "ILQL, noised reward"))
+    return found
+
+
 def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
     games = min(options.choice_comments, len(task.data(CHOICE[0]))), min(options.comments, len(task.data(REPORT[0])))
     scorers = [Scorer(task, options.out / f"seed-{seed}" / "bc", seed, *games) for seed in range(options.seeds)]
     rows = []
-    for key, method, title in options.players():
+    for key, method, title in _players(options):
         players = [CommentPlayer(scorer.bc.with_name(key), method, scorer) for scorer in scorers]
         best = [player.best for player in players]
         written = [player.test(decoding) for player, decoding in zip(players, best, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +12,9 @@ from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.recipes import evaluate
 from torchrl_lang.recipes.algorithms import BC, PPO, Evaluate, train
 from torchrl_lang.recipes.datasets import check_place, generate_once
-from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.recipes.demo_options import TextWorldDemo
 
-__all__ = ["TextWorldDemo", "main"]
+__all__ = ["main"]
 
 Kind = Literal["coin_collector", "simple"]
 
@@ -37,16 +36,6 @@ _QUICK: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = (
     {"steps": 100, "eval_every": 50, "eval_games": 32},
     {"iterations": 15, "eval_every": 5, "games": 64, "eval_games": 32, "value_warmup": 4},
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextWorldDemo(Options):
-    """TextWorld: experts' games, BC, PPO, and a table on games with other solutions, in half an hour."""
-
-    out: Path = option(Path("runs/textworld"), "folder of all results")
-    kinds: tuple[Kind, ...] = option(("coin_collector", "simple"), "the engine's kinds of game")
-    quick: bool = option(False, "five minutes: the coin collector alone, with fewer games and steps")
-    seed: int = option(0, "seed of weights, games and sampling", at_least=0)
 
 
 def main(options: TextWorldDemo) -> Path:

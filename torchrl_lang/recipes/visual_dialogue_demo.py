@@ -38,9 +38,7 @@ from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.compare import (
     CHOICE,
-    METHODS,
     REPORT,
-    ComparisonOptions,
     PlannedRun,
     TrainedPlayer,
     decodings,
@@ -48,11 +46,11 @@ from torchrl_lang.recipes.compare import (
     train_missing,
 )
 from torchrl_lang.recipes.datasets import check_place, generate_once
+from torchrl_lang.recipes.demo_options import METHODS, VisualDialogueDemo
 from torchrl_lang.recipes.offline import held_out_rows
-from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["VisualDialogueDemo", "main"]
+__all__ = ["main"]
 
 
 class _Played(Record):
@@ -518,20 +516,6 @@ The larger weight helps there, and harms without a penalty."""
 
 _IMITATIONS = [name for name, method in METHODS.items() if method.train[0] == "bc"]
 """Methods that copy the data, or its best part."""
-
-
-@with_defaults(out=Path("runs/visual_dialogue"), steps=VisualDialogueTask.presets["bc"]["steps"])
-class VisualDialogueDemo(ComparisonOptions):
-    """Visual dialogue: BC and ILQL under three rewards, a table on test scenes for each, in half an hour."""
-
-    folder: Path | None = option(None, "folder that `prepare visual_dialogue` filled; none: prepare one in --out")
-    rewards: tuple[Penalty, ...] = option(("none", "hard", "conservative"), "rewards to train and to evaluate on")
-    eval_every: int | None = option(
-        None, "steps between checkpoints, the best of which plays; none: one after the last step", at_least=1
-    )
-    eval_games: int = option(1000, "test scenes that each player plays once, at most all", at_least=2)
-    choice_games: int = option(250, "validation scenes on which decodings are chosen, at most all", at_least=1)
-    image: bool = option(True, "the agent sees the image")
 
 
 def main(options: VisualDialogueDemo) -> Path:
