@@ -47,7 +47,7 @@ def test_the_disk_of_the_output_is_full():
     with open("/dev/full", "w") as full:
         process = printing(full)
     assert process.returncode == 2
-    assert process.stderr.startswith(b"torchrl_lang: No space left on device; make room on that disk")
+    assert process.stderr.startswith(b"torchrl_lang: runs/demo: No space left on device; make room on that disk")
     assert process.stderr.count(b"\n") == 1
 
 
@@ -98,6 +98,8 @@ def test_bugs_keep_their_traceback():
     assert describe(raised("int('x')")) is None  # a ValueError that another library raises
     assert describe(raised("{}['x']")) is None
     assert describe(raised("None.x")) is None
-    assert describe(raised("from torchrl_lang.envs.wordle import load_words; load_words([])")).startswith("The word")
+    assert describe(raised("from torchrl_lang.envs.wordle.words import load_words; load_words([])")).startswith(
+        "the word"
+    )
     memory = describe(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 1 bytes"))
     assert memory.startswith("out of memory (")

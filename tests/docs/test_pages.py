@@ -20,7 +20,7 @@ PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
 TOLERANCE = {
     "tutorials/algorithm_distillation.md": 0.3,
-    "tutorials/chat_model.md": 0.3,
+    "tutorials/chat_model.md": 0.65,  # what greedy BC says differs between processors
     "tutorials/features.md": 0.15,
     "tutorials/offline_family.md": 0.6,
     "tutorials/random_walks.md": 0.25,
@@ -169,8 +169,10 @@ def test_outputs_are_compared():
 
 def test_every_public_package_has_a_page():
     """Sphinx then checks that the pages have every name of ``__all__`` (docs/conf.py)."""
-    packages = {info.name for info in pkgutil.iter_modules(torchrl_lang.__path__) if info.ispkg} - {"recipes"}
+    names = {info.name for info in pkgutil.iter_modules(torchrl_lang.__path__) if info.ispkg} - {"recipes"}
+    packages = {name for name in names if not name.startswith("_")}
     tasks = {f"envs.{info.name}" for info in pkgutil.iter_modules(torchrl_lang.envs.__path__) if info.ispkg}
+    tasks -= {"envs.adapters"}  # envs hands their classes on
     pages = {path.stem for path in (DOCS / "api").glob("*.md")}
     assert pages == packages | tasks | {"schema", "index"}
 

@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused():
         ({"features": features[0]}, ValueError, r"must be \[\*B, P, F\]"),
         ({"features": features[..., :4]}, ValueError, "width 5, got 4"),
         ({"features": features, "features_mask": mask.long()}, TypeError, "must be bool"),
-        ({"features": features, "features_mask": mask[:, :2]}, ValueError, r"must be \[\*B, P\]"),
+        ({"features": features, "features_mask": mask[:, :2]}, ValueError, "features_mask must have shape"),
         ({}, KeyError, "needs 'features'"),
     ]:
         with pytest.raises(error, match=match):

@@ -171,7 +171,7 @@ def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatc
         "weights": "transformers.PreTrainedModel.save_pretrained",
         "tokenizer": f"{module}.write_tokenizer",
         "heads": f"{module}.write_heads",
-        "checksums": "torchrl_lang._files.write_checksums",
+        "checksums": "torchrl_lang._files.records.write_checksums",
     }[step]
     with monkeypatch.context() as patch:
         patch.setattr(target, stop)

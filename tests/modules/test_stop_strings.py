@@ -80,5 +80,5 @@ def test_the_environment_ends_the_utterance_and_the_policy_is_not_blamed(lm):
 def test_what_cannot_stop(lm):
     with pytest.raises(ValueError, match="Stop strings are texts of at least one character"):
         StopStrings(["a", ""], TOKENIZER)
-    with pytest.raises(ValueError, match="stop= is for method='sample' and 'greedy' only, got method='beam'"):
+    with pytest.raises(ValueError, match="for method='sample' and 'greedy' only, got method='beam'"):
         make_policy(lm, method="beam")

@@ -11,7 +11,6 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.objectives import ValueEstimators
-from torchrl_lang.recipes.dt import DT, build_returns
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
@@ -51,6 +50,8 @@ from torchrl_lang.modules import (
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, PPOLoss, PsiLoss, policy
 from torchrl_lang.objectives.networks import gather_inputs
+from torchrl_lang.recipes.algorithms import DT
+from torchrl_lang.recipes.imitation import build_returns
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.training import total_loss, train_steps
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy

@@ -166,7 +166,7 @@ def test_only_the_top_of_a_pretrained_model_trains(data, tmp_path, recipe):
         (["train", "bc", "--data", "nowhere", "--out", "x"], "There is no dataset in nowhere"),
         (["evaluate", "--run", "nowhere"], "There is no run in nowhere"),
         (["generate", "wordle", "--out", "x", "--words", "0"], "from 1 to"),
-        (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "No word list at"),
+        (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "no/file.txt is missing"),
     ],
 )
 def test_errors_that_a_user_can_correct_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):

@@ -104,5 +104,5 @@ def test_options_as_words_and_as_json():
         None,
         1.23,
     )
-    with pytest.raises(ValueError, match="methods='magic' is unknown"):
+    with pytest.raises(ValueError, match="--methods has no magic"):
         ComparisonOptions(out=Path("out"), methods=("bc", "magic"))

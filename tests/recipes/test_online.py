@@ -170,7 +170,7 @@ def test_the_games_of_a_run_are_recorded(recipe, start, tmp_path, monkeypatch):
     monkeypatch.setattr(Games, "play", kept)
     assert main(arguments(recipe, start, run, "--record-history", str(home))) == 0
     records = read_run(home / "run-run")
-    config = json.loads((home / "run-run" / "config.json").read_text())
+    config = json.loads((home / "run-run" / "manifest.json").read_text())["config"]
     assert (config["algorithm"], config["games"]) == ({"ppo": "PPO", "rejection": "Rejection"}[recipe], 8)
     for epoch, collected in enumerate(played, start=1):
         of_epoch = [record for record in records if record.epoch == epoch]
@@ -199,7 +199,7 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, monkeypa
     assert main(call) == 0
     assert [path.name for path in sorted(broken.glob("epoch-*"))] == [f"epoch-{n:06d}.jsonl" for n in (1, 2, 3, 4)]
     for path in whole.glob("epoch-*"):
-        assert path.read_bytes() == (broken / path.name).read_bytes()
+        assert path.read_text() == (broken / path.name).read_text().replace('"run-broken"', '"run-whole"')
     assert main(call) == 0  # a run that is over stays as it is
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
 

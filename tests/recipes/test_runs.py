@@ -174,9 +174,9 @@ def without(name):
         (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
         (notes(words="crane"), "has 'crane' as \"notes.words\", expected list"),
         (notes(words=["crane", 7]), 'has 7 as "notes.words.1", expected str'),
-        (notes(words=[]), "holds no task (The word list is empty"),
+        (notes(words=[]), "holds no task (the word list"),
         (notes(words=["crane", "crane"]), "holds no task ('crane' at position 1"),
-        (notes(words=["x" * 10_000_000]), "has 10000000 characters"),
+        (notes(words=["x" * 10_000_000]), "is not five lower-case letters"),
         (notes(rules="none"), "holds no task (rules='none' is unknown"),
         (notes(task="textworld"), 'has no field "notes.games"'),
     ],
@@ -248,9 +248,9 @@ def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
         (b"", "is empty"),
         (b"cr\xe2ne\n", "is not UTF-8 text (byte 2 is 0xe2)"),
         ("crane".encode("utf-16"), "is not UTF-8 text"),
-        (b"crane\ncran\n", "'cran' at line 2 of 'list.txt' has 4 characters"),
+        (b"crane\ncran\n", "'cran' at line 2 of 'list.txt' is not five lower-case letters"),
         (b"crane\ncrane\n", "is a duplicate of line 1"),
-        (b"x" * 10_000_000, "has 10000000 characters"),
+        (b"x" * 10_000_000, "is not five lower-case letters"),
     ],
 )
 def test_damaged_word_lists(content, message, tmp_path, capsys):

@@ -265,7 +265,7 @@ class CSVRecord(NamedTuple):
 def read_csv_records(path: str | Path, *, encoding: str = "utf-8", ragged: bool = False) -> Iterator[CSVRecord]:
     r"""The records of a CSV file in order, its header first, read as a stream by Python's reader.
 
-    A record has an error if its quotes do not match, it holds a byte that is not of the encoding, or its number of
+    A record has an error if its quotes do not match, it holds a byte that is not of the encoding or NUL, or its number of
     fields is not that of the header, unless records may be ``ragged``. Nothing is repaired: a quote that is never
     closed costs the records up to the next quote. Empty lines are skipped.
 
@@ -321,6 +321,8 @@ def _records(file: Iterator[str], encoding: str, ragged: bool) -> Iterator[CSVRe
         if foreign:  # a byte that could not be decoded is a surrogate
             found = f"holds a byte that is not {encoding} ({ord(foreign[0]) & 0xFF:#04x})"
             yield CSVRecord(line, error=found)
+        elif any("\0" in field for field in fields):
+            yield CSVRecord(line, error="holds a NUL byte")
         elif len(fields) != width and not ragged:
             yield CSVRecord(line, error=f"has {len(fields)} fields, the header has {width}")
         else:

@@ -320,7 +320,7 @@ def read_config(path: Path, kind: type) -> dict[str, Any]:
         ...     path = Path(home, "bc.yaml")
         ...     _ = path.write_text("lr: 1e-3\nlogger: [wandb]\nsteps: 9")
         ...     read_config(path, BC)
-        {'logger': ('wandb',), 'lr': 0.001, 'steps': 9}
+        {'lr': 0.001, 'logger': ('wandb',), 'steps': 9}
     """
     import yaml
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchrl_lang._files import FileError
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.textworld import Template, TextWorldEnv
 from torchrl_lang.envs.textworld.engine import EnginePool
@@ -156,7 +157,7 @@ def test_what_is_offered(make_env):
         td = say(env, command)
     with pytest.raises(ValueError, match="2 commands are admissible, max_admissible is 1"):
         make_env(offers="admissible", max_admissible=1, template=Template(hide=("look",))).reset()
-    with pytest.raises(ValueError, match=r"'go south' does not fit into action_length=2 .* at least 3"):
+    with pytest.raises(ValueError, match="'go south' does not fit into action_length=2"):
         make_env(offers="expert", action_length=2).reset()
 
 
@@ -177,14 +178,14 @@ def test_set_state_plays_a_row_again(make_env):
 
 def test_environments_that_cannot_be(games, tokenizer):
     make = partial(TextWorldEnv, tokenizer=tokenizer, row_length=100, action_length=5)
-    with pytest.raises(ValueError, match="at least one game"):
+    with pytest.raises(ValueError, match="at least one"):
         make([])
     with pytest.raises(ValueError, match="must be a sequence of files"):
         make(games["coin"])
-    with pytest.raises(FileNotFoundError, match=r"There is no file .*nowhere\.z8"):
+    with pytest.raises(FileError, match=r"nowhere\.z8 is no game"):
         make([Path("nowhere.z8")])
     for option, value in (("template", "shortest"), ("order", "sorted"), ("offers", "everything")):
-        with pytest.raises(ValueError, match=f"{option}='{value}' is unknown"):
+        with pytest.raises(ValueError, match=option):
             make([games["coin"]], **{option: value})
 
 

