@@ -199,7 +199,7 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, monkeypa
     assert main(call) == 0
     assert [path.name for path in sorted(broken.glob("epoch-*"))] == [f"epoch-{n:06d}.jsonl" for n in (1, 2, 3, 4)]
     for path in whole.glob("epoch-*"):
-        assert path.read_text() == (broken / path.name).read_text().replace('"run-broken"', '"run-whole"')
+        assert path.read_text() == (broken / path.name).read_text().replace('"broken"', '"whole"')
     assert main(call) == 0  # a run that is over stays as it is
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
 

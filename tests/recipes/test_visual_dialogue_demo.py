@@ -295,7 +295,7 @@ def test_a_damaged_file_of_dialogues(tmp_path):
 
 def test_unknown_methods(tmp_path, capsys):
     assert main(["visual_dialogue", "--out", str(tmp_path / "out"), "--methods", "bc", "magic"]) == 2
-    assert "methods='magic' is unknown" in capsys.readouterr().err
+    assert "--methods has no magic" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

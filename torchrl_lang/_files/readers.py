@@ -265,8 +265,8 @@ class CSVRecord(NamedTuple):
 def read_csv_records(path: str | Path, *, encoding: str = "utf-8", ragged: bool = False) -> Iterator[CSVRecord]:
     r"""The records of a CSV file in order, its header first, read as a stream by Python's reader.
 
-    A record has an error if its quotes do not match, it holds a byte that is not of the encoding or NUL, or its number of
-    fields is not that of the header, unless records may be ``ragged``. Nothing is repaired: a quote that is never
+    A record has an error if its quotes do not match, it holds NUL or a byte that is not of the encoding, or its number
+    of fields is not that of the header, unless records may be ``ragged``. Nothing is repaired: a quote that is never
     closed costs the records up to the next quote. Empty lines are skipped.
 
     Args:
