@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
 ON_FURTHER_COLUMNS = [
     "test_input_is_left_as_it_was",
+    "test_rewards_count_at_the_agents_tokens_only",
     "test_out_keys_are_what_comes_out",
     "test_batch_order_changes_nothing",
     "test_batch_is_the_weighted_sum_of_its_rows",

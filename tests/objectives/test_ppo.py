@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, assert_allclose_td
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical, kl_divergence
@@ -372,6 +372,14 @@ def test_estimates_are_gae_on_the_flattened_tokens():
         torch.testing.assert_close(rows[key][row, place + 1], expected.squeeze(-1), rtol=1e-5, atol=1e-5)
         assert not rows[key][~agent].any()
         assert not rows[key].requires_grad
+
+
+def test_estimates_read_rewards_at_the_agents_tokens_only():
+    loss, rows = make_ppo(), make_rows()
+    rows["token_log_prob"] = torch.full(rows["tokens"].shape, -2.0)
+    other = rows.clone().set("token_reward", torch.where(rows["agent_mask"], rows["token_reward"], 1e3))
+    estimates = (loss.estimate(given).exclude("token_reward") for given in (rows.clone(), other))
+    assert_allclose_td(*estimates)
 
 
 def test_estimates_know_turns_and_leave_modes_alone():

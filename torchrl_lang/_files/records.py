@@ -318,7 +318,7 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     FORMAT: ClassVar[str] = ""
-    """What the file describes; other formats are refused."""
+    """Name of the kind of file; other formats are refused."""
     VERSION: ClassVar[int] = 1
 
     @classmethod

@@ -81,7 +81,7 @@ def _drawing_env(env: EnvBase) -> str:
 
 
 def _step(env: EnvBase, policy: ContextPolicy, observed: TensorDictBase) -> TensorDictBase:
-    """What follows from the policy's actions."""
+    """Entries that follow from the policy's actions."""
     batch = env.batch_size
     observation = entry(observed, OBSERVATION)
     action = policy.act(observation.reshape(batch.numel(), *observation.shape[len(batch) :]))

@@ -76,7 +76,7 @@ class InContextReport:
     optimal: float
     """Mean optimal return of the tasks."""
     regret: tuple[float, ...]
-    """What the optimum earns more, summed over the episodes up to each; mean over streams, tasks and seeds."""
+    """Difference to the optimum, summed over the episodes up to each; mean over streams, tasks and seeds."""
     regret_low: tuple[float, ...]
     """Lower end of its 95 % band."""
     regret_high: tuple[float, ...]

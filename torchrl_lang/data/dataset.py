@@ -112,7 +112,7 @@ class TokenizerRecord(Record):
 
 
 class Manifest(Record):
-    """What a dataset holds: counts over its rows, its origin, and the checksums of its files."""
+    """Description of a dataset: counts over its rows, its origin, and the checksums of its files."""
 
     FORMAT: ClassVar[str] = "torchrl_lang rows"
     VERSION: ClassVar[int] = 2

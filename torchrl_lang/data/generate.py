@@ -241,7 +241,7 @@ class EpisodeSampler(ABC):
         """
 
     def notes(self) -> dict[str, Any]:
-        """What the games depend on, as JSON, for the manifest of a dataset."""
+        """Settings of the games, as JSON, for the manifest of a dataset."""
         return {"sampler": type(self).__name__}
 
 

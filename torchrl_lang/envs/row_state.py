@@ -117,7 +117,7 @@ def complete_reply(text: list[int], terminated: bool, control: ControlTokens) ->
 
 
 class Writes(NamedTuple):
-    """What a turn writes to growing rows and where, computed before the rows are touched."""
+    """Tokens and places that a turn writes to growing rows, computed before the rows are touched."""
 
     place: Tensor
     """int64 ``[N, C]``: the column of each token; a spare column for tokens that are not kept or do not fit."""

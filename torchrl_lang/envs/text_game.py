@@ -346,7 +346,7 @@ class TextGameEnv(LanguageEnv):
         return self.tokenizer.encode(text)
 
     def _read(self, ids: list[int]) -> str:
-        """What the game gets of an utterance."""
+        """The game's form of an utterance."""
         text = self._decode(ids)
         return text if self.read is None else self.read(text)
 

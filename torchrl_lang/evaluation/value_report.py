@@ -221,7 +221,7 @@ class ValueReport:
         return f"values are ready: {self._fit()}, {self._untried()}, {correlation}{order}"
 
     def _reasons(self) -> list[str]:
-        """What is missing; comparisons are written so that NaN counts as missing."""
+        """Reasons against the values; comparisons are written so that NaN counts as missing."""
         checks = {
             f"{self._fit()} (at least {READY_FIT})": self.qvalue_fit >= READY_FIT,
             f"{self._untried()} (at most {READY_UNTRIED:.0%})".replace("%)", " %)"): self.untried_rate <= READY_UNTRIED,

@@ -120,7 +120,7 @@ def lambda_returns(
 
 
 PathLevel = Literal["token", "utterance", "row"]
-"""What one action is: a token, an utterance, or all that the agent writes in a row."""
+"""An action: one token, one utterance, or all that the agent writes in a row."""
 
 
 def soft_returns(reward: Tensor, log_ratio: Tensor, bootstrap: Tensor, decision: Tensor, beta: float) -> Tensor:

@@ -43,7 +43,7 @@ from torchrl_lang.schema import (
 __all__ = ["ActorNormalizer", "LogitsChunk", "RowLoss", "TransitionBatch", "in_chunks", "over_rows"]
 
 ActorNormalizer = Literal["all", "action"]
-"""What the policy's term is divided by: the number of real tokens, or of those that the agent wrote."""
+"""Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
 
@@ -266,7 +266,7 @@ class RowLoss(ReferenceHolder, LossModule):
         return self._policy_trunk if self.value_trunk is None else self.value_trunk
 
     def _policy_states(self, rows: TensorDictBase) -> States:
-        """What the policy's trunk wrote into ``rows``."""
+        """Output of the policy's trunk for ``rows``."""
         return {key: rows.get(key) for key in self._policy_trunk.out_keys}
 
     @property

@@ -289,7 +289,7 @@ class Behavior:
 
     scorer: RowScorer
     states: States
-    """What its trunk wrote, each ``[B, T, ...]``."""
+    """Output of its trunk, each ``[B, T, ...]``."""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """In which its head runs, without gradients in any case."""
 

@@ -185,20 +185,20 @@ class Passes:
         shared = loss.value_trunk is None
         runs = bool(reads_policy) or shared
         self.policy = loss._policy_trunk(batch.rows.copy()) if runs else batch.rows
-        """What the policy's head reads."""
+        """States for the policy's head."""
         self.values = self.policy if shared else loss._value_trunk(batch.rows.copy())
-        """What the heads of Q and V read."""
+        """States for the heads of Q and V."""
 
     @property
     def still_values(self) -> TensorDictBase:
-        """What targets read of the online heads, without dropout."""
+        """States for targets from the online heads, without dropout."""
         if self._still is None:
             self._still = without_dropout(self._loss._value_trunk, self._batch.rows, self.values)
         return self._still
 
     @property
     def target(self) -> TensorDictBase:
-        """What the target heads read, without dropout: of the target trunk where there is one."""
+        """States for the target heads, without dropout: of the target trunk where there is one."""
         loss = self._loss
         if not loss.has_target_trunk:
             return self.still_values

@@ -276,7 +276,7 @@ class TrainedPlayer(ABC, Generic[Games]):
     """
 
     remedy: ClassVar[str]
-    """What to do about a damaged file of figures."""
+    """Remedy for a damaged file of figures."""
 
     folder: Path
     method: str
@@ -314,7 +314,7 @@ class TrainedPlayer(ABC, Generic[Games]):
 
     @cached_property
     def measured(self) -> Mapping[str, Any]:
-        """What :meth:`measure` found for each way to decode, measured once and read from the file."""
+        """Figures of :meth:`measure` for each way to decode, measured once and read from the file."""
         path = self.folder / "choice.json"
         if not path.exists():
             write_json(path, {name: self.measure(policy) for name, policy in self.policies.items()})

@@ -77,7 +77,7 @@ def _played(options: DataOptions, task: Task) -> RowDataset:
 
 
 def _notes(options: DataOptions, task: Task, maker: EpisodeSampler | None) -> dict[str, Any]:
-    """What the dataset records; with a maker also the number of games, as it may make several rows of one."""
+    """Notes of the dataset; with a sampler also the number of games, as it may make several rows of one."""
     notes = task.notes() | options.notes()
     return notes if maker is None else {**maker.notes(), **notes, "games": task.number_of_episodes(options)}
 

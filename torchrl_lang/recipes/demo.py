@@ -38,7 +38,7 @@ _HELD_OUT = 500
 
 @dataclass(frozen=True)
 class Part:
-    """What a part of the demo trains and compares."""
+    """Data, training and players of one part of the demo."""
 
     title: str
     data: DataOptions
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass
 class PartResults:
-    """What a part found: a summary and the games of each player, by its name."""
+    """Results of a part: a summary and the games of each player, by its name."""
 
     part: Part
     folder: Path

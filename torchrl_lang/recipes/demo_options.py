@@ -106,7 +106,7 @@ class ComparisonOptions(Options):
         return {"steps": self.steps, "seed": seed, **given}
 
     def as_json(self, minutes: float) -> dict[str, Any]:
-        """What ``results.json`` begins with: the options, and how long the call took."""
+        """First entries of ``results.json``: the options, and how long the call took."""
         content = json.loads(json.dumps(asdict(self), default=str))
         return {"options": content, "minutes_of_this_call": round(minutes, 2)}
 

@@ -200,7 +200,7 @@ class FinishedRun:
     action_length: int
     """Number of tokens of an utterance, its end included."""
     values_note: str = ""
-    """What the run's held-out check found about its values, one sentence; empty where it was not made."""
+    """Result of the run's held-out check of its values, one sentence; empty where it was not made."""
     decoding: RunDecoding = field(default_factory=RunDecoding)
     """How its values decide."""
 

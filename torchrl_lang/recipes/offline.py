@@ -73,14 +73,14 @@ class OfflineData:
         return self.action_length if self.task is None else 0
 
     def notes(self) -> dict[str, Any]:
-        """What a run records, so that it can be loaded."""
+        """Notes of a run, so that it can be loaded."""
         if self.task is None:
             return {"task": DIALOGUES, "action_length": self.action_length}
         recorded = self.dataset.manifest["notes"]
         return dict(recorded if "task" in recorded else self.task.notes())
 
     def record(self) -> dict[str, Any]:
-        """What a run records about the data, and compares when it is resumed."""
+        """Record of the data of a run, which is compared when it is resumed."""
         contents = {key: entry["sha256"] for key, entry in self.dataset.manifest["entries"].items()}
         record: dict[str, Any] = {"notes": self.notes(), "dataset": contents}
         return record | ({"dialogues": file_digest(self.source)} if _are_dialogues(self.source) else {})
@@ -101,7 +101,7 @@ class OfflineData:
         return [] if self.task is None else self.task.known_values(rows)
 
     def next_steps(self, run: Path) -> str:
-        """What a user can do with a finished run; empty where the commands show it."""
+        """Next commands for a finished run; empty where the commands show it."""
         if self.task is not None:
             return ""
         first = self.dataset.episode(0).turns[0]

@@ -318,7 +318,7 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
 
 
 def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextManager[RunRecorder | None]:
-    """What records the games of a run, if the options ask for it."""
+    """Recorder of the games of a run, if the options ask for it."""
     if options.record_history is None:
         return nullcontext()
     config = {"algorithm": type(options).__name__, **asdict(options), "notes": start.task.notes()}

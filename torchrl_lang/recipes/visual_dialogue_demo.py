@@ -140,7 +140,7 @@ class PlayedDialogues:
         return float(self.returns(penalty).double().mean())
 
     def summary(self, name: str, task: VisualDialogueTask, penalty: Penalty) -> Summary:
-        """What :meth:`VisualDialogueTask.summary` measures, with the return under a penalty."""
+        """Figures of :meth:`VisualDialogueTask.summary`, with the return under a penalty."""
         each = self.question_rewards(penalty)
         ended, turns = torch.tensor(self.terminated), torch.tensor([len(rewards) for rewards in each])
         records = GameRecords(
@@ -203,7 +203,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the demo found under one reward: its players, and the returns from which decodings were chosen."""
+    """Results under one reward: its players, and the returns from which decodings were chosen."""
 
     penalty: Penalty
     rows: Sequence[Row]

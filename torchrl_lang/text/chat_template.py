@@ -144,7 +144,7 @@ class RowFormat:
         return {**self.joins, **own}
 
     def join(self, first: str, second: str) -> str:
-        """What stands between two messages of these roles; after an utterance, after its ``end_of_action``.
+        """Text between two messages of these roles; after an utterance, after its ``end_of_action``.
 
         Raises:
             ValueError: the chat template has no such messages.
@@ -425,7 +425,7 @@ def derive_joins(row_format: RowFormat, render: Render, special: Sequence[str], 
 def _strings_between(
     row_format: RowFormat, render: Render, special: Sequence[str], roles: Sequence[str]
 ) -> dict[str, str]:
-    """What the template writes between messages, by their roles; nothing if it refuses the dialogue."""
+    """Texts that the template writes between messages, by their roles; nothing if it refuses the dialogue."""
     marks = [f"Xm{index}X" for index in range(len(roles))]
     dialogue = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
     found = {}

@@ -173,7 +173,7 @@ def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
 
 @lru_cache(maxsize=4)
 def _frame(tokenizer: ChatTokenizer) -> tuple[str, str]:
-    """What the template writes around an utterance after a message of the user."""
+    """Text that the template writes around an utterance after a message of the user."""
     written = render_messages([_QUESTION, {"role": "assistant", "content": _MARK}], tokenizer)
     before, _, after = written.partition(_MARK)
     return before, after

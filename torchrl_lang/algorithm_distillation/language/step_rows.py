@@ -30,7 +30,7 @@ LossOn = Literal["actions", "all"]
 """Which tokens ``agent_mask`` names, and losses train on: actions (completions), or all but the first of a row."""
 
 Part = Literal["state", "action", "outcome"]
-"""What of a step: all before its action, the action, or all after it."""
+"""Part of a step: all before its action, the action, or all after it."""
 
 
 class Tokens(NamedTuple):

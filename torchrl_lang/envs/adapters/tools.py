@@ -19,7 +19,7 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class ToolResult(NamedTuple):
-    """What came of a tool call."""
+    """The result of a tool call."""
 
     text: str
     """The result as text, or the error."""

@@ -104,7 +104,7 @@ class HiddenTaskEnv(SeededEnv):
 
     @abstractmethod
     def _observation(self, state: Tensor) -> Tensor:
-        """What the agent reads in a state, int64 ``[N, D]``."""
+        """The agent's observation in a state, int64 ``[N, D]``."""
 
     @abstractmethod
     def _optimal_actions(self, state: Tensor, task: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class _Play:
     image: Tensor  # float32 [F]
     initial: float
     gains: list[float] = field(default_factory=list)
-    """What :func:`answer_and_score` returned for each round."""
+    """Results of :func:`answer_and_score` for each round."""
 
 
 class VisualDialogueEnv(TextGameEnv):
@@ -229,6 +229,6 @@ class VisualDialogueEnv(TextGameEnv):
 
 
 def _question(text: str) -> str:
-    """What the models get of an utterance: a text that is not blank, not too long and has no half surrogate pairs."""
+    """Text of an utterance for the models: not blank, not too long, without halves of surrogate pairs."""
     text = text[:LONGEST_QUESTION].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text if text.strip() else UNREADABLE

@@ -98,7 +98,7 @@ class QuestionPlayer(TensorDictModuleBase):
 
 
 def _utterances(tokens: Sequence[int], agent: Sequence[bool], end: int) -> set[tuple[int, ...]]:
-    """What the agent wrote in a row, each with its end, which the environment may have written."""
+    """Utterances of the agent in a row, each with its end, which the environment may have written."""
     found, current = set[tuple[int, ...]](), list[int]()
     for token, by_agent in zip(tokens, agent, strict=True):
         if by_agent and token != end:

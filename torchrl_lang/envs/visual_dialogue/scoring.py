@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Measure = Literal["rank", "distance"]
-"""What a reward compares: the percentile of the true image, or the distance of the guessed feature to the true one."""
+"""Measure of a reward: the percentile of the true image, or the distance of the guessed feature to the true one."""
 _Row = tuple[list[float], list[float]]
 """Distance and percentile, first the initial value, then the reward of each round."""
 _ROW = TypeAdapter(_Row, config=ConfigDict(allow_inf_nan=False))

@@ -333,7 +333,7 @@ def _guesses_before(ends: Tensor) -> Tensor:
 
 
 def _notes(env: WordleEnv, players: dict[str, Policy]) -> dict[str, Any]:
-    """What the games depend on; of six tries also the name by which the recipes find the task of a dataset."""
+    """Settings of the games; of six tries also the name by which the recipes find the task of a dataset."""
     task = {"task": "wordle"} if env.max_tries == TRIES else {}
     names = {name: type(player).__name__ for name, player in players.items()}
     return {**task, "words": list(env.words), "rules": env.rules, "max_tries": env.max_tries, **names}

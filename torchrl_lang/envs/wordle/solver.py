@@ -101,7 +101,7 @@ def solve(
 
 @dataclass(slots=True)
 class _Bound:
-    """What is proven about the total number of guesses for a set of words."""
+    """Proven bounds of the total number of guesses for a set of words."""
 
     least: int
     """No guess needs fewer."""

@@ -140,7 +140,7 @@ def _look(mask: Tensor, distance: int) -> Tensor:
 
 _TURN = re.compile(r"(?<![a-z])([a-z]{5})</a>((?:<[gby]>){5})")
 _BETWEEN = re.compile(r"(?<![<a-z])[a-z]+(?![a-z>])|</?[as]>|</eod>|<\|pad\|>|\s+")
-"""What else a decoded row may have: letters of guesses without colours, and control tokens."""
+"""Further symbols of a decoded row: letters of guesses without colours, and control tokens."""
 
 
 def consistent_words(

@@ -44,7 +44,7 @@ class _Record(Record):
 
 
 class DecisionTree:
-    """What to guess after each sequence of colours, until the hidden word is found.
+    """The guess after each sequence of colours, until the hidden word is found.
 
     Node 0 is the first guess. :func:`solve` makes the tree with the fewest guesses, and
     :class:`~torchrl_lang.envs.wordle.TreePlayer` plays it.

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 DIALOGUES = "dialogues"
-"""What a run records in place of a task if it was trained on dialogues alone."""
+"""Name in the record of a run that was trained on dialogues alone, in place of a task."""
 OWN_TASK = "package.module:name"
 """How users name a task of their own, in help texts and errors."""
 

@@ -136,7 +136,7 @@ class Task(ABC):
         return self.player("random", options.seed)
 
     def maker(self, options: Any) -> EpisodeSampler | None:
-        """What makes the games, if it is not one player: it is written in parts, and the same command resumes."""
+        """Sampler of the games, if it is not one player: it is written in parts, and the same command resumes."""
         return None
 
     def number_of_episodes(self, options: Any) -> int:

@@ -1,4 +1,4 @@
-"""What the options of all tasks share. Nothing here imports torch, and nor do the options of this package's tasks."""
+"""Options that all tasks share. Nothing here imports torch, and nor do the options of this package's tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DataOptions(Options):
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """What the manifest records beside the task, as JSON."""
+        """Notes for the manifest beside the task, as JSON."""
         return {"batch": self.batch, "seed": self.seed}
 
 

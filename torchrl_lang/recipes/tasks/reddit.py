@@ -128,7 +128,7 @@ class RedditData(RedditGames, DataOptions):
         return self.out.with_name(f"{self.out.name}-comments-{self.pairs}-{rudeness}-{self.corpus_seed}")
 
     def notes(self) -> dict[str, Any]:
-        """What the rows depend on beside the task."""
+        """Settings of the rows beside the task."""
         if self.player != "none":
             return {"player": self.player, **super().notes()}
         chosen = {"cutoff": self.cutoff, "min_upvotes": self.min_upvotes, "upvote_quantile": self.upvote_quantile}

@@ -117,7 +117,7 @@ class TextWorldData(TextWorldGames, DataOptions):
     )
 
     def notes(self) -> dict[str, Any]:
-        """What the episodes depend on beside the task."""
+        """Settings of the episodes beside the task."""
         options = {"foreign": self.foreign, "batch": self.batch, "seed_of_play": self.seed}
         return {"epsilon": list(self.epsilon), **options}
 

@@ -73,7 +73,7 @@ class VisualDialogueData(VisualDialogueGames, DataOptions):
     )
 
     def notes(self) -> dict[str, Any]:
-        """What the games depend on beside the task."""
+        """Settings of the games beside the task."""
         return {} if self.player == "none" else {"player": self.player, **super().notes()}
 
 

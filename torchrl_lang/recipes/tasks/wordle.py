@@ -62,7 +62,7 @@ class WordleData(WordleGames, DataOptions):
             raise ValueError(f"--make {self.make} has players of its own: omit --player {self.player}.")
 
     def notes(self) -> dict[str, Any]:
-        """What the games depend on beside the task."""
+        """Settings of the games beside the task."""
         if self.make != "games":
             return super().notes()
         mixture = list(MEDIOCRE) if self.player in ("mediocre", "habit") else None
