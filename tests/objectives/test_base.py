@@ -29,6 +29,7 @@ from tests.objectives.conftest import (
     make_rows,
     total,
 )
+from tests.objectives.test_contract import with_rewards_of_others
 from tests.objectives.utterances import make_utterance_ilql
 from torchrl_lang.data import EpisodeRows, best_rows, row_buffer, row_returns
 from torchrl_lang.envs import WordleEnv
@@ -323,25 +324,20 @@ def test_an_environment_that_says_nothing(make, chunk):
 # -- whose rewards count ----------------------------------------------------------------------------------------------
 
 
-def with_garbage(rows):
-    """Other rewards where the agent wrote nothing."""
-    return rows.clone().set("token_reward", torch.where(rows["agent_mask"], rows["token_reward"], 1e3))
-
-
 def test_returns_and_what_is_chosen_by_them():
     rows = make_rows()
-    torch.testing.assert_close(row_returns(with_garbage(rows)), row_returns(rows))
-    torch.testing.assert_close(best_rows(with_garbage(rows), 2)["tokens"], best_rows(rows, 2)["tokens"])
+    torch.testing.assert_close(row_returns(with_rewards_of_others(rows)), row_returns(rows))
+    torch.testing.assert_close(best_rows(with_rewards_of_others(rows), 2)["tokens"], best_rows(rows, 2)["tokens"])
 
 
 @pytest.mark.parametrize("mode", ["constant", "decremented"])
 def test_return_conditions(mode, tmp_path):
     rows = make_rows()
     keys = ("attention_mask", "agent_mask", "token_reward")
-    expected, found = (return_conditions(*(r[key] for key in keys), mode) for r in (rows, with_garbage(rows)))
+    expected, found = (return_conditions(*(r[key] for key in keys), mode) for r in (rows, with_rewards_of_others(rows)))
     torch.testing.assert_close(found, expected)
     options = DT(data=tmp_path, out=tmp_path, mode=mode)
-    low, high = ([getattr(build_returns(options, r, 8, 1), name) for r in (rows, with_garbage(rows))]
+    low, high = ([getattr(build_returns(options, r, 8, 1), name) for r in (rows, with_rewards_of_others(rows))]
                  for name in ("low", "high"))  # fmt: skip
     assert (low[0], high[0]) == (low[1], high[1])
 
@@ -351,12 +347,14 @@ def test_a_policy_that_is_asked_for_a_return():
     actor = condition_on_returns(make_actor(), ReturnEmbedding(WIDTH, -20.0, 20.0, mode="decremented"))
     policy = ReturnConditionedActor(UtteranceActor(actor, CONTROL, 4), 1.0)
     rows = make_rows()
-    torch.testing.assert_close(policy.conditioned(with_garbage(rows))["tokens"], policy.conditioned(rows)["tokens"])
+    torch.testing.assert_close(
+        policy.conditioned(with_rewards_of_others(rows))["tokens"], policy.conditioned(rows)["tokens"]
+    )
 
 
 def test_reports():
     rows, (q, v) = make_rows(), (head.module for head in make_heads())
-    expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, with_garbage(rows)))
+    expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, with_rewards_of_others(rows)))
     assert str(found.as_dict()) == str(expected.as_dict())  # NaN where nothing is known
     graph = RandomWalksEnv(batch_size=[1], seed=0).graph
     walks = TensorDict(
@@ -367,4 +365,6 @@ def test_reports():
         terminated=torch.tensor([[True]]),
         batch_size=[1],
     )
-    torch.testing.assert_close(walk_optimality(with_garbage(walks), graph, 10), walk_optimality(walks, graph, 10))
+    torch.testing.assert_close(
+        walk_optimality(with_rewards_of_others(walks), graph, 10), walk_optimality(walks, graph, 10)
+    )

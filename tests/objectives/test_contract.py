@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -312,16 +313,26 @@ def test_the_train_mask_is_an_optional_input(make_loss, rows):
         loss(rows.clone().set(("collector", "mask"), torch.ones(6)))
 
 
-def test_rewards_count_at_the_agents_tokens_only(make_loss, rows, monkeypatch):
-    plain = base.check_values  # it refuses other rewards
+@contextmanager
+def rewards_of_others():
+    """Losses take rows that have rewards where the agent wrote nothing, which they refuse elsewhere."""
+    plain = base.check_values
 
     def without_rewards(tokens, attention_mask, agent_mask, token_reward=None, **options):
         return plain(tokens, attention_mask, agent_mask, None, **options)
 
-    monkeypatch.setattr(base, "check_values", without_rewards)
-    loss, expected = make_loss(), make_loss()(rows)
-    rows["token_reward"] = torch.where(rows["agent_mask"], rows["token_reward"], 1e3)
-    assert_same(loss(rows), expected, rtol=0, atol=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "check_values", without_rewards)
+        yield
+
+
+def with_rewards_of_others(rows):
+    return rows.clone().set("token_reward", torch.where(rows["agent_mask"], rows["token_reward"], 1e3))
+
+
+def test_rewards_count_at_the_agents_tokens_only(make_loss, rows):
+    with rewards_of_others():
+        assert_same(make_loss()(with_rewards_of_others(rows)), make_loss()(rows), rtol=0, atol=0)
 
 
 def test_what_stands_behind_the_last_decision_changes_nothing(make_loss, rows):

@@ -377,9 +377,9 @@ def test_estimates_are_gae_on_the_flattened_tokens():
 def test_estimates_read_rewards_at_the_agents_tokens_only():
     loss, rows = make_ppo(), make_rows()
     rows["token_log_prob"] = torch.full(rows["tokens"].shape, -2.0)
-    other = rows.clone().set("token_reward", torch.where(rows["agent_mask"], rows["token_reward"], 1e3))
-    estimates = (loss.estimate(given).exclude("token_reward") for given in (rows.clone(), other))
-    assert_allclose_td(*estimates)
+    with contract.rewards_of_others():
+        found = [loss.estimate(given) for given in (rows.clone(), contract.with_rewards_of_others(rows))]
+    assert_allclose_td(*(each.exclude("token_reward") for each in found))
 
 
 def test_estimates_know_turns_and_leave_modes_alone():
