@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import os
 import random
 import re
@@ -13,11 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from .mutations import Mutant, mutants
+from .mutations import Mutant, changes
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchrl_lang"
@@ -60,21 +60,27 @@ def draw(places: list[str], count: int, seed: int) -> list[tuple[Mutant, str]]:
     sample = []
     for number, place in enumerate(places):
         files = [ROOT / place] if place.endswith(".py") else _sources(ROOT / place)
-        found = [each for file in files for each in mutants(file.relative_to(ROOT), file.read_text())]
+        found = [each for file in files for each in changes(file.relative_to(ROOT), file.read_text())]
         share = count * (number + 1) // len(places) - count * number // len(places)
         sample += random.Random(seed).sample(found, min(share, len(found)))
-    return sample
+    return [(change.mutant(), change.source()) for change in sample]
 
 
-def kept() -> list[tuple[Mutant, str]]:
-    """The mutants of the list that died, as long as the line that they change is in its file."""
+def kept(places: list[str]) -> list[tuple[Mutant, str]]:
+    """The mutants of the list that died, of these places, as long as the line that they change is in its file."""
     lines = [line.split("\t") for line in LIST.read_text(encoding="utf-8").splitlines()]
-    killed = {(path, before, after) for verdict, path, before, after in lines if verdict == "dies"}
+    killed: dict[str, set[tuple[str, str]]] = {}
+    for word, path, before, after in lines:
+        if word == "dies" and any(Path(path).is_relative_to(place) for place in places) and (ROOT / path).exists():
+            killed.setdefault(path, set()).add((before, after))
     found = []
-    for path in sorted({path for path, _, _ in killed}):
-        if (ROOT / path).exists():
-            found += mutants(Path(path), (ROOT / path).read_text())
-    return [each for each in found if (str(each[0].path), each[0].before, each[0].after) in killed]
+    for path, pairs in sorted(killed.items()):
+        unparse = functools.cache(ast.unparse)  # a statement has many changes
+        for change in changes(Path(path), (ROOT / path).read_text()):
+            if any(before in unparse(change.statement) for before, _ in pairs):
+                mutant = change.mutant()
+                found += [(mutant, change.source())] if (mutant.before, mutant.after) in pairs else []
+    return found
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -91,7 +97,7 @@ def verdict(mutant: Mutant, text: str, tree: Path, limit: float) -> str:
     target.write_text(text)
     try:
         for stage in guards(mutant.path):
-            code = _in_fork(partial(_pytest, stage, tree), limit)
+            code = _in_fork(functools.partial(_pytest, stage, tree), limit)
             if code not in (0, 5):  # 5: a file without an example, and no test that names it
                 return "hangs" if code == -1 else "dies"
         return "SURVIVES"
@@ -148,7 +154,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"add the mutants with their ends to {LIST.name}")
     parser.add_argument("--kept", action="store_true", help=f"try those of {LIST.name} that died, which should again")
     options = parser.parse_args()
-    sample = (kept() if options.kept else draw(options.places, options.count, options.seed))[options.begin :]
+    sample = (kept(options.places) if options.kept else draw(options.places, options.count, options.seed))[options.begin :]
     if options.list:
         print("\n".join(str(mutant) for mutant, _ in sample))
         return

@@ -55,10 +55,9 @@ SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the ``index``-th of its file."""
+    """One changed line of a file."""
 
     path: Path
-    index: int
     line: int
     before: str
     after: str
@@ -67,21 +66,42 @@ class Mutant:
         return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
 
 
-def mutants(path: Path, source: str) -> Iterator[tuple[Mutant, str]]:
-    """Every mutant of a file, with the source that it gives (comments are lost, lines are kept in its text only)."""
+@dataclass(frozen=True)
+class Change:
+    """A node of a file's tree and what takes its place; written out only where it is drawn, because that is slow."""
+
+    path: Path
+    tree: ast.AST
+    parent: ast.AST
+    field: str
+    place: int | None
+    statement: ast.stmt
+    changed: ast.AST
+
+    def mutant(self) -> Mutant:
+        node = _read(self.parent, self.field, self.place)
+        before, after = ast.unparse(self.statement).splitlines(), self._unparse(self.statement).splitlines()
+        old, new = next(((a, b) for a, b in zip(before, after, strict=False) if a != b), (before[0], after[0]))
+        return Mutant(self.path, getattr(node, "lineno", self.statement.lineno), old.strip(), new.strip())
+
+    def source(self) -> str:
+        """The whole file with the change (comments are lost, lines are kept in the mutant's text only)."""
+        return self._unparse(self.tree)
+
+    def _unparse(self, tree: ast.AST) -> str:
+        node = _read(self.parent, self.field, self.place)
+        _write(self.parent, self.field, self.place, self.changed)
+        text = ast.unparse(tree)
+        _write(self.parent, self.field, self.place, node)
+        return text
+
+
+def changes(path: Path, source: str) -> Iterator[Change]:
+    """Every change of a file, in the order of its tree."""
     tree = ast.parse(source)
-    index = 0
     for parent, field, place, statement in _places(tree):
-        node = _read(parent, field, place)
-        for changed in _changes(node):
-            before = ast.unparse(statement).splitlines()
-            _write(parent, field, place, changed)
-            after = ast.unparse(statement).splitlines()
-            text = ast.unparse(tree)
-            _write(parent, field, place, node)
-            old, new = next(((a, b) for a, b in zip(before, after, strict=False) if a != b), (before[0], after[0]))
-            yield Mutant(path, index, getattr(node, "lineno", statement.lineno), old.strip(), new.strip()), text
-            index += 1
+        for changed in _changes(_read(parent, field, place)):
+            yield Change(path, tree, parent, field, place, statement, changed)
 
 
 def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.stmt]]:
