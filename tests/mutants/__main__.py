@@ -154,7 +154,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"add the mutants with their ends to {LIST.name}")
     parser.add_argument("--kept", action="store_true", help=f"try those of {LIST.name} that died, which should again")
     options = parser.parse_args()
-    sample = (kept(options.places) if options.kept else draw(options.places, options.count, options.seed))[options.begin :]
+    sample = (kept(options.places) if options.kept else draw(options.places, options.count, options.seed))[
+        options.begin :
+    ]
     if options.list:
         print("\n".join(str(mutant) for mutant, _ in sample))
         return
