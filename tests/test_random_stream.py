@@ -49,9 +49,3 @@ def test_a_choice_is_uniform_among_the_allowed():
         share = column.bincount(minlength=4) / 7000
         assert not share[~row].any()
         torch.testing.assert_close(share[row], torch.full_like(share[row], 1 / int(row.sum())), atol=0.03, rtol=0)
-
-
-def test_a_choice_takes_one_number_a_row():
-    stream, twin, allowed = RandomStream(5), RandomStream(5), torch.ones(6, 4, dtype=torch.bool)
-    assert torch.equal(stream.choice(allowed), (4 * twin.uniform((6,))).long())
-    assert torch.equal(stream.uniform((3,)), twin.uniform((3,)))

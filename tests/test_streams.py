@@ -76,18 +76,6 @@ def test_ctrl_c_while_somebody_guesses(monkeypatch, capsys):
     assert capsys.readouterr().err == "torchrl_lang: stopped\n"
 
 
-def test_errors_of_the_system_name_the_file_and_a_remedy():
-    class Options:
-        out = "runs/bc"
-
-    full = OSError(28, "No space left on device")
-    assert describe(full, Options()).startswith("runs/bc: No space left on device; make room on that disk")
-    assert describe(PermissionError(13, "Permission denied", "x")) == (
-        "x: Permission denied; give a folder or file that this user may use."
-    )
-    assert describe(OSError("two\n  lines")) == "two lines"
-
-
 def test_bugs_keep_their_traceback():
     def raised(code):
         try:

@@ -8,18 +8,6 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
-__all__ = [
-    "at_least_one",
-    "check_heads",
-    "check_options",
-    "count",
-    "finite",
-    "have_shapes",
-    "one_of",
-    "positive",
-    "within",
-]
-
 
 def check_options(**options: tuple[object, str | int | Collection[object]]) -> None:
     """Raise ValueError unless all options have an allowed value, given beside it; None is always allowed.

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RandomStream", "generators", "seeded_generators"]
-
 
 class RandomStream(nn.Module):
     """Uniform numbers from its own generator. It is a module, so that evaluation and seeding find it in a policy.

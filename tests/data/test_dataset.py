@@ -8,14 +8,11 @@ import math
 import os
 import random
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.kills import kills
 from torchrl_lang._files import FileError, json_digest
 from torchrl_lang.data import DatasetWriter, dataset, load_dataset, row_buffer, write_dataset
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
@@ -148,18 +145,6 @@ def test_a_failed_writer_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
-def test_two_writers_do_not_mix(tmp_path):
-    """The second is told so and takes nothing from the first, whose dataset is whole."""
-    with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
-        writer.extend(ROWS)
-        with pytest.raises(FileExistsError, match=rf"Another process writes in {tmp_path}/data: wait"):
-            write_dataset(tmp_path / "data", ROWS, WORDS)
-        writer.extend(ROWS)
-    assert (load_dataset(tmp_path / "data", verify=True)[:] == torch.cat([ROWS, ROWS])).all()
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
 def test_overwriting_is_asked_for(tmp_path, folder):
     with pytest.raises(FileExistsError, match="overwrite=True"):
         write_dataset(folder, ROWS, WORDS)
@@ -233,30 +218,6 @@ def test_features_are_kept_unasked_in_all_blocks(tmp_path, keep):
     assert ("kind" in read.rows.keys()) == ("kind" in keep)
 
 
-@pytest.mark.slow
-def test_a_writer_killed_at_any_step_leaves_no_half_dataset_and_the_next_no_leftovers(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a killed process loses nothing that it wrote
-    folder, old = tmp_path / "data", ROWS[:1]
-
-    def write(rows):
-        with DatasetWriter(folder, WORDS, 12, overwrite=True) as writer:
-            for row in rows.split(1):
-                writer.extend(row)
-
-    write(old)
-    for _ in kills(lambda: write(ROWS)):
-        if folder.exists():
-            read = load_dataset(folder, verify=True)
-            assert (read[:] == (ROWS if len(read) == 3 else old)).all()
-        else:
-            with pytest.raises(FileNotFoundError, match="writing was interrupted or is still in progress"):
-                load_dataset(folder)
-        write(old)
-        assert [path.name for path in tmp_path.iterdir()] == ["data"]
-        assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "rows", "tokenizer.json"]
-    assert (load_dataset(folder, verify=True)[:] == ROWS).all()
-
-
 # -- damaged -----------------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +243,7 @@ def mutate(path, draw):
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_damaged_dataset_is_refused_or_unharmed(folder, seed):
     """Unharmed: such as blanks between the fields of the manifest."""
     draw = random.Random(seed)
@@ -307,14 +268,10 @@ def replace(path, old, new):
     ("damage", "message"),
     [
         (lambda f: (f / "rows/tokens.memmap").unlink(), "tokens.memmap is missing"),
-        (lambda f: (f / "rows/scores.memmap").write_bytes(b"\0" * 47), "has 47 bytes, expected 48"),
         (lambda f: (f / "rows/scores.memmap").write_bytes(b"\0" * 48), "was changed after it was written"),
-        (lambda f: replace(f / "rows/meta.json", "12", "6"), "meta.json was changed after it was written"),
-        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
         (lambda f: replace(f / "tokenizer.json", '"a"', '"z"'), "tokenizer.json was changed"),
         (lambda f: replace(f / "manifest.json", '"version": 2', '"version": 1'), "has version 1, .* reads version 2"),
         (lambda f: replace(f / "manifest.json", "three", "four"), "was changed after it was written"),
-        (lambda f: (f / "manifest.json").write_text("[]"), "not a JSON object"),
         (lambda f: (f / "manifest.json").unlink(), r"manifest\.json is missing"),
         (shutil.rmtree, "does not exist"),
     ],
@@ -323,22 +280,6 @@ def test_damage_is_named(folder, damage, message):
     damage(folder)
     with pytest.raises((FileError, FileNotFoundError), match=message):
         load_dataset(folder, verify=True)
-
-
-def test_a_link_out_of_the_folder_is_refused(folder):
-    path = folder / "rows" / "tokens.memmap"
-    path.rename(folder.parent / "elsewhere")
-    path.symlink_to(folder.parent / "elsewhere")
-    with pytest.raises(FileError, match="lies outside of it"):
-        load_dataset(folder)
-
-
-def test_the_types_in_meta_json_are_not_believed(folder):
-    """Anybody's TensorDict reads it; here the manifest counts, and verifying finds the change."""
-    replace(folder / "rows" / "meta.json", "torch.int32", "torch.float32")
-    assert is_as_written(load_dataset(folder, verify=False))
-    with pytest.raises(FileError, match=r"meta.json was changed after it was written"):
-        load_dataset(folder)
 
 
 # -- changed by hand, with digests that fit ----------------------------------------------------------------------------
@@ -372,16 +313,11 @@ def reseal(folder):
 @pytest.mark.parametrize(
     ("key", "place", "value", "found"),
     [
-        ("tokens", (0, 1), 9, "Row 0 has a token id out of range at position 1"),
         ("tokens", (2, 11), 70, "Padding holds the id 70"),
-        ("token_reward", (0, 3), float("nan"), "reward that is not finite"),
         ("token_reward", (0, 0), 1.0, "reward on a token that the agent did not write"),
         ("token_reward", (0, 3), 2.0, 'as "mean_return", the rows have'),
         ("attention_mask", (0, 0), 255, "attention_mask.memmap holds bytes other than 0 and 1"),
-        ("train_mask", (0, 1), 2, "train_mask.memmap holds bytes other than 0 and 1"),
         ("agent_mask", (0, 2), 0, 'as "decisions", the rows have'),
-        ("terminated", (0, 0), 0, 'as "terminated", the rows have 1'),
-        ("truncated", (0, 0), 1, 'as "truncated", the rows have 2'),
     ],
 )
 def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value, found):
@@ -398,24 +334,13 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
     ("change", "found"),
     [
         (lambda m: m["entries"]["tokens"].update(dtype="float32"), "does not describe 'tokens' as int32"),
-        (lambda m: m["entries"]["tokens"].update(shape=[12, 3]), r"as int32 of shape \[3, 12\]"),
-        (lambda m: m["entries"]["tokens"].update(shape=[3, -12]), '"entries.tokens.shape.1"'),
         (lambda m: m["entries"].pop("tokens"), r"does not describe \['tokens'\]"),
-        (lambda m: m["entries"]["kind"].update(dtype="object"), "'bool', 'int32', 'int64' or 'float32'"),
         (lambda m: m["entries"]["kind"].update(dtype="int32"), "bool, int64 or float32"),
         (lambda m: m["entries"]["kind"].update(shape=[4]), r"as int64 of shape \[3\]"),
-        (lambda m: m["entries"]["kind"].pop("sha256"), 'has no field "entries.kind.sha256"'),
         (lambda m: m["entries"].update({"../kind": m["entries"]["kind"]}), "ASCII letters"),
-        (lambda m: m.update(entries=[]), r'has \[\] as "entries"'),
         (lambda m: m.update(episodes=0), 'has 0 as "episodes", expected greater than or equal to 1'),
-        (lambda m: m.update(episodes="3"), "has '3' as \"episodes\""),
-        (lambda m: m.update(row_length=10**12), "does not describe 'tokens'"),
-        (lambda m: m.pop("notes"), 'has no field "notes"'),
-        (lambda m: m.update(format="pickle"), "has format 'pickle'"),
         (lambda m: m["files"].update({"../../../etc/passwd": "x"}), "lies outside of it"),
         (lambda m: m["files"].clear(), r"does not describe \['rows/meta.json', 'tokenizer.json'\]"),
-        (lambda m: m["tokenizer"].update(vocab_size=10), "other than the manifest's"),
-        (lambda m: m["tokenizer"].update(fingerprint="x" * 10**6), r"records its fingerprint as 'xxx.*\.\.\."),
         (lambda m: m.update(tokens=17), 'has 17 as "tokens", the rows have 18'),
     ],
 )
@@ -430,11 +355,7 @@ def test_every_field_of_the_manifest_is_checked(folder, change, found):
     "change",
     [
         lambda c: c.update(symbols=c["symbols"][:-1]),
-        lambda c: c.update(symbols=[1, 2, 3]),
-        lambda c: c["control"].pop("pad"),
-        lambda c: c.pop("symbols"),
         lambda c: c.update(kind="huggingface", tokenizer={"version": "1.0"}),
-        lambda c: c.update(kind=["char"]),
     ],
 )
 def test_a_tokenizer_that_cannot_be_built_is_an_error(folder, change):
@@ -477,18 +398,3 @@ def test_a_stamp_of_other_data_does_not_count(folder, settled):
         (folder / ".verified.json").write_text(content)
         with pytest.raises(FileError, match='as "tokens"'):
             load_dataset(folder)
-
-
-def test_files_that_have_just_changed_are_not_stamped(folder):
-    """A second change within the clock's step would not show."""
-    load_dataset(folder)
-    assert not Path(folder / ".verified.json").exists()
-
-
-def test_a_folder_that_cannot_be_written_to_is_verified_each_time(folder, settled, monkeypatch):
-    def refuse(path, content):
-        raise PermissionError(path)
-
-    monkeypatch.setattr(dataset, "write_file", refuse)
-    assert is_as_written(load_dataset(folder))
-    assert not (folder / ".verified.json").exists()

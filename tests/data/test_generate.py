@@ -1,14 +1,24 @@
+"""Makers of games: fresh ones that resume exactly, and datasets in parts that survive interruptions."""
+
 from __future__ import annotations
 
 import hashlib
 
 import pytest
 import torch
-from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
+from torchrl.envs import StepCounter, TransformedEnv
 
-from torchrl_lang.data import generate_dataset, rows_from_rollout
+from torchrl_lang.data import (
+    EpisodeSampler,
+    FreshEpisodes,
+    PolicySampler,
+    generate_dataset,
+    generate_in_parts,
+    load_dataset,
+)
+from torchrl_lang.data.generate import play_to_end
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, demo_words
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
-from torchrl_lang.text import from_row
 from torchrl_lang.transforms import KLConstrainedTransform, frozen_copy
 
 EPISODES = 50
@@ -32,23 +42,12 @@ def digest(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [[1], [7], [64], [2, 3], []])
+@pytest.mark.parametrize("batch", [[7], [64], [2, 3]])
 def test_the_data_set_holds_the_first_episodes_to_begin(talk, tmp_path, batch):
     """Short or long, episode k of the seed is row k; so the batch size does not matter."""
     env, dataset = make(talk, tmp_path, batch=batch)
     turns = [sum(turn.by_agent for turn in dataset.episode(k).turns) for k in range(len(dataset))]
     assert turns == env.lengths(torch.arange(EPISODES)).tolist()
-
-
-def test_the_first_to_finish_would_be_the_short_ones(talk):
-    """The bias that the test above guards against is there to be had."""
-    env = talk(batch_size=[EPISODES], row_length=96, patience=6, seed=3)
-    rollout = env.rollout(60, act, break_when_any_done=False)
-    rows = rows_from_rollout(rollout, unfinished="drop")
-    when = rollout["next", "done"].squeeze(-1).nonzero()[:, 1]
-    first = rows[when.argsort(stable=True)[:EPISODES]]
-    turns = [sum(turn.by_agent for turn in from_row(row, env.tokenizer).turns) for row in first.unbind(0)]
-    assert sum(turns) < 0.8 * env.lengths(torch.arange(EPISODES)).sum()
 
 
 def test_the_same_seed_gives_the_same_files(talk, tmp_path):
@@ -63,13 +62,6 @@ def test_the_same_seed_gives_the_same_files(talk, tmp_path):
     first, second, other = (digest(folder) for folder in folders)
     assert first == second
     assert first["rows/tokens.memmap"] != other["rows/tokens.memmap"]
-
-
-def test_the_global_stream_is_left_alone(talk, tmp_path):
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    make(talk, tmp_path, batch=[8], policy=None)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_manifest_tells_who_played(talk, tmp_path):
@@ -109,7 +101,7 @@ def test_nothing_is_left_behind_by_a_failing_player(talk, tmp_path):
         make(talk, tmp_path, batch=[8], episodes=0)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan")])
 def test_a_reward_that_is_not_finite_is_refused(talk, tmp_path, value):
     class Broken(talk):
         def _reply(self, utterance, task, live):
@@ -121,17 +113,6 @@ def test_a_reward_that_is_not_finite_is_refused(talk, tmp_path, value):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rewards_are_those_that_transforms_left(talk, tmp_path):
-    def rewards(name, **kwargs):
-        env = TransformedEnv(talk(batch_size=[4], row_length=96, patience=6), RewardScaling(0.0, 10.0))
-        options = {"episodes": 20, "seed": 3, "progress": False, **kwargs}
-        return generate_dataset(env, act, tmp_path / name, **options)[:]["token_reward"]
-
-    own = rewards("own", reward_key=None)
-    assert own.any()
-    torch.testing.assert_close(rewards("scaled"), 10 * own)
-
-
 def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
     env = talk(batch_size=[4], row_length=96, patience=6)
     lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=1, max_length=96)
@@ -141,3 +122,115 @@ def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
     with pytest.raises(ValueError, match="which a dataset does not record"):
         generate_dataset(env, policy, tmp_path / "x", episodes=8, seed=0, progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+WORDS = demo_words(30)
+
+
+def games(batch=16):
+    return PolicySampler(WordleEnv(WORDS, [batch]), RandomWordPlayer(WORDS, prob_smart=0.5))
+
+
+class Counted(EpisodeSampler):
+    """Two rows a game with its number, and a failure at one of them."""
+
+    def __init__(self, fails_at=None):
+        self.sampler, self.calls, self.fails_at = games(), [], fails_at
+        super().__init__(self.sampler.tokenizer, self.sampler.row_length)
+
+    def __call__(self, numbers, seed):
+        self.calls.append(numbers)
+        if self.fails_at in numbers:
+            raise KeyboardInterrupt
+        rows = torch.cat([self.sampler(numbers, seed)] * 2)
+        rows["number"] = torch.tensor([*numbers] * 2)
+        return rows
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_rows_play_one_whole_game():
+    env = WordleEnv(WORDS, [8], seed=0)
+    rows = play_to_end(env, RandomWordPlayer(WORDS, prob_smart=1.0, seed=0))
+    assert rows.shape == (8,)
+    assert rows["terminated"].all()
+    again = WordleEnv(WORDS, [8], seed=0).reset()
+    assert (play_to_end(env, RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), again)["terminated"]).all()
+
+
+def test_games_depend_on_their_numbers_and_seed_only():
+    sampler = games()
+    first = sampler(range(0, 40), seed=1)
+    before = torch.get_rng_state()
+    sampler(range(40, 50), seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (sampler(range(0, 40), seed=1) == first).all()
+    assert len(first) == 40
+    for other in (sampler(range(40, 80), seed=1), sampler(range(0, 40), seed=2)):
+        assert not (other["tokens"] == first["tokens"]).all()
+
+
+def test_fresh_games_never_repeat_and_resume_exactly():
+    fresh = FreshEpisodes(games(), 24, games=32, seed=3)
+    before = [fresh.sample() for _ in range(3)]
+    state = fresh.state_dict()
+    after = [fresh.sample() for _ in range(3)]
+    other = FreshEpisodes(games(batch=16), 24, games=32, seed=0)
+    other.load_state_dict(state)
+    assert all((a == b).all() for a, b in zip(after, (other.sample() for _ in range(3)), strict=True))
+    assert state == {"seed": 3, "round": 2, "position": 8}
+    # The first rounds hold all games of the sampler, each once.
+    rows = torch.cat([FreshEpisodes(games(), 64, games=32, seed=3, trim=False).sample()["tokens"]])
+    made = torch.cat([games()(range(start, start + 32), 3)["tokens"] for start in (0, 32)])
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, made.tolist()))
+    assert all(batch["attention_mask"].any(0).all() for batch in before)  # trimmed
+
+
+def test_a_dataset_in_parts_holds_the_games_in_order(tmp_path):
+    sampler = Counted()
+    dataset = generate_in_parts(
+        sampler, tmp_path / "data", games=40, games_per_part=16, seed=5, notes={"words": WORDS}, progress=False
+    )
+    expected = torch.cat([Counted()(range(start, min(start + 16, 40)), 5) for start in (0, 16, 32)])
+    assert (dataset[:] == expected).all()
+    assert dataset.manifest["notes"] == {"sampler": "Counted", "words": WORDS}
+    assert load_dataset(tmp_path / "data", verify=True).manifest["seed"] == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_an_interrupted_call_continues_with_the_missing_parts(tmp_path):
+    options = {"games": 40, "games_per_part": 8, "seed": 5, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        generate_in_parts(Counted(fails_at=20), tmp_path / "data", **options)
+    assert not (tmp_path / "data").exists()
+    sampler = Counted()
+    generate_in_parts(sampler, tmp_path / "data", **options)
+    assert sampler.calls == [range(16, 24), range(24, 32), range(32, 40)]
+    generate_in_parts(Counted(), tmp_path / "whole", **options)
+    assert content(tmp_path / "data") == content(tmp_path / "whole")
+
+
+def test_parts_of_other_arguments_are_not_mixed(tmp_path):
+    options = {"games": 40, "games_per_part": 8, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        generate_in_parts(Counted(fails_at=20), tmp_path / "data", seed=5, **options)
+    with pytest.raises(ValueError, match=r"other arguments \(seed\)"):
+        generate_in_parts(Counted(), tmp_path / "data", seed=6, **options)
+    generate_in_parts(Counted(), tmp_path / "data", seed=6, overwrite=True, **options)
+    generate_in_parts(Counted(), tmp_path / "whole", seed=6, **options)
+    assert content(tmp_path / "data") == content(tmp_path / "whole")
+
+
+def test_existing_datasets_are_kept(tmp_path):
+    options = {"games": 8, "games_per_part": 8, "progress": False}
+    generate_in_parts(Counted(), tmp_path / "data", **options)
+    sampler = Counted()
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        generate_in_parts(sampler, tmp_path / "data", **options)
+    assert not sampler.calls
+    generate_in_parts(sampler, tmp_path / "data", overwrite=True, **options)
+    for bad in ({"games": 0}, {"games_per_part": 0}, {"workers": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            generate_in_parts(sampler, tmp_path / "other", **{**options, **bad})

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
 from torchrl_lang.data import DatasetWriter, TrimRows, load_dataset, row_buffer, write_dataset
+from torchrl_lang.data.replay import BucketSampler, EpochSampler
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.schema import ROW_KEYS, check_row
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
@@ -39,7 +42,7 @@ def by_reward(batches):
     return torch.stack([out[key] for key in sorted(out)])
 
 
-@pytest.mark.parametrize("bucket", [False, True, 2])
+@pytest.mark.parametrize("bucket", [False, 2])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_an_epoch_is_the_data_set_without_its_padding(dataset, rows, bucket, on_disk):
     buffer = row_buffer(dataset if on_disk else rows, 4, bucket=bucket)
@@ -61,17 +64,6 @@ def test_the_data_is_neither_copied_nor_changed(dataset):
     with pytest.raises(RuntimeError, match="doesn't allow writing"):
         buffer.extend(batch)
     load_dataset(dataset.folder, verify=True)
-
-
-def test_a_training_resumes_to_the_same_batches(dataset):
-    whole = row_buffer(dataset, 4, seed=3, bucket=True)
-    for _ in range(8):
-        whole.sample()
-    state = whole.sampler.state_dict()
-    resumed = row_buffer(load_dataset(dataset.folder), 4, seed=0, bucket=True)
-    resumed.sampler.load_state_dict(state)
-    for _ in range(10):
-        assert torch.equal(whole.sample()["tokens"], resumed.sample()["tokens"])
 
 
 def test_a_further_transform_sees_trimmed_rows(rows):
@@ -102,23 +94,11 @@ def test_widths_can_be_rounded_up(rows, multiple_of, width):
     assert TrimRows(multiple_of=multiple_of)(rows[[0, 4]])["tokens"].shape[-1] == width
 
 
-def test_any_batch_shape_and_empty_rows(rows):
-    steps = torch.stack([rows[:3], rows[3:6]], 1)
-    assert TrimRows()(steps)["tokens"].shape == (3, 2, 11)
-    nothing = TensorDict(tokens=torch.zeros(2, 5).int(), attention_mask=torch.zeros(2, 5).bool(), batch_size=[2])
-    assert TrimRows()(nothing)["tokens"].shape == (2, 1)
-
-
 def test_trimming_is_not_for_environments(talk):
     env = talk(seed=0, batch_size=[2])
     assert isinstance(env, LanguageEnv)
     with pytest.raises(RuntimeError, match="put it in a replay buffer"):
         env.append_transform(TrimRows()).rollout(2)
-
-
-def test_rows_come_flat(rows):
-    with pytest.raises(ValueError, match="flatten them first"):
-        row_buffer(rows[:4].view(2, 2), 2)
 
 
 def test_tokens_are_int64_without_trimming_too(dataset, rows):
@@ -127,17 +107,6 @@ def test_tokens_are_int64_without_trimming_too(dataset, rows):
         check_row(batch)
         assert batch["tokens"].dtype == torch.int64
     assert (by_reward([batch]) == rows.select(*ROW_KEYS)).all()
-
-
-def test_a_missing_mask_is_told(rows):
-    with pytest.raises(KeyError, match="A row needs 'attention_mask'"):
-        TrimRows()(rows.exclude("attention_mask"))
-
-
-def test_reading_ahead_gives_the_same_batches(dataset):
-    plain, ahead = row_buffer(dataset, 4, bucket=True), row_buffer(dataset, 4, bucket=True, prefetch=1)
-    for _ in range(12):
-        assert (plain.sample() == ahead.sample()).all()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -170,7 +139,6 @@ def test_malformed_rows_do_not_enter(letters):
     for key, value, message in (
         ("attention_mask", rows["attention_mask"].flip(-1), "a real token right of padding"),
         ("token_reward", torch.where(rows["agent_mask"], torch.nan, 0.0), "a reward that is not finite"),
-        ("tokens", rows["tokens"] - 40, "a token id out of range"),
     ):
         with pytest.raises(ValueError, match=message):
             row_buffer(rows.clone().set(key, value), 2)
@@ -190,3 +158,105 @@ def test_no_rows_give_empty_batches(letters, options):
         assert batch.shape == (0,)
         assert batch["tokens"].dtype == torch.int64
     assert all(len(batch) == 0 for batch in buffer)
+
+
+LENGTHS = torch.randint(1, 50, (103,), generator=torch.Generator().manual_seed(0))
+
+
+def epoch_sampler(**kwargs):
+    return EpochSampler(**kwargs)
+
+
+def bucket_sampler(**kwargs):
+    return BucketSampler(LENGTHS, 10, pool=3, **kwargs)
+
+
+def buffer(sampler, rows=103):
+    made = TensorDictReplayBuffer(storage=LazyMemmapStorage(200), sampler=sampler, batch_size=10)
+    made.extend(TensorDict(x=torch.arange(rows), batch_size=[rows]))
+    return made
+
+
+both = pytest.mark.parametrize("make", [epoch_sampler, bucket_sampler])
+
+
+@both
+def test_each_row_once_an_epoch(make):
+    made = buffer(make(seed=1))
+    orders = []
+    for _ in range(3):
+        epoch = [batch["x"] for batch in made]
+        assert [len(x) for x in epoch] == [10] * 10 + [3]
+        orders.append(torch.cat(epoch).tolist())
+        assert sorted(orders[-1]) == list(range(103))
+    assert orders[0] != orders[1] != orders[2]
+
+
+@both
+def test_drop_last_leaves_out_other_rows_each_time(make):
+    made = buffer(make(seed=1, drop_last=True))
+    left_out = set()
+    for _ in range(3):
+        epoch = [batch["x"] for batch in made]
+        assert [len(x) for x in epoch] == [10] * 10
+        seen = torch.cat(epoch).tolist()
+        assert len(set(seen)) == 100
+        left_out.add(frozenset(set(range(103)) - set(seen)))
+    assert len(left_out) == 3
+
+
+@both
+@pytest.mark.parametrize("batches", [4, 11])
+def test_a_resumed_sampler_gives_the_same_batches(make, batches, tmp_path):
+    whole = buffer(make(seed=1))
+    for _ in range(batches):
+        whole.sample()
+    whole.sampler.dumps(tmp_path)
+    state = json.loads(json.dumps(whole.sampler.state_dict()))
+    expected = [whole.sample()["x"].tolist() for _ in range(25)]
+    resumed, from_disk = buffer(make(seed=9)), buffer(make(seed=9))
+    resumed.sampler.load_state_dict(state)
+    from_disk.sampler.loads(tmp_path)
+    assert [resumed.sample()["x"].tolist() for _ in range(25)] == expected
+    assert [from_disk.sample()["x"].tolist() for _ in range(25)] == expected
+
+
+def test_buckets_waste_little_and_still_mix():
+    plain, bucketed = EpochSampler(seed=0), BucketSampler(LENGTHS, 10, seed=0, pool=5)
+
+    def padding(sampler, epoch):
+        batches = LENGTHS[sampler.order(103, epoch)][:100].view(10, 10)
+        return (batches.amax(-1, keepdim=True) - batches).sum() / batches.amax(-1).sum() / 10
+
+    assert padding(plain, 0) > 0.4
+    assert padding(bucketed, 0) < 0.15
+    companions = [
+        frozenset(next(batch for batch in bucketed.order(103, epoch)[:100].view(10, 10).tolist() if 0 in batch))
+        for epoch in (0, 1, 2)
+        if 0 in bucketed.order(103, epoch)[:100]
+    ]
+    assert len(set(companions)) == len(companions) > 1
+    order = LENGTHS[bucketed.order(103, 0)][:100].view(10, 10).float().mean(-1)
+    assert not torch.equal(order, order.sort().values), "batches come in the order of their lengths"
+
+
+def test_a_growing_storage_joins_the_next_epoch():
+    made = buffer(EpochSampler(seed=0), rows=20)
+    made.sample()
+    made.extend(TensorDict(x=torch.arange(20, 30), batch_size=[10]))
+    assert max(made.sample()["x"]) < 20
+    assert sorted(torch.cat([batch["x"] for batch in made]).tolist()) == list(range(30))
+    made.empty()
+    with pytest.raises(RuntimeError, match="empty"):
+        made.sample()
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ValueError, match="use a smaller batch"):
+        buffer(EpochSampler(drop_last=True), rows=9).sample()
+    with pytest.raises(ValueError, match="holds 50 rows, but the sampler has 103 lengths"):
+        buffer(bucket_sampler(), rows=50).sample()
+    with pytest.raises(ValueError, match="built for 10"):
+        bucket_sampler().sample(buffer(bucket_sampler()).storage, 7)
+    with pytest.raises(ValueError, match="seed"):
+        EpochSampler(seed=-1)

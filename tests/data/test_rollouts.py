@@ -1,12 +1,33 @@
+"""What a policy wrote for each token goes with the token into the row."""
+
 from __future__ import annotations
+
+import functools
+import warnings
 
 import pytest
 import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.data import MultiStep
+from torchrl.envs import (
+    DTypeCastTransform,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    Transform,
+    TransformedEnv,
+    UnaryTransform,
+)
+from torchrl.envs.transforms import Compose, VecNormV2
 
-from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.data.rollouts import episode_numbers
+from torchrl_lang.envs import TokenEnv, WordleEnv
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import from_row
+from torchrl_lang.transforms import KLConstrainedTransform, LivingCost, RowReference, frozen_copy
 
 
 def act(td):
@@ -47,41 +68,6 @@ def test_repeated_last_steps_give_no_second_row(talk):
     assert rows_from_rollout(rollout, unfinished="drop").shape == (8,)
 
 
-def test_steps_after_the_end_give_no_second_row(talk):
-    env = talk(seed=0, batch_size=[8], row_length=40)
-    now, steps = env.reset(), []
-    for _ in range(6):
-        steps.append(env.step(act(now)).clone())
-        now = steps[-1]["next"].exclude("reward")
-    rollout = torch.stack(steps, 1)
-    assert rollout["next", "done"].sum() > 8
-    assert rows_from_rollout(rollout, unfinished="drop").shape == (8,)
-
-
-def test_equal_episodes_of_one_turn_are_all_kept(talk):
-    """With one turn, one opening and one policy there is only one episode; it is still played six times by each."""
-    env = talk(seed=0, batch_size=[2], patience=1, max_opening=0, max_reply=0, row_length=40)
-    rollout = env.rollout(6, act, break_when_any_done=False)
-    rows = rows_from_rollout(rollout, unfinished="drop")
-    assert rows.shape == (12,)
-    assert (rows["tokens"] == rows["tokens"][0]).all()
-
-
-def test_rows_do_not_share_memory_with_the_rollout(talk):
-    rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, act, break_when_any_done=False)
-    rows = rows_from_rollout(rollout, unfinished="drop")
-    before = rows.clone()
-    rollout["next", "tokens"].zero_()
-    rollout["next", "done"].zero_()
-    assert (rows == before).all()
-
-
-def test_a_rollout_of_something_else_is_named(talk):
-    rollout = talk(seed=0).rollout(2, act).exclude(("next", "token_reward"))
-    with pytest.raises(KeyError, match="token_reward"):
-        rows_from_rollout(rollout, unfinished="drop")
-
-
 @pytest.mark.parametrize("key", ["reward", "token_reward"])
 def test_a_reward_that_is_not_finite_is_refused(talk, key):
     rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, act, break_when_any_done=False)
@@ -102,3 +88,423 @@ def test_episodes_are_numbered_as_they_begin():
     first, playing, begun = episode_numbers(done[:2], playing, begun)
     second, playing, begun = episode_numbers(done[2:], playing, begun)
     assert torch.cat([first, second]).tolist() == expected
+
+
+def test_each_figure_stands_where_its_token_does(talk):
+    env = talk(seed=0, batch_size=[3], row_length=40)
+    rollout = env.rollout(12, speak, break_when_any_done=False)
+    rows = rows_from_rollout(rollout, unfinished="drop", carry=["figure"])
+    place = torch.arange(40).float() + 0.5
+    assert len(rows) > 3
+    assert rows["agent_mask"].sum() > 20
+    assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
+    without = rows_from_rollout(rollout, unfinished="drop")
+    assert torch.equal(rows.exclude("figure").to_tensordict()["tokens"], without["tokens"])
+    truncated = rows_from_rollout(rollout, unfinished="truncate", carry=["figure"])
+    assert torch.equal(truncated["figure"], torch.where(truncated["agent_mask"], place, 0.0))
+    assert len(truncated) >= len(rows)
+
+
+def test_by_hand():
+    """Two episodes one after the other; the second one is still running."""
+    attention = torch.tensor([[[1, 0, 0, 0, 0], [1, 1, 1, 1, 0], [1, 0, 0, 0, 0]]]).bool()
+    after = torch.tensor([[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]]).bool()
+    agent = torch.tensor([[[0, 1, 1, 0, 0], [0, 1, 1, 0, 1], [0, 1, 0, 0, 0]]]).bool()
+    done = torch.tensor([[[False], [True], [False]]])
+    step = TensorDict(tokens=torch.arange(15).view(1, 3, 5), attention_mask=after, agent_mask=agent,
+                      token_reward=torch.zeros(1, 3, 5), reward=torch.zeros(1, 3, 1), done=done,
+                      terminated=done)  # fmt: skip
+    said = torch.tensor([[[-1.0, -2.0], [-3.0, 9.0], [-4.0, 9.0]]])
+    rollout = TensorDict({"attention_mask": attention, "said": said, "next": step}, batch_size=[1, 3])
+    rows = rows_from_rollout(rollout, unfinished="drop", carry=["said"])
+    assert rows["said"].tolist() == [[0.0, -1.0, -2.0, 0.0, -3.0]]
+    both = rows_from_rollout(rollout, unfinished="truncate", carry=["said"])
+    assert both["said"][1].tolist() == [0.0, -4.0, 0.0, 0.0, 0.0]
+
+
+def test_what_is_not_there_raises(talk):
+    env = talk(seed=0, batch_size=[8], row_length=40)
+    rollout = env.rollout(12, speak, break_when_any_done=False)
+    with pytest.raises(KeyError, match="carry needs 'log_prob'"):
+        rows_from_rollout(rollout, unfinished="drop", carry=["log_prob"])
+    with pytest.raises(ValueError, match="episodes began before this batch"):
+        rows_from_rollout(rollout[:, 1:], unfinished="drop", carry=["figure"])
+
+
+def speak(td):
+    """Says the letters 0, 1, 2, ... from its place in the row on, each with its own place as its figure."""
+    written = td["attention_mask"].sum(-1, keepdim=True)
+    place = written + torch.arange(4)
+    return td.set("action", place % 4).set("figure", place.float() + 0.5).set("turn", written)
+
+
+def batches(env, frames, batches_in_all):
+    collector = Collector(env, speak, frames_per_batch=frames, total_frames=frames * batches_in_all)
+    try:
+        yield from collector
+    finally:
+        collector.shutdown()
+
+
+def sorted_rows(rows):
+    """In an order of their own, so that two ways of collecting compare."""
+    keys = [tuple(row["tokens"].tolist() + row["token_reward"].tolist()) for row in rows]
+    return rows[torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))]
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_batches_of_any_length_give_the_same_episodes(talk, turns):
+    """As many as end in one long rollout; each figure stands where its token does."""
+    env = functools.partial(talk, seed=0, batch_size=[3], row_length=40)
+    rollout = env().rollout(12, speak, break_when_any_done=False)
+    expected = rows_from_rollout(rollout, unfinished="drop", carry=["figure"])
+    rows_of = EpisodeRows(carry=["figure"])
+    found = [rows_of(steps) for steps in batches(env(), 3 * turns, 12 // turns)]
+    got = torch.cat([rows for rows in found if len(rows)])
+    assert len(expected) > 6
+    assert rows_of.waiting == 3 - int(rollout["next", "done"][:, -1].sum())
+    for key in expected.keys():
+        assert torch.equal(sorted_rows(got)[key], sorted_rows(expected)[key]), key
+
+
+@pytest.mark.parametrize("turns", [2])
+def test_waiting_episodes_are_followed_to_their_end(talk, turns):
+    """All that begin in the first turns come out, the long ones too, and none that begins later."""
+    env = functools.partial(talk, seed=0, batch_size=[16], row_length=60)
+    rollout = env().rollout(12, speak, break_when_any_done=False)
+    expected = rollout["next"][of_those_that_begin_within(turns, rollout["next", "done"].squeeze(-1))]
+    rows_of, found = EpisodeRows(carry=["figure"]), []
+    for steps in batches(env(), 16 * turns, 6):
+        found.append(rows_of(steps, only_waiting=bool(found)))
+        if not rows_of.waiting:
+            break
+    got = torch.cat(found)
+    assert rows_of.waiting == 0
+    assert len(got) == len(expected) >= 16
+    assert torch.equal(sorted_rows(got)["tokens"], sorted_rows(expected)["tokens"])
+    after = rows_of(steps, only_waiting=True)  # nobody waits
+    assert (len(after), rows_of.waiting) == (0, 0)
+
+
+def of_those_that_begin_within(turns, done):
+    """Of the ends of episodes, bool ``[B, time]``: one of them may lie behind those turns, and none has begun there."""
+    late = done & (torch.arange(done.shape[1]) >= turns - 1)
+    return done & (late.cumsum(1) <= 1)
+
+
+def test_a_figure_a_turn_goes_to_all_its_tokens(talk):
+    env = talk(seed=0, batch_size=[3], row_length=40)
+    rows_of = EpisodeRows(carry={"when": "turn", "figure": "figure"})
+    for steps in batches(env, 3, 8):
+        rows = rows_of(steps)
+        for row in rows:
+            agent = row["agent_mask"]
+            begins = agent & ~agent.roll(1)
+            place = torch.arange(40)
+            for p in place[agent].tolist():  # each token was said in the turn that began at or before it
+                assert row["when"][p] <= p
+                assert (row["figure"][p] - 0.5) == p
+            assert torch.equal(row["when"][begins], place[begins])
+            assert not row["when"][~agent].any()
+
+
+@pytest.mark.parametrize("unfinished", ["truncate", "drop"])
+def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
+    """Nothing waits; what is cut is a truncated row, or none."""
+    env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
+    collector = Collector(env, speak, frames_per_batch=48, total_frames=480, reset_at_each_iter=True)
+    rows_of = EpisodeRows(carry=["figure"], unfinished=unfinished)
+    place = torch.arange(60) + 0.5
+    for steps in collector:
+        rows = rows_of(steps)
+        assert rows_of.waiting == 0
+        done = steps["next", "done"].squeeze(-1)
+        assert len(rows) == int(done.sum()) + (unfinished == "truncate") * int((~done[:, -1]).sum())
+        assert int(rows["truncated"].sum()) == len(rows) - int(done.sum())
+        assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
+    collector.shutdown()
+
+
+def test_waiting_for_what_does_not_come_is_noticed(talk, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.data.rollouts._MOST_BATCHES", 4)
+    env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
+    collector = Collector(env, speak, frames_per_batch=16, total_frames=160, reset_at_each_iter=True)
+    rows_of = EpisodeRows()
+    with pytest.raises(RuntimeError, match=r"episodes of more than 4 batches wait.*unfinished='truncate'"):
+        list(map(rows_of, collector))
+    collector.shutdown()
+    with pytest.raises(ValueError, match="unfinished='keep' is unknown"):
+        EpisodeRows(unfinished="keep")
+
+
+# -- components of TorchRL before the conversion -----------------------------------------------------------------------
+
+CONVERSIONS = {
+    "rollout": lambda steps, **options: rows_from_rollout(steps, unfinished="drop", **options),
+    "episodes": lambda steps, **options: EpisodeRows(**options)(steps),
+}
+
+
+def collected(env, policy, **options):
+    collector = Collector(env, policy, frames_per_batch=96, total_frames=96, **options)
+    try:
+        return next(iter(collector))
+    finally:
+        collector.shutdown()
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_multi_step_is_refused(talk, convert):
+    """Unless it looks one step ahead, which changes nothing."""
+    env = talk(seed=0, batch_size=[8], row_length=40)
+    steps = collected(env, speak)
+    expected = convert(steps)
+    with pytest.raises(ValueError, match="MultiStep has added the rewards of later steps"):
+        convert(MultiStep(gamma=0.9, n_steps=2)(steps))
+    assert torch.equal(convert(MultiStep(gamma=0.9, n_steps=1)(steps))["token_reward"], expected["token_reward"])
+
+
+def certain(td):
+    """Says "a" or "b" by its place in the row, then the end, each with a probability of one."""
+    end, pad = 5, 4
+    letter = (td["attention_mask"].sum(-1, keepdim=True) // 2) % 2
+    rest = torch.tensor([end, pad, pad]).expand(*td.batch_size, 3)
+    return td.set("action", torch.cat([letter, rest], -1)).set("token_log_prob", torch.zeros(*td.batch_size, 4))
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_log_probabilities_of_random_frames_are_refused(talk, convert):
+    """A policy that is certain of its tokens also writes zeros; random actions without log-probabilities are rows."""
+    env = talk(seed=0, batch_size=[8], row_length=40)
+    control = env.tokenizer.control
+    assert (control.end_of_action, control.pad) == (5, 4)
+    steps = collected(env, certain, init_random_frames=96)
+    assert not steps["token_log_prob"].any()
+    with pytest.raises(ValueError, match=r"'token_log_prob' is 0.*Collect with init_random_frames=0"):
+        convert(steps, carry=["token_log_prob"])
+    assert len(convert(steps)) > 6
+    assert len(convert(collected(env, certain), carry=["token_log_prob"])) > 6
+    mixed = torch.cat([collected(env, certain), steps[:, :4]], -1)  # a few random steps are found among others
+    mixed["collector", "traj_ids"] = torch.cat(
+        [mixed["collector", "traj_ids"][:, :-4], 1_000 + steps["collector", "traj_ids"][:, :4]], -1
+    )
+    with pytest.raises(ValueError, match="at all tokens of"):
+        convert(mixed, carry=["token_log_prob"])
+
+
+@pytest.mark.parametrize("unfinished", ["drop", "truncate"])
+def test_padded_steps_are_no_steps(talk, unfinished):
+    """``split_trajs`` pads trajectories with zeros, trajectory numbers among them."""
+    env = functools.partial(talk, seed=0, batch_size=[8], row_length=40)
+    whole, split = collected(env(), speak), collected(env(), speak, split_trajs=True)
+    assert not split["collector", "mask"].all()
+    expected = rows_from_rollout(whole, unfinished=unfinished, carry=["figure"])
+    for found in (
+        rows_from_rollout(split, unfinished=unfinished, carry=["figure"]),
+        EpisodeRows(carry=["figure"], unfinished=unfinished)(split),
+    ):
+        for key in expected.keys():
+            assert torch.equal(sorted_rows(found)[key], sorted_rows(expected)[key]), key
+
+
+class Noise(Transform):
+    """Other amounts in every step and environment, some of them huge, so that nothing cancels."""
+
+    def __init__(self):
+        super().__init__(in_keys=["reward"], out_keys=["reward"])
+        self.generator = torch.Generator().manual_seed(0)
+
+    def _apply_transform(self, reward):
+        return torch.randn(reward.shape, generator=self.generator) * 100.0
+
+
+TRANSFORMS = {
+    "RewardScaling, loc": lambda: RewardScaling(3.0, 0.3),
+    "VecNormV2": lambda: VecNormV2(in_keys=["reward"]),
+    "UnaryTransform": lambda: UnaryTransform(in_keys=["reward"], out_keys=["reward"], fn=lambda r: r * r + 1),
+    "DTypeCastTransform": lambda: Compose(
+        DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), RewardScaling(0.0, 7.0)
+    ),
+    "several": lambda: Compose(LivingCost(0.25), RewardScaling(0.0, 2.0), RewardClipping(-1.0, 0.5), RewardSum()),
+    "noise": lambda: Noise(),
+}
+
+
+def turn_sums(rows, steps_of_row):
+    """What the tokens of each turn earned in the row, turn by turn; turns are windows between the steps' lengths."""
+    sums = []
+    for row, steps in zip(rows, steps_of_row, strict=True):
+        before, after = steps["attention_mask"].sum(-1).tolist(), steps["next", "attention_mask"].sum(-1).tolist()
+        sums.append([row["token_reward"][a:b].sum().item() for a, b in zip(before, after, strict=True)])
+    return sums
+
+
+def episodes(rollout):
+    """The steps of each finished episode, in the order in which rows come."""
+    for steps in rollout.unbind(0):
+        begin = 0
+        for end in steps["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist():
+            yield steps[begin : end + 1]
+            begin = end + 1
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_each_turn_earns_what_its_step_did(name, talk):
+    env = TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), TRANSFORMS[name]())
+    rollout = env.rollout(12, act, break_when_any_done=False)
+    rows = rows_from_rollout(rollout, unfinished="drop")
+    own = rows_from_rollout(rollout, unfinished="drop", reward_key=None)
+    played = list(episodes(rollout))
+    assert len(rows) == len(played) > 3
+    for found, steps in zip(turn_sums(rows, played), played, strict=True):
+        torch.testing.assert_close(torch.tensor(found), steps["next", "reward"].flatten().float())
+    assert not torch.equal(rows["token_reward"], own["token_reward"])
+    assert torch.equal(own["token_reward"], rollout["next", "token_reward"][rollout["next", "done"].squeeze(-1)])
+    # Only the last token of a turn is paid.
+    agent = rows["agent_mask"]
+    last = agent & ~torch.cat([agent[:, 1:], torch.zeros_like(agent[:, :1])], 1)
+    assert not rows["token_reward"][~last].any()
+
+
+def rewards_in_a_collector(transform, turns, talk):
+    env = TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), transform)
+    collector = Collector(env, act, frames_per_batch=3 * turns, total_frames=36)
+    rows_of, batches = EpisodeRows(), []
+    for steps in collector:
+        batches.append(rows_of(steps).clone())
+    collector.shutdown()
+    return torch.cat([rows for rows in batches if len(rows)])
+
+
+@pytest.mark.parametrize("name", ["several", "noise"])
+@pytest.mark.parametrize("turns", [1, 4])
+def test_episodes_over_several_batches_too(name, turns, talk):
+    """The first turns of an episode were given in an earlier batch: their rewards are not lost."""
+    env = TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), TRANSFORMS[name]())
+    rollout = env.rollout(12, act, break_when_any_done=False)
+    expected = rows_from_rollout(rollout, unfinished="drop")
+    rows = rewards_in_a_collector(TRANSFORMS[name](), turns, talk)
+    assert len(rows) == len(expected)
+    assert rows["token_reward"].sum() == pytest.approx(expected["token_reward"].sum().item(), rel=1e-5)
+    for row in rows:
+        same = (expected["tokens"] == row["tokens"]).all(-1)
+        near = (expected["token_reward"][same] - row["token_reward"]).abs().amax(-1)
+        assert near.min() < 1e-4
+
+
+def test_what_is_not_changed_comes_back_bit_by_bit(talk):
+    """RewardSum sums up beside the reward; turn rewards write the row themselves; TokenEnv pays single tokens."""
+    games = [
+        TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), RewardSum()),
+        TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), Compose(LivingCost(0.1), LivingCost(0.7))),
+    ]
+    for env in games:
+        rollout = env.rollout(12, act, break_when_any_done=False)
+        ends = rollout["next", "done"].squeeze(-1)
+        rows = rows_from_rollout(rollout, unfinished="drop")
+        assert torch.equal(rows["token_reward"], rollout["next", "token_reward"][ends])
+        assert "raw_reward" not in rows.keys()
+    torch.manual_seed(0)
+    tokens = TransformedEnv(
+        TokenEnv(WordleEnv(["crane", "slate", "purge", "mouse"], batch_size=[4], seed=0)), RewardScaling(0.0, 10.0)
+    )
+    rollout = tokens.rollout(40, break_when_any_done=False)
+    given = rows_from_rollout(rollout, unfinished="truncate")
+    own = rows_from_rollout(rollout, unfinished="truncate", reward_key=None)
+    assert own["token_reward"].sum() < 0
+    torch.testing.assert_close(given["token_reward"], 10 * own["token_reward"])
+
+
+def test_rounding_of_turns_whose_tokens_are_paid_singly_changes_nothing():
+    """0.1 + 0.2 is not 0.3 in float32 whatever the order: the row stays as it is; a real difference is added."""
+    attention = torch.tensor([[[True] + 5 * [False]]])
+    reward = torch.tensor([[[0.0, 0.1, 0.2, 0.7, 0.05, 0.0]]])
+    agent = reward > 0
+    end = torch.ones(1, 1, 1, dtype=torch.bool)
+    step = TensorDict(tokens=torch.arange(6).view(1, 1, 6), attention_mask=attention | True, agent_mask=agent,
+                      token_reward=reward, done=end, terminated=end)  # fmt: skip
+    for total, expected in ((1.05, 0.05), (1.05 + 1e-6, 0.05), (2.05, 1.05)):
+        step["reward"] = torch.tensor([[[total]]])
+        rollout = TensorDict({"attention_mask": attention, "next": step}, batch_size=[1, 1])
+        rows = rows_from_rollout(rollout, unfinished="drop")
+        if expected == 0.05:
+            assert torch.equal(rows["token_reward"], reward[0])
+        assert rows["token_reward"][0, 4] == pytest.approx(expected, abs=1e-6)
+
+
+def hand_made(agent_mask, reward):
+    """One episode of two turns, ``0 | 1 2 | 3 4``, and the rewards of its steps."""
+    lengths = torch.tensor([1, 3, 5])
+    real = torch.arange(5) < lengths[:, None]
+    agent = torch.tensor(agent_mask, dtype=torch.bool) & real
+    done = torch.tensor([[[False], [True]]])
+    step = TensorDict(tokens=torch.arange(5).expand(1, 2, 5), attention_mask=real[None, 1:],
+                      agent_mask=agent[None, 1:], token_reward=torch.zeros(1, 2, 5),
+                      reward=torch.tensor(reward).view(1, 2, 1), done=done, terminated=done)  # fmt: skip
+    return TensorDict({"attention_mask": real[None, :-1], "next": step}, batch_size=[1, 2])
+
+
+def test_a_turn_in_which_the_agent_writes_nothing():
+    rows = rows_from_rollout(hand_made([0, 1, 1, 0, 0], [1.0, 2.0]), unfinished="drop")
+    assert rows["token_reward"].tolist() == [[0.0, 0.0, 3.0, 0.0, 0.0]]
+    with pytest.raises(
+        ValueError, match=r"1 steps have another 'reward'.*no token yet to place it on.*reward_key=None"
+    ):
+        rows_from_rollout(hand_made([0, 0, 0, 1, 1], [1.0, 2.0]), unfinished="drop")
+    rows = rows_from_rollout(hand_made([0, 0, 0, 1, 1], [0.0, 2.0]), unfinished="drop")
+    assert rows["token_reward"].tolist() == [[0.0, 0.0, 0.0, 0.0, 2.0]]
+
+
+def test_changed_rewards_of_a_first_turn_that_is_not_there(talk):
+    env = TransformedEnv(talk(seed=0, batch_size=[8], row_length=40), RewardScaling(0.0, 10.0))
+    rollout = env.rollout(12, act, break_when_any_done=False)
+    with pytest.raises(ValueError, match=r"episodes began before this batch.*EpisodeRows"):
+        rows_from_rollout(rollout[:, 1:], unfinished="drop")
+    assert len(rows_from_rollout(rollout[:, 1:], unfinished="drop", reward_key=None)) > 8
+    plain = talk(seed=0, batch_size=[8], row_length=40).rollout(12, act, break_when_any_done=False)
+    assert len(rows_from_rollout(plain[:, 1:], unfinished="drop")) > 8
+
+
+def test_rewards_that_cannot_be_used_are_named(talk):
+    rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, act, break_when_any_done=False)
+    with pytest.raises(KeyError, match=r"needs 'score', found only.*reward_key=None"):
+        rows_from_rollout(rollout, unfinished="drop", reward_key="score")
+    rollout["next", "score"] = torch.zeros(3, 12, 2)
+    with pytest.raises(ValueError, match=r"'score' must be one number per step, \[3, 12, 1\], got \[3, 12, 2\]"):
+        rows_from_rollout(rollout, unfinished="drop", reward_key="score")
+    rollout["next", "score"] = torch.full((3, 12, 1), 2.5)
+    rows = rows_from_rollout(rollout, unfinished="drop", reward_key="score")
+    steps = torch.tensor([len(steps) for steps in episodes(rollout)])
+    torch.testing.assert_close(rows["token_reward"].sum(-1), 2.5 * steps)
+
+
+def policy_and_reference(env):
+    torch.manual_seed(0)
+    actor = language_actor(causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=96))
+    policy = UtteranceActor(actor, env.tokenizer.control, 6, seed=0)
+    frozen = frozen_copy(policy)
+    with torch.no_grad():
+        actor[1].module.weight.add_(0.1 * torch.randn_like(actor[1].module.weight))
+    return policy, frozen
+
+
+def test_a_penalty_in_the_environment_reaches_the_rows_once():
+    base = WordleEnv(["crane", "slate", "purge", "mouse"], batch_size=[6], seed=0)
+    policy, frozen = policy_and_reference(base)
+    env = TransformedEnv(base, Compose(LivingCost(0.5), KLConstrainedTransform(frozen, 0.5)))
+    steps = env.rollout(12, policy, break_when_any_done=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
+    played = list(episodes(steps))
+    for name, key in (("token_reward", "reward"), ("raw_reward", "raw_reward")):
+        expected = torch.stack([steps["next", key].sum() for steps in played])
+        torch.testing.assert_close(rows[name].sum(-1), expected, rtol=1e-4, atol=1e-4)
+    assert ((rows["token_reward"] - rows["raw_reward"]).abs().sum(-1) > 0).all()
+    own = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"], reward_key=None)
+    assert torch.equal(rows["raw_reward"], own["token_reward"])
+    again = KLConstrainedTransform(RowReference(frozen), 0.5)
+    with pytest.raises(ValueError, match="adjusted before"):
+        again(rows)
+    # Chosen by hand, the penalty is that of the rows alone, and the same in sum.
+    torch.testing.assert_close(again(own)["token_reward"].sum(-1), rows["token_reward"].sum(-1), rtol=1e-3, atol=1e-3)

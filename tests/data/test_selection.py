@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from torchrl_lang.data import BestRows, best_rows, row_returns, write_dataset
+from torchrl_lang.data import BestRows, best_rows, row_returns
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import Checkpointer
 
@@ -98,14 +98,6 @@ def test_shares_are_those_of_the_paper_s_code(top, bottom, n):
     assert numbers(best_rows(of_returns(*returns), fraction=top, bottom_fraction=bottom)) == sorted(left)
 
 
-def test_the_worst_rows_of_each_group():
-    rows = of_returns(0.0, 2.0, 1.0, 2.0, -1.0, 2.0, group=torch.tensor([0, 0, 7, 7, 0, 7]))
-    assert numbers(best_rows(rows, bottom_fraction=2 / 3, per="group")) == [0, 2, 3, 4]
-    assert numbers(best_rows(rows, 1, bottom_fraction=2 / 3, per="group")) == [0, 3]
-    with pytest.raises(ValueError, match=r"bottom_fraction must lie in \(0, 1\], got 0"):
-        best_rows(rows, 1, bottom_fraction=0)
-
-
 def test_unfinished_rows_may_be_left_out():
     rows = numbered([episode(1.0), episode(3.0, terminated=False), episode(2.0), episode(9.0, terminated=False)])
     assert numbers(best_rows(rows, 2)) == [1, 3]
@@ -113,18 +105,6 @@ def test_unfinished_rows_may_be_left_out():
     assert numbers(best_rows(rows, fraction=0.5, finished_only=True)) == [2]
     assert len(best_rows(rows[1::2], 2, finished_only=True)) == 0
     assert len(BestRows(2, finished_only=True).extend(rows[1::2]).extend(rows[:1])) == 1
-
-
-def test_a_data_set_on_disk(tmp_path):
-    rows = of_returns(1.0, 3.0, 2.0).exclude("number")
-    best = best_rows(write_dataset(tmp_path / "data", rows, WORDS), 2)
-    assert best["token_reward"].sum(-1).tolist() == [3.0, 2.0]
-
-
-def test_what_is_chosen_is_a_copy():
-    rows = of_returns(1.0, 3.0)
-    best_rows(rows, 2)["token_reward"].zero_()
-    assert row_returns(rows).tolist() == [1.0, 3.0]
 
 
 RETURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12)
@@ -171,15 +151,6 @@ def test_in_pieces_as_at_once(pairs, capacity, per_group, grouped, cuts):
     assert numbers(whole.rows) == numbers(best_rows(expected, capacity))
 
 
-def test_better_rows_are_never_forgotten():
-    pool, best = BestRows(3), []
-    for seed in range(8):
-        fresh = torch.randn(5, generator=torch.Generator().manual_seed(seed))
-        best = sorted([*best, *fresh.tolist()])[-3:]
-        pool.extend(of_returns(*fresh.tolist()))
-        torch.testing.assert_close(row_returns(pool.rows).sort().values, torch.tensor(best, dtype=torch.float64))
-
-
 def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
     pieces = [of_returns(*torch.randn(4, generator=torch.Generator().manual_seed(s)).tolist()) for s in range(4)]
     for piece in pieces:
@@ -209,12 +180,10 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
     [
         ({}, "either n or fraction"),
         ({"n": 1, "fraction": 0.5}, "either n or fraction"),
-        ({"fraction": 1.5}, "fraction"),
         ({"n": 0}, "n must"),
         ({"n": 1, "per": "prompt"}, "no 'prompt' to group rows by"),
         ({"n": 1, "per": torch.zeros(3, dtype=torch.int64)}, "one integer per row"),
         ({"n": 1, "reward_key": "raw"}, "'raw' must have one reward per token"),
-        ({"n": 1, "gamma": 1.5}, "gamma"),
         ({"n": 1, "by": torch.tensor([float("nan"), 1.0])}, "1 of 2 scores are NaN"),
     ],
 )

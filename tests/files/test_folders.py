@@ -10,14 +10,9 @@ from safetensors.torch import save_file
 from tests.kills import kills
 from tests.processes import Program
 from torchrl_lang._files import (
-    FileError,
     folder_lock,
     is_unfinished,
-    refuse_content,
-    remove_folder,
     remove_leftovers,
-    verify_checksums,
-    write_checksums,
     write_file,
     write_folder,
 )
@@ -79,25 +74,6 @@ def test_what_a_link_points_to_is_replaced(tmp_path):
         (folder / "a").write_text("new")
     assert (tmp_path / "model").is_symlink()
     assert (tmp_path / "disk" / "a").read_text() == "new"
-
-
-def test_a_block_that_fails_leaves_what_was_there(tmp_path):
-    with write_folder(tmp_path / "model") as folder:
-        (folder / "a").write_text("old")
-    with pytest.raises(OSError, match="No such file"), write_folder(tmp_path / "model") as folder:
-        (folder / "nowhere" / "a").write_text("new")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model" / "a").read_text() == "old"
-
-
-def test_unfinished_copies_and_deletions_are_removed(tmp_path):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / ".kept.writing-1").mkdir()
-    (tmp_path / ".config.json.writing-file").write_text("{")
-    remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    remove_folder(tmp_path / "kept")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -163,22 +139,3 @@ def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path, full_d
     with pytest.raises(OSError, match=r"File too large: '.*config.json'"):
         write_file(tmp_path / "config.json", "x" * 10_000)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_there_is_not_replaced(tmp_path):
-    refuse_content(tmp_path)
-    refuse_content(tmp_path / "missing")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileExistsError, match="is not empty: give another folder"):
-        refuse_content(tmp_path)
-    with pytest.raises(FileExistsError, match="is a file: give another folder"):
-        refuse_content(tmp_path / "file")
-
-
-def test_files_that_checksums_have_to_list(tmp_path):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "a").write_text("a")
-    write_checksums(tmp_path)
-    assert verify_checksums(tmp_path, remedy="save it again", needs=["parts/a"]) == ["parts/a"]
-    with pytest.raises(FileError, match=r"checksums\.json does not list \['b', 'c'\]: save it again"):
-        verify_checksums(tmp_path, remedy="save it again", needs=("c", "parts/a", "b"))

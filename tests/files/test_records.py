@@ -59,18 +59,14 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
         ({"rows": "3"}, "has '3' as \"rows\", expected a valid integer"),
         ({"rows": True}, 'has True as "rows"'),
         ({"rows": 0}, 'has 0 as "rows", expected greater than or equal to 1'),
-        ({"rows": 3.0}, 'has 3.0 as "rows"'),
         ({"rows": 10**30}, "64 bits"),
         ({"rows": ...}, 'has no field "rows"'),
-        ({"mean": "1"}, "has '1' as \"mean\", expected a valid number"),
         ({"further": 1}, 'has the unknown field "further"'),
         ({"entries": {"a": {"dtype": "bool", "shape": [3, "8"]}}}, "has '8' as \"entries.a.shape.1\""),
         ({"entries": {"a": {"dtype": "bool", "shape": [4]}}}, "does not describe 'a' as an entry of 3 rows"),
         ({"format": "words"}, "has format 'words', but this release reads format 'rows'"),
         ({"version": 1}, "has version 1, but this release reads version 2"),
-        ({"version": 3}, "has version 3, but this release reads version 2"),
         ({"version": 2.0}, "has version 2.0"),
-        ({"version": ...}, 'has no field "version"'),
     ],
 )
 def test_what_a_record_does_not_hold(tmp_path, fields, message):
@@ -138,12 +134,6 @@ def test_a_folder_is_read_as_it_was_written(tmp_path):
     (tmp_path / "saved" / "notes.txt").touch()
     with pytest.raises(FileExistsError, match=r"notes\.txt"):
         save(tmp_path / "saved", replace=True)
-
-
-def test_nothing_is_left_where_writing_failed(tmp_path):
-    with pytest.raises(UnicodeEncodeError):
-        save(tmp_path / "saved", "\ud800")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["deep/words.txt", "manifest.json", "checksums.json"])

@@ -58,11 +58,6 @@ def test_a_pad_that_ends_texts_too_is_not_reused():
     assert tokenizer.control.pad >= len(shared)
 
 
-def test_nothing_is_put_around_a_text(source, tokenizer):
-    assert source.encode("is it")[0] == source.eos_token_id
-    assert source.eos_token_id not in tokenizer.encode("is it")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_special_tokens_in_a_text_are_text(tokenizer, name):
     special = {*tokenizer.control.ids(), tokenizer.backend.token_to_id("<|end|>")}
@@ -72,7 +67,7 @@ def test_special_tokens_in_a_text_are_text(tokenizer, name):
     assert tokenizer.decode(ids) == text
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(parts=st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=6)), max_size=5))
 def test_decoding_gives_any_text_again(tokenizer, parts):
     text = "".join(parts).encode("utf-8", "ignore").decode()
@@ -86,10 +81,6 @@ def test_half_a_character_is_no_text(tokenizer):
         tokenizer.encode("a\ud800")
 
 
-def test_control_tokens_are_decoded_by_name(tokenizer):
-    assert tokenizer.decode([*tokenizer.encode("is"), tokenizer.control.end_of_action]) == "is</a>"
-
-
 def test_the_configuration_rebuilds_it(tokenizer):
     again = tokenizer_from_config(json.loads(json.dumps(tokenizer.config())))
     assert isinstance(again, HFTokenizer)
@@ -98,12 +89,6 @@ def test_the_configuration_rebuilds_it(tokenizer):
     assert fingerprint(again) == fingerprint(tokenizer)
     text = "is it </a> blue?"
     assert again.encode(text) == tokenizer.encode(text)
-
-
-def test_it_loads_from_a_local_path(source, tokenizer, tmp_path):
-    source.save_pretrained(tmp_path)
-    again = HFTokenizer(tmp_path)
-    assert fingerprint(again) == fingerprint(tokenizer)
 
 
 def word_level(**special: str) -> PreTrainedTokenizerFast:

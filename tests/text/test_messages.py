@@ -12,7 +12,6 @@ import pytest
 
 from tests.data.chat_templates import EXACT, TOOL_CHATML, Family, tokenizer_of
 from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records
-from torchrl_lang.data.jsonl import parse_dialogue
 from torchrl_lang.text import (
     CharTokenizer,
     ChatTokenizer,
@@ -82,7 +81,7 @@ def test_conversations_survive_rows_and_back(chatml):
 
     ``CONVERSATIONS=10000`` tries more of them.
     """
-    count = int(os.environ.get("CONVERSATIONS", "800"))
+    count = int(os.environ.get("CONVERSATIONS", "150"))
     draw, changed, tools = random.Random(0), 0, 0
     source = tokenizer_of(CHATML)
     for _ in range(count):
@@ -133,15 +132,6 @@ def test_a_call_of_a_tool_in_full(chatml):
     assert agent == f"{call}<|im_end|>It is closed.<|im_end|>"
 
 
-def test_contents_in_parts_and_empty_calls(chatml):
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [
-        {"type": "function", "function": {"name": "f", "arguments": {}}}]}]  # fmt: skip
-    episode = from_messages(messages, chatml)
-    assert [turn.text for turn in episode.turns] == ["ab", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
-    assert to_messages(episode, chatml)[1]["content"] == ""
-
-
 def test_text_like_a_call_of_a_template_that_refuses_calls():
     refusal = "{% if messages[-1].tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
     source = tokenizer_of(dataclasses.replace(CHATML, template=refusal + EXACT["chatml"].template))
@@ -157,14 +147,14 @@ USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content":
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"role": "robot", "content": ""}, r"message 2: 'role' must be one of .*'tool'.* got \"robot\""),
-        ({"role": "user"}, "message 2: 'content' must be a text or a list of text parts, got null"),
-        ({"role": "user", "content": [{"type": "image"}]}, "message 2: a part of 'content' must be"),
-        ({"role": "user", "content": "", "reward": 1}, "only messages of the assistant may have a reward"),
-        ({**AGENT, "reward": "1"}, "message 2: 'reward' must be a finite number, got \"1\""),
-        ({**AGENT, "weight": 1}, r"message 2: unknown keys \['weight'\]"),
+        ({"role": "robot", "content": ""}, """message 2 has 'robot' as "role", expected 'system', 'user', 'tool'"""),
+        ({"role": "user"}, "message 2 has no text as 'content'"),
+        ({"role": "user", "content": [{"type": "image"}]}, 'as "content", expected a valid string'),
+        ({"role": "user", "content": "", "reward": 1}, "has a reward, but only messages of the assistant may"),
+        ({**AGENT, "reward": "1"}, """message 2 has '1' as "reward", expected a valid number"""),
+        ({**AGENT, "weight": 1}, 'message 2 has the unknown field "weight"'),
         ({**AGENT, "tool_calls": [{"function": {"name": "f"}}]}, "use a ChatTokenizer"),
-        ("hi", "message 2 must be a JSON object"),
+        ("hi", "message 2 is 'hi', expected a JSON object"),
     ],
 )
 def test_a_bad_message_is_an_error(message, reason):
@@ -191,7 +181,6 @@ def test_the_forms_of_a_dialogue(chatml):
         {"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}], "reward": 2},
     ):
         assert DialogueReader()(record) == [expected]
-        assert parse_dialogue(json.dumps(record)) == expected
     assert DialogueReader(reward="score", ignore=["id"])({**chats, "score": 2.0, "id": 7}) == [expected]
     assert DialogueReader(reward=lambda messages: len(messages))(chats) == [expected]
     assert DialogueReader(reward=lambda messages: [2.0])({"messages": [USER, AGENT]}) == [expected]
@@ -205,25 +194,19 @@ def test_preferences_are_two_episodes():
     assert (rejected.turns[1].text, rejected.total_reward) == ("c", -1.0)
     whole = {"chosen": [USER, AGENT], "rejected": [USER, AGENT]}  # the prompt is in both
     assert [len(episode.turns) for episode in DialogueReader()(whole)] == [2, 2]
-    with pytest.raises(ValueError, match="a chosen and a rejected dialogue"):
-        parse_dialogue(json.dumps(pair))
 
 
 @pytest.mark.parametrize(
     ("record", "options", "reason"),
     [
-        ({"prompt": "a"}, {}, "must have one of the entries"),
-        ({"messages": []}, {}, "'messages' must be a list of at least one message, got "),
-        ({"prompt": 3, "completion": "b"}, {}, "'prompt' must be a list of at least one message or a text, got 3"),
+        ({"prompt": "a"}, {}, "with one of the entries"),
         ({"messages": [USER, AGENT], "reward": [1, 2]}, {}, "2 rewards for 1 turns of the agent"),
         ({"messages": [USER, AGENT]}, {"reward": "score"}, "no entry 'score' for its reward"),
-        ({"messages": [USER, AGENT], "id": 1}, {}, r"unknown keys \['id'\]"),
         ({"turns": [{"role": "agent", "text": "a"}]}, {"reward": len}, "a reward function needs messages"),
-        ({"chosen": [USER, AGENT]}, {}, "'rejected' must be a list"),
-        ({"chosen": [USER, AGENT], "rejected": [USER, AGENT], "reward": 1}, {}, r"unknown keys \['reward'\]"),
-        ({"messages": [USER, AGENT], "reward": True}, {}, "'reward' must be a finite number, got true"),
-        ({"turns": [{"role": "agent", "text": "a"}], "reward": None}, {}, "'reward' must be a finite number, got null"),
-        ({"turns": [{"role": "agent", "text": "a"}], "reward": [1]}, {}, "'reward' must be a finite number, got .1."),
+        ({"chosen": [USER, AGENT]}, {}, 'has no field "rejected"'),
+        ({"chosen": [USER, AGENT], "rejected": [USER, AGENT], "reward": 1}, {}, 'unknown field "reward"'),
+        ({"turns": [{"role": "agent", "text": "a"}], "reward": None}, {}, "a reward must be a finite number, got None"),
+        ({"messages": [USER, AGENT], "reward": True}, {}, "a reward must be a finite number, got True"),
     ],
 )
 def test_a_bad_record_is_an_error(record, options, reason):
@@ -253,31 +236,7 @@ def test_bad_records_are_counted_and_named(tmp_path):
         dataset = dataset_from_records(records, tmp_path / "data", letters, 20, on_error="skip")
     assert caught[0].filename == __file__
     assert (len(dataset), [bad["line"] for bad in dataset.manifest["notes"]["skipped"]]) == (1, [2, 3])
-    with pytest.raises(ValueError, match="holds no dialogue: give at least one record"):
+    with pytest.raises(ValueError, match="holds no dialogue: give one JSON object per line, or at least one record"):
         dataset_from_records([], tmp_path / "none", letters, 20)
     with pytest.warns(UserWarning, match="the first is record 1"):
         dataset_from_records(records[:1], tmp_path / "cut", letters, 4, on_overflow="truncate")
-
-
-def test_hugging_face_data_sets_in_memory_and_streamed(tmp_path, chatml):
-    datasets = pytest.importorskip("datasets", reason="the extra 'datasets' is not installed")
-    records = [
-        {"messages": [USER, {**AGENT, "reward": 2.0}], "score": 1.0},  # gaps of a table are None
-        {"messages": [{"role": "system", "content": "s"}, USER, AGENT, USER, AGENT], "score": 3.0},
-    ]
-    path = tmp_path / "chats.jsonl"
-    path.write_text("\n".join(json.dumps(record) for record in records))
-    kept = tmp_path / "cache"
-    found = {
-        "list": records,
-        "memory": datasets.Dataset.from_list(records),
-        "file": datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(kept)),
-        "stream": datasets.load_dataset("json", data_files=str(path), split="train", streaming=True),
-    }
-    reader = DialogueReader(reward="score")
-    made = {
-        name: dataset_from_records(each, tmp_path / name, chatml, 200, reader=reader)[:] for name, each in found.items()
-    }
-    assert made["list"]["token_reward"].sum(-1).tolist() == [3.0, 3.0]
-    for name, rows in made.items():
-        assert (rows == made["list"]).all(), name

@@ -15,16 +15,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-__all__ = [
-    "folder_lock",
-    "is_unfinished",
-    "refuse_content",
-    "remove_folder",
-    "remove_leftovers",
-    "write_file",
-    "write_folder",
-]
-
 
 @contextmanager
 def folder_lock(folder: str | Path, purpose: str = "writes", *, shown: Path | None = None) -> Iterator[Path]:

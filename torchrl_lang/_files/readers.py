@@ -15,26 +15,6 @@ from safetensors import SafetensorError, safe_open
 if TYPE_CHECKING:  # the command line reads its options before it needs torch
     from torch import Tensor
 
-__all__ = [
-    "CSVRecord",
-    "FileError",
-    "TensorHeader",
-    "file_digest",
-    "file_in",
-    "one_line",
-    "parse_rows",
-    "read_csv_records",
-    "read_json",
-    "read_json_list",
-    "read_json_value",
-    "read_tensor_headers",
-    "read_tensors",
-    "read_text",
-    "regular_file",
-    "shorten",
-    "unique_keys",
-]
-
 # Depending on the field, an edited header of a safetensors file raises any of these.
 _DAMAGED_TENSORS = (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError)
 

@@ -16,21 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torchrl_lang._files.folders import refuse_content, write_file, write_folder
 from torchrl_lang._files.readers import FileError, file_digest, file_in, read_json, shorten
 
-__all__ = [
-    "CHECKSUMS",
-    "Fields",
-    "Record",
-    "RecordFolder",
-    "check_replaceable",
-    "folder_digest",
-    "json_digest",
-    "verify_checksums",
-    "write_checksums",
-    "write_json",
-    "write_manifest",
-]
-
-
 T = TypeVar("T")
 _REQUIRED: Any = object()
 
@@ -371,15 +356,27 @@ class Record(BaseModel):
 def mistake(error: ValidationError) -> str:
     """The first mistake that pydantic found, as the rest of a sentence that begins with the file."""
     first = error.errors(include_url=False)[0]
-    name, found = ".".join(map(str, first["loc"])), shorten(first["input"])
+    name, found = ".".join(map(str, first["loc"]))[:80], shorten(first["input"])
     if first["type"] == "missing":
         return f'has no field "{name}"'
     if first["type"] == "extra_forbidden":
         return f'has the unknown field "{name}"'
-    message = first["msg"].removeprefix("Value error, ")
-    if not name:
-        return message[:1].lower() + message[1:]
-    return f'has {found} as "{name}", expected {message.removeprefix("Input should be ")}'
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    expected = "a JSON object" if first["type"] == "model_type" else message
+    if name:
+        return f'has {found} as "{name}", expected {expected}'
+    return f"is {found}, expected {expected}" if first["type"] == "model_type" else message[:1].lower() + message[1:]
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validate(model: type[M], content: Any, what: str) -> M:
+    """Check a value of Python by its model; the ``ValueError`` of a mistake begins with ``what``."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{what} {mistake(error)}") from None
 
 
 R = TypeVar("R", bound=Record)

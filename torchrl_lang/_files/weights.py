@@ -12,13 +12,6 @@ from torch import Tensor, nn
 from torchrl_lang._files.readers import FileError, shorten
 from torchrl_lang._files.records import Fields
 
-__all__ = [
-    "check_loaded_weights",
-    "check_model_config",
-    "nested_fields",
-    "non_finite",
-]
-
 
 def check_loaded_weights(
     folder: str | Path, model: nn.Module, info: Mapping[str, Any], *, remedy: str, others: bool = False

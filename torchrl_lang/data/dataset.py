@@ -52,8 +52,6 @@ from torchrl_lang.text.rows import from_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 from torchrl_lang.text.tokenizers import Tokenizer, config_fingerprint, fingerprint
 
-__all__ = ["DISK_DTYPES", "MANIFEST", "ROWS", "DatasetWriter", "RowDataset", "load_dataset", "write_dataset"]
-
 MANIFEST, TOKENIZER, ROWS, STAMP = "manifest.json", "tokenizer.json", "rows", ".verified.json"
 META = f"{ROWS}/meta.json"
 """File that tensordict needs to open the rows without this library; this library does not read it."""

@@ -30,18 +30,6 @@ from torchrl_lang.data.rollouts import EpisodeRows, episode_numbers, rows_at
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = [
-    "FreshEpisodes",
-    "EpisodeSampler",
-    "Policy",
-    "PolicySampler",
-    "generate_dataset",
-    "generate_in_parts",
-    "play_to_end",
-    "seed_of_games",
-]
-
-
 _NUMBER = "episode_number"
 _STEPS_PER_BATCH = 8
 """Steps between checks for finished episodes; few, because steps after the last one needed are wasted."""

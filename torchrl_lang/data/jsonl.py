@@ -8,38 +8,101 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from torchrl_lang._checks import one_of
-from torchrl_lang._files import FileError, regular_file, shorten, unique_keys
+from pydantic import BeforeValidator, Field, model_validator
+
+from torchrl_lang._checks import check_options
+from torchrl_lang._files import FileError, Record, regular_file, shorten, unique_keys, validate
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
 from torchrl_lang.text.chat_template import Message
-from torchrl_lang.text.episodes import Episode, Turn
-from torchrl_lang.text.json_checks import check_keys, read_flag, read_number, show
+from torchrl_lang.text.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.text.messages import from_messages
 from torchrl_lang.text.rows import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = [
-    "BadLine",
-    "DialogueReader",
-    "LineFile",
-    "Records",
-    "RewardOfMessages",
-    "dataset_from_jsonl",
-    "dataset_from_records",
-    "good_items",
-    "parse_dialogue",
-    "read_jsonl",
-]
-
-
 RewardOfMessages = Callable[[list[Message]], float | Sequence[float]]
 """Maps the messages of a conversation to its reward, or to one reward for each message of the assistant."""
 
-_BY_AGENT = {"user": False, "environment": False, "assistant": True, "agent": True}
-_FLAGS = ("terminated", "truncated")
+
+# -- the forms of a record ---------------------------------------------------------------------------------------------
+
+
+def _as_messages(role: str, value: Any) -> Any:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+Messages = Annotated[list[Any], Field(min_length=1)]
+Prompt = Annotated[Messages, BeforeValidator(partial(_as_messages, "user"))]
+Completion = Annotated[Messages, BeforeValidator(partial(_as_messages, "assistant"))]
+
+
+class TurnRecord(Record):
+    """A turn of either side."""
+
+    role: Literal["user", "environment", "assistant", "agent"]
+    text: str
+    reward: float = 0.0
+
+    @model_validator(mode="after")
+    def _check_reward(self) -> TurnRecord:
+        if "reward" in self.model_fields_set and not self.by_agent:
+            raise ValueError(f"a turn of the agent if it has a reward, not of the role {self.role!r}")
+        return self
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether it is the agent's."""
+        return self.role in ("assistant", "agent")
+
+
+class Form(Record):
+    """A dialogue without its reward, by turns or messages; see the subclasses."""
+
+    truncated: bool = False
+    terminated: bool = True
+
+    def ends(self) -> dict[str, bool]:
+        """How it ended."""
+        given = "terminated" in self.model_fields_set
+        return {"terminated": self.terminated if given else not self.truncated, "truncated": self.truncated}
+
+
+class OfTurns(Form):
+    """A dialogue of turns."""
+
+    turns: Annotated[list[TurnRecord], Field(min_length=1)]
+
+
+class OfMessages(Form):
+    """A dialogue of messages."""
+
+    messages: Messages
+
+
+class OfPrompt(Form):
+    """A prompt and its completion."""
+
+    prompt: Prompt = []
+    completion: Completion
+
+
+class Preference(Form):
+    """A prompt with a better and a worse completion."""
+
+    prompt: Prompt = []
+    chosen: Completion
+    rejected: Completion
+
+
+_FORMS: dict[str, type[Form]] = {
+    "turns": OfTurns,
+    "messages": OfMessages,
+    "completion": OfPrompt,
+    "chosen": Preference,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,120 +152,38 @@ class DialogueReader:
         Raises:
             ValueError: the record is malformed; the message gives the reason.
         """
-        forms = {
-            "turns": ("turns",),
-            "messages": ("messages",),
-            "completion": ("prompt", "completion"),
-            "chosen": ("prompt", "chosen", "rejected"),
-        }
-        name = self.reward if isinstance(self.reward, str) else "reward"
-        if not isinstance(record, Mapping):
-            raise ValueError(f"a dialogue must be a JSON object, got {show(record)}")
-        form = next((form for form in forms if record.get(form) is not None), None)
+        entries = dict(record) if isinstance(record, Mapping) else {}
+        form = next((form for key, form in _FORMS.items() if entries.get(key) is not None), None)
         if form is None:
-            raise ValueError(f"a dialogue must have one of the entries {list(forms)}, got {show(record)}")
-        if form != "turns":
-            record = {key: value for key, value in record.items() if value is not None}  # tables fill gaps with None
-        rewards = () if form == "chosen" else (name,)  # preferences have rewards of their own
-        check_keys(record, (*forms[form], *rewards, *_FLAGS, *self.ignore), "the dialogue")
-        truncated = read_flag(record, "truncated", default=False)
-        ends = {"terminated": read_flag(record, "terminated", default=not truncated), "truncated": truncated}
-        if form == "turns":
-            return [self._rewarded(Episode(_turns(record["turns"]), **ends), record, name, None)]
-        if form == "messages":
-            return [self._episode(_messages(record, "messages"), record, name, tokenizer, ends)]
-        prompt = _messages(record, "prompt", role="user") if "prompt" in record else []
-        if form == "completion":
-            messages = [*prompt, *_messages(record, "completion", role="assistant")]
-            return [self._episode(messages, record, name, tokenizer, ends)]
-        both = [[*prompt, *_messages(record, key, role="assistant")] for key in ("chosen", "rejected")]
-        episodes = [from_messages(messages, tokenizer, **ends) for messages in both]
-        return [_add_reward(e, r) for e, r in zip(episodes, self.preference_rewards, strict=True)]
-
-    def _episode(
-        self,
-        messages: list[Message],
-        record: Mapping[str, Any],
-        name: str,
-        tokenizer: Tokenizer | None,
-        ends: Mapping[str, bool],
-    ) -> Episode:
-        return self._rewarded(from_messages(messages, tokenizer, **ends), record, name, messages)
-
-    def _rewarded(
-        self, episode: Episode, record: Mapping[str, Any], name: str, messages: list[Message] | None
-    ) -> Episode:
+            raise ValueError(f"a dialogue must be an object with one of the entries {[*_FORMS]}, got {shorten(record)}")
+        if form is not OfTurns:
+            entries = {key: value for key, value in entries.items() if value is not None}  # tables fill gaps with None
+        name = self.reward if isinstance(self.reward, str) else "reward"
+        # Preferences have rewards of their own.
+        beside = {*self.ignore, *(() if form is Preference else (name,))} - form.model_fields.keys()
+        found = validate(form, {key: value for key, value in entries.items() if key not in beside}, "the dialogue")
+        ends = found.ends()
+        if isinstance(found, Preference):
+            both = [from_messages([*found.prompt, *text], tokenizer, **ends) for text in (found.chosen, found.rejected)]
+            return [_add_reward(e, r) for e, r in zip(both, self.preference_rewards, strict=True)]
+        messages: list[Message] | None = None
+        if isinstance(found, OfTurns):
+            episode = Episode([Turn(t.text, t.reward if t.by_agent else None) for t in found.turns], **ends)
+        else:
+            messages = found.messages if isinstance(found, OfMessages) else [*found.prompt, *found.completion]  # type: ignore[attr-defined]
+            episode = from_messages(messages, tokenizer, **ends)
         if callable(self.reward):
             if messages is None:
                 raise ValueError("a reward function needs messages, but this dialogue has turns: give their rewards")
-            reward: Any = self.reward(messages)
-        elif isinstance(self.reward, str) and name not in record:
-            raise ValueError(f"the dialogue has no entry {name!r} for its reward, it has {shorten(sorted(record))}")
-        elif name not in record:
-            return episode
-        else:
-            reward = record[name]
-        if isinstance(self.reward, str) and isinstance(reward, bool):  # as TRL labels a completion
+            return [_add_reward(episode, self.reward(messages), may_be_list=True)]
+        if name not in entries:
+            if self.reward is not None:
+                raise ValueError(f"the dialogue has no entry {name!r} for its reward, it has {shorten([*entries])}")
+            return [episode]
+        reward = entries[name]
+        if self.reward is not None and isinstance(reward, bool):  # as TRL labels a completion
             reward = float(reward)
-        return _add_reward(episode, reward, may_be_list=messages is not None)
-
-
-def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
-    """Read one line of JSON as an episode; see :class:`DialogueReader`.
-
-    Args:
-        line: one JSON object with ``turns``, ``messages``, or ``prompt`` and ``completion``.
-        ignore: keys of the object to ignore; any other unknown key is an error.
-
-    Raises:
-        ValueError: the line is malformed; the message gives the reason.
-
-    Examples:
-        >>> from torchrl_lang.data.jsonl import parse_dialogue
-        >>> line = '{"turns": [{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo"}], "reward": 2}'
-        >>> parse_dialogue(line)
-        Episode(turns=(Turn(text='hi', ...), Turn(text='yo', reward=2.0, ...)), terminated=True, ...)
-    """
-    episodes = DialogueReader(ignore=ignore)(parse_object(line))
-    if len(episodes) > 1:
-        raise ValueError("the line has a chosen and a rejected dialogue, expected one: use DialogueReader")
-    return episodes[0]
-
-
-def parse_object(line: str) -> Any:
-    """A line of JSON, without keys that occur twice."""
-    return json.loads(line, object_pairs_hook=unique_keys)
-
-
-def _turns(turns: Any) -> list[Turn]:
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"'turns' must be a list of at least one turn, got {show(turns)}")
-    return [_turn(turn, f"turn {index}") for index, turn in enumerate(turns, start=1)]
-
-
-def _turn(turn: Any, where: str) -> Turn:
-    check_keys(turn, ("role", "text", "reward"), where)
-    role, text = turn.get("role"), turn.get("text")
-    if not isinstance(role, str) or role not in _BY_AGENT:
-        raise ValueError(f"{where}: 'role' must be one of {list(_BY_AGENT)}, got {show(role)}")
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: 'text' must be a string, got {show(text)}")
-    if _BY_AGENT[role]:
-        return Turn(text, reward=read_number(turn.get("reward", 0), f"{where}: 'reward'"))
-    if "reward" in turn:
-        raise ValueError(f"{where}: only turns of the agent may have a reward, this one has the role {role!r}")
-    return Turn(text)
-
-
-def _messages(record: Mapping[str, Any], key: str, *, role: str | None = None) -> list[Message]:
-    """An entry as messages; a text is one message of ``role``."""
-    value = record.get(key)
-    if role is not None and isinstance(value, str):
-        return [{"role": role, "content": value}]
-    if not isinstance(value, list) or not value:
-        expected = "a list of at least one message" + (" or a text" if role else "")
-        raise ValueError(f"'{key}' must be {expected}, got {show(value)}")
-    return value
+        return [_add_reward(episode, reward, may_be_list=messages is not None)]
 
 
 def _add_reward(episode: Episode, reward: Any, *, may_be_list: bool = False) -> Episode:
@@ -212,21 +193,28 @@ def _add_reward(episode: Episode, reward: Any, *, may_be_list: bool = False) -> 
     if may_be_list and isinstance(reward, Sequence) and not isinstance(reward, str):
         if len(reward) != len(mine):
             raise ValueError(f"there are {len(reward)} rewards for {len(mine)} turns of the agent: give one for each")
-        earned = [read_number(value, "a reward") for value in reward]
+        earned = [_number(value) for value in reward]
     else:
-        total = read_number(reward, "'reward'")
+        total = _number(reward)
         if total and not mine:
-            raise ValueError("'reward' is added to the agent's last turn, but there is no turn of the agent")
+            raise ValueError("the reward is added to the agent's last turn, but there is no turn of the agent")
         earned = [0.0] * (len(mine) - 1) + [total] * bool(mine)
     for index, value in zip(mine, earned, strict=True):
         turns[index] = replace(turns[index], reward=(turns[index].reward or 0.0) + value)
     return replace(episode, turns=turns)
 
 
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_REWARD:
+        raise ValueError(f"a reward must be a finite number, got {shorten(value)}")
+    return float(value)
+
+
+# -- files and other sources of records --------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 _SHOWN = 5
-_REMEDY = "fix them, or leave them out with on_error='skip'"
 
 
 class BadLine(NamedTuple):
@@ -237,72 +225,59 @@ class BadLine(NamedTuple):
     reason: str
 
 
-class LineFile:
-    """The lines of a file, as bytes."""
+@dataclass(frozen=True)
+class Source:
+    """Numbered records, those of a file as bytes."""
 
-    item, no_dialogue = "line", "give a file with one JSON object per line"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        remedy = "give the path of a text file with one JSON object per line"
-        with regular_file(self.path, remedy=remedy).open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-                if line.strip():
-                    yield number, line
-
-    def error(self, what: str, remedy: str) -> FileError:
-        """The error of a mistake in the file."""
-        return FileError(self.path, what, remedy)
-
-
-class Records:
-    """Mappings from Python."""
-
-    item, no_dialogue = "record", "give at least one record"
-
-    def __init__(self, records: Iterable[Any]) -> None:
-        self.records = records
+    items: Iterable[tuple[int, Any]]
+    item: Literal["line", "record"]
+    path: Path | None = None
 
     def __str__(self) -> str:
-        return "the records"
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(self.records, start=1))
+        return "the records" if self.path is None else str(self.path)
 
     def error(self, what: str, remedy: str) -> ValueError:
         """The error of a mistake in the records."""
-        return ValueError(f"The iterable {what}: {remedy}.")
+        if self.path is None:
+            return ValueError(f"The iterable {what}: {remedy}.")
+        return FileError(self.path, what, remedy)
+
+    def good(self, convert: Callable[[Any], T], on_error: str, bad: list[BadLine]) -> Iterator[tuple[int, T]]:
+        """Number and value of each item that ``convert`` accepts; collects the others, raises or warns at the end."""
+        for number, item in self.items:
+            try:
+                value = convert(_parsed(item) if self.path else item)
+            except (ValueError, RecursionError) as error:
+                bad.append(BadLine(number, _reason(error)))
+                if on_error == "raise" and len(bad) == _SHOWN:
+                    break
+            else:
+                yield number, value
+        if not bad:
+            return
+        shown = "; ".join(f"{self.item} {line}: {reason}" for line, reason in bad[:_SHOWN])
+        count = f"{len(bad)} bad {self.item}{'s' * (len(bad) > 1)}"
+        if on_error == "raise":
+            least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
+            raise self.error(f"holds {least}{count} ({shown})", "fix them, or leave them out with on_error='skip'")
+        more = "; ..." if len(bad) > _SHOWN else ""
+        warnings.warn(f"{count} of {self} skipped ({shown}{more}).", stacklevel=4)
 
 
-def good_items(
-    source: LineFile | Records, convert: Callable[[Any], T], on_error: str, bad: list[BadLine]
-) -> Iterator[tuple[int, T]]:
-    """Number and value of each item that ``convert`` accepts; collects the others, and raises or warns at the end."""
-    one_of("on_error", on_error, ("raise", "skip"))
-    for number, item in source:
-        try:
-            value = convert(item.decode("utf-8") if isinstance(item, bytes) else item)
-        except (ValueError, RecursionError) as error:
-            bad.append(BadLine(number, _reason(error)))
-            if on_error == "raise" and len(bad) == _SHOWN:
-                break
-        else:
-            yield number, value
-    if not bad:
-        return
-    shown = "; ".join(f"{source.item} {line}: {reason}" for line, reason in bad[:_SHOWN])
-    count = f"{len(bad)} bad {source.item}{'s' * (len(bad) > 1)}"
-    if on_error == "raise":
-        least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
-        raise source.error(f"holds {least}{count} ({shown})", _REMEDY)
-    more = "; ..." if len(bad) > _SHOWN else ""
-    warnings.warn(f"{count} of {source} skipped ({shown}{more}).", stacklevel=4)
+def _file(path: str | os.PathLike[str]) -> Source:
+    return Source(_lines(Path(path)), "line", Path(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with regular_file(path, "give the path of a text file with one JSON object per line").open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+            if line.strip():
+                yield number, line
+
+
+def _parsed(line: bytes) -> Any:
+    return json.loads(line.decode("utf-8"), object_pairs_hook=unique_keys)
 
 
 def _reason(error: ValueError | RecursionError) -> str:
@@ -316,6 +291,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 _BLOCK = 10_000
 _READER = DialogueReader()
+_NO_DIALOGUE = "give one JSON object per line, or at least one record"
 
 
 def read_jsonl(
@@ -343,12 +319,13 @@ def read_jsonl(
     Raises:
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
-    source, bad = LineFile(Path(path)), list[BadLine]()
+    check_options(on_error=(on_error, ("raise", "skip")))
+    source, bad = _file(path), list[BadLine]()
     read = replace(reader, ignore=(*reader.ignore, *ignore))
-    good = good_items(source, lambda line: read(parse_object(line), tokenizer), on_error, bad)
+    good = source.good(lambda record: read(record, tokenizer), on_error, bad)
     episodes = [episode for _, every in good for episode in every]
     if not episodes:
-        raise source.error("holds no dialogue", source.no_dialogue)
+        raise source.error("holds no dialogue", _NO_DIALOGUE)
     return episodes, bad
 
 
@@ -386,8 +363,7 @@ def dataset_from_jsonl(
     """
     read = replace(reader, ignore=(*reader.ignore, *ignore))
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {Path(path).name}", overwrite=overwrite)
-    _write(writer, LineFile(Path(path)), lambda line: read(parse_object(line), tokenizer), on_error, on_overflow)
-    return load_dataset(folder, tokenizer=tokenizer, verify=False)
+    return _write(writer, _file(path), read, on_error, on_overflow)
 
 
 def dataset_from_records(
@@ -432,47 +408,38 @@ def dataset_from_records(
         Episode(turns=(Turn(text='ab', ...), Turn(text='c', reward=1.0, ...)), terminated=True, ...)
     """
     writer = DatasetWriter(folder, tokenizer, row_length, source=source, overwrite=overwrite)
-    _write(writer, Records(records), lambda record: reader(record, tokenizer), on_error, on_overflow)
-    return load_dataset(folder, tokenizer=tokenizer, verify=False)
+    return _write(writer, Source(enumerate(records, start=1), "record"), reader, on_error, on_overflow)
 
 
-def _write(
-    writer: DatasetWriter,
-    source: LineFile | Records,
-    read: Callable[[Any], list[Episode]],
-    on_error: str,
-    on_overflow: str,
-) -> None:
+def _write(writer: DatasetWriter, source: Source, read: DialogueReader, on_error: str, on_overflow: str) -> RowDataset:
     """Write the episodes of all items."""
-    one_of("on_overflow", on_overflow, ("error", "truncate"))
+    check_options(on_error=(on_error, ("raise", "skip")), on_overflow=(on_overflow, ("error", "truncate")))
     bad, truncated, block = list[BadLine](), list[int](), list[EncodedEpisode]()
-    row_length, pad = writer.row_length, writer.tokenizer.control.pad
+    row_length, tokenizer = writer.row_length, writer.tokenizer
 
     def encode(item: Any) -> list[EncodedEpisode]:
-        every = [encode_episode(episode, writer.tokenizer) for episode in read(item)]
+        every = [encode_episode(episode, tokenizer) for episode in read(item, tokenizer)]
         for encoded in every:
             if on_overflow == "error" and not fits(encoded, row_length):
                 raise ValueError(f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}")
         return every
 
     with writer:
-        for number, every in good_items(source, encode, on_error, bad):
+        for number, every in source.good(encode, on_error, bad):
             if not all(fits(encoded, row_length) for encoded in every):
                 truncated.append(number)
             block += [cut_episode(encoded, row_length) for encoded in every]
             if len(block) >= _BLOCK:
-                writer.extend(stack_episodes(block, pad, row_length))
+                writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
                 block.clear()
         if not writer.rows and not block:
-            raise source.error("holds no dialogue", source.no_dialogue)
-        writer.extend(stack_episodes(block, pad, row_length))
-        writer.notes = {
-            "skipped": [line._asdict() for line in bad],
-            f"truncated_{source.item}s": truncated,
-        }
+            raise source.error("holds no dialogue", _NO_DIALOGUE)
+        writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
+        writer.notes = {"skipped": [line._asdict() for line in bad], f"truncated_{source.item}s": truncated}
     if truncated:
         warnings.warn(
             f"{len(truncated)} dialogues of {source} are longer than row_length={row_length} tokens and were "
-            f"truncated; the first is {'on ' * (source.item == 'line')}{source.item} {truncated[0]}.",
+            f"truncated; the first is {source.item} {truncated[0]}.",
             stacklevel=3,
         )
+    return load_dataset(writer.folder, tokenizer=tokenizer, verify=False)

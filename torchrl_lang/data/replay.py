@@ -22,13 +22,6 @@ from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES_MASK, TOKEN_REWARD, TOKENS, check_row, entry
 
-__all__ = [
-    "BucketSampler",
-    "EpochSampler",
-    "TrimRows",
-    "row_buffer",
-]
-
 
 class EpochSampler(Sampler):
     """Sampling without replacement whose order depends on seed and epoch only.

@@ -31,20 +31,6 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = [
-    "COLLECTED",
-    "EpisodeRows",
-    "check_steps",
-    "episode_numbers",
-    "finished_steps",
-    "reward_entries",
-    "rows_at",
-    "rows_from_rollout",
-    "step_rewards",
-    "token_values",
-]
-
-
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
 

@@ -17,11 +17,6 @@ from torchrl_lang.text.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.text.rows import EncodedEpisode, encode_episode, overflow, stack_episodes
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = [
-    "from_samples",
-    "rows_from_triples",
-]
-
 
 def from_samples(samples: Sequence[str | Sequence[str]], rewards: Sequence[float]) -> list[Episode]:
     """One terminated episode for each sample; its reward belongs to the agent's last turn.

@@ -15,8 +15,6 @@ from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, entry
 
-__all__ = ["BestRows", "best_rows", "row_returns"]
-
 
 def row_returns(
     rows: TensorDictBase,

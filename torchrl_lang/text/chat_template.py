@@ -13,17 +13,6 @@ from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields, one_line, shorten
 from torchrl_lang.text.hf_tokenizer import load_hf_tokenizer
 
-__all__ = [
-    "Message",
-    "Render",
-    "RowFormat",
-    "check_format",
-    "derive_format",
-    "derive_joins",
-    "template_renderer",
-]
-
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 

@@ -17,8 +17,6 @@ from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatTokenizer", "decode_action", "encode_action"]
-
 
 class ChatTokenizer:
     """A Hugging Face tokenizer, unchanged, whose rows are written as its chat template writes a dialogue.

@@ -16,16 +16,6 @@ from torchrl_lang._checks import one_of
 from torchrl_lang._files import FileError, read_json, shorten, write_json
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS, entry
 
-__all__ = [
-    "Episode",
-    "LARGEST_REWARD",
-    "ROLES",
-    "TokenRewardTable",
-    "Turn",
-    "token_frequencies",
-]
-
-
 ROLES = ("user", "tool", "system")
 """Roles of the messages that the environment writes in a chat."""
 

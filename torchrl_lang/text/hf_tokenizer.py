@@ -14,12 +14,6 @@ from torchrl_lang._files import one_line, shorten
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.text.tokenizers import CharTokenizer, check_control, read_config
 
-__all__ = [
-    "HFTokenizer",
-    "PlainTextEncoder",
-]
-
-
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerBase

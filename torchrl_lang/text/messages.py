@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from torchrl_lang._files import one_line, shorten
+from pydantic import BeforeValidator, model_validator
+
+from torchrl_lang._files import Record, one_line, shorten, validate
 from torchrl_lang.text.chat_template import Message
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
-from torchrl_lang.text.episodes import ROLES, Episode, Turn
-from torchrl_lang.text.json_checks import check_keys, read_number, show
+from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.tokenizers import Tokenizer
-
-__all__ = [
-    "from_messages",
-    "read_utterance",
-    "render_messages",
-    "to_messages",
-    "write_utterance",
-]
-
 
 _OF_TEMPLATE = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """Keys of the assistant's messages that the template writes into the utterance."""
@@ -88,44 +80,55 @@ def to_messages(episode: Episode, tokenizer: Tokenizer | None = None) -> list[di
     return messages
 
 
-def _turn(message: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
-    check_keys(message, ("role", "content", "reward", *_OF_TEMPLATE, *_DROPPED), where)
-    role = message.get("role")
-    if role != "assistant" and role not in ROLES:
-        raise ValueError(f"{where}: 'role' must be one of {['assistant', *ROLES]}, got {show(role)}")
-    further = [key for key in _OF_TEMPLATE if message.get(key) is not None]
-    if role != "assistant":
-        if further or message.get("reward") is not None:
-            raise ValueError(
-                f"{where}: only messages of the assistant may have {further or 'a reward'}, this one has the role "
-                f"{role!r}"
-            )
-        return Turn(_text(message.get("content"), where), role=role)
-    reward = message.get("reward")
-    earned = 0.0 if reward is None else read_number(reward, f"{where}: 'reward'")
-    if not further:
-        return Turn(_text(message.get("content"), where), earned)
-    if not isinstance(tokenizer, ChatTokenizer):
-        raise ValueError(f"{where}: {further} are written by a chat template: use a ChatTokenizer")
-    parts = {key: value for key, value in message.items() if key not in ("reward", *_DROPPED) and value is not None}
-    content = _text(parts["content"], where) if "content" in parts else ""
-    return Turn(write_utterance({**parts, "content": content}, tokenizer), earned)
+def _joined(content: Any) -> Any:
+    """A list of text parts as one text; other contents as they are."""
+    is_text = isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    )
+    return "".join(part["text"] for part in content) if is_text else content
 
 
-def _text(content: Any, where: str) -> str:
-    """A content as one text."""
-    if isinstance(content, list):
-        return "".join(_part(part, where) for part in content)
-    if not isinstance(content, str):
-        raise ValueError(f"{where}: 'content' must be a text or a list of text parts, got {show(content)}")
-    return content
+class MessageRecord(Record):
+    """A message as ``transformers`` and TRL have it."""
+
+    role: Literal["system", "user", "tool", "assistant"]
+    content: Annotated[str, BeforeValidator(_joined)] = ""
+    reward: float | None = None
+    tool_calls: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    thinking: Any = None
+    name: Any = None
+    tool_call_id: Any = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> MessageRecord:
+        if self.role != "assistant" and (self.of_template or self.reward is not None):
+            found = [*self.of_template] or "a reward"
+            raise ValueError(f"has {found}, but only messages of the assistant may, not of {self.role!r}")
+        if "content" not in self.model_fields_set and not self.of_template:
+            raise ValueError("has no text as 'content'")
+        return self
+
+    @property
+    def of_template(self) -> dict[str, Any]:
+        """What the template writes into the utterance beside the content."""
+        return {key: value for key in _OF_TEMPLATE if (value := getattr(self, key)) is not None}
 
 
-def _part(part: Any, where: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: a part of 'content' must be {{'type': 'text', 'text': ...}}, got {show(part)}")
-    return text
+def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
+    if isinstance(content, Mapping):  # tables fill gaps with None
+        content = {key: value for key, value in content.items() if value is not None}
+    message = validate(MessageRecord, content, where)
+    if message.role != "assistant":
+        return Turn(message.content, role=message.role)
+    text, further = message.content, message.of_template
+    if further:
+        if not isinstance(tokenizer, ChatTokenizer):
+            raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer")
+        text = write_utterance({"role": "assistant", "content": text, **further}, tokenizer)
+    return Turn(text, message.reward or 0.0)
 
 
 def _check_dropped(messages: Sequence[Message], tokenizer: ChatTokenizer) -> None:

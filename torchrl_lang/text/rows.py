@@ -30,22 +30,6 @@ from torchrl_lang.text.chat_tokenizer import ChatTokenizer, encode_action
 from torchrl_lang.text.episodes import LARGEST_REWARD, ROLES, Episode, Turn
 from torchrl_lang.text.tokenizers import Tokenizer, encodes_to
 
-__all__ = [
-    "EncodedEpisode",
-    "Part",
-    "TokenReward",
-    "chat_parts",
-    "cut_episode",
-    "encode_episode",
-    "fits",
-    "from_row",
-    "overflow",
-    "read_chat_turns",
-    "stack_episodes",
-    "to_row",
-    "to_rows",
-]
-
 
 def to_rows(
     episodes: Sequence[Episode],

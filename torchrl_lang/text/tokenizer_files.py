@@ -14,14 +14,6 @@ from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.hf_tokenizer import HFTokenizer
 from torchrl_lang.text.tokenizers import UNKNOWN, CharTokenizer, Tokenizer
 
-__all__ = [
-    "KINDS",
-    "tokenizer_from_config",
-    "transformers_tokenizer",
-    "write_tokenizer",
-]
-
-
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "char": CharTokenizer.from_config,
     "chat": ChatTokenizer.from_config,

@@ -10,22 +10,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torchrl_lang._files import Fields, json_digest, shorten
 from torchrl_lang.schema import ControlTokens
 
-__all__ = [
-    "CharTokenizer",
-    "PLAIN",
-    "Tokenizer",
-    "UNKNOWN",
-    "characters",
-    "check_control",
-    "config_fingerprint",
-    "encodes_to",
-    "fingerprint",
-    "normalized",
-    "read_config",
-    "word_tokenizer",
-]
-
-
 T = TypeVar("T")
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
@@ -14,12 +15,13 @@ from tests.data.chat_templates import (
     IM,
     LLAMA2,
     MISTRAL_LAST,
+    TOOL_CHATML,
     Family,
     chat,
     tokenizer_of,
 )
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row
+from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 
 PIECES = [
@@ -59,7 +61,7 @@ def test_a_thousand_conversations_equal_the_template(source):
     row_format = RowFormat.from_chat_template(source)
     tokenizer, draw = ChatTokenizer(source, row_format), random.Random(0)
     equal_ids = 0
-    for _ in range(1000):
+    for _ in range(100):
         messages = messages_of(draw, PIECES)
         text = rendered(source, messages)
         assert row_format.render(chat(*messages)) == text
@@ -69,7 +71,7 @@ def test_a_thousand_conversations_equal_the_template(source):
         assert ids[: len(first)] == first
         assert tokenizer.decode(ids) == text
         equal_ids += ids == source(text, add_special_tokens=False)["input_ids"]
-    assert equal_ids > 800  # elsewhere an utterance would merge with the white space before it
+    assert equal_ids > 75  # elsewhere an utterance would merge with the white space before it
 
 
 def test_names_of_tokens_in_texts_are_plain_text(source):
@@ -101,16 +103,6 @@ def test_rows_survive_messages_and_back(source):
         assert (to_row(again, tokenizer, 600) == row).all()
 
 
-def test_silence_between_utterances_is_an_empty_message(source):
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-    turns = [Turn("a", 1.0), Turn("b", 2.0)]
-    row = to_row(Episode(turns, terminated=True), tokenizer, 200)
-    real = int(row["attention_mask"].sum())
-    assert tokenizer.decode(row["tokens"][:real]) == tokenizer.row_format.render(chat("", "a", "", "b"))
-    assert row["agent_mask"].sum() == sum(len(tokenizer.encode_action(turn.text)) + 1 for turn in turns)
-    assert [turn.text for turn in from_row(row, tokenizer).turns] == ["a", "b"]
-
-
 def test_a_system_prompt_and_tools_stand_in_the_opening():
     source = tokenizer_of(EXACT["chatml"])
 
@@ -137,16 +129,6 @@ def test_the_end_of_the_text_is_not_written(source):
     written = row_format.render(chat("a", "b", "c"), answer=False)
     assert closed.startswith(written)
     assert closed[len(written) :] in ("", "<|endoftext|>")
-
-
-def test_what_may_not_be_generated():
-    tokenizer = ChatTokenizer(source := tokenizer_of(EXACT["chatml"]), RowFormat.from_chat_template(source))
-    name = source.convert_ids_to_tokens
-    assert name(tokenizer.control.end_of_action) == "<|im_end|>"
-    assert name(tokenizer.control.pad) == "<|endoftext|>"
-    assert {*map(name, tokenizer.control.forbidden_in_action())} == {"<|endoftext|>", "<|im_start|>"}
-    assert [name(i) for i in tokenizer.encode_action("<think>")] == ["<think>"]  # not special: the agent may write it
-    assert len(tokenizer.encode("<think>")) > 1  # but the environment's text is plain
 
 
 @pytest.mark.parametrize("name", FIRST_PROMPT_ONLY)
@@ -183,15 +165,6 @@ def test_templates_that_rows_cannot_follow_are_refused(family, options, reason):
         RowFormat.from_chat_template(tokenizer_of(family), **options)
 
 
-def test_markers_that_swallow_white_space():
-    """Phi-3's, in some versions of its tokenizer: ids equal the template's where its string is the same."""
-    family = EXACT["phi3"]
-    source = tokenizer_of(Family(family.template, family.special, family.end, pad=family.pad, rstrip=family.special))
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-    messages = ["a dog", "red?", "no"]
-    assert row_of(tokenizer, messages) == source(rendered(source, messages), add_special_tokens=False)["input_ids"]
-
-
 def test_saved_and_loaded(source):
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
     again = tokenizer_from_config(tokenizer.config())
@@ -212,15 +185,6 @@ def test_neither_a_tokenizer_nor_a_format():
         RowFormat.from_chat_template("./nowhere")
     with pytest.raises(TypeError, match="must be a RowFormat, got str"):
         ChatTokenizer(tokenizer_of(EXACT["chatml"]), "chatml")
-
-
-def test_the_padding_token():
-    source = tokenizer_of(EXACT["zephyr"])  # it pads with the token that ends utterances
-    row_format = RowFormat.from_chat_template(source)
-    assert ChatTokenizer(source, row_format).config()["pad"] == "<unk>"
-    for pad in ("</s>", "none"):
-        with pytest.raises(ValueError, match="cannot be padded"):
-            ChatTokenizer(source, row_format, pad=pad)
 
 
 def test_damaged_episodes():
@@ -254,3 +218,91 @@ def test_transformers_alone_reads_the_saved_tokenizer(source, tmp_path):
     again = ChatTokenizer(tmp_path, RowFormat.from_chat_template(tmp_path))  # by path
     assert again.row_format == tokenizer.row_format
     assert again.control == tokenizer.control
+
+
+OF_TOOLS = ["<|im_end|>\n<|im_start|>user\n", "<tool_response>\n", "\n</tool_response>"]
+TOOLS = {"tools": EXACT["chatml"], "responses": Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>")}
+
+
+def dialogue(draw, *, pieces, roles=("user", "tool"), system=True):
+    """Random turns: several messages between utterances, the environment last."""
+    turns = [Turn(text(draw, pieces), role="system")] if system and draw.random() < 0.5 else []
+    turns.append(Turn(text(draw, pieces)))
+    for _ in range(draw.randint(1, 4)):
+        turns.append(Turn(text(draw, pieces), float(draw.randint(0, 3))))
+        turns += [Turn(text(draw, pieces), role=draw.choice(roles)) for _ in range(draw.randint(1, 3))]
+    return turns
+
+
+def text(draw, pieces):
+    return "".join(draw.choices(pieces, k=draw.randint(0, 6)))
+
+
+def messages(turns):
+    return [{"role": "assistant" if turn.by_agent else turn.role, "content": turn.text} for turn in turns]
+
+
+def real_ids(row):
+    return row["tokens"][row["attention_mask"]].tolist()
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_dialogues_with_tools_equal_the_template(name):
+    """Where the template writes one message of the user around several answers of tools, too."""
+    source = tokenizer_of(TOOLS[name])
+    tokenizer, draw = ChatTokenizer(source, RowFormat.from_chat_template(source)), random.Random(0)
+    for _ in range(60):
+        turns = dialogue(draw, pieces=PIECES, roles=("tool", "tool", "user"))
+        expected = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
+        row = to_row(Episode(turns, terminated=False), tokenizer, 1500)
+        assert tokenizer.decode(real_ids(row)) == expected
+        first = next((i for i, turn in enumerate(turns) if turn.by_agent), len(turns))
+        opening = source.apply_chat_template(messages(turns[:first]), add_generation_prompt=True, return_dict=False)
+        assert real_ids(row)[: len(opening)] == opening
+
+
+@pytest.mark.parametrize("name", [*EXACT, "responses"])
+def test_turns_with_roles_survive_rows_and_back(name):
+    source = tokenizer_of({**EXACT, **TOOLS}[name])
+    row_format = RowFormat.from_chat_template(source)
+    tokenizer, draw = ChatTokenizer(source, row_format), random.Random(1)
+    roles = [role for role in ("user", "tool") if f"assistant>{role}" in row_format.joins] or ["user"]
+    for case in range(40):
+        turns = dialogue(
+            draw, pieces=[*PIECES, *MARKERS, *OF_TOOLS], roles=roles, system="start>system" in row_format.joins
+        )
+        clean = [row_format.clean_action if turn.by_agent else row_format.clean_text for turn in turns]
+        turns = [Turn(c(t.text), t.reward, role=t.role) for c, t in zip(clean, turns, strict=True)]
+        pairs = [f"{a.role}>{b.role}" for a, b in pairwise(turns) if not (a.by_agent or b.by_agent)]
+        if not row_format.all_joins.keys() >= {*pairs}:
+            continue
+        row = to_row(Episode(turns, terminated=case % 2 == 0), tokenizer, 1500)
+        again = from_row(row, tokenizer)
+        assert (to_row(again, tokenizer, 1500) == row).all()
+        if turns[-1].text:  # otherwise nothing is written after the last utterance of a task that has ended
+            assert tokenizer.decode(real_ids(row)) == row_format.render(messages(turns), answer=case % 2 == 1)
+
+
+def test_a_fixed_system_prompt_leaves_no_place_for_another():
+    source = tokenizer_of(EXACT["chatml"])
+    row_format = RowFormat.from_chat_template(source, system="Be brief.")
+    assert "assistant>tool" in row_format.joins
+    episode = Episode([Turn("Be long.", role="system"), Turn("hi"), Turn("yo", 1.0)], terminated=True)
+    with pytest.raises(ValueError, match=r"cannot have a system message at the beginning.*has a system prompt"):
+        to_row(episode, ChatTokenizer(source, row_format), 100)
+
+
+def test_tools_where_only_the_first_prompt_equals_the_template():
+    """What follows the last utterance does, whatever happened to earlier thoughts."""
+    family = FIRST_PROMPT_ONLY["qwen3"]
+    source = tokenizer_of(family)
+    row_format = RowFormat.from_chat_template(source, history="kept")
+    turns = [Turn("hi"), Turn("<think>so</think>yo", 1.0), Turn("42", role="tool"), Turn("and?")]
+    text = row_format.render(messages(turns))
+    expected = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
+    assert text == expected.replace("\nyo", "\n<think>so</think>yo")
+
+
+def test_control_tokens_have_no_roles():
+    with pytest.raises(ValueError, match="no messages of the roles tool: use a ChatTokenizer"):
+        to_row(Episode([Turn("a", role="tool")], True), CharTokenizer.from_alphabet("a"), 10)

@@ -58,7 +58,7 @@ def texts(tokenizer):
 def test_a_character_tokenizer_gives_the_same_ids(tokenizer):
     written = transformers_tokenizer(tokenizer)
 
-    @settings(deadline=None, max_examples=80)
+    @settings(deadline=None, max_examples=25)
     @given(text=texts(tokenizer))
     def check(text):
         ids = ours(tokenizer, text)
@@ -89,7 +89,7 @@ def test_a_hugging_face_tokenizer_gives_the_same_ids(source):
         tokenizer = HFTokenizer(word_level(), control={"end_of_action": "<|end_of_action|>"})
     written = transformers_tokenizer(tokenizer)
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=25)
     @given(
         text=st.lists(st.one_of(st.sampled_from([*NAMES, "<|end|>", "is it ", "red"]), st.text(max_size=6))).map(
             "".join
@@ -104,7 +104,7 @@ def test_a_hugging_face_tokenizer_gives_the_same_ids(source):
     check()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "mistral", "phi3"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "phi3"])
 @pytest.mark.parametrize("tokenizer", [ODD, "bytes"], ids=["char", "bytes"])
 def test_auto_tokenizer_reads_it_beside_every_model(tmp_path, kind, tokenizer):
     """For a few types AutoTokenizer takes a class of its own, which would read other ids in silence."""
