@@ -55,8 +55,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
         "train on a dataset, or on games of a policy",
         {
             **{name: Recipe(f"algorithms:{kind.options.__name__}", kind.place) for name, kind in ALGORITHMS.items()},
-            "ad": Recipe("algorithm_distillation.ad:AD", "algorithm_distillation.ad:main"),
-            "text-ad": Recipe("algorithm_distillation.text_ad:TextAD", "algorithm_distillation.text_ad:main"),
+            "ad": Recipe("algorithm_distillation.options:AD", "algorithm_distillation.ad:main"),
+            "text-ad": Recipe("algorithm_distillation.options:TextAD", "algorithm_distillation.text_ad:main"),
         },
     ),
     "prepare": (
@@ -89,7 +89,7 @@ WHOLE: dict[str, Recipe] = {
     "textworld": Recipe("demo_options:TextWorldDemo", "textworld_demo:main"),
     "visual_dialogue": Recipe("demo_options:VisualDialogueDemo", "visual_dialogue_demo:main"),
     "reddit": Recipe("demo_options:RedditDemo", "reddit_demo:main"),
-    "distill": Recipe("algorithm_distillation.distill:Distill", "algorithm_distillation.distill:main"),
+    "distill": Recipe("algorithm_distillation.options:Distill", "algorithm_distillation.distill:main"),
 }
 """Commands that take options alone."""
 RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")

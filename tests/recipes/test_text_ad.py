@@ -151,7 +151,7 @@ def test_options_that_do_not_fit(histories, tmp_path, capsys):
     error = refused(capsys, histories, out, "--row-length", "10")
     assert "fits a row of 10 tokens: give longer rows" in error
     assert "There is no run ['a']: the runs are ['other', 'ppo']" in refused(capsys, histories, out, "--test-runs", "a")
-    assert "width must be a multiple of heads" in refused(capsys, histories, out, "--heads", "3")
+    assert "--width must be a multiple of --heads" in refused(capsys, histories, out, "--heads", "3")
     assert "No episode is left for a part" in refused(capsys, histories, out, "--test", "0.6", "--validation", "0.5")
     draw = random.Random(0)
     rows = [to_rows([Episode([Turn("a"), Turn("b", reward=draw.random())], True)] * 2, LETTERS, 16) for _ in range(101)]

@@ -44,6 +44,7 @@ __all__ = [
     "Rejection",
     "RunOptions",
     "SingleStep",
+    "SizeOptions",
     "TaskOptions",
     "TrainingOptions",
     "UtteranceILQL",
@@ -201,7 +202,23 @@ class DialogueOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(Options):
+class SizeOptions(Options):
+    """Sizes of a model from scratch."""
+
+    group: ClassVar[str] = "model"
+
+    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
+    width: int = option(64, "hidden size of a model from scratch", at_least=1)
+    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ValueError(f"--width must be a multiple of --heads {self.heads}, got {self.width}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(SizeOptions):
     """Options of the model that offline training begins with."""
 
     group: ClassVar[str] = "model"
@@ -209,9 +226,6 @@ class ModelOptions(Options):
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
     start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
-    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
-    width: int = option(64, "hidden size of a model from scratch", at_least=1)
-    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
     features_hidden: int = option(
         0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", at_least=0
     )
@@ -224,8 +238,6 @@ class ModelOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width % self.heads:
-            raise ValueError(f"--width must be a multiple of --heads {self.heads}, got {self.width}.")
         if self.start is not None and self.pretrained is not None:
             raise ValueError(f"Give one of --start {self.start} and --pretrained {self.pretrained}.")
 

@@ -19,6 +19,7 @@ from torchrl_lang.algorithm_distillation import (
 )
 from torchrl_lang.evaluation import read_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import AD
+from torchrl_lang.recipes.algorithm_distillation.histories import source_on
 from torchrl_lang.training import Checkpointer
 
 ad = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.ad")
@@ -155,7 +156,7 @@ def test_every_family_and_source_trains(more, tmp_path):
     ("more", "message"),
     [
         (["--size", "2"], "3 tasks leave none for a part"),
-        (["--heads", "3"], "width must be a multiple of heads, got width=8 and heads=3"),
+        (["--heads", "3"], "--width must be a multiple of --heads 3, got 8"),
         (["--env", "bandit", "--source", "posterior"], "rewards are not random, got BernoulliBanditEnv"),
         (["--episodes", "2"], "--episodes should be"),
         (["--label-smoothing", "1"], "--label-smoothing should be less than 1, got 1"),
@@ -173,7 +174,7 @@ def test_bad_options_end_in_a_line(more, message, tmp_path, capsys):
 def recorded(folder, seed):
     options = AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}, source="noise")
     env = family().env(family().split.train, 4)
-    record_history(folder, options.source_on(env, seed=seed))
+    record_history(folder, source_on(options, env, seed=seed))
     return folder
 
 

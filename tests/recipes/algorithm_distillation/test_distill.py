@@ -21,7 +21,7 @@ from torchrl_lang.algorithm_distillation import (
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, QLearning
 from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
-from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions
+from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions, source_on
 
 recipe = importlib.import_module(
     "torchrl_lang.recipes.algorithm_distillation.distill"
@@ -229,7 +229,7 @@ def test_the_source_plays_the_episodes_that_histories_keep(source, history, ever
     options = FormatOptions(size=3, source=source, history_episodes=history, skip_episodes=every)
     play = TestPlay(options, episodes=6, streams=2)
     returns = play.of_source()
-    reward = options.source_on(play.env(), seed=2_000_000).history()["reward"].squeeze(-1)
+    reward = source_on(options, play.env(), seed=2_000_000).history()["reward"].squeeze(-1)
     expected = reward.unflatten(-1, (history, 20)).sum(-1)[..., ::every][..., :6]
     assert returns.shape[-1] == 6
     assert torch.equal(returns[..., : expected.shape[-1]], expected)

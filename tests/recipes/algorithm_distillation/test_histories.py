@@ -13,6 +13,8 @@ from torchrl_lang.recipes.algorithm_distillation.histories import (
     HistoryOptions,
     history_windows,
     recording_of,
+    skipped,
+    source_on,
 )
 from torchrl_lang.schema import EPISODE_STEP, OBSERVATION, REWARD
 
@@ -103,7 +105,7 @@ def test_no_window_shows_a_reward_at_a_held_out_goal(source):
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "steps", "skipped"),
+    ("options", "kind", "steps", "kept"),
     [
         ({}, PosteriorSampling, 12 * 6, 1),
         ({"source": "noise"}, NoisyExpert, 12 * 6, 1),
@@ -113,14 +115,14 @@ def test_no_window_shows_a_reward_at_a_held_out_goal(source):
         ({"history_episodes": 4, "skip_episodes": 2}, PosteriorSampling, 4 * 6, 2),
     ],
 )
-def test_the_source_of_each_family(options, kind, steps, skipped):
+def test_the_source_of_each_family(options, kind, steps, kept):
     made = HistoryOptions(**{**SMALL, **options})
     family = made.family()
     env = family.env(family.split.train, 2)
-    source = made.source_on(env, seed=7)
-    assert (type(source), source.steps, source.seed, made.skipped()) == (kind, steps, 7, skipped)
-    assert made.source_on(env, seed=7, episodes=3).steps == max(steps, 3 * 6)
-    assert made.source_on(env, seed=7, episodes=700).steps == 700 * 6
+    source = source_on(made, env, seed=7)
+    assert (type(source), source.steps, source.seed, skipped(made)) == (kind, steps, 7, kept)
+    assert source_on(made, env, seed=7, episodes=3).steps == max(steps, 3 * 6)
+    assert source_on(made, env, seed=7, episodes=700).steps == 700 * 6
 
 
 # -- recorded histories ---------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def recorded(folder, which="all", **options):
     split = made.family().split
     held_out = torch.cat([split.validation, split.test])
     numbers = {"train": split.train, "held_out": held_out, "all": torch.cat([held_out, split.train])}[which]
-    return record_history(folder, made.source_on(made.family().env(numbers, 2), seed=5))
+    return record_history(folder, source_on(made, made.family().env(numbers, 2), seed=5))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

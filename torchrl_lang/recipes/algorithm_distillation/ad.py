@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field
@@ -37,64 +37,24 @@ from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.save import read_model, write_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.algorithm_distillation.histories import (
-    HistoryOptions,
-    TaskFamily,
-    history_windows,
-    recording_of,
+from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, history_windows, recording_of
+from torchrl_lang.recipes.algorithm_distillation.options import (
+    AD,
+    LAST_EPISODES,
+    OF_RL_LOSS,
+    FormatName,
+    FormatOptions,
+    TemplateName,
 )
-from torchrl_lang.recipes.algorithms import LoopOptions
 from torchrl_lang.recipes.models import new_lm
-from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.schema import OBSERVATION
 
 __all__ = ["AD", "FORMATS", "FormatOptions", "LanguageFormat", "RLFormat", "Wording", "main"]
 
-FormatName = Literal["rl", "language"]
-TemplateName = Literal["compact", "spelled", "sparse"]
-
 _MOVES = ("stay", "up", "down", "left", "right")
 
 _REMEDY = "train again, or copy the folder again"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormatOptions(HistoryOptions):
-    """Options of a format and of its model.
-
-    Raises:
-        ValueError: a template is given with the RL format.
-    """
-
-    of_language: ClassVar[Mapping[str, Any]] = {"context_episodes": 3}
-    """Other defaults of the language format, for the command line. A step is several tokens, and attention to twice as
-    many episodes would make a training step three times as slow."""
-
-    format: FormatName = option(
-        "rl", "rl: a token for each step and heads for its numbers; language: text and a causal language model"
-    )
-    template: TemplateName | None = option(None, "how the language format writes a step; none: compact")
-    context_episodes: int = option(6, "episodes that a model reads", at_least=1)
-    width: int = option(64, "hidden size", at_least=1)
-    layers: int = option(3, "transformer blocks", at_least=1)
-    heads: int = option(4, "attention heads", at_least=1)
-    temperature: float = option(1.0, "of the actions in an evaluation", at_least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.format == "rl" and self.template is not None:
-            raise ValueError(f"template={self.template} is for text: give --format language, or no template.")
-
-    @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """See :meth:`Options.from_given`; with the language format its defaults where no values are given."""
-        return super().from_given({**(cls.of_language if given.get("format") == "language" else {}), **given})
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """The sizes of a model."""
-        return {"width": self.width, "layers": self.layers, "heads": self.heads}
 
 
 class Wording(Record):
@@ -286,41 +246,6 @@ class LanguageFormat:
 FORMATS: Mapping[FormatName, type[RLFormat] | type[LanguageFormat]] = {"rl": RLFormat, "language": LanguageFormat}
 
 
-_OF_RL_LOSS = ("label_smoothing", "reward_weight", "observation_weight")
-
-_LAST = 3
-"""Number of the last episodes whose mean return chooses the checkpoint."""
-
-
-@with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400, steps=400, weight_decay=0.05)
-class AD(LoopOptions, FormatOptions):
-    """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains.
-
-    The command line has other defaults with ``--format language``: 1,000 steps of 32 windows of 3 episodes, and Muon.
-    """
-
-    algorithm: ClassVar[str] = "ad"
-    of_language: ClassVar[Mapping[str, Any]] = {
-        **FormatOptions.of_language,
-        "batch_size": 32,
-        "lr": 3e-3,
-        "optimizer": "muon",
-        "steps": 1000,
-    }
-
-    batch_size: int = option(64, "windows in a batch", at_least=1)
-    label_smoothing: float = option(0.0, "share of an action's target that is uniform", at_least=0, below=1)
-    reward_weight: float = option(0.0, "weight of the loss of predicted rewards", at_least=0)
-    observation_weight: float = option(0.0, "weight of the loss of predicted observations", at_least=0)
-    episodes: int = option(20, "episodes of an evaluation on validation tasks", at_least=_LAST)
-    eval_streams: int = option(16, "streams of each task in an evaluation", at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.format == "language" and (given := [name for name in _OF_RL_LOSS if getattr(self, name)]):
-            raise ValueError(f"{' and '.join(given)} are for the RL format's loss: leave them out.")
-
-
 def main(options: AD) -> float:
     """Train; returns the best mean return of the last episodes on validation tasks.
 
@@ -332,7 +257,7 @@ def main(options: AD) -> float:
     length = options.context_episodes * family.episode_length
     format = FORMATS[options.format].new(options, family)
     format.model.to(options.torch_device())
-    weights = {name: getattr(options, name) for name in _OF_RL_LOSS}
+    weights = {name: getattr(options, name) for name in OF_RL_LOSS}
     loss = format.loss(**weights) if isinstance(format, RLFormat) else format.loss()
     described, recording = family.describe(), recording_of(options)
     fixed = {"family": described, "history_digest": None if recording is None else recording.digest}
@@ -357,7 +282,7 @@ def _evaluate(options: AD, family: TaskFamily, format: RLFormat | LanguageFormat
     with eval_mode(format.model):
         policy = format.policy(options.temperature)
         returns: Tensor = evaluate_in_context(env, policy, options.episodes, seed=options.seed)
-    return {"return": float(returns[..., -_LAST:].mean()), "first_return": float(returns[..., 0].mean())}
+    return {"return": float(returns[..., -LAST_EPISODES:].mean()), "first_return": float(returns[..., 0].mean())}
 
 
 def _jsonable(options: AD) -> dict[str, Any]:

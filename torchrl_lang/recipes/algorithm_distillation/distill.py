@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
 
 import torch
 from tensordict import TensorDict
@@ -29,16 +28,16 @@ from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.evaluation import SeedSummary
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
 from torchrl_lang.evaluation.tables import format_columns
-from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS, FormatOptions
-from torchrl_lang.recipes.algorithm_distillation.histories import recording_of
+from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS
+from torchrl_lang.recipes.algorithm_distillation.histories import recording_of, skipped, source_on
+from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import check_record, option, with_defaults, write_options
+from torchrl_lang.recipes.options import check_record, write_options
 
 __all__ = ["Distill", "TestPlay", "draw_curves", "format_report", "main", "reports"]
 
 _RECORD = "options.json"
-_QUICK: Mapping[str, Any] = {"size": 7, "episodes": 30, "seeds": 3}
 _SEED = 2_000_000
 """Seed of the episodes on test tasks; for models plus their training seed, whose errors would otherwise be related."""
 _DEMONSTRATION_SEED = 3_000_000
@@ -46,29 +45,6 @@ _DEMONSTRATION_SEED = 3_000_000
 
 TITLES = {"ad": "AD", "ed": "ED"}
 _HEAD = ("policy", "episode 1", "last {last}", "of optimal", "regret", "worst task", "never found", "late > early")
-
-
-@with_defaults(size=9)
-class Distill(FormatOptions):
-    """Algorithm distillation beside expert distillation, its source, random and optimal actions, on unseen tasks."""
-
-    out: Path = option(Path("runs/distill"), "folder of all results; the same command continues")
-    quick: bool = option(
-        False, "a room of 7 x 7, 30 episodes, 3 seeds and 400 steps (of language 1,000), unless they are given"
-    )
-    methods: tuple[Literal["ad", "ed"], ...] = option(("ad", "ed"), "ad: algorithm distillation; ed: of an expert")
-    seeds: int = option(5, "training seeds, from 0 on", at_least=1)
-    steps: int = option(2000, "training steps of each run", at_least=1)
-    episodes: int = option(40, "episodes of each stream on test tasks, without a change of weights", at_least=6)
-    test_streams: int = option(16, "streams of each test task", at_least=1)
-
-    @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """See :meth:`Options.from_given`; with ``quick`` its values where none are given."""
-        if not given.get("quick"):
-            return super().from_given(given)
-        steps = 1000 if given.get("format") == "language" else 400
-        return super().from_given({**_QUICK, "steps": steps, **given})
 
 
 def main(options: Distill) -> Path:
@@ -174,8 +150,8 @@ class TestPlay:
 
         Up to the end of a history they are the learners that the model was trained on; after it they continue to learn.
         """
-        every = self.options.skipped()
-        source = self.options.source_on(self.env(), seed=_SEED, episodes=self.episodes * every)
+        every = skipped(self.options)
+        source = source_on(self.options, self.env(), seed=_SEED, episodes=self.episodes * every)
         return episode_returns(source.history(), self.episodes * every)[..., ::every]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -26,20 +25,18 @@ from torchrl_lang.algorithm_distillation.sources import (
     TabularSource,
 )
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, HiddenTaskEnv, random_bandits
-from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.recipes.algorithm_distillation.options import FAMILIES, FamilyOptions, HistoryOptions, SourceName
 
-__all__ = ["FamilyOptions", "FreshWindows", "HistoryOptions", "TaskFamily", "history_windows", "recording_of"]
-
-FamilyName = Literal["dark_room", "dark_key_door", "bandit"]
-SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
-
-
-class _FamilyDefaults(NamedTuple):
-    """Defaults of a family."""
-
-    episode_length: int
-    """A bandit's episodes are short, as their ends mean nothing to it."""
-    source: SourceName
+__all__ = [
+    "FamilyOptions",
+    "FreshWindows",
+    "HistoryOptions",
+    "TaskFamily",
+    "history_windows",
+    "recording_of",
+    "skipped",
+    "source_on",
+]
 
 
 class _SourceDefaults(NamedTuple):
@@ -51,11 +48,6 @@ class _SourceDefaults(NamedTuple):
     decay: LinearDecay | None = None
 
 
-_FAMILIES: dict[FamilyName, _FamilyDefaults] = {
-    "dark_room": _FamilyDefaults(20, "posterior"),
-    "dark_key_door": _FamilyDefaults(50, "q_learning"),
-    "bandit": _FamilyDefaults(10, "ucb"),
-}
 _SOURCES: dict[SourceName, _SourceDefaults] = {
     # A searching learner begins with random actions, too, and its noise ends early.
     "posterior": _SourceDefaults(PosteriorSampling, decay=LinearDecay(fraction=(0.1, 0.3))),
@@ -64,29 +56,6 @@ _SOURCES: dict[SourceName, _SourceDefaults] = {
     "ucb": _SourceDefaults(UCB, 20),
     "expert": _SourceDefaults(NoisyExpert, decay=NO_NOISE),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class FamilyOptions(Options):
-    """Options that define the tasks."""
-
-    env: FamilyName = option("dark_room", "family of tasks")
-    size: int = option(7, "rows and columns of a room", at_least=2, at_most=64)
-    start: Literal["centre", "random"] = option("centre", "where an episode in a room begins")
-    arms: int = option(10, "arms of a bandit", at_least=2)
-    episode_length: int | None = option(
-        None, "steps of an episode; none: 20 in dark_room, 50 in dark_key_door, 10 of a bandit", at_least=1
-    )
-    tasks: int | None = option(
-        None, "number of tasks, drawn at random; none: all of dark_room, 1,000 of the others", at_least=3
-    )
-    validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", above=0, below=1)
-    test: float = option(0.15, "share of the tasks that are reported", above=0, below=1)
-    split_seed: int = option(0, "seed of the tasks and of their split", at_least=0)
-
-    def family(self) -> TaskFamily:
-        """The tasks."""
-        return TaskFamily(self)
 
 
 class TaskFamily:
@@ -107,7 +76,7 @@ class TaskFamily:
 
     def __init__(self, options: FamilyOptions) -> None:
         self.options, given = options, options.episode_length
-        self.episode_length = _FAMILIES[options.env].episode_length if given is None else given
+        self.episode_length = FAMILIES[options.env].episode_length if given is None else given
         numbers, shares = _task_numbers(options), {"validation": options.validation, "test": options.test}
         self.split = split_tasks(numbers, **shares, seed=options.split_seed)
         if not all(map(len, self.split)):
@@ -149,52 +118,33 @@ def _task_numbers(options: FamilyOptions) -> Tensor:
 # -- learning histories ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class HistoryOptions(FamilyOptions):
-    """Options of the histories."""
+def skipped(options: HistoryOptions) -> int:
+    """Which episodes are kept: every ``k``-th one."""
+    return _SOURCES[options.source_name()].skipped if options.skip_episodes is None else options.skip_episodes
 
-    source: SourceName | None = option(
-        None, "source algorithm; none: posterior in dark_room, q_learning in dark_key_door, ucb of a bandit"
-    )
-    history_episodes: int | None = option(
-        None, "episodes of a history; none: 600 of q_learning, 20 of ucb, 12 of others", at_least=1
-    )
-    skip_episodes: int | None = option(
-        None, "keep every k-th episode of a history; none: 40 of q_learning, 1 of others", at_least=1
-    )
-    streams: int = option(100, "histories of each task at a time", at_least=1)
-    fresh_every: int = option(50, "training steps until they are replaced by new ones", at_least=1)
-    history: Path | None = option(None, "folder of a recorded history of these tasks, instead of new ones")
 
-    def source_name(self) -> SourceName:
-        """The source algorithm."""
-        return _FAMILIES[self.env].source if self.source is None else self.source
+def source_on(options: HistoryOptions, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> TabularSource:
+    """The source algorithm of the histories, new or recorded, on tasks.
 
-    def skipped(self) -> int:
-        """Which episodes are kept: every ``k``-th one."""
-        return _SOURCES[self.source_name()].skipped if self.skip_episodes is None else self.skip_episodes
-
-    def source_on(self, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> TabularSource:
-        """The source algorithm of the histories, new or recorded, on tasks.
-
-        Args:
-            env: the tasks.
-            seed: seed of the source.
-            episodes: the least number of episodes; default those of a history. In a longer history the noise decays in
-                as many steps as in a history, so that the learners are the same.
-        """
-        kind, usual, _, decay = _SOURCES[self.source_name()]
-        steps = (usual if self.history_episodes is None else self.history_episodes) * env.episode_length
-        settings: dict[str, Any] = {} if decay is None else {"decay": decay}
-        if (recording := recording_of(self)) is not None:
-            about = {"algorithm", "seed", "env"}
-            steps, settings = recording.steps, {k: v for k, v in recording.source.items() if k not in about}
-            if recorded := settings.get("decay"):
-                settings["decay"] = LinearDecay(**{**recorded, "fraction": tuple(recorded["fraction"])})
-        wanted = max(steps, (episodes or 0) * env.episode_length)
-        if "decay" in settings:
-            settings["decay"] = settings["decay"].lengthened(wanted / steps)
-        return kind(env, wanted, seed=seed, **settings)
+    Args:
+        options: of the histories.
+        env: the tasks.
+        seed: seed of the source.
+        episodes: the least number of episodes; default those of a history. In a longer history the noise decays in
+            as many steps as in a history, so that the learners are the same.
+    """
+    kind, usual, _, decay = _SOURCES[options.source_name()]
+    steps = (usual if options.history_episodes is None else options.history_episodes) * env.episode_length
+    settings: dict[str, Any] = {} if decay is None else {"decay": decay}
+    if (recording := recording_of(options)) is not None:
+        about = {"algorithm", "seed", "env"}
+        steps, settings = recording.steps, {k: v for k, v in recording.source.items() if k not in about}
+        if recorded := settings.get("decay"):
+            settings["decay"] = LinearDecay(**{**recorded, "fraction": tuple(recorded["fraction"])})
+    wanted = max(steps, (episodes or 0) * env.episode_length)
+    if "decay" in settings:
+        settings["decay"] = settings["decay"].lengthened(wanted / steps)
+    return kind(env, wanted, seed=seed, **settings)
 
 
 class FreshWindows:
@@ -262,14 +212,14 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
         ValueError: the recorded history has none of these tasks, or does not fit, see :func:`recording_of`.
     """
     family = options.family()
-    windows: dict[str, Any] = {"skip_episodes": options.skipped(), "seed": seed}
+    windows: dict[str, Any] = {"skip_episodes": skipped(options), "seed": seed}
     if options.history is not None:
         recorded = _recorded(options, options.history)
         return FreshWindows(lambda number: recorded, length, batch_size, every=1 << 62, **windows)
 
     def draw(number: int) -> LearningHistory:
         env = family.env(family.split.train, options.streams)
-        source = options.source_on(env, seed=_seed_of(seed, number))
+        source = source_on(options, env, seed=_seed_of(seed, number))
         return LearningHistory(source.history(), source.tasks)
 
     return FreshWindows(draw, length, batch_size, every=options.fresh_every, **windows)

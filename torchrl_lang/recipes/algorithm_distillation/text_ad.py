@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential
 from transformers import PreTrainedModel
 
-from torchrl_lang._checks import check_heads
 from torchrl_lang._files import FileError, json_digest, shorten, write_file, write_json
 from torchrl_lang.algorithm_distillation.language import (
     BlockTemplate,
@@ -29,14 +27,12 @@ from torchrl_lang.algorithm_distillation.language import (
 )
 from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
 from torchrl_lang.algorithm_distillation.language.records import TextSplit, episode_records, group_episodes
-from torchrl_lang.algorithm_distillation.language.step_rows import LossOn
 from torchrl_lang.data import row_buffer
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules import fit_vocabulary, language_actor, load_causal_lm, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.algorithms import LoopOptions
+from torchrl_lang.recipes.algorithm_distillation.options import TextAD, TextHistoryOptions
 from torchrl_lang.recipes.models import new_lm
-from torchrl_lang.recipes.options import Options, option, required, with_defaults
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 
@@ -44,34 +40,6 @@ __all__ = ["TextAD", "TextHistories", "TextHistoryOptions", "main", "open_histor
 
 _MOST = 100
 """Number of different rewards that a model chooses among, without bins."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextHistoryOptions(Options):
-    """Options of the histories."""
-
-    runs: tuple[Path, ...] = required("folders of --record-history, each with the histories of one or more runs")
-    logs: bool = option(False, "the folders hold logs of Algorithm-Distillation-RLHF instead")
-    block: Literal["turn", "episode"] = option(
-        "turn",
-        "turn: a block is what the environment wrote, the response and the reward of the turn; episode: the dialogue "
-        "up to the last response, that response and the return",
-    )
-    reward: Literal["levels", "bins", "decimals"] = option(
-        "levels", "levels: a word for each different reward; bins: one for each of --bins ranges; decimals: in digits"
-    )
-    bins: int = option(10, "number of ranges that rewards are sorted into with --reward bins", at_least=2)
-    validation: float = option(0.1, "share of each epoch's episodes that choose the checkpoint", above=0, below=1)
-    test: float = option(0.1, "share of each epoch's episodes that are reported", above=0, below=1)
-    test_runs: tuple[str, ...] = option((), "names of runs that are reported instead, of which no episode is learned")
-    split_seed: int = option(0, "seed of which episodes of an epoch these are", at_least=0)
-    row_length: int = option(512, "tokens of a row: the context", at_least=2)
-    loss_on: LossOn = option("all", "learn from all tokens, or from the completions alone")
-    symbols: tuple[str, ...] = option((), "texts that are one token each, such as the colours of Wordle")
-    min_count: int = option(5, "words that are rarer in the histories are spelled", at_least=1)
-    pretrained: str | None = option(
-        None, "name or folder of a pretrained Hugging Face model with its tokenizer; none: from scratch"
-    )
 
 
 class TextHistories(NamedTuple):
@@ -186,20 +154,6 @@ def _count(records: Sequence[TextRecord]) -> dict[str, Any]:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 _BEST_BY = "validation_log_prob"
-
-
-@with_defaults(eval_every=100, steps=400, weight_decay=0.05)
-class TextAD(TextHistoryOptions, LoopOptions):
-    """Algorithm distillation of text tasks: a language model of recorded runs, and its accuracy of rewards."""
-
-    batch_size: int = option(16, "rows in a batch", at_least=1)
-    width: int = option(64, "hidden size of a model from scratch", at_least=1)
-    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
-    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_heads(self.width, self.heads)
 
 
 def main(options: TextAD) -> dict[str, Any]:
