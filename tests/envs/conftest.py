@@ -62,9 +62,9 @@ class Picture:
         return "" if right else "no", float(right), right or self.tries == 3
 
 
-def picture_env(**kwargs) -> TextGameEnv:
+def picture_env(game=Picture, **kwargs) -> TextGameEnv:
     options = {"row_length": 24, "action_length": 3, "features": (2, 3)}
-    return TextGameEnv(Picture, CharTokenizer.from_alphabet("abcno?"), **options, **kwargs)
+    return TextGameEnv(game, CharTokenizer.from_alphabet("abcno?"), **options, **kwargs)
 
 
 WORDS = ["crane", "slate", "geese", "eerie", "abide", "speed", "erase"]

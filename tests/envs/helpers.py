@@ -1,4 +1,4 @@
-"""Saying things in words."""
+"""Actions and transcripts as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from torchrl_lang.text.chat_tokenizer import encode_action
 def action(env, *texts):
     """The texts as actions, one a row."""
     control = env.tokenizer.control
-    rows = [[*encode_action(env.tokenizer, text), control.end_of_action] for text in texts]
+    rows = [[*encode_action(env.tokenizer, text), control.end_of_action][: env.action_length] for text in texts]
     ids = torch.tensor([row + [control.pad] * (env.action_length - len(row)) for row in rows])
     return ids.reshape(env.action_spec.shape)
 
 
+def step(env, ids, **entries):
+    """Step an environment with actions as token ids."""
+    return env.step(TensorDict(action=torch.as_tensor(ids), **entries, batch_size=env.batch_size))["next"]
+
+
 def say(env, *texts):
     """Step an environment with a text for each row."""
-    return env.step(TensorDict(action=action(env, *texts), batch_size=env.batch_size))["next"]
+    return step(env, action(env, *texts))
 
 
 def say_after(env, td, *texts):
@@ -26,7 +31,11 @@ def say_after(env, td, *texts):
     return env.step(td.set("action", action(env, *texts)))["next"]
 
 
+def transcript(env, td, row=0, mask="attention_mask"):
+    """The text of a row, or of the tokens of a mask."""
+    return env.tokenizer.decode(td["tokens"][row][td[mask][row]])
+
+
 def last_words(env, td, row=0):
     """What the environment said last in a row, or all it said if nothing else."""
-    tokens = td["tokens"][row][td["attention_mask"][row]]
-    return env.tokenizer.decode(tokens).split("</a>")[-1]
+    return transcript(env, td, row).split("</a>")[-1]

@@ -15,7 +15,7 @@ from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row, to_row
 
-from .helpers import say_after
+from .helpers import say_after, transcript
 
 
 class Echo:
@@ -32,28 +32,34 @@ class Echo:
         return ("" if last and self.draw.random() < 0.5 else f"<|im_end|>{text}\n"), float(len(text)), last
 
 
-def make(name="chatml", *, batch_size=(2,), row_length=160, **options):
+def chat_tokenizer(name="chatml"):
     source = tokenizer_of(EXACT[name])
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-    options = {"action_length": 5, "seed": 0, **options}
-    return TextGameEnv(Echo, tokenizer, row_length=row_length, batch_size=list(batch_size), **options)
+    return ChatTokenizer(source, RowFormat.from_chat_template(source))
+
+
+def make(name="chatml", game=Echo, n=2, **options):
+    options = {"row_length": 160, "action_length": 5, "seed": 0, **options}
+    return TextGameEnv(game, chat_tokenizer(name), batch_size=[n], **options)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_the_rules_of_language_environments(name):
     env = make(name)
-    check_language_env(env, lambda n: make(name, batch_size=[n]), utterances=["is it red?", "no", "<think>"])
+    check_language_env(env, lambda n: make(name, n=n), utterances=["is it red?", "no", "<think>"])
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_rows_are_what_the_template_writes(name):
     env = make(name, action_length=8)
-    row_format, decode = env.tokenizer.row_format, env.tokenizer.decode
+    row_format = env.tokenizer.row_format
     td = env.reset(game_seed=torch.tensor([2, 3]))
-    assert texts_of(td, decode) == [row_format.render(chat("a dog")), row_format.render(chat("  spaces \n\n"))]
+    assert [transcript(env, td, row) for row in range(2)] == [
+        row_format.render(chat("a dog")),
+        row_format.render(chat("  spaces \n\n")),
+    ]
     td = say_after(env, td, "red?", "no")
     heard = "<|im_end|>red?\n", "<|im_end|>no\n"
-    assert texts_of(td, decode) == [
+    assert [transcript(env, td, row) for row in range(2)] == [
         row_format.render(chat("a dog", "red?", heard[0])),
         row_format.render(chat("  spaces \n\n", "no", heard[1])),
     ]
@@ -63,15 +69,11 @@ def test_rows_are_what_the_template_writes(name):
     ]
 
 
-def texts_of(td, decode):
-    return [decode(row["tokens"][row["attention_mask"]]) for row in td]
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_every_row_of_an_environment_comes_back(name):
     """Random tokens as utterances, rows that are cut at their end among them."""
-    env = make(name, batch_size=[4], row_length=90, max_turns=3)
-    rows = rows_from_rollout(env.rollout(60, break_when_any_done=False), unfinished="drop")
+    env = make(name, n=4, row_length=90, max_turns=3)
+    rows = rows_from_rollout(env.rollout(24, break_when_any_done=False), unfinished="drop")
     seen = set()
     for row in rows:
         episode = from_row(row, env.tokenizer)
@@ -93,9 +95,8 @@ def test_texts_that_do_not_fit():
         def step(self, text):
             return "word " * 60, 1.0, False
 
-    source = tokenizer_of(EXACT["chatml"])
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-    env = TextGameEnv(Long, tokenizer, row_length=64, action_length=4, batch_size=[2])
+    env = make(game=Long, row_length=64, action_length=4)
+    tokenizer = env.tokenizer
     with pytest.warns(UserWarning, match="opens with"):
         td = env.reset(game_seed=torch.tensor([0, 1]))
     real = [row["tokens"][row["attention_mask"]].tolist() for row in td]
@@ -110,7 +111,7 @@ def test_texts_that_do_not_fit():
         assert episode.cut
         assert torch.equal(to_row(episode, tokenizer, 64)["tokens"], row["tokens"])
     with pytest.raises(ValueError, match="row_length"):
-        TextGameEnv(Long, tokenizer, row_length=12, action_length=4)
+        make(game=Long, row_length=12, action_length=4)
 
 
 class Calculator:
@@ -125,14 +126,11 @@ class Calculator:
 
 @pytest.mark.parametrize("name", ["chatml", "gemma"])
 def test_a_reply_of_a_tool_is_its_message_where_the_template_has_one(name):
-    source = tokenizer_of(EXACT[name])
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-
-    def calculator(n=1, **options):
-        options = {"row_length": 200, "action_length": 20, "seed": 0, **options}
-        return TextGameEnv(Calculator, tokenizer, batch_size=[n], **options)
+    def calculator(n=1):
+        return make(name, Calculator, n, row_length=200, action_length=20)
 
     env = calculator()
+    tokenizer = env.tokenizer
     td = say_after(env, env.reset(), "2+3")
     episode = from_row(td[0].exclude("terminated").set("terminated", torch.tensor([False])), tokenizer)
     role = "tool" if name == "chatml" else "user"
@@ -142,12 +140,10 @@ def test_a_reply_of_a_tool_is_its_message_where_the_template_has_one(name):
 
 def test_a_game_gets_an_utterance_without_its_thoughts():
     """But the row keeps them."""
-    source = tokenizer_of(EXACT["chatml"])
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
-    env = TextGameEnv(Calculator, tokenizer, row_length=200, action_length=30, batch_size=[1], read=without_thoughts)
+    env = make(game=Calculator, n=1, row_length=200, action_length=30, read=without_thoughts)
     td = say_after(env, env.reset(), "<think>add</think>\n\n2+3")
     td = say_after(env, td, "<think>so 5</think> 5")
-    assert [turn.text for turn in from_row(td[0], tokenizer).turns] == [
+    assert [turn.text for turn in from_row(td[0], env.tokenizer).turns] == [
         "2 + 3?", "<think>add</think>\n\n2+3", "5", "<think>so 5</think> 5", "heard 5",
     ]  # fmt: skip
 

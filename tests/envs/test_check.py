@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -16,21 +17,24 @@ from torchrl_lang.schema import ACTION
 from torchrl_lang.transforms import LivingCost, TurnRewardTransform
 
 
-def edited(**edits):
-    """A corridor whose observation is edited on its way out; each edit is a function of env and observation."""
+def broken(method, edit):
+    """A corridor of which one method is replaced by a function of the environment, the method and its arguments."""
 
-    class Edited(CorridorEnv):
-        pass
+    def edited(self, *args, **kwargs):
+        return edit(self, partial(getattr(CorridorEnv, method), self), *args, **kwargs)
 
-    for name, edit in edits.items():
+    return type(edit.__name__, (CorridorEnv,), {method: edited})
 
-        def method(self, *args, _name=name, _edit=edit, **kwargs):
-            out = getattr(CorridorEnv, _name)(self, *args, **kwargs)
-            _edit(self, out)
-            return out
 
-        setattr(Edited, name, method)
-    return Edited
+def shows(edit):
+    """A corridor that changes its observations."""
+
+    def observe(env, method, *args, **kwargs):
+        out = method(*args, **kwargs)
+        edit(env, out)
+        return out
+
+    return broken("_observe", observe)
 
 
 def after_two_turns(env, out, key, change):
@@ -39,134 +43,19 @@ def after_two_turns(env, out, key, change):
     out[key] = torch.where(rows[:, None], change(out[key]), out[key])
 
 
-class WrongSpec(CorridorEnv):
-    def _observe(self):
-        return super()._observe().set("extra", torch.zeros(*self.batch_size, 1))
+def wrong_spec(env, out):
+    out["extra"] = torch.zeros(*env.batch_size, 1)
 
 
-class TruncatedAsTerminated(CorridorEnv):
-    def _observe(self):
-        out = super()._observe()
-        out["terminated"] = out["done"].clone()
-        out["truncated"] = torch.zeros_like(out["done"])
-        return out
+def truncated_as_terminated(env, out):
+    out["terminated"], out["truncated"] = out["done"].clone(), torch.zeros_like(out["done"])
 
 
-class RewardWithoutLastDimension(CorridorEnv):
-    def _make_specs(self):
-        super()._make_specs()
-        self.reward_spec = Unbounded(shape=self.batch_size, dtype=torch.float32)
-
-    def _step(self, tensordict):
-        out = super()._step(tensordict)
-        return out.set("reward", out["reward"].squeeze(-1))
-
-
-class PlaysOn(CorridorEnv):
-    def _step(self, tensordict):
-        terminated, truncated = self._terminated, self._truncated
-        self._terminated, self._truncated = terminated & False, truncated & False
-        reward = super()._step(tensordict)["reward"]
-        self._terminated, self._truncated = self._terminated | terminated, self._truncated | truncated
-        return self._observe().set("reward", reward)
-
-
-class PaysForever(CorridorEnv):
-    def _step(self, tensordict):
-        ended = self._terminated | self._truncated
-        out = super()._step(tensordict)
-        return out.set("reward", out["reward"] - ended[:, None].float())
-
-
-class Endless(CorridorEnv):
-    """Where no token fits any more it forgets to say so."""
-
-    def __init__(self, **kwargs):
-        super().__init__(length=10, start=0, **kwargs)
-
-    def _step(self, tensordict):
-        out = super()._step(tensordict)
-        self._truncated = self._truncated & False
-        return out.set("truncated", out["truncated"] & False).set("done", out["terminated"].clone())
-
-
-class SilentTurns(CorridorEnv):
-    def _plan_turn(self, action, live):
-        writes, reward = super()._plan_turn(action, live)
-        silent = live & ~self._terminated
-        rows, width = self._rows.rows, self.row_length
-        place = torch.where(silent[:, None], width, writes.place)
-        at = torch.where(silent[:, None], width, writes.reward_place)
-        length = torch.where(silent, rows.length, writes.length)
-        return writes._replace(place=place, reward_place=at, length=length), reward
-
-
-class IgnoresMask(CorridorEnv):
-    def _step(self, tensordict):
-        return super()._step(tensordict.exclude("_step"))
-
-
-class OtherEpisodesEachTime(CorridorEnv):
-    count = 0
-
-    def _open(self, episode, fresh, options):
-        type(self).count += 1
-        return super()._open(episode + self.count, fresh, options)
-
-
-class EpisodesOfTheBatch(CorridorEnv):
-    def _open(self, episode, fresh, options):
-        return super()._open(episode + 10 * self._n, fresh, options)
-
-
-class GlobalStream(CorridorEnv):
-    def _open(self, episode, fresh, options):
-        torch.rand(1)
-        return super()._open(episode, fresh, options)
-
-
-class StepsInPlace(CorridorEnv):
+def steps_in_place(env, out):
     """Keeps the tensor that it returned and writes the next tokens into it."""
-
-    def _observe(self):
-        out = super()._observe()
-        if not hasattr(self, "_buffer"):
-            self._buffer = out["tokens"].clone()
-        self._buffer.copy_(out["tokens"])
-        return out.set("tokens", self._buffer)
-
-
-class WritesItsInput(CorridorEnv):
-    def _step(self, tensordict):
-        out = super()._step(tensordict)
-        tensordict.get(ACTION).zero_()
-        return out
-
-
-class ReturnsItsState(CorridorEnv):
-    """Returns the tensors that it keeps, though it steps in new ones."""
-
-    def _step(self, tensordict):
-        self._rows = deepcopy(self._rows)
-        return super()._step(tensordict)
-
-    def _observe(self):
-        return super()._observe().set("tokens", self._rows.rows.tokens.reshape(*self.batch_size, -1))
-
-
-class ResetsAll(CorridorEnv):
-    def _begin_rows(self, fresh, *rest, **partial):
-        super()._begin_rows(torch.ones_like(fresh), *rest, **partial)
-
-
-class ResetsNone(CorridorEnv):
-    def _begin_rows(self, fresh, *rest, **partial):
-        super()._begin_rows(fresh if fresh.all() else torch.zeros_like(fresh), *rest, **partial)
-
-
-class ForgetsState(CorridorEnv):
-    def _reset(self, tensordict=None, set_state=False, **kwargs):
-        return super()._reset(tensordict, set_state=False, **kwargs)
+    if not hasattr(env, "_buffer"):
+        env._buffer = out["tokens"].clone()
+    out["tokens"] = env._buffer.copy_(out["tokens"])
 
 
 def unmask(env, out):
@@ -186,41 +75,127 @@ def double_reward(env, out):
     out["token_reward"] = 2 * out["token_reward"]
 
 
-def has_a_past(env, out):
-    out["agent_mask"][..., 1] = True
-
-
 def not_done(env, out):
     out["done"] = out["terminated"].clone()
 
 
+def has_a_past(env, reset, *args, **kwargs):
+    out = reset(*args, **kwargs)
+    out["agent_mask"][..., 1] = True
+    return out
+
+
+def silent_turns(env, plan, action, live):
+    writes, reward = plan(action, live)
+    silent = ~env._terminated
+    place = torch.where(silent[:, None], env.row_length, writes.place)
+    at = torch.where(silent[:, None], env.row_length, writes.reward_place)
+    length = torch.where(silent, env._rows.rows.length, writes.length)
+    return writes._replace(place=place, reward_place=at, length=length), reward
+
+
+def plays_on(env, step, td):
+    terminated, truncated = env._terminated, env._truncated
+    env._terminated, env._truncated = terminated & False, truncated & False
+    reward = step(td)["reward"]
+    env._terminated, env._truncated = env._terminated | terminated, env._truncated | truncated
+    return env._observe().set("reward", reward)
+
+
+def pays_forever(env, step, td):
+    ended = env._terminated | env._truncated
+    out = step(td)
+    return out.set("reward", out["reward"] - ended[:, None].float())
+
+
+def writes_its_input(env, step, td):
+    out = step(td)
+    td.get(ACTION).zero_()
+    return out
+
+
+def other_episodes_each_time(env, begin, episode, *rest):
+    env.count = getattr(env, "count", 0) + 1
+    return begin(episode + env.count, *rest)
+
+
+def episodes_of_the_batch(env, begin, episode, *rest):
+    return begin(episode + 10 * env._n, *rest)
+
+
+def global_stream(env, begin, *args):
+    torch.rand(1)
+    return begin(*args)
+
+
+def resets_all(env, begin, fresh, *rest, **partial):
+    begin(torch.ones_like(fresh), *rest, **partial)
+
+
+def resets_none(env, begin, fresh, *rest, **partial):
+    begin(fresh if fresh.all() else torch.zeros_like(fresh), *rest, **partial)
+
+
+def forgets_state(env, reset, td=None, set_state=False, **kwargs):
+    return reset(td, **kwargs)
+
+
+class RewardWithoutLastDimension(CorridorEnv):
+    def _make_specs(self):
+        super()._make_specs()
+        self.reward_spec = Unbounded(shape=self.batch_size, dtype=torch.float32)
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        return out.set("reward", out["reward"].squeeze(-1))
+
+
+class ReturnsItsState(CorridorEnv):
+    """Returns the tensors that it keeps, though it steps in new ones."""
+
+    def _step(self, tensordict):
+        self._rows = deepcopy(self._rows)
+        return super()._step(tensordict)
+
+    def _observe(self):
+        return super()._observe().set("tokens", self._rows.rows.tokens.reshape(*self.batch_size, -1))
+
+
+class Endless(CorridorEnv):
+    """Where no token fits any more it forgets to say so."""
+
+    def __init__(self, **kwargs):
+        super().__init__(length=10, start=0, **kwargs)
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        self._truncated = self._truncated & False
+        return out.set("truncated", out["truncated"] & False).set("done", out["terminated"].clone())
+
+
 BROKEN = {
-    "specs": [WrongSpec],
-    "row": [edited(_observe=unmask), edited(_observe=dirty_padding)],
-    "fresh": [edited(_reset=has_a_past)],
-    "growth": [edited(_observe=rewrite_opening), SilentTurns, Endless],
-    "flags": [TruncatedAsTerminated, edited(_observe=not_done)],
-    "reward": [RewardWithoutLastDimension, edited(_observe=double_reward)],
-    "latch": [PlaysOn, PaysForever],
-    "mask": [IgnoresMask],
-    "seed": [OtherEpisodesEachTime],
-    "batch": [EpisodesOfTheBatch],
-    "global stream": [GlobalStream],
-    "stepping": [StepsInPlace, WritesItsInput],
+    "specs": [shows(wrong_spec)],
+    "row": [shows(unmask), shows(dirty_padding)],
+    "fresh": [broken("_reset", has_a_past)],
+    "growth": [shows(rewrite_opening), broken("_plan_turn", silent_turns), Endless],
+    "flags": [shows(truncated_as_terminated), shows(not_done)],
+    "reward": [RewardWithoutLastDimension, shows(double_reward)],
+    "latch": [broken("_step", plays_on), broken("_step", pays_forever)],
+    "mask": [broken("_step", lambda env, step, td: step(td.exclude("_step")))],
+    "seed": [broken("_open", other_episodes_each_time)],
+    "batch": [broken("_open", episodes_of_the_batch)],
+    "global stream": [broken("_open", global_stream)],
+    "stepping": [shows(steps_in_place), broken("_step", writes_its_input)],
     "aliasing": [ReturnsItsState],
-    "partial reset": [ResetsAll, ResetsNone],
-    "state": [ForgetsState],
+    "partial reset": [broken("_begin_rows", resets_all), broken("_begin_rows", resets_none)],
+    "state": [broken("_reset", forgets_state)],
 }
 
 
-@pytest.mark.parametrize(("rule", "broken"), [(rule, env) for rule, envs in BROKEN.items() for env in envs])
-def test_a_broken_environment_is_found(rule, broken):
+@pytest.mark.parametrize(("rule", "make"), [(rule, env) for rule, envs in BROKEN.items() for env in envs])
+def test_a_broken_environment_is_found(rule, make):
     with pytest.raises(LanguageEnvError) as caught:
-        check_language_env(
-            broken(batch_size=[4]),
-            lambda n: broken(batch_size=[n]),
-            utterances="lr",
-        )
+        check_language_env(make(batch_size=[4]), lambda n: make(batch_size=[n]), utterances="lr")
     assert caught.value.rule == rule, caught.value
     assert str(caught.value).startswith(f"[{rule}]")
 

@@ -7,17 +7,11 @@ from functools import cache
 import pytest
 import torch
 
-from torchrl_lang.envs.games import (
-    CorridorEnv,
-    CorridorPlayer,
-    GuessNumber,
-    binary_search,
-    corridor_value,
-    guess_number_return,
-)
+from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer, corridor_value
+from torchrl_lang.envs.games.guess_number import GuessNumber, binary_search, guess_number_return
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.99, 0.7])
+@pytest.mark.parametrize("gamma", [1.0, 0.7])
 def test_corridor_value_by_value_iteration_over_tokens(gamma):
     length = 6
     value = torch.zeros(length)  # at the goal nothing more is earned
@@ -40,8 +34,7 @@ def test_the_player_never_walks_straight_and_mostly_errs():
     rollout = env.rollout(8, player, break_when_any_done=False, break_when_all_done=True)
     final = rollout["next"][:, -1]
     best = corridor_value(3 - rollout["tokens"][:, 0, 1])
-    earned = final["token_reward"].sum(-1)
-    assert (earned < best).all()
+    assert (final["token_reward"].sum(-1) < best).all()
     assert final["terminated"].any()
     assert final["truncated"].any()
     # Every place has been left by the better move, but less often than by the worse one: greedy copies stay.
@@ -53,8 +46,8 @@ def test_the_player_never_walks_straight_and_mostly_errs():
         assert 0 < here.sum() < there.sum()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 31])
-def test_guess_number_return_is_the_optimum(n):
+@pytest.mark.parametrize("n", [1, 7, 10])
+def test_binary_search_earns_the_optimal_return(n):
     @cache
     def misses(low, high):
         """Least number of wrong guesses, summed over the numbers that are still possible."""
@@ -63,10 +56,6 @@ def test_guess_number_return_is_the_optimum(n):
         return min(misses(low, g - 1) + misses(g + 1, high) + (high - low) for g in range(low, high + 1))
 
     assert guess_number_return(n) == pytest.approx(-misses(1, n) / n)
-
-
-@pytest.mark.parametrize("n", [1, 7, 10])
-def test_binary_search_earns_the_optimum(n):
     seen, seed = {}, 0
     while len(seen) < n:  # play until every number has come once
         game = GuessNumber(n)
@@ -82,7 +71,7 @@ def test_binary_search_earns_the_optimum(n):
     assert sum(seen.values()) / n == pytest.approx(guess_number_return(n))
 
 
-@pytest.mark.parametrize("text", ["", "four", "-4", "4 ", "٤", "4.0", "1" * 4000, "</s>"])
+@pytest.mark.parametrize("text", ["", "four", "-4", "4 ", "\u0664", "4.0", "1" * 4000, "</s>"])
 def test_no_guess_crashes_the_game(text):
     game = GuessNumber(7)
     game.reset(0)

@@ -25,9 +25,9 @@ def length_reward(prompts, completions):
     return [len(prompt) + 0.5 * len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
-def make(batch_size=(2,), *, reward=length_reward, tokenizer=LETTERS, **options):
+def make(batch_size=(2,), *, reward=length_reward, prompts=PROMPTS, **options):
     options = {"row_length": 14, "action_length": 4, "seed": 0, **options}
-    return PromptEnv(PROMPTS, reward, tokenizer, batch_size=batch_size, **options)
+    return PromptEnv(prompts, reward, LETTERS, batch_size=batch_size, **options)
 
 
 def test_the_rules_of_language_environments():
@@ -86,6 +86,20 @@ def test_wrong_rewards(rewards, reason):
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=reason):
         say_after(env, td, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"features": [[[1.0]]]}, "features"), ({"prompts": []}, "prompts"), ({"prompts": [1]}, "prompts")],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_a_prompt_is_an_index():
+    with pytest.raises(ValueError, match="no prompt 4"):
+        make([1]).reset(game_seed=torch.tensor([4]))
 
 
 @pytest.mark.slow

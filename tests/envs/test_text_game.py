@@ -1,4 +1,4 @@
-"""Plain-Python games in a batch: seeds, text that cannot be said or read, states, failures."""
+"""Plain-Python games in a batch: seeds, texts that are lost, wrong games, states, threads, features."""
 
 from __future__ import annotations
 
@@ -6,127 +6,251 @@ import copy
 import random
 import threading
 import time
+import warnings
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from torchrl.envs import SerialEnv, TransformedEnv
 
-from torchrl_lang.envs import TextGameEnv, TokenEnv
+from torchrl_lang.data import DatasetWriter, load_dataset, row_buffer, rows_from_rollout
+from torchrl_lang.envs import PromptEnv, TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
-from torchrl_lang.envs.games import guess_number_env
-from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, language_actor, with_features
+from torchrl_lang.schema import ROW_KEYS, check_row
 from torchrl_lang.text import CharTokenizer
+from torchrl_lang.transforms import KLRewardTransform, frozen_copy
+
+from .conftest import Picture, guess_number_env, picture_env
+from .helpers import say, step, transcript
+
+AB = CharTokenizer.from_alphabet("ab")
 
 
-class Scribe:
-    """Remembers what it was told; says what it is given to say."""
+class Scripted:
+    """Returns from ``reset`` and from every ``step`` what it was made with; remembers what it was told."""
 
-    def __init__(self, replies=("b",)):
-        self.seeds, self.told, self.replies = [], [], replies
+    def __init__(self, opening="a", turn=("b", 0.5, False)):
+        self.opening, self.turn, self.seeds, self.told = opening, turn, [], []
 
     def reset(self, seed):
         self.seeds.append(seed)
-        return "a"
+        return self.opening
 
     def step(self, text):
         self.told.append(text)
-        return self.replies[min(len(self.told), len(self.replies)) - 1], 0.5, False
+        if isinstance(self.turn, Exception) and "b" in text:
+            raise self.turn
+        return ("b", 0.5, False) if isinstance(self.turn, Exception) else self.turn
 
 
-def scribes(n=2, replies=("b",), tokenizer=None, **kwargs):
-    games = []
-
-    def make():
-        games.append(Scribe(replies))
-        return games[-1]
-
-    tokenizer = CharTokenizer.from_alphabet("ab") if tokenizer is None else tokenizer
-    env = TextGameEnv(make, tokenizer, row_length=40, action_length=3, batch_size=[n], **{"seed": 0, **kwargs})
-    return env, games
-
-
-def say(env, ids):
-    action = torch.tensor(ids, dtype=torch.int64)
-    return env.step(TensorDict(action=action, batch_size=env.batch_size))["next"]
-
-
-def guess(env, *numbers):
-    control, k = env.tokenizer.control, env.action_length
-    rows = [[*env.tokenizer.encode(str(number)), control.end_of_action] for number in numbers]
-    return say(env, [row + [control.pad] * (k - len(row)) for row in rows])
+def make(opening="a", turn=("b", 0.5, False), n=1, *, game=None, tokenizer=AB, **options):
+    options = {"row_length": 20, "action_length": 3, "seed": 0, **options}
+    return TextGameEnv(game or (lambda: Scripted(opening, turn)), tokenizer, batch_size=[n], **options)
 
 
 def test_game_seeds_do_not_depend_on_the_batch():
-    one, (game,) = scribes(1)
-    four, games = scribes(4)
+    one, four = make(), make(n=4)
     for _ in range(4):
         one.reset()
     four.reset()
-    assert four.game_seed.tolist() == game.seeds
-    assert game.seeds == [g.seeds[0] for g in games]
-    assert len(set(game.seeds)) == 4
-    assert all(0 <= seed < 2**31 for seed in game.seeds)
+    seeds = one._games[0].seeds
+    assert four.game_seed.tolist() == seeds == [game.seeds[0] for game in four._games]
+    assert len(set(seeds)) == 4
+    assert all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_control_tokens_reach_the_game_by_name():
-    env, (game,) = scribes(1)
-    env.reset()
-    say(env, [[env.tokenizer.control.end_of_state, 1, 0]])
-    assert game.told == ["</s>ba"]
-
-
-def test_what_cannot_be_decoded_reaches_the_game_as_a_replacement_character():
+def test_what_cannot_be_decoded_reaches_the_game_as_a_replacement_character_and_control_tokens_by_name():
     class Strict(CharTokenizer):
         def decode(self, ids):
-            if 1 in ids:
+            if list(ids[:2]) == [1, 1]:
                 raise ValueError("half a character")
             return super().decode(ids)
 
-    env, (game,) = scribes(1, tokenizer=Strict(CharTokenizer.from_alphabet("ab").symbols), replies=("a",))
+    env = make(tokenizer=Strict(AB.symbols), turn=("a", 0.0, False), row_length=40)
     env.reset()
-    say(env, [[1, 0, 0]])
-    say(env, [[0, 999, 0]])  # an id outside the vocabulary ends what is said
-    assert game.told == ["\N{REPLACEMENT CHARACTER}", "a"]
+    for ids in ([1, 1, 0], [0, 999, 0], [AB.control.end_of_state, 1, 0]):  # an id outside the vocabulary is an end
+        step(env, [ids])
+    assert env._games[0].told == ["\N{REPLACEMENT CHARACTER}", "a", "</s>ba"]
+
+
+# -- texts that cannot be encoded or do not fit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("over", "end"), [(False, ""), (True, "</eod>")])
+def test_a_reply_that_cannot_be_encoded_truncates_its_row_and_is_warned_of_once(over, end):
+    env = make(turn=("what?", 0.5, over), n=2)
+    env.reset()
+    with pytest.warns(UserWarning, match=r"Game 0 of the batch \(seed \d+, turn 1\) wrote 'what\?'"):
+        td = say(env, "a", "a")
+    assert transcript(env, td) == f"<s>a</s>a</a>{end}"
+    assert td["truncated"].all()
+    assert td["terminated"].all() == over
+    assert (td["reward"] == 0.5).all()  # the turn was played
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.reset()
+        assert say(env, "a", "a")["truncated"].all()
+
+
+def test_an_opening_that_cannot_be_encoded_is_left_out_and_its_rows_are_truncated_after_a_turn():
+    openings = iter(["a", "hello", "b"])
+    env = make(game=lambda: Scripted(next(openings)), n=3, row_length=40)
+    with pytest.warns(UserWarning, match="Game 1 of the batch .*turn 0.* wrote 'hello'"):
+        td = env.reset()
+    assert transcript(env, td, 1) == "<a>"
+    assert not td["done"].any()
+    td = say(env, "a", "a", "a")
+    assert transcript(env, td, 1) == "<a>a</a>b</s>"
+    assert td["truncated"].flatten().tolist() == [False, True, False]
+    env.maybe_reset(td)  # row 1 begins again, and its game opens as before
+    assert say(env, "a", "a", "a")["truncated"].flatten().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("length", [14, 15, 40])
+def test_an_opening_that_is_too_long_is_cut_so_that_one_turn_fits(length):
+    """Of 20 tokens an utterance takes 3 and its end 1, and 2 stand around the opening: 14 are left."""
+    env = make(opening="a" * length, turn=("", 0.0, length == 40))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        td = env.reset()
+    assert len(seen) == (length > 14)
+    assert int(td["attention_mask"].sum()) == 16
+    came = env.reset(td.select(*ROW_KEYS).clone(), set_state=True, game_seed=env.game_seed)
+    assert torch.equal(came["tokens"], td["tokens"])
+    td = say(env, "ab")
+    assert td["truncated"].all()
+    assert td["terminated"].all() == (length == 40)
+    assert int(td["agent_mask"].sum()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"opening": "what"}, r"turn 0\) wrote 'what'"),
+        ({"opening": "a" * 15}, r"turn 0\) opens with 15 tokens, of which 14 fit"),
+        ({"turn": ("what", 0.0, False)}, r"turn 1\) wrote 'what'"),
+        ({"turn": ("a" * 15, 0.0, False)}, r"turn 1\) replies with 15 tokens, of which 14 fit"),
+        ({"turn": ("a" * 14, 0.0, True)}, r"turn 1\) replies with 14 tokens, of which 13 fit"),
+        ({"turn": ("a" * 14, 0.0, False)}, None),
+        ({"turn": ("a" * 13, 0.0, True)}, None),
+    ],
+)
+def test_lost_text_is_an_error_where_that_is_asked_for(options, message):
+    env = make(on_bad_text="raise", **options)
+
+    def play():
+        env.reset()
+        return say(env, "a")
+
+    if message is None:
+        td = play()
+        assert td["attention_mask"].all()
+        assert td["done"].all()
+        return
+    with pytest.raises(ValueError, match=rf"Game 0 of the batch \(seed \d+, {message}"):
+        play()
+    with pytest.raises(RuntimeError, match="reset"):  # games are out of step with their rows
+        say(env, "a")
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_bad_text": "ignore"}, {"workers": 0}, {"features": (0, 3)}, {"features": (2, 3.0)}], ids=str
+)
+def test_bad_options(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        make(**options)
+
+
+# -- what games return -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opening", ["ab", ("ab", {"level": 3})])
+@pytest.mark.parametrize(
+    ("turn", "flags"),
+    [
+        (("b", 1, False), (False, False)),
+        (("b", np.float32(1), np.True_), (True, False)),
+        (("b", torch.tensor(1.0), False, True, {}), (False, True)),
+        (("b", True, 0, 1, {}), (False, True)),
+    ],
+)
+def test_games_may_return_three_values_or_five(opening, turn, flags):
+    env = make(opening, turn)
+    assert transcript(env, env.reset()) == "<s>ab</s>"
+    td = say(env, "a")
+    assert transcript(env, td).startswith("<s>ab</s>a</a>b</s>")
+    assert (td["terminated"].item(), td["truncated"].item()) == flags
+    assert td["reward"].item() == 1
+    check_row(td)
+
+
+@pytest.mark.parametrize("opening", [None, b"ab", ("ab",), (None, {})])
+def test_a_reset_that_returns_no_text_is_an_error(opening):
+    with pytest.raises(TypeError, match=r"Game 0 of the batch \(seed \d+, turn 0\) returned .* from reset"):
+        make(opening).reset()
+
+
+@pytest.mark.parametrize(
+    ("turn", "noun"),
+    [
+        *((turn, "from step") for turn in (None, "b", ("b", 1.0), ("b", 1.0, True, {}), (None, 1.0, True))),
+        *((("b", reward, True), "reward") for reward in (None, "1.0", np.ones(2), 1j, float("nan"), -np.inf, 1e39)),
+        *((("b", 1.0, over), "terminated") for over in ("False", None, 2)),
+        (("b", 1.0, True, {}, {}), "truncated"),
+        (("x" * 10_000, None, True), "reward"),
+    ],
+)
+def test_a_step_that_returns_other_things_is_an_error(turn, noun):
+    env = make(turn=turn)
+    env.reset()
+    with pytest.raises((TypeError, ValueError), match=rf"Game 0 of the batch \(seed \d+, turn 1\) .*{noun}") as caught:
+        say(env, "a")
+    assert len(str(caught.value)) < 400
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, TokenEnv], ids=["utterances", "tokens"])
 def test_set_state_plays_the_row_again(wrap):
-    env = guess_number_env(7, batch_size=[3], seed=0)
+    env, inner = (guess_number_env(7, batch_size=[3], seed=seed) for seed in (0, 77))
     env.reset()
-    guess(env, 4, "?", 1)
-    state = guess(env, 2, 6, 7)
+    say(env, "4", "?", "1")
+    state = say(env, "2", "6", "7")
     live = ~state["done"]
     assert live.any()
-    inner = guess_number_env(7, batch_size=[3], seed=77)
     other = wrap(inner)
     other.reset()
     given = state.select(*ROW_KEYS, "done").clone().set("game_seed", env.game_seed).set("_reset", live)
     came = other.reset(given, set_state=True)
     for key in ROW_KEYS:
         assert torch.equal(came[key], state[key])
-    one, two = guess(env, 3, 3, 3), guess(inner, 3, 3, 3)
+    one, two = say(env, "3", "3", "3"), say(inner, "3", "3", "3")
     rows = live.squeeze(-1)
     for key in (*ROW_KEYS, "reward", "done"):
         assert torch.equal(one[key][rows], two[key][rows])
 
 
 def test_set_state_of_other_rows_is_refused():
-    env = guess_number_env(7, batch_size=[1], seed=0)
-    env.reset(TensorDict(game_seed=torch.tensor([0]), batch_size=[1]))
-    state = guess(env, 1).select(*ROW_KEYS)
+    env, seed = guess_number_env(7, batch_size=[1], seed=0), torch.tensor([0])
+    env.reset(game_seed=seed)
+    state = say(env, "1").select(*ROW_KEYS)
     with pytest.raises(KeyError, match="game_seed"):
         env.reset(state.clone(), set_state=True)
-    wrong_reward = state.clone().set("game_seed", torch.tensor([0]))
+    wrong_reward, wrong_reply = state.clone(), state.clone()
     wrong_reward["token_reward"] *= 2
-    with pytest.raises(ValueError, match="Row 0 differs"):
-        env.reset(wrong_reward, set_state=True)
-    wrong_reply = state.clone().set("game_seed", torch.tensor([0]))
     higher, lower = env.tokenizer.encode("higherlower")
     wrong_reply["tokens"][wrong_reply["tokens"] == higher] = lower
-    with pytest.raises(ValueError, match="Row 0 differs from the replay of game seed 0"):
-        env.reset(wrong_reply, set_state=True)
+    for wrong in (wrong_reward, wrong_reply):
+        with pytest.raises(ValueError, match="Row 0 differs from the replay of game seed 0"):
+            env.reset(wrong, set_state=True, game_seed=seed)
     with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
-        guess(env, 2)
+        say(env, "2")
+    over = make(turn=("b", 0.0, False, True, {}))
+    over.reset()
+    with pytest.raises(ValueError, match=r"turn 1\) was truncated"):
+        over.reset(say(over, "a").select(*ROW_KEYS).clone(), set_state=True, game_seed=over.game_seed)
 
 
 # -- several games at a time -------------------------------------------------------------------------------------------
@@ -149,26 +273,6 @@ class Meeting:
         return "ab"[self.seed % 2] * (1 + self.seed % 3), self.seed % 5, False
 
 
-def in_letters(make, n, **options):
-    options = {"row_length": 60, "action_length": 3, "seed": 0, **options}
-    return TextGameEnv(make, CharTokenizer.from_alphabet("ab"), batch_size=[n], **options)
-
-
-def test_as_many_games_as_workers_are_in_their_step_at_once():
-    barrier, alone = threading.Barrier(8), threading.Barrier(1)
-    env, serial = in_letters(lambda: Meeting(barrier), 16, workers=8), in_letters(lambda: Meeting(alone), 16)
-    with torch.no_grad():
-        td, expected = env.reset(), serial.reset()
-        action = torch.randint(0, 2, (16, 3))
-        for _ in range(3):
-            td, expected = (
-                env.step(td.set("action", action))["next"],
-                serial.step(expected.set("action", action))["next"],
-            )
-    assert (td == expected).all()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
-
-
 class Dice:
     """Draws from the global stream of this process, as games of other libraries do."""
 
@@ -188,32 +292,114 @@ class Dice:
         return "".join(drawn), float(drawn.count("a")), False
 
 
-def test_games_of_the_global_random_stream_keep_their_own_in_threads():
-    env, serial = in_letters(Dice, 6, workers=6), in_letters(Dice, 6)
+@pytest.mark.parametrize("kind", [Meeting, Dice])
+def test_as_many_games_as_workers_are_in_their_step_at_once(kind):
+    barrier, alone = threading.Barrier(6), threading.Barrier(1)
+    env, serial = (
+        make(game=lambda: kind(at) if kind is Meeting else kind(), n=12, row_length=60, workers=workers)
+        for at, workers in ((barrier, 6), (alone, 1))
+    )
     before = random.getstate()
-    td, expected = env.reset(), serial.reset()
-    for _ in range(3):
-        action = env.action_spec.zero()
-        td, expected = env.step(td.set("action", action))["next"], serial.step(expected.set("action", action))["next"]
+    with torch.no_grad():
+        td, expected = env.reset(), serial.reset()
+        ids = torch.randint(0, 2, (12, 3))
+        for _ in range(3):
+            td, expected = step(env, ids), step(serial, ids)
     assert (td == expected).all()
     assert random.getstate() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
-class Fails(Scribe):
-    def step(self, text):
-        if "b" in text:
-            raise OSError("gone")
-        return super().step(text)
-
-
-def test_an_error_in_a_thread_names_the_first_game_that_failed_and_the_env_goes_on_after_a_reset():
-    env = in_letters(Fails, 4, workers=4)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_error_names_the_first_game_that_failed_and_the_env_goes_on_after_a_reset(workers):
+    env = make(turn=OSError("gone"), n=4, workers=workers)
     env.reset()
     with pytest.raises(OSError, match="gone") as raised:
-        guess(env, "a", "b", "a", "b")
+        say(env, "a", "b", "a", "b")
     assert raised.value.__notes__[0].startswith("Game 1 of the batch (seed ")
     assert raised.value.__notes__[0].endswith("turn 1) was playing 'b'.")
-    again = copy.deepcopy(env)
-    for one in (env, again):
+    for one in (env, copy.deepcopy(env)):
         one.reset()
-        assert guess(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4
+        assert say(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+
+
+BOTH = ("features", "features_mask")
+
+
+def test_each_game_shows_its_own_and_padding_is_masked_also_in_a_state_that_is_set():
+    env, other, seeds = picture_env(batch_size=[3]), picture_env(batch_size=[3]), torch.tensor([0, 1, 5])
+    td = env.reset(game_seed=seeds)
+    assert td["features"].dtype == torch.float32
+    assert td["features"].tolist() == [
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        [[0.0, 1.0, 0.0], [0.5, 0.25, 1.0]],
+        [[0.0, 0.0, 1.0], [0.5, 0.25, 5.0]],
+    ]
+    assert td["features_mask"].tolist() == [[True, False], [True, True], [True, True]]
+    td = say(env, "b", "c", "a")
+    found = other.reset(td.exclude("reward", *BOTH).set("game_seed", seeds), set_state=True)
+    for key in BOTH:
+        assert torch.equal(found[key], td[key])
+
+
+@pytest.mark.parametrize(
+    ("shown", "noun"),
+    [
+        *(("x", "'x'"), (None, "features"), ([1.0, 2.0, 3.0], r"\(3,\)"), ([[1.0, 2.0]], r"\(1, 2\)")),
+        *(([[1.0] * 3] * 3, r"\(3, 3\)"), ([[1.0, 2.0, float("nan")]], "not finite")),
+    ],
+)
+def test_what_is_no_features_is_refused(shown, noun):
+    class Wrong(Picture):
+        def reset(self, seed):
+            text = super().reset(seed)
+            self.features = shown
+            return text
+
+    with pytest.raises((TypeError, ValueError), match=f"Game 0 .*{noun}"):
+        picture_env(game=Wrong, seed=0).reset()
+
+
+def test_prompts_come_with_their_features():
+    features = [[[1.0, 2.0]], torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.zeros(0, 2)]
+
+    def env(n=2):
+        letters = CharTokenizer.from_alphabet("abc")
+        options = {"row_length": 12, "action_length": 3, "features": features, "seed": 0}
+        return PromptEnv(list("abc"), lambda shown, said: [0.5] * len(said), letters, batch_size=[n], **options)
+
+    td = env(3).reset(game_seed=torch.tensor([1, 2, 0]))
+    assert td["features"].tolist() == [[[3.0, 4.0], [5.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
+    assert td["features_mask"].tolist() == [[True, True], [False, False], [True, False]]
+    check_language_env(env(), env, utterances=["a", "b"])
+
+
+@pytest.mark.parametrize("wrap", ["plain", "transformed", "serial"])
+def test_rows_of_a_rollout_datasets_and_buffers_keep_features(wrap, tmp_path):
+    env = picture_env(batch_size=[32], seed=0)
+    tokenizer, length = env.tokenizer, env.row_length
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
+        actor = with_features(language_actor(lm), FeatureEmbedding(3, 8))
+    policy = UtteranceActor(actor, tokenizer.control, env.action_length, seed=1)
+    if wrap == "transformed":
+        env = TransformedEnv(env, KLRewardTransform(frozen_copy(policy), coef=0.0))
+    if wrap == "serial":
+        env = SerialEnv(2, lambda: picture_env(batch_size=[16], seed=3))
+    rows = rows_from_rollout(env.rollout(12, policy, break_when_any_done=False), unfinished="drop")
+    with DatasetWriter(tmp_path / "data", tokenizer, length, keep=BOTH) as writer:
+        writer.extend(rows)
+    sampled = next(iter(row_buffer(load_dataset(tmp_path / "data"), len(rows), seed=0)))
+    buffered = row_buffer(rows, len(rows), seed=0).sample()
+    for key in (*BOTH, "tokens"):
+        assert torch.equal(sampled[key], buffered[key])
+    # The rows of an episode have the features of its game: those of right answers show their letter.
+    right = sampled[sampled["terminated"].flatten() & (sampled["token_reward"].sum(-1) == 1.0)]
+    assert len(right) > 5
+    for row in right:
+        said = tokenizer.decode(row["tokens"][row["agent_mask"]]).replace("</a>", "")
+        assert "abc"[int(row["features"][0].argmax())] == said[-1]

@@ -54,7 +54,7 @@ def test_utterances_that_are_no_actions():
     assert game.step("crane")[0].startswith(("<G>", "<Y>", "<B>"))
 
 
-def test_batches_and_games_are_refused():
+def test_batches_are_refused():
     with pytest.raises(ValueError, match="one row"):
         EnvGame(CorridorEnv(batch_size=[2]))
 
@@ -103,3 +103,10 @@ def test_a_game_that_breaks_its_contract_is_an_error():
     env.reset(seed=5)
     with pytest.raises(ValueError, match=r"seed 5, turn 1\) returned the reward nan"):
         env.play("a")
+
+
+def test_names_and_rows_that_cannot_be():
+    with pytest.raises(ValueError, match="method"):
+        trl_environment(Count, method="reset")
+    with pytest.raises(ValueError, match="integer seed"):
+        trl_environment(Count)().reset(seed="1")

@@ -60,13 +60,6 @@ def test_texts_rewards_and_flags():
     game.close()
 
 
-def test_games_of_two_objects_do_not_mix():
-    one, other = GemGame(Sums(2)), GemGame(Sums(2))
-    alone = [one.reset(1), one.step("1")[0]]
-    beside = [one.reset(1), other.reset(2), one.step("1")[0]]
-    assert beside[::2] == alone
-
-
 def test_observations_must_be_texts():
     class Numbers(Sums):
         def ask(self):

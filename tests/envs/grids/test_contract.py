@@ -36,23 +36,21 @@ def fixed_actions(env, td):
     return td["observation"].sum(-1).add(torch.arange(env.batch_size.numel()).view(env.batch_size)) % env.n_actions
 
 
-@pytest.mark.parametrize("batch_size", [[], [0], [1], [5], [2, 3]])
+@pytest.mark.parametrize("batch_size", [[], [0], [2, 3]])
 def test_specs(make, batch_size):
     check_env_specs(make(batch_size=batch_size, seed=0))
 
 
 def test_an_episode_of_the_seed_is_the_same_in_any_batch(make):
     many, alone = make(batch_size=6, seed=5), make(batch_size=1, seed=5)
+    action = torch.ones(6, dtype=torch.int64)
     together = many.reset()
+    step = many.step(together.clone().set("action", action))["next"]
     for row in range(6):
         one = alone.reset()
         assert torch.equal(one["observation"][0], together["observation"][row])
         assert alone.task.item() == many.task[row].item()
-        step = one.set("action", torch.tensor([1]))
-        reward = many.step(together.clone().set("action", torch.ones(6, dtype=torch.int64)))["next", "reward"][row]
-        assert torch.equal(alone.step(step)["next", "reward"][0], reward)
-        many = make(batch_size=6, seed=5)  # to take the first step again
-        together = many.reset()
+        assert torch.equal(alone.step(one.set("action", action[:1]))["next", "reward"][0], step["reward"][row])
 
 
 def test_partial_resets_begin_new_episodes_in_their_rows_only(make):
@@ -118,16 +116,12 @@ def test_wrong_uses(make):
         env.reset(goal=3)
 
 
-def compiled_step(env, backend):
-    torch._dynamo.reset()  # other tests compile the same code for environments of their own
-    return torch.compile(env.step, fullgraph=True, backend=backend)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("make", "backend"), [(bandit, "aot_eager"), (room_once, "eager"), (key_door, "eager")])
 def test_a_compiled_step_is_the_step_with_partial_resets_too(make, backend):
+    torch._dynamo.reset()  # other tests compile the same code for environments of their own
     eager, compiled = make(batch_size=3, seed=0), make(batch_size=3, seed=0)
-    step = compiled_step(compiled, backend)
+    step = torch.compile(compiled.step, fullgraph=True, backend=backend)
     one, other = eager.reset(), compiled.reset()
     for number in range(2 * eager.episode_length):
         action = eager.action_spec.rand()

@@ -60,19 +60,9 @@ def test_dark_key_door_is_that_of_plain_loops():
     assert ends == {(True, False), (False, True)}  # terminated, and truncated
 
 
-def test_dark_room_by_hand():
-    # From the centre (1, 1) of 3x3: up to (0, 1), up into the wall, right to the goal (0, 2), stay, left, right.
-    env = DarkRoomEnv(3, task=2, episode_length=6)
-    columns = played(env, torch.tensor([[1, 1, 4, 0, 3, 4]]))
-    assert columns[0].tolist() == [[[0, 1], [0, 1], [0, 2], [0, 2], [0, 1], [0, 2]]]
-    assert columns[1].flatten().tolist() == [0, 0, 1, 1, 0, 1]
-    assert columns[3].flatten().tolist() == [False] * 5 + [True]
-    assert not columns[2].any()
-
-
 @pytest.mark.parametrize("reward", ["every_step", "once"])
 @pytest.mark.parametrize("start", ["centre", "random", (0, 3)])
-@pytest.mark.parametrize("length", [3, 7])
+@pytest.mark.parametrize("length", [4])
 def test_optimal_return_of_dark_room_is_that_of_exhaustive_search(reward, start, length):
     env = DarkRoomEnv(4, start=start, reward=reward, episode_length=length)
     starts = {"centre": [(2, 2)], "random": reference.cells(4)}.get(start, [start])

@@ -1,5 +1,7 @@
 """Shortest paths on directed graphs: the graph, the environment, its players and its metric, by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from torchrl_lang.envs.random_walks import (
     walk_optimality,
 )
 from torchrl_lang.envs.random_walks.metrics import optimality
+from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
 
 # 3 -> 2 -> 1 -> 0 with a short cut 3 -> 1, and a detour 2 -> 3; node 4 leads to 3, nothing leads to 4.
 EDGES = torch.zeros(5, 5, dtype=torch.bool)
@@ -53,7 +56,7 @@ def floyd_warshall(edges):
     return far
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("options", [{"edge_probability": 0.15}, {"out_degree": 2}], ids=str)
 def test_distances_are_those_of_floyd_and_warshall(seed, options):
     graph = random_graph(15, goal=3, seed=seed, **options)
@@ -94,6 +97,28 @@ def test_a_shortest_path_is_as_long_as_the_distance():
     assert (walk_optimality(rows, graph, 15) == 1).all()
 
 
+def test_the_log_probability_of_a_walk_follows_the_degree_of_the_nodes_that_are_left():
+    graph = DirectedGraph(torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]]).bool())  # node 1 has two edges, 2 has one
+    env = RandomWalksEnv(graph, max_turns=4, batch_size=[64], seed=0)
+    player = RandomWalkPlayer(graph, env.tokenizer, seed=0)
+    rows = rows_from_rollout(env.rollout(4, player, break_when_any_done=False), unfinished="truncate")
+    # Every second node of a walk is node 1, the only one with a choice.
+    starts_at_1 = rows["tokens"][:, 1] == 1
+    moves = -rows["token_reward"].sum(-1).long()
+    choices = torch.where(starts_at_1, (moves + 1) // 2, moves // 2)
+    torch.testing.assert_close(player.log_prob(rows), -math.log(2) * choices.double())
+
+
+def test_the_most_frequent_moves_of_walks():
+    env = RandomWalksEnv(GRAPH, max_turns=8, batch_size=[400], seed=0)
+    rollout = env.rollout(8, RandomWalkPlayer(GRAPH, env.tokenizer, seed=0), break_when_any_done=False)
+    rows = rows_from_rollout(rollout, unfinished="truncate")
+    best = FrequentMovePlayer(GRAPH, env.tokenizer, rows).best
+    assert best[1] == 0
+    assert best[4] == 3
+    assert GRAPH.edges[torch.arange(1, 5), best[1:]].all()
+
+
 def test_random_walks_take_every_edge_equally_often_and_no_other():
     env = RandomWalksEnv(GRAPH, max_turns=1, batch_size=[4000], seed=0)
     td = env.reset(start=torch.full((4000,), 3))
@@ -119,7 +144,7 @@ def test_optimality_is_that_of_trlx():
         (lambda: DirectedGraph(EDGES.float()), "edges must be bool"),
         (lambda: random_graph(5, out_degree=5), "out_degree"),
         (lambda: random_graph(1), "nodes must be at least 2"),
-        (lambda: random_graph(40, edge_probability=0.001), "edge_probability"),
+        (lambda: random_graph(9, edge_probability=0.0), "edge_probability"),
         (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), "goal"),
         (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "max_turns"),
     ],

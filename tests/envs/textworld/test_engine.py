@@ -14,19 +14,11 @@ import torch
 from tests.processes import Program
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld import TextWorldEnv
-from torchrl_lang.envs.textworld.engine import EnginePool, Failed
 
 from ..helpers import last_words, say
 from .conftest import COIN, alive, engines, gone
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
-
-
-@pytest.fixture
-def pool(games):
-    pool = EnginePool(2, ["admissible_commands"], time_limit=20.0)
-    yield pool
-    pool.close()
 
 
 def test_processes_start_late_and_end_on_close(script, make_env):
@@ -39,18 +31,6 @@ def test_processes_start_late_and_end_on_close(script, make_env):
     env.close()
     assert gone(pids, within=0.0)
     env.close()
-
-
-def test_rows_are_spread_over_processes_and_answer_as_one_would(games):
-    answers = []
-    for workers in (1, 3):
-        pool = EnginePool(workers, ["admissible_commands"])
-        said = [pool.begin({row: str(games["coin" if row % 2 else "simple"]) for row in range(5)})]
-        said += [pool.step(dict.fromkeys(range(5), command)) for command in COIN[:2]]
-        pool.close()
-        answers.append(said)
-    assert answers[0] == answers[1]
-    assert [answers[0][2][row]["feedback"] for row in (1, 3)] == [answers[0][2][1]["feedback"]] * 2
 
 
 def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
@@ -68,33 +48,6 @@ def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
         for key in ("tokens", "reward", "done", "terminated", "truncated", "won", "engine_failed"):
             assert torch.equal(got[key], expected[key]), key
     assert got["won"].all()
-
-
-def test_a_process_that_stops_is_replaced(make_env):
-    env = make_env(batch_size=[2], workers=2, time_limit=0.5)
-    env.reset()
-    stopped = env.pool.pids[0]
-    os.kill(stopped, signal.SIGSTOP)
-    start = time.monotonic()
-    with pytest.warns(UserWarning, match=r"did not answer for 0\.5 s"):
-        td = say(env, "go south", "go south")
-    assert time.monotonic() - start < 10
-    assert gone([stopped])
-    assert not td["done"].any()
-    assert torch.equal(td["tokens"][0], td["tokens"][1])
-
-
-def test_a_command_that_hangs_fails_alone(pool, games):
-    """A NUL character hangs the engine's native code for good: nothing but the clock can tell."""
-    pool.begin({row: str(games["coin"]) for row in range(4)})
-    pool.time_limit = 0.5
-    with pytest.warns(UserWarning, match="did not answer for"):
-        answers = pool.step({0: "go south", 2: "\x00", 1: "go south"})
-    assert isinstance(answers[2], Failed)
-    assert answers[0] == answers[1]
-    answers = pool.step({0: "go east", 1: "go east"})
-    assert answers[0] == answers[1]
-    assert "Studio" in answers[0]["feedback"]
 
 
 def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
@@ -130,15 +83,6 @@ def test_a_file_that_is_no_game_is_an_error(make_env, games, tmp_path):
     assert not env.reset()["done"].any()
 
 
-def damaged(game, folder, change):
-    """A copy of a game with its ``.json``, one of them changed."""
-    copy = folder / game.name
-    for path in (game, game.with_suffix(".json")):
-        shutil.copy(path, folder)
-    change(copy)
-    return copy
-
-
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -147,7 +91,6 @@ def flip_a_bit(path):
 
 DAMAGE = {
     "cut": (lambda path: os.truncate(path, 100_000), r"\.z8 is no game"),
-    "empty": (lambda path: path.write_bytes(b""), r"\.z8 is no game"),
     "text": (lambda path: path.write_text("once upon a time " * 9), r"\.z8 is no game"),
     "flipped": (flip_a_bit, r"\.z8 is no game"),
     "no json": (lambda path: path.with_suffix(".json").unlink(), r"\.json is missing"),
@@ -158,7 +101,10 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_games_are_refused_before_the_engine_opens_them(damage, games, tokenizer, tmp_path):
     change, message = DAMAGE[damage]
-    copy = damaged(games["coin"], tmp_path, change)
+    copy = tmp_path / games["coin"].name
+    for path in (games["coin"], games["coin"].with_suffix(".json")):
+        shutil.copy(path, tmp_path)
+    change(copy)
     with pytest.raises(FileError, match=message):
         TextWorldEnv([games["simple"], copy], tokenizer, row_length=100, action_length=5)
 
@@ -204,22 +150,6 @@ time.sleep(60)
 """
 
 
-def play_until_killed(game, connection):
-    """What ``PLAYS`` does, with the engine forked."""
-    pool = EnginePool(2)
-    pool.begin(dict.fromkeys([0, 1], game))
-    connection.send([*pool.pids, pool._processes[0].folder])
-    time.sleep(60)
-
-
-def all_end(pids, folder):
-    assert gone(pids)
-    until = time.monotonic() + 5
-    while os.path.exists(folder) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not os.path.exists(folder)
-
-
 def test_processes_end_when_their_parent_is_killed(games):
     parent = Program("-c", PLAYS, games["coin"])
     try:
@@ -234,4 +164,8 @@ def test_processes_end_when_their_parent_is_killed(games):
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert all_end(pids, folder)
+    assert gone(pids)
+    until = time.monotonic() + 5
+    while os.path.exists(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(folder)

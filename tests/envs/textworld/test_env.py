@@ -187,6 +187,3 @@ def test_environments_that_cannot_be(games, tokenizer):
     for option, value in (("template", "shortest"), ("order", "sorted"), ("offers", "everything")):
         with pytest.raises(ValueError, match=option):
             make([games["coin"]], **{option: value})
-
-
-# -- TorchRL -----------------------------------------------------------------------------------------------------------

@@ -13,12 +13,6 @@ CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, b
 WIDTH = 12
 
 
-def no_rows(n: int, width: int, *, pad: int) -> Rows:
-    """``n`` rows without a token."""
-    empty = (torch.full((n, width), pad), torch.zeros(n, width).bool(), torch.zeros(n, width))
-    return Rows(*empty, torch.zeros(n, dtype=torch.int64))
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8, torch.bool])
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
 def test_where_mixes_whole_rows(dtype, shape):
@@ -30,13 +24,6 @@ def test_where_mixes_whole_rows(dtype, shape):
     assert not theirs.any()  # new memory
 
 
-def written(n: int) -> GrowingRows:
-    """Rows of width 4, each with two tokens of the agent's."""
-    both = torch.ones(n, 2).bool()
-    begun = Rows(torch.tensor([[7, 8]] * n), both, torch.tensor([[0.0, 1.0]] * n), torch.full((n,), 2))
-    return GrowingRows(begun, 4, pad=9)
-
-
 def test_a_turn_token_by_token():
     table = [  # utterance, length, closed, reply, length, terminated, live: what is appended, whose it is, where reward
         ([8, 9], 2, True, [11, 12], 2, False, True, [8, 9, 1, 11, 12, 2], [1, 1, 1, 0, 0, 0], 2),
@@ -46,7 +33,8 @@ def test_a_turn_token_by_token():
         ([8, 9], 2, True, [11, 12], 2, True, False, [], [], None),
     ]
     said, length, closed, replied, reply_length, ended, live, tokens, agent, at = map(list, zip(*table, strict=True))
-    rows = GrowingRows(no_rows(5, WIDTH, pad=0), WIDTH)
+    empty = torch.zeros(5, WIDTH, dtype=torch.int64)
+    rows = GrowingRows(Rows(empty, empty.bool(), empty.float(), empty[:, 0]), WIDTH)
     utterance = Utterance(torch.tensor(said), torch.tensor(length), torch.tensor(closed))
     reply = Reply(torch.tensor(replied), torch.tensor(reply_length), torch.full((5,), -3.0), torch.tensor(ended))
     writes, overflow = rows.plan_turn(utterance, reply, torch.tensor(live), CONTROL)

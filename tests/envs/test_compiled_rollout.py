@@ -1,0 +1,82 @@
+"""A compiled rollout is TorchRL's rollout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import CompiledRollout
+from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, WrongPlayer
+
+from .conftest import WORDS, guess_number_env, wordle_env
+
+
+def wordle_player():
+    players = [RandomWordPlayer(WORDS, prob_smart=0.5, seed=1), WrongPlayer(WORDS, seed=2)]
+    return MixturePlayer(players, per="game", seed=3)
+
+
+def corridor_player():
+    return CorridorPlayer(CorridorEnv().tokenizer, 4, seed=0)
+
+
+CASES = {
+    "wordle": (wordle_env, wordle_player, {}),
+    "wordle_with_sets": (wordle_env, wordle_player, {"consistent": True, "guesses": "words"}),
+    "wordle_with_packed_sets": (wordle_env, lambda: None, {"consistent": "packed", "rules": "ilql"}),
+    "corridor": (CorridorEnv, corridor_player, {}),
+    "corridor_of_babble": (CorridorEnv, lambda: None, {}),
+}
+
+
+def steps(one):
+    return one
+
+
+def rows(one):
+    return rows_from_rollout(one, unfinished="drop")
+
+
+def turns(one):
+    flags = [("next", key) for key in ("done", "terminated", "truncated")]
+    return one.select("action", ("next", "reward"), *flags)
+
+
+@pytest.mark.parametrize(
+    ("case", "batch_size", "keep", "backend"),
+    [
+        ("wordle_with_packed_sets", [5], steps, "eager"),
+        ("corridor", [], steps, "eager"),
+        ("corridor_of_babble", [2, 3], steps, "eager"),
+        ("wordle_with_sets", [5], steps, "aot_eager"),
+        ("wordle", [2, 3], rows, "eager"),
+        ("corridor", [4], turns, "eager"),
+    ],
+)
+def test_it_equals_the_rollout_of_torchrl(case, batch_size, keep, backend):
+    """Twice, from the same seeds."""
+    torch.compiler.reset()
+    make, make_player, options = CASES[case]
+    env, player = make(batch_size=batch_size, seed=5, **options), make_player()
+    torch.manual_seed(0)
+    plain = [env.rollout(14, player, break_when_any_done=False) for _ in range(2)]
+    again = make(batch_size=batch_size, seed=5, **options)
+    play = CompiledRollout(again, make_player(), 14, keep=keep.__name__, backend=backend)
+    torch.manual_seed(0)
+    assert plain[0]["next", "done"].any()
+    for one in plain:
+        expected, other = keep(one), play()
+        assert (expected.batch_size, expected.names) == (other.batch_size, other.names)
+        assert set(expected.keys(True, True)) == set(other.keys(True, True))
+        for key in expected.keys(True, True):
+            assert expected[key].dtype == other[key].dtype, key
+            assert torch.equal(expected[key], other[key]), key
+
+
+def test_games_in_python_and_unknown_kinds_of_results_are_refused():
+    with pytest.raises(TypeError, match=r"env\.rollout"):
+        CompiledRollout(guess_number_env(), None, 3)
+    with pytest.raises(ValueError, match="keep"):
+        CompiledRollout(CorridorEnv(), None, 3, keep="games")
