@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -296,7 +297,7 @@ class Dice:
 def test_as_many_games_as_workers_are_in_their_step_at_once(kind):
     barrier, alone = threading.Barrier(6), threading.Barrier(1)
     env, serial = (
-        make(game=lambda: kind(at) if kind is Meeting else kind(), n=12, row_length=60, workers=workers)
+        make(game=partial(kind, *[at][: kind is Meeting]), n=12, row_length=60, workers=workers)
         for at, workers in ((barrier, 6), (alone, 1))
     )
     before = random.getstate()
