@@ -26,7 +26,7 @@ from tests.envs.reddit.csv_writer import POSITIVE, write_folder
 from torchrl_lang.data import dataset_from_jsonl, dataset_from_records
 from torchrl_lang.envs import EnvGame, PromptEnv, TextGameEnv
 from torchrl_lang.envs import visual_dialogue as vd
-from torchrl_lang.envs.reddit import CommentRows
+from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.folder import WORDS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.task import RedditTask
 from torchrl_lang.envs.visual_dialogue.prepare import measured_tokens, texts_of

@@ -117,7 +117,9 @@ def test_files(tmp_path):
     data = RedditComments.read(tmp_path / "a")
     expected = {(each.parent, each.text, each.score) for each in generated_comments(300, seed=5)}
     assert set(zip(data.parents, data.comments, data.scores, strict=True)) == expected
-    assert [score > 0 for score in data.scores] == [file == "comments_positive.csv" for file in data.files]
+    assert [score > 0 for score in data.scores] == [
+        place.startswith("comments_positive.csv line ") for place in data.places
+    ]
     parts = [RedditComments.read(tmp_path / "a", tmp_path / "a" / name) for name in splits]
     assert [len(part) for part in parts] == [30, 30, 240]
     pairs = [pair for part in parts for pair in zip(part.parents, part.comments, strict=True)]

@@ -8,7 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.envs.reddit import CommentPlayer, CommentRows, Noised, RedditComments, RedditEnv
+from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv
+from torchrl_lang.envs.reddit.data import CommentRows
+from torchrl_lang.envs.reddit.players import CommentPlayer
 from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
@@ -50,7 +52,7 @@ def test_what_no_player_can_write():
     env = env_of(1)
     with pytest.raises(ValueError, match=r"has no comment on .*fade"):
         CommentPlayer(DATA.take([0]), LETTERS, 4, of_parent=True)(env.reset(game_seed=torch.tensor([3])))
-    with pytest.raises(ValueError, match="'cab' has 4 tokens with its end, but action_length=3"):
+    with pytest.raises(ValueError, match="'cab' has 4 tokens with its end, action_length=3"):
         CommentPlayer(DATA.take([2]), LETTERS, 3)(env.reset())
 
 

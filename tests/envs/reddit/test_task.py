@@ -24,10 +24,11 @@ from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
-from torchrl_lang.envs.reddit import CommentRows, RedditComments, UpvoteModel, generate_reddit_comments
+from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.folder import SPLITS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.task import RedditData, RedditTask, comments_of
-from torchrl_lang.envs.reddit.upvotes import UpvoteNetwork
+from torchrl_lang.envs.reddit.upvotes import UpvoteModel, UpvoteNetwork
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
@@ -111,7 +112,9 @@ def test_a_text_that_a_tokenizer_lacks_is_named(unicode_home, tmp_path, capsys):
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
     assert generate(tmp_path / "data", "--folder", unicode_home, "--tokenizer", tmp_path / "words") == 2
     error = capsys.readouterr().err
-    assert re.search(r"comments_(positive|negative)\.csv line \d+ has a comment that cannot be encoded", error), error
+    assert re.search(r"has a comment that cannot be encoded .*: comments_(positive|negative)\.csv line \d+", error), (
+        error
+    )
     assert "give a tokenizer that can, as `--tokenizer NAME`" in error
     data = RedditComments.read(unicode_home)
     with pytest.raises(ValueError, match=r"comments_positive.csv line 2 cannot be encoded: '\u2019' at position 3 of"):
@@ -230,7 +233,7 @@ def test_other_rudeness_is_another_corpus(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_call_continues(home, tmp_path, monkeypatch):
-    from torchrl_lang.envs.reddit import CommentRows
+    from torchrl_lang.envs.reddit.data import CommentRows
 
     words = ("--folder", home, "--reward", "score", "--batch", 100)
     assert generate(tmp_path / "whole", *words) == 0

@@ -13,8 +13,14 @@ from transformers import GPT2Config, GPT2Model
 
 from tests.envs.reddit.conftest import encoder, generated, word_tokenizer
 from torchrl_lang._files import FileError, write_checksums
-from torchrl_lang.envs.reddit import RedditComments, TfidfModel, UpvoteModel, train_upvote_baseline, train_upvote_model
-from torchrl_lang.envs.reddit.upvotes import UpvoteNetwork
+from torchrl_lang.envs.reddit import RedditComments
+from torchrl_lang.envs.reddit.upvotes import (
+    TfidfModel,
+    UpvoteModel,
+    UpvoteNetwork,
+    train_upvote_baseline,
+    train_upvote_model,
+)
 
 TEXTS = ["well done, well done", "so what?", "What a pity; so what", "it's well made", "so well", "done so"]
 LABELS = [True, False, False, True, True, False]
@@ -43,7 +49,7 @@ def test_tfidf_model_by_plain_loops(longest):
     model = TfidfModel.fit(TEXTS, LABELS, words=longest, penalty=0.01, threshold=None)
     counts = Counter(term for text in TEXTS for term in set(words_of(text, longest)))
     assert sorted(model.terms) == sorted(term for term, count in counts.items() if count >= 2)
-    weight = model.weight.tolist()
+    weight = model.weight
 
     def probability(text):
         x = features(text, TEXTS, model.terms, longest)
@@ -177,9 +183,8 @@ def test_tfidf_files(tmp_path):
     loaded = TfidfModel.load(tmp_path / "model")
     assert torch.equal(loaded.probabilities(TEXTS), model.probabilities(TEXTS))
     assert (loaded.terms, loaded.threshold, loaded.words) == (model.terms, 0.75, 2)
-    assert {path.suffix for path in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
-    (tmp_path / "model" / "weights.safetensors").write_bytes(b"x")
-    with pytest.raises(FileError, match=r"weights\.safetensors"):
+    (tmp_path / "model" / "tfidf.json").write_bytes(b"{}")
+    with pytest.raises(FileError, match=r"tfidf\.json"):
         TfidfModel.load(tmp_path / "model")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, finite, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import Fields, FileError, check_loaded_weights, check_model_config, one_line
 
 __all__ = ["ClassifierReward", "encoded_batches", "pretrained", "readable_tokens"]
@@ -54,9 +54,9 @@ class ClassifierReward:
     ) -> None:
         from transformers import AutoModelForSequenceClassification  # its import takes a second
 
-        one_of("output", output, ("expected", "likeliest"))
-        at_least_one("max_length", max_length)
-        at_least_one("batch_size", batch_size)
+        check_options(
+            output=(output, ("expected", "likeliest")), max_length=(max_length, 1), batch_size=(batch_size, 1)
+        )
         remedy = "give a trained text classification model"
         kind, where = AutoModelForSequenceClassification, str(model)
         self._model, self._tokenizer = pretrained(kind, where, where, remedy, others=True, local=local_files_only)
@@ -70,8 +70,7 @@ class ClassifierReward:
             raise ValueError(f"{model} does not choose one label for a text: use output='expected'.")
         if set(labels) != set(range(len(labels))) or set(values) != set(labels.values()):
             raise ValueError(f"{model} has the labels {labels}, from 0 on, got values of {sorted(values)}.")
-        for label, value in values.items():
-            finite(f"values[{label!r}]", value, low=None)
+        check_options(**{label: (value, "(-inf, inf)") for label, value in values.items()})
         self._values = torch.tensor([values[labels[place]] for place in range(len(labels))], dtype=torch.float32)
 
     @torch.no_grad()
@@ -83,13 +82,9 @@ class ClassifierReward:
             if self.output == "likeliest":
                 parts.append(self._values[logits.argmax(-1)])
             else:
-                parts.append(self._weights(logits) @ self._values)
+                known = logits if self._numbers else logits.softmax(-1) if self._exclusive else logits.sigmoid()
+                parts.append(known @ self._values)
         return torch.cat(parts)
-
-    def _weights(self, logits: Tensor) -> Tensor:
-        if self._numbers:
-            return logits
-        return logits.softmax(-1) if self._exclusive else logits.sigmoid()
 
 
 def pretrained(

@@ -7,9 +7,9 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -22,7 +22,7 @@ from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.rows import encode_episode, to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["FILES", "CommentRow", "CommentRows", "ReadReport", "RedditComments", "read_comment_rows", "read_indices"]
+__all__ = ["FILES", "CommentRow", "CommentRows", "ReadReport", "RedditComments"]
 
 FILES = ("comments_positive.csv", "comments_negative.csv")
 """The names of the two files, in the order in which their rows are counted."""
@@ -44,9 +44,8 @@ class CommentRow(NamedTuple):
 
     row: int
     """Counted from 0 through both files, without headers and with malformed rows, as index files count."""
-    file: str
-    line: int
-    """Its first line, counted from 1."""
+    place: str
+    """File and first line, such as ``comments_positive.csv line 2``."""
     parent: str = ""
     text: str = ""
     score: int = 0
@@ -63,55 +62,38 @@ class ReadReport(NamedTuple):
     """Rows of the index file that are malformed."""
 
     def __str__(self) -> str:
-        shown = "; ".join(f"{each.file} line {each.line} {each.error}" for each in self.bad[:_SHOWN])
+        shown = "; ".join(f"{each.place} {each.error}" for each in self.bad[:_SHOWN])
         selected = f" ({len(self.bad_indices)} of the index file)" if self.bad_indices else ""
         verb, more = "is" if len(self.bad) == 1 else "are", "; ..." if len(self.bad) > _SHOWN else ""
         return f"{self.rows} rows were read, {len(self.bad)} {verb} malformed{selected}: {shown}{more}"
 
 
-def read_comment_rows(folder: str | Path, *, encoding: str = "utf-8") -> Iterator[CommentRow]:
-    """Reads the rows of ``comments_positive.csv``, then those of ``comments_negative.csv``, as a stream.
-
-    The columns are those that the ILQL paper's code reads. A row is malformed if its record is (see
-    :func:`~torchrl_lang._files.read_csv_records`), its comment is empty or its score no integer.
-    """
+def _read_rows(folder: str | Path, encoding: str) -> Iterator[CommentRow]:
+    """The rows of both files; one is malformed if its record is, its comment is empty or its score no integer."""
     row = 0
     for file in FILES:
-        path = Path(folder) / file
-        records = read_csv_records(path, encoding=encoding)
-        header = next(records, None)
-        if header is None or not _has_names(header):
-            found = "is empty" if header is None else f"has no header, but {header.error or shorten(header.fields)}"
-            raise FileError(path, found, _COLUMNS)
+        records = read_csv_records(Path(folder) / file, encoding=encoding)
+        header = next(records, CSVRecord(1, (), "is empty"))
+        if header.error or len(header.fields) <= PARENT or not any(map(str.isalpha, header.fields[SCORE])):
+            problem = f"has no header, but {header.error or shorten(header.fields)}"
+            raise FileError(Path(folder) / file, problem, _COLUMNS)
         for record in records:
-            yield _comment_row(row, file, record)
+            place = f"{file} line {record.line}"
+            text, score, parent = (
+                (record.fields[i] for i in (COMMENT, SCORE, PARENT)) if not record.error else ("",) * 3
+            )
+            if record.error or not text.strip():
+                yield CommentRow(row, place, error=record.error or "has an empty comment")
+            elif not _INTEGER.fullmatch(score.strip()):
+                yield CommentRow(row, place, error=f"has {shorten(score)} as score, expected an integer")
+            else:
+                yield CommentRow(row, place, parent, text, int(score))
             row += 1
 
 
-def _has_names(header: CSVRecord) -> bool:
-    """Whether a line names the columns, instead of being the first comment."""
-    name = "" if header.error or len(header.fields) <= PARENT else header.fields[SCORE].strip()
-    try:
-        float(name)
-    except ValueError:
-        return bool(name)
-    return False
-
-
-def _comment_row(row: int, file: str, record: CSVRecord) -> CommentRow:
-    if record.error:
-        return CommentRow(row, file, record.line, error=record.error)
-    text, score, parent = (record.fields[column] for column in (COMMENT, SCORE, PARENT))
-    if not text.strip():
-        return CommentRow(row, file, record.line, error="has an empty comment")
-    if not _INTEGER.fullmatch(score.strip()):
-        return CommentRow(row, file, record.line, error=f"has {shorten(score)} as score, expected an integer")
-    return CommentRow(row, file, record.line, parent, text, int(score))
-
-
-def read_indices(path: str | Path) -> list[int]:
-    """Reads the rows that an index file selects, such as ``train_idxs.json``: a JSON list of different integers."""
-    indices, seen = read_json_list(path, remedy=_INDICES), set[int]()
+def _read_indices(path: str | Path) -> list[int]:
+    indices = read_json_list(path, remedy=_INDICES)
+    seen = set[int]()
     for index in indices:
         if type(index) is not int or index < 0 or index in seen:
             raise FileError(path, f"has the row {shorten(index)} twice, or it is no integer of at least 0", _INDICES)
@@ -127,8 +109,7 @@ class RedditComments:
         parents: the texts that the comments reply to.
         comments: the comments.
         scores: upvotes minus downvotes.
-        files: names of the files that the comments were read from; empty for comments that were not read.
-        lines: their first lines in these files, counted from 1; empty as ``files``.
+        places: file and first line of each, such as ``comments_positive.csv line 2``; empty unless they were read.
         report: the number of rows that were read, and the malformed ones.
 
     Raises:
@@ -146,27 +127,18 @@ class RedditComments:
     parents: Sequence[str]
     comments: Sequence[str]
     scores: Sequence[int]
-    files: Sequence[str] = ()
-    lines: Sequence[int] = ()
+    places: Sequence[str] = ()
     report: ReadReport | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parents", "comments", "scores", "files", "lines"):
+        for name in ("parents", "comments", "scores", "places"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        counts = {name: len(getattr(self, name)) for name in ("parents", "comments", "scores", "files", "lines")}
-        places = {counts["files"], counts["lines"]}
-        if len({*list(counts.values())[:3]}) > 1 or places not in ({0}, {len(self.comments)}):
-            raise ValueError(f"Each comment needs a parent and a score, and either each or none a line, got {counts}.")
+        sizes = [len(each) for each in (self.parents, self.comments, self.scores, self.places)]
+        if len({*sizes[:3]}) > 1 or sizes[3] not in (0, sizes[0]):
+            raise ValueError(f"Each comment needs a parent and a score, and all or none a place, got {sizes} of them.")
 
     @classmethod
-    def read(
-        cls,
-        folder: str | Path,
-        indices: str | Path | None = None,
-        *,
-        encoding: str = "utf-8",
-        on_bad_rows: Literal["raise", "report"] = "raise",
-    ) -> RedditComments:
+    def read(cls, folder: str | Path, indices: str | Path | None = None, **options: Any) -> RedditComments:
         """Read ``comments_positive.csv``, then ``comments_negative.csv``.
 
         The ILQL paper's code reads the same columns: the comment from column 4 (counted from 0), its score, an integer,
@@ -175,15 +147,12 @@ class RedditComments:
         Args:
             folder: has the two files.
             indices: an index file, such as ``train_idxs.json``: the rows to keep, in its order. Malformed rows count.
-            encoding: "utf-8", with or without a byte order mark, or another one, such as "latin-1".
-            on_bad_rows: "raise" lists the first malformed rows in an error; "report" leaves them out, warns, and lists
-                all of them, with line numbers and reasons, in :attr:`report`.
+            **options: of :meth:`read_parts`.
 
         Raises:
-            FileError: a file is missing, cannot be read or is damaged, there are malformed rows and ``on_bad_rows`` is
-                "raise", or the index file does not fit.
+            FileError: as there.
         """
-        return cls.read_parts(folder, [indices], encoding=encoding, on_bad_rows=on_bad_rows)[0]
+        return cls.read_parts(folder, [indices], **options)[0]
 
     @classmethod
     def read_parts(
@@ -196,8 +165,16 @@ class RedditComments:
     ) -> list[RedditComments]:
         """As :meth:`read` for each of several index files without common rows; the CSV files are read once.
 
+        Args:
+            folder: has the two files.
+            indices: index files; None for all rows.
+            encoding: "utf-8", with or without a byte order mark, or another one, such as "latin-1".
+            on_bad_rows: "raise" lists the first malformed rows in an error; "report" leaves them out, warns, and lists
+                all of them, with line numbers and reasons, in :attr:`report`.
+
         Raises:
-            FileError: as in :meth:`read`, or a row is in two index files.
+            FileError: a file is missing, cannot be read or is damaged, there are malformed rows and ``on_bad_rows`` is
+                "raise", an index file does not fit, or a row is in two of them.
 
         Examples:
             >>> import tempfile
@@ -209,21 +186,20 @@ class RedditComments:
             [80, 10]
         """
         one_of("on_bad_rows", on_bad_rows, ("raise", "report"))
-        wanted = [None if file is None else read_indices(file) for file in indices]
+        wanted = [None if file is None else _read_indices(file) for file in indices]
         file_of = dict[int, str | Path | None]()
         for file, numbers in zip(indices, wanted, strict=True):
             for number in numbers or ():
                 if (other := file_of.setdefault(number, file)) != file:
                     problem = f"has the row {number}, which {Path(str(other)).name} has, too"
                     raise FileError(str(file), problem, "give index files without common rows")
-        good, bad, total = dict[int, CommentRow](), list[CommentRow](), 0
-        for row in read_comment_rows(folder, encoding=encoding):
+        kept, total = dict[int, CommentRow](), 0
+        for row in _read_rows(folder, encoding):
             total += 1
-            if row.error:
-                bad.append(row)
-            elif None in wanted or row.row in file_of:
-                good[row.row] = row
-        report = ReadReport(total - len(bad), tuple(bad))
+            if row.error or None in wanted or row.row in file_of:
+                kept[row.row] = row
+        bad = tuple(row for row in kept.values() if row.error)
+        report = ReadReport(total - len(bad), bad)
         if bad and on_bad_rows == "raise":
             raise FileError(folder, f"has malformed rows ({report})", _BAD_ROWS)
         parts = []
@@ -231,33 +207,25 @@ class RedditComments:
             if numbers and max(numbers) >= total:
                 problem = f"has the row {max(numbers)}, but the files of {folder} have {total} rows"
                 raise FileError(str(file), problem, "give the index file of these CSV files")
-            chosen = list(good) if numbers is None else numbers
-            part = report._replace(bad_indices=tuple(number for number in chosen if number not in good))
+            chosen = [*kept.values()] if numbers is None else [kept[number] for number in numbers]
+            part = report._replace(bad_indices=tuple(row.row for row in chosen if row.error))
             if bad:
                 warnings.warn(f"{folder}: {part}.", stacklevel=2)
-            parts.append(cls._of_rows([good[number] for number in chosen if number in good], part))
+            columns = zip(
+                *((row.parent, row.text, row.score, row.place) for row in chosen if not row.error), strict=True
+            )
+            parts.append(cls(*(list(columns) or [()] * 4), report=part))  # type: ignore[misc]
         return parts
-
-    @classmethod
-    def _of_rows(cls, rows: Sequence[CommentRow], report: ReadReport) -> RedditComments:
-        names = {"parents": "parent", "comments": "text", "scores": "score", "files": "file", "lines": "line"}
-        columns: dict[str, Any] = {key: [getattr(row, name) for row in rows] for key, name in names.items()}
-        return cls(**columns, report=report)
 
     def __len__(self) -> int:
         """Number of comments."""
         return len(self.comments)
 
-    def place(self, number: int) -> str:
-        """Where a comment stands: its file and line, or its number if it was not read."""
-        return f"{self.files[number]} line {self.lines[number]}" if self.files else f"comment {number}"
-
     def take(self, numbers: Iterable[int]) -> RedditComments:
         """The comments with these numbers, in this order."""
         numbers = list(numbers)
-        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
-        taken: dict[str, Any] = {name: [each[i] for i in numbers] if each else () for name, each in columns.items()}
-        return RedditComments(**taken, report=self.report)
+        columns = (self.parents, self.comments, self.scores, self.places)
+        return RedditComments(*([each[i] for i in numbers] if each else () for each in columns), report=self.report)  # type: ignore[arg-type]
 
     def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
         """The comments with a score, upvotes minus downvotes, of at least a cutoff.
@@ -272,12 +240,12 @@ class RedditComments:
         Raises:
             ValueError: not exactly one is given, or no comment has such a score.
         """
-        if quantile is not None and at_least is None:
+        if (quantile is None) == (at_least is None):
+            raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
+        if quantile is not None:
             within("quantile", quantile, 0.0, 1.0)
             at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1) - _ROUNDING)] if self.scores else 0
-        elif quantile is not None or at_least is None:
-            raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
-        kept = [i for i, score in enumerate(self.scores) if score >= at_least]
+        kept = [i for i, score in enumerate(self.scores) if score >= cast(float, at_least)]
         if not kept:
             best = max(self.scores, default=None)
             raise ValueError(f"None of {len(self)} comments has a score of at least {at_least:g}; the best is {best}.")
@@ -298,7 +266,8 @@ class RedditComments:
         within("fraction", fraction, 0.0, 1.0, inclusive=False)
         sides: tuple[list[int], list[int]] = [], []
         for number, text in enumerate(self.comments):
-            sides[_uniform(f"{seed} {text}") < fraction].append(number)
+            digest = hashlib.sha256(f"{seed} {text}".encode("utf-8", "surrogatepass")).digest()
+            sides[int.from_bytes(digest[:7]) / 2.0**56 < fraction].append(number)
         return self.take(sides[0]), self.take(sides[1])
 
     def episodes(
@@ -328,11 +297,6 @@ class RedditComments:
         ]
 
 
-def _uniform(text: str) -> float:
-    """A number in [0, 1) from a hash."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2.0**56
-
-
 class CommentRows(EpisodeSampler):
     """Makes the rows of comments, one step each: the environment writes the parent, the agent the comment.
 
@@ -356,7 +320,8 @@ class CommentRows(EpisodeSampler):
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.envs.reddit import CommentRows, RedditComments
+        >>> from torchrl_lang.envs.reddit import RedditComments
+        >>> from torchrl_lang.envs.reddit.data import CommentRows
         >>> data = RedditComments(["a", "b"], ["ab", "b"], [1, 1])
         >>> tokenizer = CharTokenizer.from_alphabet("ab")
         >>> rows = CommentRows(data, lambda texts: [float(len(text)) for text in texts], tokenizer, 9)(range(2), seed=0)
@@ -399,5 +364,6 @@ class CommentRows(EpisodeSampler):
                 try:
                     encode_episode(episode, self.tokenizer)
                 except ValueError as error:
-                    raise ValueError(f"{self.data.place(number)} cannot be encoded: {error}") from error
+                    place = self.data.places[number] if self.data.places else f"comment {number}"
+                    raise ValueError(f"{place} cannot be encoded: {error}") from error
             raise

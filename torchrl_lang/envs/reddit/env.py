@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
-from torchrl_lang.envs.text_game import OnBadText
+from torchrl_lang.envs.text_game import GameOptions
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["RedditEnv"]
@@ -30,8 +29,8 @@ class RedditEnv(PromptEnv):
         scale: the environment's reward is ``scale * reward + shift``.
         shift: see ``scale``.
         include_parent: show the parents.
-        tokenizer, row_length, action_length, batch_size, on_bad_text, seed, device: as in
-            :class:`~torchrl_lang.envs.PromptEnv`.
+        tokenizer: encodes parents and comments.
+        **options: ``row_length``, ``action_length`` and others of :class:`~torchrl_lang.envs.PromptEnv`.
 
     Raises:
         ValueError: there are no comments, or an option is out of range; on steps, the reward does not return one finite
@@ -59,27 +58,13 @@ class RedditEnv(PromptEnv):
         reward: TextReward,
         tokenizer: Tokenizer,
         *,
-        row_length: int,
-        action_length: int,
         scale: float = 1.0,
         shift: float = 0.0,
         include_parent: bool = True,
-        batch_size: int | Sequence[int] = (1,),
-        on_bad_text: OnBadText = "truncate",
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[GameOptions],
     ) -> None:
-        super().__init__(
-            data.parents if include_parent else [""] * len(data),
-            _OfComments(reward, scale, shift),
-            tokenizer,
-            row_length=row_length,
-            action_length=action_length,
-            batch_size=batch_size,
-            on_bad_text=on_bad_text,
-            seed=seed,
-            device=device,
-        )
+        parents = data.parents if include_parent else [""] * len(data)
+        super().__init__(parents, _OfComments(reward, scale, shift), tokenizer, **options)
 
 
 class _OfComments:

@@ -22,12 +22,11 @@ from torchrl_lang.envs.reddit import (
     RedditComments,
     ScoreReward,
     SentimentReward,
-    TextReward,
-    TfidfModel,
     ThreeLevels,
-    UpvoteModel,
     WorstSentence,
 )
+from torchrl_lang.envs.reddit.rewards import TextReward
+from torchrl_lang.envs.reddit.upvotes import TfidfModel, UpvoteModel
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizers import PLAIN
 
@@ -233,9 +232,9 @@ class CommentFolder:
                     try:
                         longest[kind] = max(longest[kind], len(encode(text)))
                     except ValueError as error:
-                        problem = f"line {part.lines[number]} has a {kind} that cannot be encoded ({error})"
+                        problem = f"has a {kind} that cannot be encoded ({error}): {part.places[number]}"
                         remedy = "give a tokenizer that can, as `--tokenizer NAME`"
-                        raise FileError(Path(self.folder) / part.files[number], problem, remedy) from error
+                        raise FileError(self.folder, problem, remedy) from error
         action_length = 1 + longest["comment"]
         return Lengths(3 + longest["parent"] + action_length, action_length)
 

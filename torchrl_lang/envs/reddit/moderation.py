@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.reddit.rewards import needs_extra
 
 __all__ = ["ModerationAPIReward"]
@@ -76,13 +76,26 @@ class ModerationAPIReward:
             from torchrl_lang._http import JSONOverHTTP
         # The address is set when it is checked: before, it may hold a password, and tracebacks show representations.
         self.url, self.model, self.score, self.batch_size = "", model, score, batch_size
-        at_least_one("batch_size", batch_size)
+        check_options(batch_size=(batch_size, 1), rate=(rate, "(0, inf)"), burst=(burst, 1))
+        self._interval, self._burst, self._due = 1 / rate, burst, 0.0
         connection |= {"key_variable": key_variable, "retries": retries, "longest_wait": longest_wait}
-        self._http = JSONOverHTTP(base_url, sleep=_sleep, before=_Bucket(rate, burst), **connection)
+        self._http = JSONOverHTTP(base_url, sleep=_sleep, before=self._pace, **connection)
         self.url = self._http.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, {self.model!r}, score={self.score!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_due": 0.0}  # copies count for themselves; another machine has another clock
+
+    def _pace(self) -> None:
+        """Wait until a request may be sent."""
+        with _LOCK:
+            now = time.monotonic()
+            due = max(self._due, now)  # if requests came one by one
+            self._due = due + self._interval
+        if (wait := due - now - (self._burst - 1) * self._interval) > 0:
+            _sleep(wait)
 
     def __call__(self, texts: list[str]) -> Tensor:
         """The scores of texts, float32 ``[N]``."""
@@ -133,32 +146,8 @@ class _Reply(BaseModel):
     results: list[_Result]
 
 
+_LOCK = threading.Lock()
+
+
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-class _Bucket:
-    """Lets ``burst`` calls pass at once, and ``rate`` per second in the long run; copies count for themselves."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        positive("rate", rate)
-        at_least_one("burst", burst)
-        self._rate, self._burst, self._tokens = rate, burst, float(burst)
-        self._counted, self._lock = time.monotonic(), threading.Lock()
-
-    def __call__(self) -> None:
-        """Take a token; waits until there is one."""
-        with self._lock:
-            now = time.monotonic()
-            self._tokens = min(self._burst, self._tokens + (now - self._counted) * self._rate) - 1
-            self._counted = now
-            wait = -self._tokens / self._rate  # below 0 tokens are promised to calls that wait
-        if wait > 0:
-            _sleep(wait)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Another machine counts from another moment.
-        self.__dict__.update(state, _counted=time.monotonic(), _lock=threading.Lock())

@@ -37,7 +37,8 @@ class CommentPlayer(TensorDictModuleBase):
     Examples:
         >>> import torch
         >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.envs.reddit import CommentPlayer, RedditComments, RedditEnv
+        >>> from torchrl_lang.envs.reddit import RedditComments, RedditEnv
+        >>> from torchrl_lang.envs.reddit.players import CommentPlayer
         >>> data = RedditComments(["a", "b"], ["ab", "ba"], [1, 1])
         >>> tokenizer = CharTokenizer.from_alphabet("ab")
         >>> env = RedditEnv(data, lambda texts: [0.0] * len(texts), tokenizer, row_length=9, action_length=3)
@@ -61,7 +62,7 @@ class CommentPlayer(TensorDictModuleBase):
         super().__init__()
         self.data, self.tokenizer, self.action_length, self.of_parent = data, tokenizer, action_length, of_parent
         self.stream = RandomStream(seed)
-        self._of_row = defaultdict[tuple[int, ...], list[int]](list)
+        self._of_row = defaultdict[tuple[int, ...], list[int]](list)  # the numbers of the comments that may follow it
         rows = {parent: self._shown(parent) for parent in set(data.parents)} if of_parent else {}
         for number, parent in enumerate(data.parents if of_parent else ()):
             self._of_row[rows[parent]].append(number)
@@ -72,10 +73,17 @@ class CommentPlayer(TensorDictModuleBase):
         flat = zip(tokens.flatten(0, -2).tolist(), real.flatten(0, -2).sum(-1).tolist(), strict=True)
         choices = [self._choices(row[:length]) for row, length in flat]
         drawn = self.stream.below(torch.tensor([len(each) for each in choices])).tolist()
-        ids = [self._encoded(each[place]) for each, place in zip(choices, drawn, strict=True)]
-        pad = self.tokenizer.control.pad
-        action = torch.tensor([[*one, *[pad] * (self.action_length - len(one))] for one in ids])
-        return tensordict.set(ACTION, action.reshape(*tokens.shape[:-1], self.action_length).to(tokens.device))
+        control, size = self.tokenizer.control, self.action_length
+        action = torch.full((len(choices), size), control.pad)
+        for row, each, place in zip(action, choices, drawn, strict=True):
+            comment = self.data.comments[each[place]]
+            ids = [index for index in self.tokenizer.encode(comment) if index not in control.forbidden]
+            if len(ids) >= size:
+                raise ValueError(
+                    f"The comment {comment!r} has {len(ids) + 1} tokens with its end, action_length={size}."
+                )
+            row[: len(ids) + 1] = torch.tensor([*ids, control.end_of_action])
+        return tensordict.set(ACTION, action.reshape(*tokens.shape[:-1], size).to(tokens.device))
 
     def _shown(self, parent: str) -> tuple[int, ...]:
         """The tokens of a row that shows a parent."""
@@ -83,22 +91,9 @@ class CommentPlayer(TensorDictModuleBase):
         return tuple(encode_episode(shown, self.tokenizer).tokens)
 
     def _choices(self, row: Sequence[int]) -> Sequence[int]:
-        """The numbers of the comments that may follow."""
         if not self.of_parent:
             return range(len(self.data))
         found = self._of_row.get(tuple(row))
         if found is None:
             raise ValueError(f"The dataset has no comment on {self.tokenizer.decode(row)!r}: give the environment's.")
         return found
-
-    def _encoded(self, number: int) -> list[int]:
-        """The tokens of a comment and its end."""
-        comment = self.data.comments[number]
-        control = self.tokenizer.control
-        ids = [index for index in self.tokenizer.encode(comment) if index not in control.forbidden]
-        ids.append(control.end_of_action)
-        if len(ids) > self.action_length:
-            raise ValueError(
-                f"The comment {comment!r} has {len(ids)} tokens with its end, but action_length={self.action_length}."
-            )
-        return ids

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, finite, within
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, one_line, shorten
 from torchrl_lang.text.tokenizers import normalized
 
@@ -49,7 +49,7 @@ class TextReward(Protocol):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.envs.reddit import TextReward
+        >>> from torchrl_lang.envs.reddit.rewards import TextReward
         >>> def shorter_is_better(texts: list[str]) -> torch.Tensor:
         ...     return torch.tensor([-float(len(text)) for text in texts])
         >>> reward: TextReward = shorter_is_better
@@ -100,8 +100,7 @@ class ProbabilityReward(ABC):
     """
 
     def __init__(self, threshold: float | None) -> None:
-        if threshold is not None:
-            within("threshold", threshold, 0.0, 1.0)
+        check_options(threshold=(threshold, "[0, 1]"))
         self.threshold = threshold
 
     def probabilities(self, texts: list[str]) -> Tensor:
@@ -258,7 +257,7 @@ class ThreeLevels:
     """
 
     def __init__(self, reward: TextReward, *, low: float = 1 / 3, high: float = 2 / 3) -> None:
-        finite("high", high, low=low)
+        check_options(high=(high, f"[{low}, inf)"))
         self.reward, self.low, self.high = reward, low, high
 
     def __call__(self, texts: list[str]) -> Tensor:
@@ -332,7 +331,7 @@ class CachedReward:
     """
 
     def __init__(self, reward: TextReward, path: str | Path, *, model: str, batch_size: int = 1024) -> None:
-        at_least_one("batch_size", batch_size)
+        check_options(batch_size=(batch_size, 1))
         self.reward, self.path, self.model, self.batch_size = reward, Path(path), model, batch_size
         self._stored([])  # so that a wrong file is an error now
 

@@ -17,17 +17,11 @@ from torch import Tensor
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields, shorten
 from torchrl_lang.data import EpisodeSampler, PolicySampler
-from torchrl_lang.envs.reddit import (
-    CommentPlayer,
-    CommentRows,
-    Noised,
-    RedditComments,
-    RedditEnv,
-    TextReward,
-    generate_reddit_comments,
-)
+from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, generate_reddit_comments
+from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder, RedditReward
-from torchrl_lang.envs.reddit.rewards import rewards_of
+from torchrl_lang.envs.reddit.players import CommentPlayer
+from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
 from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize, transcript_turns
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.reddit import PRESETS, CorpusOptions, RedditData, RedditGames, RedditPlay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchrl_lang._checks import at_least_one, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, RecordFolder, one_line, read_tensors
 from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, readable_tokens
 from torchrl_lang.envs.reddit.data import RedditComments
@@ -29,8 +29,7 @@ __all__ = [
 ]
 
 _REMEDY = "train and save the model again"
-_HEAD, _WEIGHTS = "head.safetensors", "weights.safetensors"
-_NEEDS = (_HEAD, "encoder/config.json", "encoder/model.safetensors", "tokenizer/tokenizer_config.json")
+_HEAD = "head.safetensors"
 
 
 class _UpvoteRecord(Record):
@@ -41,13 +40,16 @@ class _UpvoteRecord(Record):
 
 class _TfidfRecord(Record):
     terms: tuple[str, ...]
-    words: int
+    idf: tuple[float, ...]
+    weight: tuple[float, ...]
     bias: float
+    words: int
     threshold: float | None
 
 
+_NEEDS = (_HEAD, "encoder/config.json", "encoder/model.safetensors", "tokenizer/tokenizer_config.json")
 _UPVOTES = RecordFolder(_UpvoteRecord, "upvote_model.json", _NEEDS, remedy=_REMEDY)
-_TFIDF = RecordFolder(_TfidfRecord, "tfidf.json", (_WEIGHTS,), remedy=_REMEDY)
+_TFIDF = RecordFolder(_TfidfRecord, "tfidf.json", (), remedy=_REMEDY)
 
 
 class UpvoteNetwork(nn.Module):
@@ -91,7 +93,7 @@ class UpvoteModel(ProbabilityReward):
         batch_size: comments at a time.
 
     Examples:
-        >>> from torchrl_lang.envs.reddit import UpvoteModel
+        >>> from torchrl_lang.envs.reddit.upvotes import UpvoteModel
         >>> UpvoteModel.load("runs/upvotes")(["well done"])  # doctest: +SKIP
         tensor([1.])
     """
@@ -106,8 +108,7 @@ class UpvoteModel(ProbabilityReward):
         batch_size: int = 32,
     ) -> None:
         super().__init__(threshold)
-        at_least_one("max_length", max_length)
-        at_least_one("batch_size", batch_size)
+        check_options(max_length=(max_length, 1), batch_size=(batch_size, 1))
         self.network, self.tokenizer, self.batch_size = network.eval(), tokenizer, batch_size
         self.max_length = min(max_length, readable_tokens(network.encoder, tokenizer))
 
@@ -145,8 +146,8 @@ class UpvoteModel(ProbabilityReward):
             network.head.load_state_dict(read_tensors(folder / _HEAD, remedy=_REMEDY))
         except RuntimeError as error:  # of weights of another encoder
             raise FileError(folder / _HEAD, f"does not fit the encoder ({one_line(error)})", _REMEDY) from error
-        options: dict[str, Any] = {"threshold": record.threshold, "max_length": record.max_length}
-        return cls(network, tokenizer, batch_size=batch_size, **options)
+        limits: Any = record.model_dump(include={"threshold", "max_length"})
+        return cls(network, tokenizer, batch_size=batch_size, **limits)
 
 
 class TfidfModel(ProbabilityReward):
@@ -167,7 +168,7 @@ class TfidfModel(ProbabilityReward):
         ImportError: scikit-learn is not installed.
 
     Examples:
-        >>> from torchrl_lang.envs.reddit import TfidfModel
+        >>> from torchrl_lang.envs.reddit.upvotes import TfidfModel
         >>> texts = ["well done", "so well", "so what", "what a pity"]  # doctest: +SKIP
         >>> model = TfidfModel.fit(texts, [True, True, False, False])  # doctest: +SKIP
         >>> model(["very well", "what now"])  # doctest: +SKIP
@@ -177,18 +178,18 @@ class TfidfModel(ProbabilityReward):
     def __init__(
         self,
         terms: Sequence[str],
-        idf: Any,
-        weight: Any,
+        idf: Iterable[float],
+        weight: Iterable[float],
         bias: float,
         *,
         words: int = 2,
         threshold: float | None = 0.5,
     ) -> None:
         super().__init__(threshold)
-        self.terms, self.words = tuple(terms), words
-        self.idf, self.weight, self.bias = np.asarray(idf), np.asarray(weight), float(bias)
+        numbers = (tuple(map(float, each)) for each in (idf, weight))
+        self.terms, self.idf, self.weight, self.bias, self.words = tuple(terms), *numbers, float(bias), words
         self._vectorizer = _vectorizer(words, vocabulary=self.terms)
-        self._vectorizer.idf_ = self.idf
+        self._vectorizer.idf_ = np.array(self.idf)
 
     @classmethod
     def fit(
@@ -225,17 +226,17 @@ class TfidfModel(ProbabilityReward):
         return cls(terms, idf, model.coef_[0], model.intercept_[0], words=words, threshold=threshold)
 
     def _probabilities(self, texts: list[str]) -> Tensor:
-        return torch.as_tensor(self._vectorizer.transform(texts) @ self.weight + self.bias).sigmoid()
+        return torch.as_tensor(self._vectorizer.transform(texts) @ np.array(self.weight) + self.bias).sigmoid()
 
     def save(self, folder: str | Path) -> None:
-        """Save the numbers as safetensors and the terms as JSON into a new folder, atomically.
+        """Save it as JSON into a new folder, atomically.
 
         Raises:
             FileExistsError: the folder exists and is not empty.
         """
-        names = ("terms", "words", "bias", "threshold")
-        with _TFIDF.write(folder, _TfidfRecord(**{name: getattr(self, name) for name in names})) as target:
-            save_file({"idf": torch.tensor(self.idf), "weight": torch.tensor(self.weight)}, target / _WEIGHTS)
+        names = ("terms", "idf", "weight", "bias", "words", "threshold")
+        with _TFIDF.write(folder, _TfidfRecord(**{name: getattr(self, name) for name in names})):
+            pass
 
     @classmethod
     def load(cls, folder: str | Path) -> TfidfModel:
@@ -244,8 +245,7 @@ class TfidfModel(ProbabilityReward):
         Raises:
             FileError: a file is missing or damaged.
         """
-        record, tensors = _TFIDF.read(folder), read_tensors(Path(folder) / _WEIGHTS, remedy=_REMEDY)
-        return cls(**record.model_dump(), idf=tensors["idf"].numpy(), weight=tensors["weight"].numpy())
+        return cls(**_TFIDF.read(folder).model_dump())
 
 
 class TrainedUpvotes(NamedTuple):
@@ -310,7 +310,8 @@ def train_upvote_model(
     Examples:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-        >>> from torchrl_lang.envs.reddit import RedditComments, train_upvote_model
+        >>> from torchrl_lang.envs.reddit import RedditComments
+        >>> from torchrl_lang.envs.reddit.upvotes import train_upvote_model
         >>> words = Tokenizer(models.WordLevel({"?": 0, "-": 1, "well": 2, "done": 3}, unk_token="?"))
         >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", pad_token="-")
@@ -320,10 +321,8 @@ def train_upvote_model(
         >>> train_upvote_model(train, test, BertModel(BertConfig(vocab_size=4, **sizes)), tokenizer).tested
         1
     """
-    at_least_one("epochs", epochs)
-    at_least_one("batch_size", batch_size)
-    positive("rate", rate)
-    new, labels, device = _unseen(train, held_out), _both_labels(train, cutoff), torch.device(device)
+    check_options(epochs=(epochs, 1), batch_size=(batch_size, 1), rate=(rate, "(0, inf)"))
+    (new, labels), device = _prepared(train, held_out, cutoff), torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         network = UpvoteNetwork(copy.deepcopy(encoder), freeze=freeze).to(device)
@@ -369,38 +368,29 @@ def train_upvote_baseline(
         As :func:`train_upvote_model`.
 
     Examples:
-        >>> from torchrl_lang.envs.reddit import RedditComments, train_upvote_baseline
+        >>> from torchrl_lang.envs.reddit import RedditComments
+        >>> from torchrl_lang.envs.reddit.upvotes import train_upvote_baseline
         >>> train = RedditComments(["hi"] * 4, ["well done", "so well", "so what", "what a pity"], [3, 1, -2, -4])
         >>> train_upvote_baseline(train, RedditComments(["hi"], ["well"], [5])).accuracy  # doctest: +SKIP
         1.0
     """
-    new, labels = _unseen(train, held_out), _both_labels(train, cutoff)
+    new, labels = _prepared(train, held_out, cutoff)
     return _tested(TfidfModel.fit(train.comments, labels.bool().tolist(), threshold=threshold, **options), new, cutoff)
 
 
-def _unseen(train: RedditComments, held_out: RedditComments) -> RedditComments:
-    """The held-out comments whose text is not in the training data."""
-    seen = set(train.comments)
+def _prepared(train: RedditComments, held_out: RedditComments, cutoff: float) -> tuple[RedditComments, Tensor]:
+    """The held-out comments whose text is not in the training data, and its labels, float32 ``[N]``."""
+    seen, labels = set(train.comments), _labels(train, cutoff)
     new = held_out.take(place for place, text in enumerate(held_out.comments) if text not in seen)
     if not len(new):
         raise ValueError(f"None of {len(held_out)} held-out comments has a text that is not in the training data.")
-    return new
+    if len(labels.unique()) != 2:
+        raise ValueError(f"All {len(labels)} comments are on one side of cutoff={cutoff:g}: choose one between scores.")
+    return new, labels
 
 
 def _labels(data: RedditComments, cutoff: float) -> Tensor:
-    """1 for upvoted comments, float32 ``[N]``."""
     return torch.tensor([float(score > cutoff) for score in data.scores])
-
-
-def _both_labels(data: RedditComments, cutoff: float) -> Tensor:
-    """As :func:`_labels`, an error unless there are comments on both sides."""
-    labels = _labels(data, cutoff)
-    if len(labels.unique()) != 2:
-        raise ValueError(
-            f"All {len(labels)} comments are on one side of cutoff={cutoff:g}: there is nothing to learn. Choose a "
-            f"cutoff between the scores."
-        )
-    return labels
 
 
 def _tested(model: ProbabilityReward, new: RedditComments, cutoff: float) -> TrainedUpvotes:
