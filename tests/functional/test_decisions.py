@@ -48,11 +48,6 @@ def test_table():
     assert row_length(real).tolist() == [len(row.rstrip(".")) for row in rows]
 
 
-def test_one_table_in_one_batch():
-    rows = [row for row, *_ in TABLE]
-    check_against_scan(rows)
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text("ea", max_size=9), min_size=1, max_size=5))
 def test_any_ragged_batch(rows):

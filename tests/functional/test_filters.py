@@ -42,12 +42,6 @@ def test_min_p_table(p, kept):
     assert min_p_filter(PROBS, p).isfinite().nonzero().flatten().tolist() == kept
 
 
-@pytest.mark.parametrize("p", [0.0, -0.1, 1.1, math.nan])
-def test_min_p_out_of_range(p):
-    with pytest.raises(ValueError, match=r"min_p must lie in \(0, 1\], got"):
-        min_p_filter(PROBS, p)
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(-30, 30), min_size=2, max_size=12), st.floats(0.02, 0.98))
 def test_top_p_is_the_smallest_set_that_passes_p_with_ties(logits, p):
@@ -64,12 +58,6 @@ def test_top_p_is_the_smallest_set_that_passes_p_with_ties(logits, p):
     assert torch.equal(top_p_filter(logits, p).isfinite(), logits >= threshold)
 
 
-def test_ties_are_kept():
-    logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
-    assert top_k_filter(logits, 1).tolist() == [-math.inf, 2.0, 2.0, -math.inf]
-    assert top_p_filter(logits, 0.1).tolist() == [-math.inf, 2.0, 2.0, -math.inf]
-
-
 def test_filters_compose_and_leave_their_input():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     before = logits.clone()
@@ -80,12 +68,6 @@ def test_filters_compose_and_leave_their_input():
     assert filter_logits(logits, min_p=0.2).isfinite().tolist() == [[True, True, False, False]]
     assert filter_logits(logits, temperature=0.5, min_p=0.2).isfinite().tolist() == [[True, False, False, False]]
     assert filter_logits(logits) is logits
-
-
-def test_what_has_been_filtered_stays_out():
-    logits = torch.tensor([2.0, -math.inf, 1.0, -math.inf])
-    assert top_p_filter(logits, 0.99).isfinite().tolist() == [True, False, True, False]
-    assert top_k_filter(logits, 3).isfinite().tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -96,24 +96,6 @@ def test_the_targets_own_value_joins_in(kind, option, recompute):
                 torch.testing.assert_close(a, b)
 
 
-def test_numbers_by_hand():
-    """z = (0, 2, 1), target 0, margin 0.5: hinges (0.5, 2.5, 1.5)."""
-    features, weight = torch.ones(1, 1, requires_grad=True), torch.tensor([[0.0], [2.0], [1.0]], requires_grad=True)
-    total = linear_margin(features, weight, None, torch.tensor([0]), margin=0.5).total
-    assert total.item() == pytest.approx(0.25 + 6.25 + 2.25)
-    total.backward()
-    # dz = (2 * 0.5 - 2 * 4.5, 5, 3), and the feature sees 5 * 2 + 3 * 1
-    torch.testing.assert_close(weight.grad, torch.tensor([[-8.0], [5.0], [3.0]]))
-    assert features.grad.item() == pytest.approx(13.0)
-
-
-def test_the_weights_of_positions_have_a_gradient():
-    leaves, target, w = tensors()
-    w.requires_grad_()
-    term = ours("softmax", leaves, target, 1.0, position_weight=w)
-    torch.testing.assert_close(torch.autograd.grad(2 * term.total, w)[0], 2 * term.each.detach().sum(0))
-
-
 def test_a_second_backward_pass_gives_the_same_gradients():
     """The kept gradients are scaled in place and may live on as somebody's ``grad``."""
     leaves, target, w = tensors()
@@ -130,37 +112,6 @@ def test_gradients_of_gradients_are_refused():
     total = ours("softmax", leaves, target, 1.0).total
     with pytest.raises(RuntimeError, match="no second-order gradients"):
         torch.autograd.grad(total + leaves[0].square().sum(), leaves[0], create_graph=True)
-
-
-def test_no_positions():
-    leaves, target, _ = tensors(n=0)
-    term = ours("softmax", leaves, target, 1.0)
-    assert term.total == 0
-    assert term.each.shape == (2, 0)
-    assert all(g.abs().sum() == 0 for g in torch.autograd.grad(term.total, leaves))
-
-
-def test_a_target_of_vanishing_probability_has_a_finite_loss():
-    leaves, target, _ = tensors(dtype=torch.float32, scale=50.0)
-    expected = plain("softmax", leaves, target, 1.0)
-    assert expected.max() > 200
-    torch.testing.assert_close(ours("softmax", leaves, target, 1.0).each, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_sums_the_weights_gradient_in_float32(dtype):
-    """4,096 positions pull alike, a hair each: pieces added up in half precision would stop growing."""
-    n = 4096
-    features = torch.ones(n, 8, dtype=dtype)
-    weight = torch.zeros(4, 8, dtype=dtype, requires_grad=True)
-    target = torch.zeros(n, dtype=torch.int64)
-    term = linear_cross_entropy(features, weight, None, target, chunk_size=1, position_weight=torch.full((n,), 1 / n))
-    assert term.total.dtype == torch.float32
-    term.total.backward()
-    assert weight.grad.dtype == dtype
-    expected = torch.tensor([-0.75, 0.25, 0.25, 0.25], dtype=dtype)[:, None].expand(4, 8)
-    torch.testing.assert_close(weight.grad, expected, rtol=2e-3, atol=0)
 
 
 @KINDS
@@ -206,18 +157,6 @@ def test_the_table_is_never_built_and_no_product_is_computed_twice():
         ours("softmax", leaves, target, 1.0, chunk_size=100, recompute=True).each.sum().backward()
     assert again.products == 4 * 4 * 2
     assert again.greatest == 100 * 300
-
-
-def test_kept_gradients_are_handed_over_and_not_copied():
-    leaves, target, _ = tensors()
-    total = ours("softmax", leaves, target, 1.0).total
-    kept, _ = total.grad_fn.kept
-    assert kept.weight.shape == (2, V, WIDTH)
-    place = kept.weight.data_ptr()
-    del kept
-    total.backward()
-    assert total.grad_fn.kept is None
-    assert leaves[1].grad.data_ptr() == place
 
 
 @pytest.mark.parametrize(

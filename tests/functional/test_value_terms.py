@@ -22,26 +22,6 @@ def test_expectile_table(error, expectile, loss):
     assert expectile_loss(torch.tensor(error), expectile).item() == pytest.approx(loss, rel=1e-5)
 
 
-def test_the_minimum_of_the_expectile_loss_is_the_expectile():
-    # Of outcomes 0 and 1, equally likely, the tau-expectile is tau.
-    estimates = torch.linspace(0, 1, 1001, dtype=torch.float64)
-    outcomes = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    for tau in (0.5, 0.7, 0.9):
-        best = estimates[expectile_loss(outcomes - estimates, tau).sum(0).argmin()]
-        assert best.item() == pytest.approx(tau, abs=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_terms_keep_the_dtype(dtype):
-    error = torch.tensor([1.0, -2.0], dtype=dtype)
-    assert expectile_loss(error, 0.7).dtype == dtype
-    assert expectile_loss(error, torch.tensor(0.7)).dtype == dtype
-    assert advantage_weight(error, 0.7, "sign").dtype == dtype
-    assert advantage_weight(error, 0.7).dtype == dtype
-    expected = torch.tensor([0.7, 0.3 * 4], dtype=torch.float64)
-    torch.testing.assert_close(expectile_loss(error.double(), 0.7), expected, rtol=1e-14, atol=0)
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 3),
@@ -61,13 +41,6 @@ def test_cql_and_margin_by_their_definitions(heads, table, temperature, margin):
             assert cql[n, head].item() == pytest.approx(lse - taken / temperature, abs=1e-9)
             squares = sum(max(0.0, v - taken + margin) ** 2 for v in values)
             assert hinge[n, head].item() == pytest.approx(squares, abs=1e-9)
-
-
-def test_terms_of_no_decision_at_all():
-    q, action = torch.zeros(0, 2, 5, requires_grad=True), torch.zeros(0, dtype=torch.int64)
-    assert cql_term(q, action).shape == (0, 2)
-    assert margin_term(q, action).shape == (0, 2)
-    cql_term(q, action).sum().backward()
 
 
 def test_advantage_weight_table():

@@ -1,36 +1,49 @@
-"""Small rows and networks on which every loss is tried."""
+"""Small rows and networks on which every loss is tried; the utterances of rows by plain loops."""
 
 from __future__ import annotations
+
+import copy
+import functools
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.utterances import make_utterance_ilql
 from torchrl_lang.modules import (
+    CandidateSampler,
     QValueHead,
     ReturnEmbedding,
     TiedQValueHead,
+    UtteranceActor,
+    UtteranceQValueHead,
     ValueHead,
     causal_lm,
     condition_on_returns,
     language_actor,
     qvalue_module,
+    row_log_prob,
     value_module,
 )
 from torchrl_lang.objectives import (
     BCLoss,
     BCQLoss,
+    CHAILoss,
     CQLLoss,
     DecisionTransformerLoss,
     ILQLLoss,
     OREOLoss,
+    PPOLoss,
     PsiLoss,
     QSFTLoss,
+    UtteranceILQLLoss,
 )
+from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import frozen_copy
 
 VOCAB, WIDTH, T = 12, 16, 14
+CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
+CANDIDATES = 3
+PLAIN = {"normalize_advantage": False}  # advantages standardised over a batch are no sum over its rows
 
 
 def make_rows(n=6, seed=0, width=T):
@@ -54,11 +67,15 @@ def make_rows(n=6, seed=0, width=T):
     )
 
 
-def make_actor(seed=0, **options):
+@functools.cache
+def language_model(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        lm = causal_lm("gpt2", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
-        return language_actor(lm, **options)
+        return causal_lm("gpt2", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
+
+
+def make_actor(seed=0, **options):
+    return language_actor(copy.deepcopy(language_model(seed)), **options)
 
 
 def make_heads(seed=1, kind="mlp"):
@@ -113,17 +130,99 @@ def make_oreo(**options):
     return OREOLoss(make_actor(), make_heads()[1], frozen_copy(make_actor(seed=5)), beta=0.5, **options)
 
 
+def moved(head, seed):
+    """The head with weights away from zero, so that equal numbers mean something."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in head.parameters():
+        parameter.data.normal_(generator=generator).mul_(0.2)
+    return head
+
+
+def make_utterance_ilql(actor=None, **options):
+    q, v = moved(UtteranceQValueHead(WIDTH), 1), moved(ValueHead(WIDTH), 2)
+    return UtteranceILQLLoss(actor or make_actor(), qvalue_module(q), value_module(v), **options)
+
+
+def utterances_of(rows, row, end_of_action=None):
+    """One row's finished utterances as lists of the positions of their tokens, and the position that bootstraps."""
+    tokens, agent, length = rows["tokens"][row], rows["agent_mask"][row], int(rows["attention_mask"][row].sum())
+    found, current = [], []
+    for p in range(1, length):
+        if not agent[p]:
+            continue
+        current.append(p)
+        replied = p + 1 < length and not agent[p + 1]
+        ended = bool(rows["terminated"][row]) and not agent[p + 1 :].any()
+        if replied or ended or (end_of_action is not None and tokens[p] == end_of_action):
+            found.append(current)
+            current = []
+    return found, (current[0] - 1 if current else length - 1)
+
+
+def number_of_utterances(rows, end_of_action=None):
+    return sum(len(utterances_of(rows, row, end_of_action)[0]) for row in range(len(rows)))
+
+
+# -- CHAI: rows with candidates of a language model with random weights ------------------------------------------------
+
+
+def make_policy(seed=0, **options):
+    return UtteranceActor(make_actor(), CONTROL, 4, **{"forbidden": (0,), "seed": seed, **options})
+
+
+def chai_rows(n=6, seed=0):
+    """Ragged rows; a row with an utterance that is cut off is among the truncated ones."""
+    return CandidateSampler(make_policy(seed), CANDIDATES, rows_at_a_time=4)(make_rows(n, seed=seed))
+
+
+def make_chai(**options):
+    loss = CHAILoss(qvalue_module(moved(UtteranceQValueHead(WIDTH), 1)), **options)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(5)
+        for value in loss.target_qvalue_network_params.values(True, True):
+            value.data.add_(torch.randn_like(value) * 0.1)  # so that the two networks differ
+    return loss
+
+
+# -- PPO: rows that were acted and estimated ---------------------------------------------------------------------------
+
+
+def acted(rows, seed=4):
+    """The rows with all that PPO reads, so that some ratios are clipped and some are not."""
+    g = torch.Generator().manual_seed(seed)
+    agent = rows["agent_mask"]
+    with torch.no_grad():
+        log_prob = row_log_prob(make_actor(), rows)
+    noise = {"token_log_prob": 0.3, "ref_log_prob": 0.5}
+    entries = {key: log_prob + scale * torch.randn(agent.shape, generator=g) for key, scale in noise.items()}
+    entries |= {key: torch.randn(agent.shape, generator=g) for key in ("advantage", "value_target", "state_value")}
+    return rows.clone().update({key: torch.where(agent, value, 0.0) for key, value in entries.items()})
+
+
+def make_ppo(actor=None, **options):
+    return PPOLoss(actor or make_actor(), make_heads()[1], **options)
+
+
+def make_all_terms(**options):
+    return make_ppo(**(PLAIN | {"entropy_weight": 0.1, "kl_weight": 0.3, "value_clip": 0.2} | options))
+
+
+def make_exact(seed=7, **options):
+    reference = frozen_copy(make_actor(seed))
+    options = {"kl_weight": 0.3, "kl_estimator": "exact", "reference": reference, "entropy_weight": 0.1} | options
+    return make_ppo(**(PLAIN | options))
+
+
 # Every loss of the library stands here and goes through the contract suite.
 LOSSES = {
-    "bc": make_bc,
+    "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
     "dt": make_dt,
     "dt-constant": lambda **options: make_dt("constant", transition_weight=0.3, logits_chunk=5, **options),
     "ilql": make_ilql,
     "ilql-tied": make_tied,
     "utterance-ilql-weighted": lambda **options: make_utterance_ilql(
-        make_actor(), advantage_temperature=0.7, transition_weight=0.1, **options
+        advantage_temperature=0.7, transition_weight=0.1, **options
     ),
-    "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
     "ilql-all-terms-in-pieces": lambda **options: make_ilql(
         kind="residual",
         margin_weight=0.3,
@@ -139,21 +238,28 @@ LOSSES = {
     ),
     "cql": lambda **options: make_qbackup(CQLLoss, **options),
     "bcq": lambda **options: make_qbackup(BCQLoss, turn_gamma=0.5, logits_chunk=3, **options),
-    "psi": lambda **options: make_qbackup(PsiLoss, reward_scale=0.5, transition_weight=0.1, **options),
     "psi-prior": lambda **options: make_qbackup(
-        PsiLoss, prior=frozen_copy(make_actor(seed=5)), threshold=0.2, **options
-    ),
-    "bcq-own-trunks": lambda **options: make_qbackup(
-        BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options
+        PsiLoss, prior=frozen_copy(make_actor(seed=5)), threshold=0.2, reward_scale=0.5, **options
     ),
     "qsft-rest": lambda **options: make_qsft(
         rest=0, threshold=0.2, turn_gamma=0.5, transition_weight=0.1, logits_chunk=3, **options
     ),
-    "oreo": make_oreo,
     "oreo-own-trunk": lambda **options: make_oreo(
         value_trunk=make_actor(seed=3)[0], transition_weight=0.1, logits_chunk=3, **options
     ),
+    "ppo": make_all_terms,
+    "ppo-exact-in-pieces": lambda **options: make_exact(logits_chunk=5, **options),
+    "ppo-utterance-own-trunk": lambda **options: make_all_terms(
+        actor=UtteranceActor(make_actor(), CONTROL, 4, forbidden=(), temperature=0.7),
+        **({"value_trunk": make_actor(seed=3)[0], "kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | options),
+    ),
+    "chai": make_chai,
 }
+
+
+def rows_for(name, n=6):
+    """Rows that the loss of this name reads."""
+    return chai_rows(n) if name == "chai" else acted(make_rows(n)) if name.startswith("ppo") else make_rows(n)
 
 
 @pytest.fixture(params=sorted(LOSSES))
@@ -162,8 +268,9 @@ def make_loss(request):
 
 
 @pytest.fixture
-def rows():
-    return make_rows()
+def rows(request):
+    callspec = getattr(request.node, "callspec", None)
+    return rows_for(callspec.params.get("make_loss", "") if callspec else "")
 
 
 def losses_of(out):

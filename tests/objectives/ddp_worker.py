@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.objectives.chai_rows import every_loss
-from tests.objectives.conftest import make_ilql, make_rows, total
+from tests.objectives.conftest import LOSSES, make_ilql, make_rows, rows_for, total
 
 # What a term of weight zero would train gets no gradient.
 UNUSED = {
@@ -44,8 +43,8 @@ def compare(name, make, rows, rank, **options):
 
 
 def main(rank):
-    for name, (make, rows) in every_loss().items():
-        compare(name, make, rows, rank)
+    for name, make in LOSSES.items():
+        compare(name, make, rows_for(name), rank)
     for name, make in UNUSED.items():
         compare(name, make, make_rows(), rank, static_graph=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.objectives.utterances import utterances_of
+from tests.objectives.conftest import utterances_of
 
 
 def log_sum_exp(x):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import pytest
 import torch
-from torchrl.objectives import SoftUpdate
 
 from tests.agilerl_agents import VOCAB, make_agent, outputs, states
 from tests.objectives.conftest import make_rows
 from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.objectives import agilerl_loss
-from torchrl_lang.training import Checkpointer, adamw, total_loss
+from torchrl_lang.training import total_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")
 
@@ -106,62 +103,3 @@ def test_the_targets_are_its_own_and_follow(rows):
     online = ours.values.get_input_embeddings().weight
     torch.testing.assert_close(loss.target_value_trunk_params[wte], before.lerp(online, 0.02))
     assert torch.equal(ours.target.get_input_embeddings().weight, before)  # the agent's own was copied
-
-
-def trained(loss, updater, rows, steps=2):
-    optimizer = adamw(loss, 1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        total_loss(loss(rows)).backward()
-        optimizer.step()
-        updater.step()
-    return optimizer
-
-
-def test_a_clone_of_a_loss_in_training(rows):
-    """It computes the same, its targets move with it, and training one leaves the other as it was."""
-    loss, updater = agilerl_loss(converted()[1])
-    trained(loss, updater, rows)
-    twin = deepcopy(loss)
-    its_updater = SoftUpdate(twin, tau=0.1)  # sets the targets to the trained weights
-    twin.load_state_dict(loss.state_dict())
-    expected = loss(rows)
-    for key, value in twin(rows).items():
-        torch.testing.assert_close(value, expected[key])
-    trained(twin, its_updater, rows)
-    after = twin(rows)
-    assert (loss(rows) == expected).all()
-    assert all(not torch.allclose(after[key], expected[key]) for key in ("loss_qvalue", "loss_actor", "target_qvalue"))
-
-
-def test_a_checkpoint_restores_targets_and_optimizer_and_training_continues(rows, tmp_path):
-    def parts(seed):
-        loss, updater = agilerl_loss(converted(seed=seed)[1])
-        optimizer = trained(loss, updater, rows, steps=3 if seed == 0 else 1)
-        checkpoint = Checkpointer(tmp_path).register("loss", loss).register("optimizer", optimizer)
-        return loss, optimizer, updater, checkpoint
-
-    loss, optimizer, updater, checkpoint = parts(0)
-    other, other_optimizer, other_updater, other_checkpoint = parts(1)
-    checkpoint.save(3)
-    assert other_checkpoint.restore() == 3
-    mine, its = loss.state_dict(), other.state_dict()
-    targets = [key for key in mine if key.startswith("target_")]
-    assert {key.split(".")[0] for key in targets} >= {"target_qvalue_network_params", "target_value_trunk_params"}
-    assert all(torch.equal(its[key], value) for key, value in mine.items())
-    moments = [list(each.state_dict()["state"].values()) for each in (optimizer, other_optimizer)]
-    assert moments[0]
-    for one, two in zip(*moments, strict=True):
-        assert all(torch.equal(torch.as_tensor(one[key]), torch.as_tensor(two[key])) for key in one)
-    before = {key: value.clone() for key, value in its.items()}
-    for each, optim, update in ((loss, optimizer, updater), (other, other_optimizer, other_updater)):
-        optim.zero_grad()
-        total_loss(each(rows)).backward()
-        optim.step()
-        update.step()
-    after = other.state_dict()
-    assert all(torch.equal(after[key], value) for key, value in loss.state_dict().items())
-    assert any(not torch.equal(after[key], before[key]) for key in targets)
-    assert not torch.equal(
-        after["value_network_params.module.in_weight"], before["value_network_params.module.in_weight"]
-    )

@@ -14,23 +14,26 @@ from torchrl.objectives import ValueEstimators
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
-from tests.objectives.chai_rows import make_chai
 from tests.objectives.conftest import (
+    CONTROL,
     VOCAB,
     WIDTH,
     losses_of,
     make_actor,
     make_bc,
+    make_chai,
     make_heads,
     make_ilql,
     make_oreo,
+    make_ppo,
     make_qbackup,
     make_qsft,
     make_rows,
+    make_utterance_ilql,
+    rows_for,
     total,
 )
 from tests.objectives.test_contract import with_rewards_of_others
-from tests.objectives.utterances import make_utterance_ilql
 from torchrl_lang.data import EpisodeRows, best_rows, row_buffer, row_returns
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, walk_optimality
@@ -38,55 +41,32 @@ from torchrl_lang.evaluation import value_report
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.modules import (
     QValueHead,
-    ReturnConditionedActor,
-    ReturnEmbedding,
     UtteranceActor,
     ValueGuidance,
     ValueHead,
     causal_lm,
-    condition_on_returns,
     language_actor,
     value_module,
 )
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, PPOLoss, PsiLoss, policy
+from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, PPOLoss, PsiLoss, policy
 from torchrl_lang.objectives.networks import gather_inputs
-from torchrl_lang.recipes.algorithms import DT
-from torchrl_lang.recipes.imitation import build_returns
-from torchrl_lang.schema import ControlTokens
-from torchrl_lang.training import total_loss, train_steps
+from torchrl_lang.training import train_steps
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
-CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
 
 
 @pytest.fixture
 def rows():
-    return ppo_rows()
-
-
-def make_ppo(**options):
-    return PPOLoss(make_actor(), make_heads()[1], **options)
-
-
-def ppo_rows(**options):
-    rows = make_rows(**options)
-    g = torch.Generator().manual_seed(9)
-    for key in ("token_log_prob", "advantage", "value_target", "state_value"):
-        rows[key] = torch.where(rows["agent_mask"], -torch.rand(rows["tokens"].shape, generator=g), 0.0)
-    return rows
-
-
-def make_qbackup_of(kind):
-    return lambda **options: make_qbackup(kind, **options)
+    return rows_for("ppo")
 
 
 BAD_OPTIONS = [
     (make_ilql, "gamma expectile lmbda turn_gamma turn_lmbda qvalue_lmbda", 1.5),
     (make_ilql, "value_weight qvalue_weight cql_weight margin_weight actor_weight transition_weight", -1.0),
     (make_ilql, "cql_temperature weight_clip", 0.0),
-    (make_ilql, "margin value_min value_max advantage_temperature cql_weight gamma expectile", math.nan),
+    (make_ilql, "margin value_min value_max advantage_temperature", math.nan),
     (make_ilql, "target advantage_weighting actor_normalizer reduction logits_chunk", "other"),
     (make_ilql, "end_of_action", VOCAB),
     (make_ppo, "turn_gamma turn_lmbda clip_epsilon", 1.5),
@@ -95,17 +75,15 @@ BAD_OPTIONS = [
     (make_ppo, "clip_epsilon", (0.2, math.inf)),
     (make_bc, "transition_weight kl_weight", math.nan),
     (make_bc, "logits_chunk", 0),
-    (make_bc, "logits_chunk", 1.5),
     (make_bc, "logits_chunk", True),
-    (make_qbackup_of(CQLLoss), "cql_weight cql_temperature turn_gamma qvalue_weight", -1.0),
-    (make_qbackup_of(BCQLoss), "threshold", 1.5),
-    (make_qbackup_of(PsiLoss), "threshold reward_scale", -0.1),
+    (lambda **options: make_qbackup(CQLLoss, **options), "cql_weight cql_temperature", -1.0),
+    (lambda **options: make_qbackup(BCQLoss, **options), "threshold", 1.5),
+    (lambda **options: make_qbackup(PsiLoss, **options), "threshold reward_scale", -0.1),
     (make_qsft, "threshold rest end_of_action", -1),
-    (make_qsft, "turn_gamma transition_weight", math.nan),
     (make_oreo, "value_weight actor_weight kl_weight", -0.1),
-    (make_oreo, "level actor_normalizer", "other"),
+    (make_oreo, "level", "other"),
     (make_chai, "gamma cql_weight qvalue_weight", math.nan),
-    (lambda **options: make_utterance_ilql(make_actor(), **options), "expectile gamma weight_clip", -1.0),
+    (make_utterance_ilql, "expectile gamma weight_clip", -1.0),
 ]
 
 
@@ -116,22 +94,36 @@ def test_options_out_of_range_are_named(build, names, value):
             build(**{name: value})
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_rewards_that_are_not_finite(rows, number):
-    row, position = rows["agent_mask"].nonzero()[3].tolist()
-    rows["token_reward"][row, position] = number
-    with pytest.raises(ValueError, match=f"Row {row} has a reward that is not finite at position {position}"):
-        make_ilql()(rows)
-    with pytest.raises(ValueError, match="a reward that is not finite"):
-        make_ppo().estimate(rows)
-
-
-@pytest.mark.parametrize("name", ["token_log_prob", "advantage", "value_target"])
-def test_estimates_that_are_not_finite(rows, name):
+@pytest.mark.parametrize("name", ["token_reward", "token_log_prob", "advantage", "value_target"])
+def test_entries_that_are_not_finite(rows, name):
     row, position = rows["agent_mask"].nonzero()[3].tolist()
     rows[name][row, position] = math.nan
-    with pytest.raises(ValueError, match=rf"Row {row} has {name} that is not finite at position {position}: "):
-        make_ppo()(rows)
+    calls = [make_ilql(), make_ppo().estimate] if name == "token_reward" else [make_ppo()]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"Row {row} has .* that is not finite at position {position}"):
+            call(rows)
+
+
+def test_value_estimators_by_torchrls_names(rows):
+    clocks = {"gamma": 0.9, "lmbda": 0.8, "turn_gamma": 0.7, "turn_lmbda": 0.6}
+    for kind, given, expected in (
+        (ValueEstimators.GAE, clocks, clocks),
+        (ValueEstimators.TD0, {"turn_gamma": 0.5}, {"turn_gamma": 0.5, "lmbda": 0.0, "turn_lmbda": 0.0}),
+        (ValueEstimators.TD1, {}, {"lmbda": 1.0, "turn_lmbda": 1.0}),
+    ):
+        loss = make_ppo()
+        assert loss.make_value_estimator(kind, **given) is loss
+        found = loss.estimate(rows.clone())["advantage"]
+        torch.testing.assert_close(found, make_ppo(**expected).estimate(rows.clone())["advantage"])
+    loss, other = make_ilql(), make_ilql(target="lambda", lmbda=0.5, gamma=0.8)
+    loss.make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5, gamma=0.8)
+    torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
+    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got nan"):
+        make_ppo().make_value_estimator(gamma=math.nan)
+    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
+        make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
+    with pytest.raises(ValueError, match="CQLLoss supports"):
+        make_qbackup(CQLLoss).make_value_estimator(ValueEstimators.GAE)
 
 
 @pytest.mark.slow
@@ -150,14 +142,6 @@ def test_values_are_checked_in_compiled_calls(rows, monkeypatch):
     assert compiled(rows)["loss_actor"].isfinite()
 
 
-def test_a_bare_language_model_is_no_actor():
-    lm = causal_lm(vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
-    q, v = make_heads()
-    for build in (BCLoss, lambda actor: ILQLLoss(actor, q, v), lambda actor: PPOLoss(actor, v)):
-        with pytest.raises(TypeError, match=r"language_actor\(\), got GPT2LMHeadModel"):
-            build(lm)
-
-
 def test_ilql_takes_an_utterance_actor(rows):
     q, v = make_heads()
     spoken = ILQLLoss(UtteranceActor(make_actor(), CONTROL, 4, temperature=0.5), q, v, advantage_temperature=0.5)
@@ -169,41 +153,6 @@ def test_ilql_takes_an_utterance_actor(rows):
     guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(QValueHead(WIDTH, VOCAB), beta=1.0))
     with pytest.raises(ValueError, match="without guidance="):
         ILQLLoss(guided, q, v)
-
-
-@pytest.mark.parametrize("reuse_values", [False, True])
-def test_estimating_no_rows(reuse_values):
-    none = ppo_rows()[:0].exclude("advantage", "value_target")
-    out = make_ppo().estimate(none, reuse_values=reuse_values)
-    assert out is none
-    assert all(out[key].shape == none["tokens"].shape for key in ("advantage", "value_target", "state_value"))
-
-
-def test_make_value_estimator_sets_the_clocks_and_returns_the_loss(rows):
-    loss = make_ppo()
-    assert loss.make_value_estimator(ValueEstimators.GAE, gamma=0.9, lmbda=0.8, turn_gamma=0.7, turn_lmbda=0.6) is loss
-    expected = make_ppo(gamma=0.9, lmbda=0.8, turn_gamma=0.7, turn_lmbda=0.6).estimate(rows.clone())
-    torch.testing.assert_close(loss.estimate(rows.clone())["advantage"], expected["advantage"])
-    for kind, lmbda in ((ValueEstimators.TD0, 0.0), (ValueEstimators.TD1, 1.0)):
-        loss = make_ppo(gamma=0.9).make_value_estimator(kind, turn_gamma=0.5)
-        expected = make_ppo(gamma=0.9, turn_gamma=0.5, lmbda=lmbda, turn_lmbda=lmbda).estimate(rows.clone())
-        torch.testing.assert_close(loss.estimate(rows.clone())["advantage"], expected["advantage"])
-    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got nan"):
-        make_ppo().make_value_estimator(gamma=math.nan)
-    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
-        make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
-    with pytest.raises(ValueError, match="PPOLoss supports"):
-        make_ppo().make_value_estimator(ValueEstimators.VTrace)
-    ilql = make_ilql()
-    assert ilql.make_value_estimator(ValueEstimators.TD1) is ilql
-
-
-def test_an_actor_whose_head_is_no_linear_layer_is_fine(rows):
-    """Where nothing tells the vocabulary, ids have no upper limit."""
-    actor = make_actor()
-    head = actor[1].module
-    actor[1].module = nn.Sequential(head)
-    assert total(BCLoss(actor)(rows)).isfinite()
 
 
 def test_a_ppo_loop_over_batches_in_which_no_game_ends():
@@ -232,16 +181,15 @@ def test_a_ppo_loop_over_batches_in_which_no_game_ends():
     assert sum(numbers) > 0
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_an_end_beyond_the_vocabulary_is_refused(known):
+def test_an_end_beyond_the_vocabulary_is_refused():
     """Also where the head's size is unknown: then the model's embeddings count."""
     trunk, head, output = make_actor()
-    if not known:
-        head = TensorDictModule(nn.Sequential(nn.Linear(WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
-    actor = ProbabilisticTensorDictSequential(trunk, head, output)
-    ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
-    with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
-        ILQLLoss(actor, *make_heads(), end_of_action=VOCAB)
+    wrapped = TensorDictModule(nn.Sequential(nn.Linear(WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
+    for one in (head, wrapped):
+        actor = ProbabilisticTensorDictSequential(trunk, one, output)
+        ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
+        with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
+            ILQLLoss(actor, *make_heads(), end_of_action=VOCAB)
 
 
 # -- how far a row is read --------------------------------------------------------------------------------------------
@@ -309,52 +257,20 @@ def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypa
     assert seen[1] == [place for place in seen[0] if place // batch["tokens"].shape[1] % 3 > 0]
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("make", [make_oreo, make_qsft])
-def test_an_environment_that_says_nothing(make, chunk):
-    batch = make_rows()
-    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 0)
-    loss = make(transition_weight=0.5, logits_chunk=chunk)
-    out = loss(batch)
-    assert out["loss_transition"] == 0
-    total_loss(out).backward()
-    assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
-
-
 # -- whose rewards count ----------------------------------------------------------------------------------------------
 
 
-def test_returns_and_what_is_chosen_by_them():
-    rows = make_rows()
-    torch.testing.assert_close(row_returns(with_rewards_of_others(rows)), row_returns(rows))
-    torch.testing.assert_close(best_rows(with_rewards_of_others(rows), 2)["tokens"], best_rows(rows, 2)["tokens"])
-
-
-@pytest.mark.parametrize("mode", ["constant", "decremented"])
-def test_return_conditions(mode, tmp_path):
-    rows = make_rows()
-    keys = ("attention_mask", "agent_mask", "token_reward")
-    expected, found = (return_conditions(*(r[key] for key in keys), mode) for r in (rows, with_rewards_of_others(rows)))
-    torch.testing.assert_close(found, expected)
-    options = DT(data=tmp_path, out=tmp_path, mode=mode)
-    low, high = ([getattr(build_returns(options, r, 8, 1), name) for r in (rows, with_rewards_of_others(rows))]
-                 for name in ("low", "high"))  # fmt: skip
-    assert (low[0], high[0]) == (low[1], high[1])
-
-
-def test_a_policy_that_is_asked_for_a_return():
-    """It plays on from rows, and asks for what their rewards leave of the return."""
-    actor = condition_on_returns(make_actor(), ReturnEmbedding(WIDTH, -20.0, 20.0, mode="decremented"))
-    policy = ReturnConditionedActor(UtteranceActor(actor, CONTROL, 4), 1.0)
-    rows = make_rows()
-    torch.testing.assert_close(
-        policy.conditioned(with_rewards_of_others(rows))["tokens"], policy.conditioned(rows)["tokens"]
-    )
-
-
-def test_reports():
+def test_others_rewards_count_in_no_return_and_no_report():
+    """The losses are in the contract suite."""
     rows, (q, v) = make_rows(), (head.module for head in make_heads())
-    expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, with_rewards_of_others(rows)))
+    other = with_rewards_of_others(rows)
+    torch.testing.assert_close(row_returns(other), row_returns(rows))
+    torch.testing.assert_close(best_rows(other, 2)["tokens"], best_rows(rows, 2)["tokens"])
+    for mode in ("constant", "decremented"):
+        keys = ("attention_mask", "agent_mask", "token_reward")
+        expected, found = (return_conditions(*(r[key] for key in keys), mode) for r in (rows, other))
+        torch.testing.assert_close(found, expected)
+    expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, other))
     assert str(found.as_dict()) == str(expected.as_dict())  # NaN where nothing is known
     graph = RandomWalksEnv(batch_size=[1], seed=0).graph
     walks = TensorDict(
@@ -365,6 +281,5 @@ def test_reports():
         terminated=torch.tensor([[True]]),
         batch_size=[1],
     )
-    torch.testing.assert_close(
-        walk_optimality(with_rewards_of_others(walks), graph, 10), walk_optimality(walks, graph, 10)
-    )
+    found = walk_optimality(with_rewards_of_others(walks), graph, 10)
+    torch.testing.assert_close(found, walk_optimality(walks, graph, 10))

@@ -64,48 +64,27 @@ def test_reduction_none_puts_each_loss_at_its_decision():
     torch.testing.assert_close(out, torch.tensor([[A, B, A, 0.0, 0.0]]))
 
 
-def test_a_trunk_that_writes_logits_gives_the_same_loss():
-    rows, actor = make_rows(), make_actor()
-    trunk, head, _ = split_actor(actor)
-    with torch.no_grad():
-        rows["table"] = head.module(trunk.module(rows["tokens"]))
-    torch.testing.assert_close(BCLoss(headless())(rows)["loss_actor"], BCLoss(actor)(rows)["loss_actor"])
-
-
 def dense_logits(actor, rows):
     trunk, head, _ = split_actor(actor)
     return head.module(trunk.module(rows["tokens"], rows["attention_mask"]))
 
 
-@pytest.mark.parametrize("weight", [0.3, 2.0, ConstantKLController(0.3)], ids=["0.3", "2", "controller"])
+@pytest.mark.parametrize("weight", [0.1, ConstantKLController(0.25)], ids=["number", "controller"])
 def test_divergence_from_a_reference(weight):
     """``loss_kl`` is the weight times the exact divergence of the decisions' distributions; no other figure moves."""
-    rows, actor, other = make_rows(), make_actor(), make_actor(seed=5)
-    reference, number = frozen_copy(other), 0.3 if isinstance(weight, ConstantKLController) else weight
+    rows, actor, other = make_rows(), make_actor().double(), make_actor(seed=5).double()
+    reference, number = frozen_copy(other), 0.1 if weight == 0.1 else 0.25
     decision = decision_mask(rows["agent_mask"])
     kl = categorical_kl(dense_logits(actor, rows), dense_logits(other, rows))[decision]
-    plain = BCLoss(actor)(rows)["loss_actor"]
+    plain, exact = BCLoss(actor)(rows)["loss_actor"], {"rtol": 1e-12, "atol": 1e-12}
     for reduction, expected in (("sum", kl.sum()), ("mean", kl.mean())):
         out = BCLoss(actor, kl_weight=weight, reference=reference, reduction=reduction)(rows)
-        torch.testing.assert_close(out["loss_kl"], number * expected)
-        torch.testing.assert_close(out["kl"], kl.mean().detach())
+        torch.testing.assert_close(out["loss_kl"], number * expected, **exact)  # 0.1 is not rounded to float32
+        torch.testing.assert_close(out["kl"], kl.mean().detach(), **exact)
     torch.testing.assert_close(out["loss_actor"], plain)
     dense = BCLoss(actor, kl_weight=weight, reference=reference, reduction="none")(rows)["loss_kl"]
-    torch.testing.assert_close(dense[decision], number * kl)
+    torch.testing.assert_close(dense[decision], number * kl, **exact)
     assert (dense[~decision] == 0).all()
-
-
-def test_the_divergence_pulls_back_to_the_reference():
-    rows, actor = make_rows(), make_actor()
-    other = make_actor(seed=5)
-    loss = BCLoss(actor, kl_weight=1.0, reference=frozen_copy(other))
-    loss(rows)["loss_kl"].backward()
-    assert all(p.grad is None for p in other.parameters())
-    before = loss(rows)["kl"]
-    with torch.no_grad():
-        for parameter in actor.parameters():
-            parameter.sub_(1e-3 * parameter.grad)
-    assert loss(rows)["kl"] < before
 
 
 def test_a_reference_and_its_weight_come_together():

@@ -133,14 +133,6 @@ def test_without_an_embedding_of_returns_it_is_behaviour_cloning(mode):
     assert not torch.isclose(make_dt(mode, transition_weight=0.2)(rows)["loss_actor"], plain)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_language_model_runs_once_per_step(mode):
-    loss, passes = make_dt(mode, transition_weight=0.5), []
-    split_actor(loss.actor_network).trunk.module.model.register_forward_hook(lambda *_: passes.append(1))
-    loss(make_rows(1))  # one row: rows of different lengths may be read in groups
-    assert len(passes) == 1
-
-
 # -- wrong arguments ---------------------------------------------------------------------------------------------------
 
 
@@ -157,23 +149,6 @@ def test_returns_outside_the_range_are_named(mode):
     assert loss(alone)["loss_actor"].isfinite()
     beyond = ReturnEmbedding(WIDTH, 1.0, 2.0, mode=mode)
     assert DecisionTransformerLoss(condition_on_returns(make_actor(), beyond))(rows[:0])["loss_actor"] == 0
-
-
-def test_the_ends_of_the_range_and_an_empty_range():
-    mask = torch.ones(5, dtype=torch.bool)
-
-    def numbers(returns, values):
-        conditions = return_conditions(mask, mask, torch.zeros(5), "constant")._replace(
-            returns=torch.tensor(values, dtype=torch.float64), mask=mask
-        )
-        return (returns.condition(torch.zeros(5), conditions, 7) // 7 - 1).tolist()
-
-    assert numbers(ReturnEmbedding(2, -1.0, 1.0, n_bins=5), [-9.0, -1.0, 0.2, 0.3, 1.5]) == [0, 0, 2, 3, 4]
-    same = ReturnEmbedding(2, 3.3, 3.3)
-    assert numbers(same, [3.3, 3.3, 0.0, 9.0, 3.3]) == [0] * 5
-    same.check(torch.tensor([3.3]), "float32")
-    with pytest.raises(ValueError, match=r"lie in \[3.3, 3.3\]"):
-        same.check(torch.tensor([3.4]), "x")
 
 
 # -- known answers -----------------------------------------------------------------------------------------------------
@@ -209,16 +184,6 @@ def of(*turns, width=16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_the_return_asked_for_decides_the_action(mode):
-    """``a`` earns 1 and ``b`` earns -2, the data do both alike; imitation alone would toss a coin."""
-    rows = torch.cat([of(("x", None), (letter, reward)) for letter, reward in (("a", 1.0), ("b", -2.0))] * 16)
-    actor, start = trained(rows, mode, 60), of(("x", None))
-    assert chance(actor, 1.0, start, "a") > 0.95
-    assert chance(actor, -2.0, start, "b") > 0.95
-
-
-@pytest.mark.slow
 def test_returns_to_go_resolve_what_a_constant_return_leaves_open():
     """The first turn earns 0 or 1, which the transcript does not show; in the second ``a`` earns 0 and ``b`` 1.
 
@@ -243,18 +208,3 @@ def test_returns_to_go_resolve_what_a_constant_return_leaves_open():
     assert chance(decremented, 1.0, unlucky, "b") > 0.9  # 1 remains
     assert chance(decremented, 1.0, lucky, "a") > 0.9  # nothing remains
     assert chance(decremented, 2.0, lucky, "b") > 0.9
-
-
-def test_rows_are_left_as_they_were_by_the_policy():
-    actor = UtteranceActor(make_dt().actor_network, CONTROL, 4, seed=0)
-    rows = make_rows().exclude("terminated")
-    before = rows.clone()
-    out = ReturnConditionedActor(actor, 3.0)(rows)
-    assert out is rows
-    assert all(torch.equal(rows[key], before[key]) for key in before.keys())
-    assert set(rows.keys()) - set(before.keys()) == {"action", "action_log_prob", "token_log_prob"}
-    wrong = TensorDict({**before, "target_return": torch.full((6, 1), 99.0)}, batch_size=[6])
-    with pytest.raises(ValueError, match=r"target_return must lie in \[-20, 20\]"):
-        ReturnConditionedActor(actor)(wrong)
-    with pytest.raises(ValueError, match=r"target_return must have shape \[6, 1\]"):
-        ReturnConditionedActor(actor)(wrong.set("target_return", torch.zeros(6)))

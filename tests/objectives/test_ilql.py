@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, assert_allclose_td
-from torchrl.objectives import HardUpdate, SoftUpdate, ValueEstimators
+from tensordict import TensorDict
 
 from tests.objectives.conftest import make_actor, make_heads, make_ilql, make_rows, total
 from tests.objectives.oracle import ilql_losses
@@ -17,16 +16,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
 
 def table_rows(seed=0, terminated=None, heads=2, vocab=5):
-    """Rows with random tables for values and logits."""
+    """Rows with random tables for values and logits, in float64: no number on the way is rounded to float32."""
     g = torch.Generator().manual_seed(seed)
     rows = make_rows(seed=seed)
     rows["tokens"] = torch.where(rows["attention_mask"], rows["tokens"] % vocab, 0)
     if terminated is not None:
         rows["terminated"][:] = terminated
     n, width = rows["tokens"].shape
-    tables = [torch.randn(n, width, *shape, generator=g) for shape in ((), (heads, vocab), (heads, vocab), (vocab,))]
-    rows["table"] = make_table(*tables)
-    return rows, [table.double().numpy() for table in tables]
+    shapes = (), (heads, vocab), (heads, vocab), (vocab,)
+    tables = [torch.randn(n, width, *shape, generator=g).double() for shape in shapes]
+    rows["table"], rows["token_reward"] = make_table(*tables), rows["token_reward"].double()
+    return rows, [table.numpy() for table in tables]
 
 
 OPTIONS = [
@@ -49,7 +49,7 @@ OPTIONS = [
 @pytest.mark.parametrize("heads", [1, 2])
 def test_terms_match_plain_loops(options, heads):
     rows, tables = table_rows(heads=heads)
-    out = table_loss(heads, 5, cql_weight=1.0, **options)(rows)
+    out = table_loss(heads, 5, cql_weight=1.0, **options).double()(rows)
     names = {"advantage_temperature": "beta", "advantage_weighting": "weighting", "weight_clip": "clip"}
     names["actor_normalizer"] = "normalizer"
     plain = {names.get(key, key): value for key, value in options.items() if key != "margin_weight"}
@@ -57,33 +57,7 @@ def test_terms_match_plain_loops(options, heads):
     for term, value in expected.items():
         if term == "margin" and "margin_weight" not in options:
             continue
-        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=2e-5, err_msg=term)
-
-
-def test_one_row_by_hand():
-    """Two decisions: V = (1, 2), bootstrap state 4; Q_a = (3, 5), target Q_a = (2, 1); rewards (1, -1); gamma 0.5."""
-    rows = TensorDict(
-        tokens=torch.tensor([[0, 1, 1]]),
-        attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, True]]),
-        token_reward=torch.tensor([[0.0, 1.0, -1.0]]),
-        terminated=torch.tensor([[False]]),
-        batch_size=[1],
-    )
-    v = torch.tensor([[1.0, 2.0, 4.0]])
-    q = torch.tensor([[[[0.0, 3.0]], [[0.0, 5.0]], [[0.0, 0.0]]]])
-    target_q = torch.tensor([[[[9.0, 2.0]], [[9.0, 1.0]], [[0.0, 0.0]]]])
-    rows["table"] = make_table(v, q, target_q, torch.zeros(1, 3, 2))
-    loss = table_loss(1, 2, gamma=0.5, expectile=0.75, cql_weight=0.0)
-    out = loss(rows)
-    # u = 2 - 1 and 1 - 2: (0.75 * 1 + 0.25 * 1) / 2
-    assert out["loss_value"].item() == pytest.approx(0.5)
-    # 1 + 0.5 * 2 - 3 = -1 and -1 + 0.5 * 4 - 5 = -4: (1 + 16) / 2
-    assert out["loss_qvalue"].item() == pytest.approx(8.5)
-    assert out["loss_actor"].item() == pytest.approx(np.log(2))
-    rows["terminated"][:] = True
-    # the last target is -1 now: (1 + 36) / 2
-    assert loss(rows)["loss_qvalue"].item() == pytest.approx(18.5)
+        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=1e-11, err_msg=term)
 
 
 def two_turns(*, terminated):
@@ -148,27 +122,6 @@ def test_td_lambda_of_q_by_hand(lmbda, terminated, expected):
     torch.testing.assert_close(qvalue, torch.tensor(expected))
 
 
-@pytest.mark.parametrize("lmbda", [0.0, 0.5])
-def test_q_learns_towards_values_that_it_does_not_change(lmbda):
-    rows, _ = table_rows()
-    table = rows["table"].requires_grad_()
-    table_loss(2, 5, qvalue_lmbda=lmbda)(rows)["loss_qvalue"].backward()
-    assert table.grad[..., 0].abs().max() == 0  # V
-    assert table.grad[..., 1:11].abs().max() > 0  # two heads of Q
-
-
-def test_truncated_is_not_terminated():
-    """A row that was cut off bootstraps from the value of its last position, a terminated one does not look at it."""
-    for terminated in (False, True):
-        rows, _ = table_rows(terminated=terminated)
-        moved = rows.clone()
-        last = moved["attention_mask"].sum(-1) - 1
-        moved["table"][torch.arange(6), last, 0] += 10.0
-        loss = table_loss(2, 5)
-        change = (loss(moved)["loss_qvalue"] - loss(rows)["loss_qvalue"]).abs().item()
-        assert change == 0 if terminated else change > 1
-
-
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
@@ -201,12 +154,6 @@ def test_detached_heads_leave_the_trunk_alone():
     loss(make_rows())["loss_actor"].backward()
     trained = [name for name, p in loss.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
     assert all("wte" in name or "lm_head" in name for name in trained)  # the head is tied to the embedding
-
-
-def test_own_trunk_keeps_values_from_the_policy():
-    loss = make_ilql(value_trunk=make_actor(seed=3)[0])
-    assert touched(loss, "loss_value", "loss_qvalue", "loss_cql") == {"v", "q", "value_trunk"}
-    assert touched(loss, "loss_actor") == {"actor"}
 
 
 def count_passes(module, rows):
@@ -247,13 +194,6 @@ def test_heads_run_at_decisions_only_and_the_target_at_the_taken_action(rows):
     assert seen == [("full", n), ("taken", n)]
 
 
-def test_a_huge_advantage_gives_a_huge_weight_and_no_nan():
-    rows, _ = table_rows()
-    rows["table"][..., 11:21] += 1000.0  # the target's values
-    out = table_loss(2, 5, advantage_temperature=16.0)(rows)
-    assert out["loss_actor"].isfinite()
-
-
 def test_a_head_without_its_input_is_told_where_it_comes_from(rows):
     with pytest.raises(KeyError, match="expose_pre_norm=True"):
         ILQLLoss(make_actor(), *make_heads(kind="residual"))(rows)
@@ -262,56 +202,9 @@ def test_a_head_without_its_input_is_told_where_it_comes_from(rows):
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 
-def test_soft_update_moves_heads_and_trunk():
-    loss = make_ilql(target_trunk=True)
-    updater = SoftUpdate(loss, tau=0.25)
-    with torch.no_grad():
-        for parameter in loss.parameters():
-            parameter.add_(1.0)
-    updater.step()
-    for source, target in (
-        (loss.qvalue_network_params, loss.target_qvalue_network_params),
-        (loss.value_trunk_params, loss.target_value_trunk_params),
-    ):
-        leaves = list(zip(source.values(True, True), target.values(True, True), strict=True))
-        assert leaves
-        for online, frozen in leaves:
-            torch.testing.assert_close(online.data - frozen, torch.full_like(frozen, 0.75), rtol=1e-4, atol=1e-5)
-
-
-def test_hard_update_copies():
-    loss = make_ilql()
-    updater = HardUpdate(loss, value_network_update_interval=2)
-    before = loss.target_qvalue_network_params.clone()
-    with torch.no_grad():
-        for parameter in loss.parameters():
-            parameter.add_(1.0)
-    updater.step()
-    assert (loss.target_qvalue_network_params == before).all()
-    for _ in range(2):  # TorchRL counts from zero
-        updater.step()
-    assert_allclose_td(loss.target_qvalue_network_params.data, loss.qvalue_network_params.data)
-
-
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_term_of_weight_zero_is_zero(rows):
     out = make_ilql(value_weight=0, qvalue_weight=0, cql_weight=0, actor_weight=0)(rows)
     assert float(total(out)) == 0.0
-
-
-def test_value_estimators_by_torchrls_names(rows):
-    loss, other = make_ilql(), make_ilql(target="lambda", lmbda=0.5, gamma=0.8)
-    loss.make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5, gamma=0.8)
-    torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
-    with pytest.raises(ValueError, match="ILQLLoss supports"):
-        loss.make_value_estimator(ValueEstimators.GAE)
-
-
-def test_without_temperature_the_policys_loss_is_behaviour_cloning(rows):
-    """Over all real tokens, as the paper's code normalises it."""
-    from torchrl_lang.objectives import BCLoss
-
-    actor = make_actor()
-    torch.testing.assert_close(ILQLLoss(actor, *make_heads())(rows)["loss_actor"], BCLoss(actor)(rows)["loss_actor"])

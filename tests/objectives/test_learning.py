@@ -25,6 +25,8 @@ from torchrl_lang.modules import (
     LikelihoodGuidance,
     QValueHead,
     UtteranceActor,
+    UtteranceQValueHead,
+    UtteranceValueGuidance,
     ValueGuidance,
     ValueHead,
     causal_lm,
@@ -33,7 +35,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss
+from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss, UtteranceILQLLoss
 from torchrl_lang.training import adamw, train_steps
 from torchrl_lang.transforms import frozen_copy
 
@@ -125,11 +127,10 @@ def test_bc_walks_as_the_data_does(env, played, actor):
     assert (returns >= BEST).float().mean() < 0.05  # copying finds the straight walk by accident at most
 
 
-@pytest.mark.parametrize("options", [{}, {"target": "lambda", "lmbda": 0.3}], ids=["td", "lambda"])
-def test_ilql_finds_the_straight_walk_that_nobody_went(env, played, actor, options):
+def test_ilql_finds_the_straight_walk_that_nobody_went(env, played, actor):
     heads = qvalue_module(QValueHead(WIDTH, env.tokenizer.vocab_size)), value_module(ValueHead(WIDTH))
     # The best move is one that the data never made there.
-    loss = ILQLLoss(actor, *heads, expectile=0.9, cql_weight=0.001, actor_normalizer="action", **options)
+    loss = ILQLLoss(actor, *heads, expectile=0.9, cql_weight=0.001, actor_normalizer="action")
     train(loss, played, (400, 5e-3))
     assert play_by_values(env, loss, beta=32.0) == BEST
 
@@ -146,21 +147,23 @@ def test_cql_walks_straight(env, walks, actor):
     assert play_by_values(env, loss, beta=32.0) == BEST
 
 
-@pytest.mark.parametrize("threshold", [0.1, 0.5])
-def test_bcq_walks_straight_within_what_the_data_support(env, walks, actor, threshold):
+def test_bcq_walks_straight_within_what_the_data_support(env, walks, actor):
+    threshold = 0.5
     loss = make(BCQLoss, env, actor, threshold=threshold)
     train(loss, walks)
     assert play_by_values(env, loss, beta=1.0, include_logits=False, min_p=threshold) == BEST
 
 
-def test_bcq_without_a_constraint_overestimates_and_with_the_strictest_one_copies(env, walks, actor):
-    """Threshold 0 is double Q-learning offline; with 1 the policy is the most likely utterance of the data, ``l``."""
-    loss = make(BCQLoss, env, actor, threshold=0.0)
-    train(loss, walks)
-    assert play_by_values(env, loss, beta=1.0, include_logits=False) < BEST - 1
-    loss = make(BCQLoss, env, actor, threshold=1.0)
-    train(loss, walks, (100, 5e-3))
-    assert play_by_values(env, loss, beta=1.0, include_logits=False, min_p=1.0) == WORST
+def test_utterance_ilql_walks_straight(env, played, actor):
+    """The move that is best by far is tried in every place, so Q of whole utterances finds it."""
+    heads = qvalue_module(UtteranceQValueHead(WIDTH)), value_module(ValueHead(WIDTH))
+    options = {"actor_normalizer": "action", "end_of_action": env.tokenizer.control.end_of_action}
+    loss = UtteranceILQLLoss(actor, *heads, expectile=0.9, gamma=1.0, **options)
+    train(loss, played)
+    guidance = UtteranceValueGuidance(loss.target_qvalue_network())
+    ranking = {"method": "best_of", "end_value_weight": 1.0, "log_prob_weight": 0.0, "candidates": 16}
+    assert play(env, actor, guidance=guidance, **ranking) > BEST - 0.3
+    assert play(env, actor, method="sample") < BEST - 1.5
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +196,7 @@ def test_q_sft_walks_straight_by_its_values(env, walks, cloned):
     assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=32.0)) == WORST
 
 
-@pytest.mark.parametrize("level", ["token", "utterance"])
-def test_oreo_walks_straight(env, walks, cloned, level):
+def test_oreo_walks_straight(env, walks, cloned):
     actor = new_actor(env)
     actor.load_state_dict(cloned.actor.state_dict())
     reference = frozen_copy(UtteranceActor(cloned.actor, env.tokenizer.control, 2))
@@ -204,7 +206,7 @@ def test_oreo_walks_straight(env, walks, cloned, level):
         reference,
         beta=BETA,
         kl_weight=0.05,
-        level=level,
+        level="utterance",
     )
     train(loss, walks, (150, 2e-3), (100, 5e-4), batch=64, tau=0.1)
     assert play(env, actor) == BEST
@@ -302,31 +304,21 @@ def learned_values(env, loss):
     return least.logsumexp(-1), least.softmax(-1)
 
 
-@pytest.mark.parametrize("prior", ["beside", "frozen"])
-def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, prior):
+def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, imitation):
     """Soft value iteration with the data's policy as prior; all tokens that can be written stand in the data."""
-    forbidden = (*env.tokenizer.control.forbidden_in_action(), *env.tokenizer.encode("0123"))
-    loss = tabular_loss(env, forbidden=forbidden)
-    if prior == "frozen":
-        train(BCLoss(loss.language_actor, actor_normalizer="action"), walks, *FAST)
-        loss = tabular_loss(env, forbidden=forbidden, prior=frozen_copy(loss.language_actor), actor_weight=0.0)
+    control, vocabulary = env.tokenizer.control, env.tokenizer.vocab_size
+    qvalue = TensorDictModule(Table(vocabulary, 2, vocabulary), in_keys=["hidden"], out_keys=["action_value"])
+    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
+    writes = UtteranceActor(tabular_actor(env), control, 2, forbidden=forbidden, cached=False)
+    options = {"gamma": 1.0, "turn_gamma": 0.9, "reward_scale": 0.5, "actor_weight": 0.0}
+    loss = PsiLoss(writes, qvalue, prior=imitation, **options)
     train(loss, walks, *FAST)
     value, policy = soft_values(0.5, 0.9)
-    found, probability = learned_values(env, loss)
-    torch.testing.assert_close(found, value, rtol=0, atol=0.1)
-    torch.testing.assert_close(probability, policy, rtol=0, atol=0.03)
-
-
-def test_psi_learning_with_a_threshold_needs_no_list_of_tokens(env, walks):
-    """Else the digits, which the data never write, count as well, with the value that they began with."""
-    value, _ = soft_values(0.5, 0.9)
-    found = {}
-    for threshold in (0.0, 0.1):
-        loss = tabular_loss(env, forbidden=None, threshold=threshold)
-        train(loss, walks, *FAST)
-        found[threshold], _ = learned_values(env, loss)
-    torch.testing.assert_close(found[0.1], value, rtol=0, atol=0.1)
-    assert (found[0.0] > value + 0.5).all()
+    # Where an utterance begins, over what the data write.
+    least = loss.target_qvalue_network_params.data["module", "rows"][starts(env)].amin(-2)
+    least = least[:, [*env.tokenizer.encode("lr"), control.end_of_action]].double()
+    torch.testing.assert_close(least.logsumexp(-1), value, rtol=0, atol=0.1)
+    torch.testing.assert_close(least.softmax(-1), policy, rtol=0, atol=0.03)
 
 
 def best_values(gamma, rounds=100):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from tests.objectives.chai_rows import CONTROL, chai_rows
 from tests.objectives.conftest import (
     VOCAB,
     WIDTH,
@@ -18,14 +16,14 @@ from tests.objectives.conftest import (
     make_ilql,
     make_qbackup,
     make_rows,
+    make_utterance_ilql,
+    moved,
+    rows_for,
     total,
 )
-from tests.objectives.utterances import make_utterance_ilql, moved
 from torchrl_lang.modules import (
     QValueHead,
-    UtteranceActor,
     UtteranceQValueHead,
-    ValueGuidance,
     ValueHead,
     qvalue_module,
 )
@@ -43,25 +41,16 @@ def ppo(actor, q, v, **options):
     return PPOLoss(actor, v, **options)
 
 
-def acted():
-    """Rows as PPO reads them; the numbers need not be those of a policy."""
-    rows, g = make_rows(), torch.Generator().manual_seed(1)
-    for name in ("token_log_prob", "advantage", "value_target"):
-        rows[name] = torch.randn(rows["tokens"].shape, generator=g)
-    return rows
-
-
-# name: (constructor, rows, entry of Q's values)
+# name: (constructor, entry of Q's values)
 LOSSES = {
-    "ilql": (ILQLLoss, make_rows, "action_value"),
-    "ilql-all": (lambda *heads: ILQLLoss(*heads, target="lambda", margin_weight=0.3), make_rows, "action_value"),
-    "cql": (lambda actor, q, v: CQLLoss(actor, q), make_rows, "action_value"),
-    "bcq": (lambda actor, q, v: BCQLoss(actor, q), make_rows, "action_value"),
-    "psi": (lambda actor, q, v: PsiLoss(actor, q), make_rows, "action_value"),
-    "utterance": (UtteranceILQLLoss, make_rows, "utterance_value"),
-    "chai": (lambda actor, q, v: CHAILoss(q), chai_rows, "utterance_value"),
-    "oreo": (oreo, make_rows, None),
-    "ppo": (ppo, acted, None),
+    "ilql": (lambda *heads: ILQLLoss(*heads, target="lambda", margin_weight=0.3), "action_value"),
+    "cql": (lambda actor, q, v: CQLLoss(actor, q), "action_value"),
+    "bcq": (lambda actor, q, v: BCQLoss(actor, q), "action_value"),
+    "psi": (lambda actor, q, v: PsiLoss(actor, q), "action_value"),
+    "utterance": (UtteranceILQLLoss, "utterance_value"),
+    "chai": (lambda actor, q, v: CHAILoss(q), "utterance_value"),
+    "oreo": (oreo, None),
+    "ppo": (ppo, None),
 }
 
 
@@ -85,84 +74,37 @@ def raw_heads(entry):
     return plain(q, *([nn.Flatten(0)] if entry == "utterance_value" else [])), plain(v, nn.Flatten(0))
 
 
-def compare(build, rows, entry, heads, **keys):
-    """The losses and the gradients of the language model are those with the library's heads."""
-    expected, loss = build(make_actor(), *own_heads(entry)), build(make_actor(), *heads)
-    loss.set_keys(**{name: key for name, key in keys.items() if name in loss.default_keys.__dataclass_fields__})
-    out = expected(rows)
-    for name, value in loss(rows).items():
-        torch.testing.assert_close(value, out[name], equal_nan=True)
-    total(out).backward()
-    total(loss(rows)).backward()
-    for (name, one), (_, other) in zip(loss.named_parameters(), expected.named_parameters(), strict=False):
-        if name.startswith("actor_network."):
-            torch.testing.assert_close(one.grad, other.grad, msg=name)
-    trained = [weight.grad for name, weight in loss.named_parameters() if "value_network" in name]
-    assert any(gradient is not None and gradient.any() for gradient in trained)
-
-
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_raw_modules_without_an_axis_of_heads(name):
-    build, rows, entry = LOSSES[name]
-    compare(build, rows(), entry, raw_heads(entry))
-
-
-@pytest.mark.parametrize("name", sorted(LOSSES))
-@pytest.mark.parametrize("extra", [[], ["more"]], ids=["one entry", "two entries"])
-def test_entries_that_set_keys_names(name, extra):
-    build, rows, entry = LOSSES[name]
-
-    q, v = (
+def named_heads(entry, *more):
+    """Heads that write other entries, as :func:`raw_heads` would, and more of them."""
+    return tuple(
         TensorDictSequential(
             TensorDictModule(head, in_keys=["hidden"], out_keys=[key]),
-            *(TensorDictModule(nn.Identity(), in_keys=["hidden"], out_keys=[one]) for one in extra),
+            *(TensorDictModule(nn.Identity(), in_keys=["hidden"], out_keys=[one]) for one in more),
         )
         for head, key in zip(raw_heads(entry), ("q", ("nested", "v")), strict=True)
     )
-    keys = {} if entry is None else {entry: "q"}
-    compare(build, rows(), entry, (q, v), **keys, state_value=("nested", "v"))
 
 
-class Numbers(nn.Module):
-    """The number of each token as its value, or of each state as many."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.numbers = nn.Parameter(number)
-
-    def forward(self, hidden):
-        return self.numbers.expand(*hidden.shape[:-1], *self.numbers.shape)
-
-
-def test_values_by_hand():
-    rows = TensorDict(
-        tokens=torch.tensor([[4, 1, 2, 9]]),
-        attention_mask=torch.ones(1, 4, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, True, False]]),
-        token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
-        terminated=torch.tensor([[True]]),
-        batch_size=[1],
-    )
-    loss = ILQLLoss(make_actor(), Numbers(torch.arange(12.0)), Numbers(torch.tensor(2.0)), gamma=0.9, cql_weight=0.0)
-    out = loss(rows)
-    # Q(s, a) = a and V = 2: the targets are .9 * 2 and -1, the errors .8 and -3; V's are -1 and 0.
-    torch.testing.assert_close(out["loss_qvalue"], torch.tensor((0.64 + 9.0) / 2))
-    torch.testing.assert_close(out["loss_value"], torch.tensor(0.3 / 2))
-    # CQL: the greatest value of the next state is 11.
-    out = CQLLoss(make_actor(), Numbers(torch.arange(12.0)), gamma=0.9, cql_weight=0.0)(rows)
-    torch.testing.assert_close(out["loss_qvalue"], torch.tensor((8.9**2 + 9.0) / 2))
-
-
-def test_a_policy_reads_a_raw_head_that_was_trained():
-    q, v = raw_heads("action_value")
-    loss = ILQLLoss(make_actor(), TensorDictModule(q, in_keys=["hidden"], out_keys=["q"]), v)
-    loss.set_keys(action_value="q")
-    hidden = torch.randn(5, WIDTH)
-    own = ValueGuidance(own_heads("action_value")[0], beta=4.0)
-    for head in (loss.target_qvalue_network(), q):
-        guidance = ValueGuidance(head, beta=4.0)
-        torch.testing.assert_close(guidance(hidden), own(hidden))
-        UtteranceActor(make_actor(), CONTROL, 4, guidance=guidance)
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_raw_modules_without_an_axis_of_heads_and_entries_that_set_keys_names(name):
+    """The losses and the gradients of the language model are those with the library's heads."""
+    (build, entry), rows = LOSSES[name], rows_for(name)
+    keys = {"state_value": ("nested", "v"), **({} if entry is None else {entry: "q"})}
+    expected = build(make_actor(), *own_heads(entry))
+    out = expected(rows)
+    total(out).backward()
+    for heads, names in ((raw_heads, {}), (named_heads, keys), (lambda entry: named_heads(entry, "more"), keys)):
+        loss = build(make_actor(), *heads(entry))
+        loss.set_keys(**names)
+        found = loss(rows)
+        for key, value in found.items():
+            torch.testing.assert_close(value, out[key], equal_nan=True)
+        total(found).backward()
+        for (key, one), (_, other) in zip(loss.named_parameters(), expected.named_parameters(), strict=False):
+            if key.startswith("actor_network."):
+                torch.testing.assert_close(one.grad, other.grad, msg=key)
+        trained = [weight.grad for key, weight in loss.named_parameters() if "value_network" in key]
+        assert any(gradient is not None and gradient.any() for gradient in trained)
 
 
 class Compared(nn.Linear):
@@ -199,23 +141,6 @@ def test_a_head_that_does_not_fit_is_refused_at_once(name):
             PsiLoss(make_actor(), q)
 
 
-def test_what_a_loss_cannot_know_is_looked_at_in_the_first_call():
-    loss = CHAILoss(nn.Linear(WIDTH + 1, 1))
-    with pytest.raises(ValueError, match=r"qvalue_network of CHAILoss fails on .*, hidden \[\d+, 16\]"):
-        loss(chai_rows())
-    trunk = TensorDictSequential(make_actor()[0])
-    for head, message in ((nn.Linear(WIDTH + 1, VOCAB), "fails on states"), (nn.Linear(WIDTH, 10), "for 10 tokens")):
-        loss = CQLLoss(make_actor(), head, value_trunk=trunk)
-        with pytest.raises(ValueError, match=message):
-            loss(make_rows())
-    two = TensorDictSequential(
-        *(TensorDictModule(nn.Linear(WIDTH, VOCAB), in_keys=["hidden"], out_keys=[key]) for key in ("q", "p"))
-    )
-    loss = CQLLoss(make_actor(), two)
-    with pytest.raises(ValueError, match=r"reads 'action_value' of its qvalue_network, which writes \['q', 'p'\]"):
-        loss(make_rows())
-
-
 def test_a_trial_leaves_no_trace():
     """Neither the stream of random numbers, nor the mode, nor running means; a lazy layer gets its width."""
     head = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, VOCAB))
@@ -236,23 +161,19 @@ def test_a_function_that_calls_a_module():
         CQLLoss(make_actor(), head)
 
 
-def test_a_head_of_another_dtype_than_the_states():
-    with pytest.raises(ValueError, match=r"fails on states of this model, hidden \[3, 16\] of torch.bfloat16"):
-        ILQLLoss(make_actor().bfloat16(), nn.Linear(WIDTH, VOCAB), nn.Linear(WIDTH, 1))
+# -- targets -----------------------------------------------------------------------------------------------------------
 
 
-# -- targets ----------------------------------------------------------------------------------------------------------
-
-OWN = {"target_trunk": True, "detach_qvalue": True}
+def with_dropout(module, rate):
+    for layer in module.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = rate
+    return module
 
 
 def own_trunk():
     """A trunk of the values that applies dropout; the policy's does not."""
-    trunk = make_actor(seed=3)[0]
-    for module in trunk.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.5
-    return trunk
+    return {"value_trunk": with_dropout(make_actor(seed=3)[0], 0.5), "target_trunk": True, "detach_qvalue": True}
 
 
 def noisy(head):
@@ -262,66 +183,50 @@ def noisy(head):
     return head
 
 
-def head_alone():
-    head = noisy(QValueHead(WIDTH, VOCAB, kind="residual", dropout=0.5))
-    return ILQLLoss(make_actor(expose_pre_norm=True), head, make_heads()[1])
-
-
-def head_of_utterances():
-    head = noisy(UtteranceQValueHead(WIDTH, kind="residual", dropout=0.5))
-    return UtteranceILQLLoss(make_actor(expose_pre_norm=True), head, make_heads()[1])
+def head_alone(kind, head):
+    return kind(make_actor(expose_pre_norm=True), noisy(head), make_heads()[1])
 
 
 MAKE = {
-    "trunk of ilql": (lambda: make_ilql(value_trunk=own_trunk(), **OWN), "target_qvalue", "qvalue"),
-    "trunk of psi": (lambda: make_qbackup(PsiLoss, value_trunk=own_trunk(), **OWN), "td_target", "qvalue"),
-    "head of ilql": (head_alone, "target_qvalue", "qvalue"),
-    "head of utterances": (head_of_utterances, "target_qvalue", "qvalue"),
+    "trunk of ilql": (lambda: make_ilql(**own_trunk()), "target_qvalue"),
+    "trunk of psi": (lambda: make_qbackup(PsiLoss, **own_trunk()), "td_target"),
+    "head of ilql": (
+        lambda: head_alone(ILQLLoss, QValueHead(WIDTH, VOCAB, kind="residual", dropout=0.5)),
+        "target_qvalue",
+    ),
+    "head of utterances": (
+        lambda: head_alone(UtteranceILQLLoss, UtteranceQValueHead(WIDTH, kind="residual", dropout=0.5)),
+        "target_qvalue",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_a_target_is_the_same_in_every_pass(name):
-    make, of_target, online = MAKE[name]
     torch.manual_seed(0)
+    make, of_target = MAKE[name]
     loss, rows = make().train(), make_rows()
-    for module in loss.actor_network.modules():  # GPT-2 has dropout of its own
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    with_dropout(loss.actor_network, 0.0)  # GPT-2 has dropout of its own
     first, second = loss(rows), loss(rows)
     torch.testing.assert_close(second[of_target], first[of_target])
-    assert second[online] != first[online]
+    assert second["qvalue"] != first["qvalue"]
     assert all(module.training for module in loss.modules())
 
 
 SHARED = {
-    "ilql": (make_ilql, "target_qvalue"),
-    "utterance-ilql": (lambda **options: make_utterance_ilql(make_actor(), **options), "target_qvalue"),
-    "cql": (lambda **options: make_qbackup(CQLLoss, **options), "td_target"),
-    "bcq": (lambda **options: make_qbackup(BCQLoss, **options), "td_target"),
-    "psi": (lambda **options: make_qbackup(PsiLoss, **options), "td_target"),
-    "bcq, trunks of its own": (
-        lambda **options: make_qbackup(BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options),
-        "td_target",
-    ),
+    "utterance-ilql": make_utterance_ilql,
+    "cql": lambda: make_qbackup(CQLLoss),
+    "bcq, trunks of its own": lambda: make_qbackup(BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True),
 }
-
-
-def set_dropout(loss, rate):
-    for module in loss.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = rate
 
 
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize(("rate", "training", "passes"), [(0.0, True, 0), (0.5, False, 0), (0.5, True, 1)])
 def test_without_dropout_no_trunk_runs_a_second_time(name, rate, training, passes):
-    loss, rows = SHARED[name][0]().train(training), make_rows()
-    set_dropout(loss, rate)
+    loss, seen = with_dropout(SHARED[name]().train(training), rate), []
     trunks = {id(trunk): trunk for trunk in (loss.actor_network[0], getattr(loss, "value_trunk", None)) if trunk}
-    seen = []
     hooks = [trunk.register_forward_pre_hook(lambda *_: seen.append(1)) for trunk in trunks.values()]
-    loss(rows)
+    loss(make_rows())
     for hook in hooks:
         hook.remove()
     assert len(seen) == len(trunks) * (1 + passes) + getattr(loss, "has_target_trunk", False)

@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
-from torch import nn
 from transformers import GPT2Model
 
-from tests.modules.toys import without_blocks
 from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_oreo, make_rows, total
 from tests.objectives.oracle_likelihoods import oreo_losses
 from tests.objectives.test_qsft import logits_of, numpy_rows, uneven
-from torchrl_lang.functional.returns import action_log_ratio, soft_returns
 from torchrl_lang.modules import UtteranceActor, ValueHead, row_log_prob, value_module
 from torchrl_lang.objectives import OREOLoss
 from torchrl_lang.schema import ControlTokens
@@ -96,97 +92,6 @@ def test_outputs_and_slopes_match_plain_loops(options, variant):
             )
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
-
-DECISION = torch.tensor([True, True, False, True, True, False])
-ENDS = torch.tensor([False, True, False, False, True, False])
-RATIO = torch.tensor([1.0, 2.0, 9.0, 4.0, 8.0, 9.0])
-ACTIONS = [
-    ("token", [1.0, 2.0, 4.0, 8.0], [0, 1, 3, 4]),
-    ("utterance", [3.0, 12.0], [0, 3]),
-    ("row", [15.0], [0]),
-]
-
-
-@pytest.mark.parametrize(("level", "expected", "places"), ACTIONS)
-def test_actions_by_hand(level, expected, places):
-    ratio, begins = action_log_ratio(RATIO, DECISION, ENDS, level)
-    assert ratio[begins].tolist() == expected
-    assert begins.nonzero().flatten().tolist() == places
-
-
-def test_utterances_without_a_reply_between_them():
-    decision, ends = torch.tensor([True, True, True]), torch.tensor([True, False, True])
-    ratio, begins = action_log_ratio(torch.tensor([1.0, 2.0, 4.0]), decision, ends, "utterance")
-    assert ratio[begins].tolist() == [1.0, 6.0]
-
-
-def test_soft_returns_by_hand():
-    reward = torch.tensor([1.0, 0.0, 7.0, 0.0, 10.0, 7.0])
-    # From the right, beta 2 and bootstrap 3: 10 - 16 + 3, -8, jumps the reply, -4, 1 - 2.
-    found = soft_returns(reward, RATIO, torch.tensor(3.0), DECISION, beta=2.0)
-    assert found[DECISION].tolist() == [-16.0, -15.0, -11.0, -3.0]
-
-
-class Fixed(nn.Module):
-    """V as it is given, whatever the state."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor(value))
-
-    def forward(self, hidden):
-        return self.value.expand(*hidden.shape[:-1], 1)
-
-
-def fixed_value(value):
-    return TensorDictModule(Fixed(value), in_keys=["hidden"], out_keys=["state_value"])
-
-
-def one_row(*, terminated=True):
-    """Two decisions, one a turn, rewards 1 and 2."""
-    return TensorDict(
-        tokens=torch.tensor([[4, 5, 6, 7, 8]]),
-        attention_mask=torch.ones(1, 5, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, False, True, False]]),
-        token_reward=torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0]]),
-        terminated=torch.tensor([[terminated]]),
-        batch_size=[1],
-    )
-
-
-BY_HAND = [
-    # The policy is the reference, so that V is to be the reward to go: residuals of V = 4.
-    ("token", True, [4 - 3, 0, 4 - 2, 0]),
-    ("token", False, [4 - 7, 0, 4 - 6, 0]),  # V bootstraps
-    ("utterance", True, [4 - 3, 0, 4 - 2, 0]),
-    ("row", True, [4 - 3, 0, 0, 0]),
-]
-
-
-@pytest.mark.parametrize(("level", "terminated", "residual"), BY_HAND)
-def test_one_row_by_hand(level, terminated, residual):
-    actor = make_actor()
-    loss = OREOLoss(actor, fixed_value(4.0), frozen_copy(actor), level=level, reduction="none", value_weight=0.5)
-    out = loss(one_row(terminated=terminated))
-    assert out["loss_actor"][0, :4].tolist() == [x**2 for x in residual]
-    value = [1, 0, 4, 0] if terminated else [9, 0, 4, 0]
-    assert out["loss_value"][0, :4].tolist() == [0.5 * x for x in value]
-    assert (out["kl"], out["log_ratio"]) == (0, 0)
-
-
-def test_masked_tokens_that_cannot_be_written_leave_the_path_whole():
-    """Another player's, such as a forbidden id: no ratio, and the row's other residuals stay."""
-    rows = one_row()
-    rows["tokens"][0, 3] = 3
-    rows["train_mask"] = torch.tensor([[True, True, True, False, True]])
-    loss = make(spoken=True)
-    out = loss(rows)
-    total(out).backward()
-    assert all(value.isfinite().all() for value in out.values())
-    assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
-
-
 def spoken_row(*utterances):
     """One row: a token of the environment, then the utterances, with a token of the environment after each."""
     tokens, agent = [4], [False]
@@ -216,20 +121,6 @@ def test_actions_that_the_policy_cannot_write_are_refused(utterance, message):
         assert all(value.isfinite() for value in loss(good).values())
     masked = bad.set("train_mask", torch.arange(bad["tokens"].shape[1])[None] < 4)
     assert total(loss(masked)).isfinite()
-
-
-@pytest.mark.slow
-def test_a_compiled_loss_refuses_them_too(monkeypatch):
-    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
-    actor = UtteranceActor(uneven(0), CONTROL, 3)
-    loss = OREOLoss(actor, make_heads()[1], frozen_copy(actor))
-    torch._dynamo.reset()
-    compiled, good = torch.compile(loss, backend="eager"), spoken_row([5, 1], [5, 6, 1])
-    torch.testing.assert_close(compiled(good)["loss_value"], loss(good)["loss_value"])
-    for utterance, message in UNWRITABLE:
-        with pytest.raises(ValueError, match=message):
-            compiled(spoken_row([5, 1], utterance))
-    assert total(compiled(good)).isfinite()
 
 
 # -- passes and gradients ----------------------------------------------------------------------------------------------

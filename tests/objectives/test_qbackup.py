@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
-from torchrl.objectives import ValueEstimators
 from transformers import GPT2Model
 
-from tests.modules.toys import without_blocks
 from tests.objectives.conftest import (
-    LOSSES,
     VOCAB,
     WIDTH,
     losses_of,
     make_actor,
-    make_ilql,
     make_qbackup,
     make_rows,
     total,
 )
 from tests.objectives.oracle_qbackup import qbackup_losses
-from tests.objectives.tables import make_table, table_loss, table_networks, with_own_targets
-from tests.objectives.test_contract import assert_compiles
+from tests.objectives.tables import table_loss, table_networks, with_own_targets
 from tests.objectives.test_ilql import table_rows, touched
 from torchrl_lang.modules import QValueHead, UtteranceActor, qvalue_module, row_log_prob
 from torchrl_lang.objectives import BCQLoss, CQLLoss, PsiLoss
@@ -77,7 +69,7 @@ def test_terms_match_plain_loops(kind, options, variant):
         generator = torch.Generator().manual_seed(1)
         rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=generator) < 0.6
     length = 2 if variant == "utterances" else None
-    out = q_loss(kind, heads, action_length=length, **{**UNWEIGHTED[kind], **options})(rows)
+    out = q_loss(kind, heads, action_length=length, **{**UNWEIGHTED[kind], **options}).double()(rows)
     plain = {key: value for key, value in options.items() if key != "logits_chunk"}
     if "actor_normalizer" in plain:
         plain["normalizer"] = plain.pop("actor_normalizer")
@@ -87,80 +79,7 @@ def test_terms_match_plain_loops(kind, options, variant):
         {key: value.numpy() for key, value in rows.items() if key != "table"}, *tables, kind, **plain
     )
     for term in ("qvalue", "cql", "actor") if kind == "cql" else ("qvalue", "actor"):
-        np.testing.assert_allclose(out[f"loss_{term}"].item(), expected[term], rtol=2e-5, err_msg=term)
-
-
-def one_row(*, terminated=False):
-    """Two decisions with action 1 and a bootstrap state, rewards 1 and -1, two tokens."""
-    rows = TensorDict(
-        tokens=torch.tensor([[0, 1, 1]]),
-        attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, True]]),
-        token_reward=torch.tensor([[0.0, 1.0, -1.0]]),
-        terminated=torch.tensor([[terminated]]),
-        batch_size=[1],
-    )
-    q = torch.tensor([[[[0.0, 3.0]], [[2.0, 5.0]], [[6.0, 1.0]]]])
-    target_q = torch.tensor([[[[9.0, 2.0]], [[4.0, 1.0]], [[-2.0, 3.0]]]])
-    logits = torch.tensor([[[0.5, 0.5], [0.8, 0.2], [0.3, 0.7]]]).log()
-    rows["table"] = make_table(torch.zeros(1, 3), q, target_q, logits)
-    return rows
-
-
-def targets_of(kind, rows, **options):
-    """What Q regresses on at the two decisions, found from the loss itself."""
-    loss = q_loss(kind, 1, 2, gamma=0.5, reduction="none", **options)
-    error = loss(rows)["loss_qvalue"][0, :2]
-    return error.sqrt() if kind == "cql" else torch.where(error <= 0.5, (2 * error).sqrt(), error + 0.5)
-
-
-def lse(*values):
-    return math.log(sum(math.exp(value) for value in values))
-
-
-BY_HAND = [
-    # |y - Q| of Q = 3 and 5. CQL: y = 1 + .5 max(4, 1) and -1 + .5 max(-2, 3).
-    ("cql", {}, False, [0.0, 4.5]),
-    ("cql", {}, True, [0.0, 6.0]),
-    ("cql", {"value_max": 1.0}, False, [1.5, 5.5]),
-    # BCQ: by 0.5 only the likelier token is left, with target values 4 and 3.
-    ("bcq", {"threshold": 0.5}, False, [0.0, 4.5]),
-    # By 0.4 both are at the last state (.3 / .7 > .4), where Q chooses token 0, worth -2.
-    ("bcq", {"threshold": 0.4}, False, [0.0, 7.0]),
-    # Without a constraint Q chooses tokens 1 and 0, worth 1 and -2: double Q-learning.
-    ("bcq", {"threshold": 0.0}, False, [1.5, 7.0]),
-    ("bcq", {"threshold": 0.0}, True, [1.5, 6.0]),
-    # Psi: y = 2 + log .5 + .5 lse(4, 1) and -2 + log .2 + .5 lse(-2, 3).
-    (
-        "psi",
-        {"reward_scale": 0.5},
-        False,
-        [2 + math.log(0.5) + 0.5 * lse(4, 1) - 3, 5 + 2 - math.log(0.2) - 0.5 * lse(-2, 3)],
-    ),
-    # By 0.5 one token is left at each state.
-    (
-        "psi",
-        {"reward_scale": 0.5, "threshold": 0.5},
-        False,
-        [2 + math.log(0.5) + 0.5 * 4 - 3, 5 + 2 - math.log(0.2) - 0.5 * 3],
-    ),
-    ("psi", {"reward_scale": 0.5}, True, [2 + math.log(0.5) + 0.5 * lse(4, 1) - 3, 5 + 2 - math.log(0.2)]),
-]
-
-
-@pytest.mark.parametrize(("kind", "options", "terminated", "expected"), BY_HAND)
-def test_one_row_by_hand(kind, options, terminated, expected):
-    found = targets_of(kind, one_row(terminated=terminated), **options)
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_the_other_terms_and_the_metrics_by_hand():
-    out = q_loss("cql", 1, 2, gamma=0.5, cql_weight=2.0)(one_row())
-    # CE of token 1 under softmax(0, 3) and softmax(2, 5), and of the policy's .5 and .2
-    assert out["loss_cql"].item() == pytest.approx(2 * math.log(1 + math.exp(-3)), rel=1e-5)
-    assert out["loss_actor"].item() == pytest.approx(-(math.log(0.5) + math.log(0.2)) / 2)
-    assert out["qvalue"].item() == pytest.approx(4.0)
-    assert out["td_target"].item() == pytest.approx((3.0 + 0.5) / 2)
+        np.testing.assert_allclose(out[f"loss_{term}"].item(), expected[term], rtol=1e-11, err_msg=term)
 
 
 # -- what the backup reads ---------------------------------------------------------------------------------------------
@@ -205,38 +124,6 @@ def test_where_the_relatives_differ():
     # Without its constraint BCQ believes it as well, once the online values do.
     before, after = q_losses_after("bcq", rows, raise_untaken, threshold=0.0)
     assert abs(after - before) > 5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_that_an_utterance_actor_cannot_write_are_left_out(kind):
-    """Padding and a forbidden id; a language actor could write them. Last slots: see the plain loops."""
-    rows, _ = table_rows(terminated=False)
-    rows["tokens"] = torch.where((rows["tokens"] == 0) | (rows["tokens"] == 3), 2, rows["tokens"])
-
-    def change(q, target_q, logits):
-        for token in (0, 3):
-            q[..., token] += 50.0
-            target_q[..., token] += 50.0
-
-    options = {"threshold": 0.0} if kind == "bcq" else {}
-    before, after = q_losses_after(kind, rows, change, action_length=3, **options)
-    assert after == pytest.approx(before, rel=1e-6)
-    before, after = q_losses_after(kind, rows, change, **options)
-    assert abs(after - before) > 5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_truncated_is_not_terminated(kind):
-    """A row that was cut off bootstraps from its last position, wherever that is; a terminated one ignores it."""
-    for terminated in (False, True):
-        rows, _ = table_rows(terminated=terminated)
-        last = rows["attention_mask"].sum(-1) - 1
-
-        def change(q, target_q, logits, last=last):
-            target_q[torch.arange(6), last] += 10.0
-
-        before, after = q_losses_after(kind, rows, change)
-        assert after == before if terminated else abs(after - before) > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -308,13 +195,6 @@ def test_the_target_trunk_is_what_the_target_reads(kind, rows):
     torch.testing.assert_close(before["loss_actor"], after["loss_actor"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cql", "psi-prior"])
-def test_compile_gives_the_same_losses_without_the_blocks(name, rows, monkeypatch):
-    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
-    assert_compiles(LOSSES[name](), rows)
-
-
 # -- psi-learning's prior ----------------------------------------------------------------------------------------------
 
 
@@ -359,14 +239,3 @@ def test_a_term_of_weight_zero_is_zero(kind, rows):
     assert float(total(out)) == 0.0
     assert out["qvalue"].isnan()
     assert out["td_target"].isnan()
-
-
-def test_value_estimators_by_torchrls_names(rows):
-    loss, other = make_qbackup(CQLLoss), make_qbackup(CQLLoss, gamma=0.5, turn_gamma=0.8)
-    assert loss.make_value_estimator(ValueEstimators.TD0, gamma=0.5, turn_gamma=0.8) is loss
-    torch.testing.assert_close(loss(rows)["loss_qvalue"], other(rows)["loss_qvalue"])
-    with pytest.raises(ValueError, match="CQLLoss supports"):
-        loss.make_value_estimator(ValueEstimators.GAE)
-    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
-        loss.make_value_estimator(lmbda=0.5)
-    assert make_ilql().make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5).lmbda == 0.5

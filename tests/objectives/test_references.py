@@ -11,8 +11,6 @@ from peft import LoraConfig, get_peft_model
 
 from tests.objectives.conftest import VOCAB, WIDTH, T, make_actor, make_heads, make_rows, total
 from torchrl_lang.modules import causal_lm, language_actor
-from torchrl_lang.modules.frozen.lower_layers import train_top_layers
-from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import BCLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.transforms import adapters_off, frozen_copy
 
@@ -137,44 +135,6 @@ def test_adapters_switched_off_load_with_the_policy():
     embedded = lora(2, adapters_off)
     embedded.load_state_dict(stored(lora(0, adapters_off, embed_weights=True).state_dict()))
     assert value(embedded) == value(loss)
-
-
-def test_a_copy_of_adapters_beside_a_shared_base():
-    """Adapters start at random A and zero B: of another model the base loads with the policy, the copied A does not."""
-    loss, other = lora(0, frozen_copy), lora(1, frozen_copy)
-    with pytest.raises(RuntimeError, match="another reference model"):
-        other.load_state_dict(loss.state_dict())
-    with pytest.raises(RuntimeError, match="The reference changed"):  # nor does it go on with a mixture of both
-        value(other)
-    other = lora(1, frozen_copy)
-    other.load_state_dict(stored(lora(0, frozen_copy, embed_weights=True).state_dict()))
-    assert value(other) == value(loss)
-
-
-def top_layer(seed, **options):
-    actor = language_actor(small_lm(seed))
-    train_top_layers(actor, 1)
-    loss = MAKE["oreo"](actor, frozen_copy(actor), **options)
-    moved(loss)
-    return loss
-
-
-def test_lower_layers_that_policy_and_reference_share():
-    loss, other, twin = top_layer(0), top_layer(1), top_layer(0)
-    state = stored(loss.state_dict())
-    twin.load_state_dict(state)
-    assert value(twin) == value(loss)
-    with pytest.raises(RuntimeError, match="another reference model"):
-        other.load_state_dict(state)
-    other = top_layer(1)
-    other.load_state_dict(stored(top_layer(0, embed_weights=True).state_dict()))
-    assert value(other) == value(loss)
-    shared = language_model_of(other.actor_network).get_input_embeddings().weight
-    assert any(weight is shared for weight in other.reference.actor.parameters())  # still
-    with torch.no_grad():
-        shared.add_(1)
-    with pytest.raises(RuntimeError, match="The reference changed"):
-        other.state_dict()
 
 
 def test_a_loss_in_another_dtype_has_another_reference():

@@ -8,8 +8,7 @@ from torchrl.collectors import Collector
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
-from tests.objectives.chai_rows import every_loss
-from tests.objectives.conftest import LOSSES
+from tests.objectives.conftest import LOSSES, rows_for
 from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module
@@ -33,11 +32,6 @@ def watched(loss):
     return loss, seen
 
 
-@pytest.fixture(scope="module")
-def losses():
-    return every_loss(24)
-
-
 def targets_of(loss):
     """The target parameters and what they follow, by name; copies."""
     names = {name.split(".")[0] for name in loss.state_dict() if name.startswith("target_")}
@@ -47,10 +41,10 @@ def targets_of(loss):
     }
 
 
-@pytest.mark.parametrize("name", [*LOSSES, "chai"])
-def test_every_loss_on_a_data_set(losses, name):
-    make, rows = losses[name]
-    loss, seen = watched(make())
+@pytest.mark.parametrize("name", [name for name in LOSSES if not name.startswith("ppo")])
+def test_every_loss_on_a_data_set(name):
+    rows = rows_for(name, 24)
+    loss, seen = watched(LOSSES[name]())
     before = [p.detach().clone() for p in loss.parameters()]
     collector = OfflineCollector(row_buffer(rows, 8, trim=False))
     trainer = Trainer(collector=collector, total_frames=48, optim_steps_per_batch=1, loss_module=loss,

@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict, assert_allclose_td
-from tensordict.nn import NormalParamExtractor, TensorDictModule, set_composite_lp_aggregate
-from torch import nn
+from tensordict.nn import set_composite_lp_aggregate
 from torch.distributions import Categorical, kl_divergence
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
-from torchrl.modules import IndependentNormal, ProbabilisticActor
 
 from tests.transforms.conftest import (
     ACTORS,
     drift,
     frozen_twin,
     key_of,
-    linear,
     log_prob_by_hand,
     make_actor,
     make_env,
@@ -27,7 +24,6 @@ from torchrl_lang.transforms import (
     KLConstrainedTransform,
     KLDivergenceTransform,
     ReferenceModelLogProbTransform,
-    RewardAdjustmentTransform,
 )
 
 ONE_HEAD = sorted(ACTORS.keys() - {"composite"})
@@ -61,12 +57,6 @@ def test_log_prob_kl_and_reward_by_hand(kind):
     raw = out[key_of(kind, "observation")].sum(-1, keepdim=True)
     torch.testing.assert_close(out[key_of(kind, "raw_reward")], raw)
     torch.testing.assert_close(out[key_of(kind, "reward")], raw - COEF * summed(kind, penalty), rtol=1e-3, atol=1e-3)
-
-
-def test_no_divergence_before_training(kind):
-    steps, _, _ = adjusted_rollout(kind, by=0.0)
-    kl = steps["next", *_tuple(key_of(kind, "kl"))]
-    torch.testing.assert_close(kl, torch.zeros_like(kl), rtol=0, atol=1e-5)
 
 
 def test_policy_is_untouched_and_nothing_undeclared_is_added(kind):
@@ -203,39 +193,6 @@ def test_estimates_converge_to_the_exact_divergence(kind):
             data = exact(data)
         error = estimate.std(0) / 20_000**0.5
         assert ((estimate.mean(0) - data["exact"][0]).abs() <= 4 * error).all()
-
-
-class ReadsGroup(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(linear(4, 0), NormalParamExtractor())
-
-    def forward(self, agents):
-        return self.net(agents["observation"])
-
-
-def test_a_reference_that_reads_and_writes_a_group_leaves_the_data():
-    """The group in the data keeps the parameters of the policy that acted."""
-    keys = {"loc": ("agents", "loc"), "scale": ("agents", "scale")}
-    module = TensorDictModule(ReadsGroup(), in_keys=["agents"], out_keys=list(keys.values()))
-    options = {"distribution_class": IndependentNormal, "return_log_prob": True}
-    actor = ProbabilisticActor(module, in_keys=keys, out_keys=[("agents", "action")], **options)
-    transform = KLConstrainedTransform(actor)
-    drift(actor)
-    steps = play(make_env("agents", (3,)), actor)
-    before = steps.clone()
-    out = transform(steps)
-    assert_allclose_td(steps, before, rtol=0, atol=0)
-    assert_allclose_td(out.exclude("next"), before.exclude("next"), rtol=0, atol=0)
-    assert (out["next", "agents", "kl"] != 0).all()
-
-
-def test_several_rewards_are_adjusted_alike():
-    data = TensorDict(a=torch.ones(2, 1), b=torch.zeros(2, 1), kl=torch.tensor([1.0, 2.0]), batch_size=[2])
-    out = RewardAdjustmentTransform(0.5, reward_key=["a", "b"])(data)
-    assert out["a"].flatten().tolist() == [0.5, 0.0]
-    assert out["b"].flatten().tolist() == [-0.5, -1.0]
-    assert out["raw_a"].flatten().tolist() == [1.0, 1.0]
 
 
 def _tuple(key):

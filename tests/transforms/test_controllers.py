@@ -23,7 +23,6 @@ MAKERS = {
     "adaptive": lambda: AdaptiveKLController(0.3, target=2.0, horizon=20),
     "lagrange": lambda: LagrangeKLController(0.3, target=2.0, proportional=0.05),
 }
-KLS = [3.0, 0.5, 2.5, -0.1, 4.0]
 
 
 @pytest.fixture(params=MAKERS)
@@ -39,13 +38,6 @@ def coef_of(controller):
     return float(value)
 
 
-def test_constant_stays():
-    controller = ConstantKLController(0.3)
-    for kl in KLS:
-        controller.update(kl)
-    assert coef_of(controller) == pytest.approx(0.3)
-
-
 # Knots (10, 1.0), (20, 0.0), (40, 0.5): on them, before, between and after.
 @pytest.mark.parametrize(
     ("seen", "expected"),
@@ -58,15 +50,6 @@ def test_schedule_is_linear_between_knots(seen, expected, kl):
     controller.update(kl, n=seen)
     assert int(controller.step) == seen
     assert coef_of(controller) == pytest.approx(expected)
-
-
-def test_schedule_adds_up_its_measurements_and_starts_on_a_knot_at_zero():
-    controller = ScheduledKLController([(0, 0.0), (4, 1.0)])
-    seen = [coef_of(controller)]
-    for n in (1, 2, 1, 3):
-        controller.update(1.0, n)
-        seen.append(coef_of(controller))
-    assert seen == [0.0, 0.25, 0.75, 1.0, 1.0]
 
 
 # coef 0.5, target 2, horizon 100, clip 0.2.
@@ -119,33 +102,7 @@ def test_lagrange_rule():
         assert coef_of(controller) == pytest.approx(coef, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adaptive", "lagrange"])
-@pytest.mark.parametrize(("kl", "sign"), [(2.3, 1), (1.7, -1), (2.0, 0)])
-def test_kl_above_target_raises_and_below_lowers(name, kl, sign):
-    controller = MAKERS[name]()
-    before = coef_of(controller)
-    controller.update(kl)
-    change = coef_of(controller) - before
-    assert (change > 0) - (change < 0) == sign
-
-
 # A policy that settles at KL = a / (b + coef): a target of 2 needs coef = a / 2 - b.
-
-
-def test_state_dict_continues_identically(make):
-    first = make()
-    for kl in KLS[:3]:
-        first.update(kl, 2)
-    second = make()
-    second.load_state_dict(first.state_dict(), strict=True)
-    for kl in KLS[3:]:
-        first.update(kl, 2)
-        second.update(kl, 2)
-        assert coef_of(first) == coef_of(second)
-    assert not list(first.parameters())
-    expected = {name: value.clone() for name, value in first.state_dict().items()}
-    assert expected.keys() >= {"coef"}
-    torch.testing.assert_close(second.state_dict(), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -170,18 +127,6 @@ def test_buffers_stay_on_the_host_in_their_dtype(make, move):
     assert not controller.shared
 
 
-def test_what_was_given_out_does_not_change_and_can_be_differentiated_through():
-    controller = LagrangeKLController(0.5, target=2.0)
-    kl = torch.tensor(3.0, requires_grad=True)
-    given = controller()
-    penalty = given * kl
-    controller.update(kl)
-    penalty.backward()
-    assert kl.grad == 0.5
-    assert given == 0.5
-    assert coef_of(controller) == pytest.approx(0.6)
-
-
 @pytest.mark.parametrize(
     "kl",
     [math.nan, math.inf, -math.inf, 1e39, torch.tensor(math.nan), torch.tensor([1.0, 2.0]), torch.zeros(0)],
@@ -195,12 +140,6 @@ def test_a_bad_kl_is_refused_and_changes_nothing(make, kl):
     torch.testing.assert_close(controller.state_dict(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-3, ValueError), (1.5, ValueError)])
-def test_a_bad_number_of_measurements_is_refused(make, n, error):
-    with pytest.raises(error):
-        make().update(1.0, n)
-
-
 def test_a_rule_of_ones_own():
     class Halving(KLController):
         def _update(self, kl, n):
@@ -209,13 +148,6 @@ def test_a_rule_of_ones_own():
     controller = Halving(1.0)
     controller.update(0.0, 3)
     assert coef_of(controller) == 0.125
-
-
-@pytest.mark.parametrize("coef", [0.25, torch.tensor(0.25), torch.tensor([0.25], dtype=torch.float64)], ids=str)
-def test_a_number_becomes_a_constant_controller(coef):
-    controller = as_controller(coef)
-    assert isinstance(controller, ConstantKLController)
-    assert coef_of(controller) == 0.25
 
 
 def test_a_controller_stays_itself_and_anything_else_is_refused(make):

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import nn
 
 from tests.modules.toys import KINDS, rows
 from torchrl_lang.modules import causal_lm, language_actor
@@ -12,7 +11,6 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
 from torchrl_lang.modules.frozen.lower_layers import (
     SharedLowerLayers,
-    shared_depth,
     train_top_layers,
     transformer_blocks,
 )
@@ -85,15 +83,6 @@ def test_shared_blocks_run_once_and_nothing_changes(kind, top):
     assert not its.requires_grad
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_length_groups_are_replayed_in_order(kind):
-    actor = actor_of(kind, 2, length_groups=3)
-    both = both_of(actor)
-    nudge(actor)
-    assert both.depth == 2
-    compare(both, rows(n=7), groups=3)
-
-
 def test_the_gradient_of_the_policy_is_that_of_its_own_pass():
     actor, batch = actor_of("qwen2", 2), rows()
     both = both_of(actor)
@@ -107,39 +96,6 @@ def test_the_gradient_of_the_policy_is_that_of_its_own_pass():
         for gradient, expected in zip(torch.autograd.grad(found[real].square().sum(), trunk), wanted, strict=True):
             torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
     assert all(p.grad is None for p in trains)
-
-
-def test_no_gradient_passes_from_the_reference_to_the_policy():
-    """Not even where training with checkpoints makes the embeddings' output a leaf that wants one."""
-    actor, embedded = actor_of("llama", 1), []
-    frozen = frozen_copy(actor, differentiable=True)
-    trunk = trunk_of(actor)
-
-    def wants_gradient(module, args, output):
-        embedded.append(output.requires_grad_())
-
-    trunk.model.embed_tokens.register_forward_hook(wants_gradient)
-    mine, its = SharedLowerLayers(trunk, trunk_of(frozen.actor), eval_mode=frozen.eval_mode).states(rows()["tokens"])
-    its.square().sum().backward()
-    assert embedded[0].grad is None
-    mine.square().sum().backward()
-    assert embedded[0].grad.abs().sum() > 0
-
-
-def test_a_failing_pass_leaves_both_trunks_as_they_were():
-    actor, batch = actor_of("gpt2", 2), rows()
-    both = both_of(actor)
-    nudge(actor)
-    before = [list(transformer_blocks(trunk)) for trunk in (both.policy, both.reference)]
-    for trunk in (both.policy, both.reference):
-        hook = transformer_blocks(trunk)[3].register_forward_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            both.states(batch["tokens"])
-        hook.remove()
-    after = [list(transformer_blocks(trunk)) for trunk in (both.policy, both.reference)]
-    assert before == after
-    assert not transformer_blocks(both.policy)[1]._forward_hooks
-    compare(both, batch)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -156,26 +112,3 @@ def test_with_dropout_below_the_reference_runs_by_itself(share):
         assert torch.equal(its, expected)
         assert runs[0] == (2 if share else 1)
         assert torch.equal(mine, its) != share
-
-
-def test_only_frozen_and_identical_blocks_count():
-    actor = actor_of("llama", 2)
-    trunk, reference = trunk_of(actor), trunk_of(frozen_copy(actor).actor)
-    assert shared_depth(trunk, reference) == 2
-    assert shared_depth(trunk, trunk) == 2
-    assert shared_depth(trunk, trunk_of(frozen_copy(actor, share=False).actor)) == 0
-    block = transformer_blocks(reference)[1]
-    block.mlp.down_proj.weight = nn.Parameter(block.mlp.down_proj.weight.clone(), requires_grad=False)
-    assert shared_depth(trunk, reference) == 1
-    trunk.model.embed_tokens.weight.requires_grad_(True)
-    assert shared_depth(trunk, reference) == 0
-    assert shared_depth(trunk_of(actor_of("llama")), trunk_of(frozen_copy(actor_of("llama")).actor)) == 0
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_with_nothing_in_common_both_run(kind):
-    actor = actor_of(kind)
-    both = both_of(actor)
-    nudge(actor)
-    assert both.depth == 0
-    compare(both, rows())

@@ -14,9 +14,7 @@ from torchrl.envs import (
     Compose,
     DoubleToFloat,
     ParallelEnv,
-    RewardSum,
     SerialEnv,
-    StepCounter,
     Transform,
     TransformedEnv,
 )
@@ -86,16 +84,6 @@ def test_reset_writes_zeros_and_partial_resets_leave_the_rest():
     ahead["_reset"] = torch.tensor([[True], [False], [False]])
     again = env.reset(ahead)
     assert again["kl"].tolist() == [0.0, *kept[1:].tolist()]
-
-
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_over_serial_env(kind, batch):
-    transform, actor, _ = drifted(kind, missing="zero")
-    env = TransformedEnv(SerialEnv(2, functools.partial(make_env, kind, batch)), transform)
-    check_env_specs(env)
-    steps = play(env, actor)
-    plain = play(SerialEnv(2, functools.partial(make_env, kind, batch)), actor)
-    assert_allclose_td(steps["next"], transform(plain)["next"], rtol=1e-5, atol=1e-5)
 
 
 def within(kind="tanh-normal"):
@@ -178,15 +166,6 @@ def test_sampling_twice_adjusts_the_stored_reward_once():
             torch.testing.assert_close(step["raw_reward"], step["observation"].sum(-1, keepdim=True))
 
 
-def test_twice_in_a_row_is_refused():
-    transform, actor, _ = drifted()
-    steps = transform(raw_steps(actor))
-    with pytest.raises(ValueError, match="adjusted before"):
-        transform(steps)
-    with pytest.raises(ValueError, match="adjusted before"):
-        TransformedEnv(TransformedEnv(make_env("tanh-normal"), transform), drifted()[0]).reset()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "kind"),
@@ -214,36 +193,6 @@ def test_to_moves_the_reference_and_its_numbers():
     assert {tensor.device.type for tensor in weights.values()} == {"meta"}
     assert {p.device.type for p in actor.parameters()} == {"cpu"}
     assert transform.coef.device.type == "cpu"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("estimator", ["k1", "exact"])
-def test_the_reference_follows_to_a_gpu(estimator):
-    transform, actor, _ = drifted(estimator=estimator, policy=make_actor("tanh-normal"))
-    steps = raw_steps(actor)
-    on_cpu = transform(steps)
-    on_gpu = transform.to("cuda")(steps.to("cuda"))
-    assert on_gpu["next", "reward"].device.type == "cuda"
-    assert transform.coef.device.type == "cpu"
-    assert_allclose_td(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-4)
-
-
-def test_among_a_users_own_transforms():
-    """RewardSum of the raw reward and of the adjusted one, StepCounter before and after."""
-    transform, actor, _ = drifted(missing="zero")
-    raw_sum = RewardSum(in_keys=["reward"], out_keys=["episode_raw"])
-    adjusted_sum = RewardSum(in_keys=["reward"], out_keys=["episode_adjusted"])
-    chain = Compose(StepCounter(), raw_sum, transform, adjusted_sum, StepCounter(step_count_key="later"))
-    env = TransformedEnv(make_env("tanh-normal", (3,), truncated=True), chain)
-    check_env_specs(env)
-    out = play(env, actor)["next"]
-    running = torch.zeros(3, 2, 1)
-    for t in range(8):
-        running = running + torch.stack([out["raw_reward"][:, t], out["reward"][:, t]], 1)
-        torch.testing.assert_close(out["episode_raw"][:, t], running[:, 0])
-        torch.testing.assert_close(out["episode_adjusted"][:, t], running[:, 1])
-        running = torch.where(out["done"][:, t, None], 0.0, running)
-    assert torch.equal(out["step_count"], out["later"])
 
 
 @pytest.mark.parametrize("copy", ["clone", "pickle"])
@@ -276,14 +225,6 @@ def _tuple(key):
     return key if isinstance(key, tuple) else (key,)
 
 
-@pytest.mark.parametrize("wrap", [lambda t: t, Compose, lambda t: Compose(Compose(t)), lambda t: Compose(Compose(), t)])
-def test_chains_of_chains(wrap):
-    transform, actor, before = drifted(missing="zero")
-    env = TransformedEnv(make_env("tanh-normal", (3,)), wrap(transform))
-    check_env_specs(env)
-    assert_adjusted(play(env, actor), actor, before)
-
-
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
 def test_the_action_is_the_policys_own(estimator):
     """For the environment action and observation become float64 before the step; the reference reads the policy's."""
@@ -297,30 +238,6 @@ def test_the_action_is_the_policys_own(estimator):
     assert steps["next", "kl"].dtype == torch.float32
     again = transform.clone()(steps.exclude(*(("next", key) for key in WRITTEN[:-1])))
     torch.testing.assert_close(steps["next", "kl"], again["next", "kl"], rtol=1e-4, atol=1e-5)
-
-
-def test_environments_that_reset_themselves():
-    """TorchRL tells by a hook which rows have been reset; they alone begin anew."""
-    transform, actor, _ = drifted(limit=1e6)
-    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
-    with torch.no_grad():
-        ahead = env.step(actor(env.reset()))["next"]
-    ahead["_reset"] = torch.tensor([[False], [True], [False]])
-    before = ahead.clone()
-    after = env.transform._reset_on_native_autoreset(ahead, ahead)
-    for key in ("kl", "episode_kl", "ref_log_prob", "raw_reward"):
-        assert (before[key] != 0).all()
-        assert (after[key][1] == 0).all()
-        assert torch.equal(after[key][[0, 2]], before[key][[0, 2]])
-
-
-def test_a_batch_is_left_as_it_was(kind):
-    transform, actor, _ = drifted(kind)
-    steps = raw_steps(actor, (3,), kind).lock_()
-    before = steps.clone()
-    transform(steps)
-    assert set(steps.keys(True, True)) == set(before.keys(True, True))
-    assert_allclose_td(steps, before, rtol=0, atol=0)
 
 
 class Doubled(Transform):

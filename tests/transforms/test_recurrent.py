@@ -208,12 +208,6 @@ def test_a_reference_that_reads_sequences_by_default():
         recurrent_env(make_recurrent(), transforms=[KLRewardTransform(reference, 0.1)]).rollout(2)
 
 
-def test_half_of_a_state():
-    keys = ["observation", "is_init", "recurrent_state_h"]
-    with pytest.raises(ValueError, match="all or none"):
-        ActorReference(frozen_copy(make_recurrent("lstm")), in_keys=keys)
-
-
 class Averages(nn.Module):
     """A cell that TorchRL does not know."""
 

@@ -13,12 +13,10 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
-from torch import nn
 
 from tests.processes import METHOD, run
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
-    ConstantKLController,
     LagrangeKLController,
     ScheduledKLController,
 )
@@ -45,11 +43,6 @@ def serve(connection, controllers, pickled, unshared):
         if kl is not None:
             held[way][name].update(kl)
         connection.send(state_of(held[way][name]))
-
-
-def work_in_a_fork(controller, connection):
-    controller.update(7.0)
-    connection.send("done")
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +97,6 @@ def test_a_checkpoint_loaded_here_is_seen_there(worker):
     assert ask("pickle", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-def test_a_forked_worker_shares_and_removes_nothing():
-    controller = LagrangeKLController(target=2.0).share_memory()
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work_in_a_fork, args=(controller, theirs))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert ours.recv() == "done"
-    assert float(controller()) == 0.5
-    assert float(cloudpickle.loads(cloudpickle.dumps(controller))()) == 0.5
-
-
 @pytest.mark.parametrize("dumps", [ForkingPickler.dumps, cloudpickle.dumps])
 @pytest.mark.parametrize("name", make_controllers())
 def test_a_pickled_copy_is_the_same_memory(name, dumps):
@@ -129,15 +108,6 @@ def test_a_pickled_copy_is_the_same_memory(name, dumps):
         writer.update(5.0)
         assert state_of(mine) == state_of(theirs) == state_of(again) != before
     assert again.half().coef.dtype == mine.coef.dtype
-
-
-@pytest.mark.parametrize("name", make_controllers())
-def test_unshared_copies_are_independent(name):
-    mine = make_controllers()[name]
-    before = state_of(mine)
-    for theirs in (cloudpickle.loads(cloudpickle.dumps(mine)), copy.deepcopy(mine)):
-        theirs.update(5.0)
-        assert state_of(mine) == before != state_of(theirs)
 
 
 def test_the_memory_goes_with_its_last_user():
@@ -175,15 +145,6 @@ def test_a_killed_process_leaves_nothing_behind():
     assert not file.exists()
 
 
-def test_sharing_a_module_around_a_controller_shares_it():
-    around = nn.ModuleDict({"controller": ConstantKLController(0.5), "linear": nn.Linear(1, 1)})
-    around.to(torch.float64)
-    assert not around["controller"].shared
-    around.share_memory()
-    assert around["controller"].shared
-    assert around["linear"].weight.is_shared()
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_compiled_reward_sees_later_updates(shared):
     controller = LagrangeKLController(0.5, target=2.0)
@@ -215,10 +176,6 @@ def warnings_of(controller):
             controller()
             controller.update(5.0)
     return [(w.category.__name__, str(w.message)) for w in caught if "another process" in str(w.message)]
-
-
-def send_warnings(connection, controllers):
-    connection.send([warnings_of(controller) for controller in controllers])
 
 
 def assert_warned_once(messages):

@@ -11,7 +11,7 @@ from torchrl.data import Binary
 from torchrl.envs import Compose, ParallelEnv, SerialEnv, TransformedEnv
 
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs import TokenEnv, WordleEnv, check_language_env
+from torchrl_lang.envs import WordleEnv, check_language_env
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.schema import check_row
 from torchrl_lang.transforms import (
@@ -82,15 +82,6 @@ def test_the_rules_of_language_environments():
     check_language_env(paid(3), paid, utterances=("crane", "slate", "zzzzz", ""))
 
 
-def test_rows_earn_the_same_alone_and_beside_others():
-    together, one = paid(3).rollout(3, player_of("crane"), break_when_any_done=False), paid(1)
-    for row in range(3):
-        alone = one.rollout(3, player_of("crane"), break_when_any_done=True)
-        turns = alone.shape[1]
-        for key in ("reward", "token_reward"):
-            assert torch.equal(together["next", key][row, :turns], alone["next", key][0]), key
-
-
 def test_rows_and_rewards_by_hand():
     steps = paid(8).rollout(9, player(), break_when_any_done=False)
     check_row(steps["next"].reshape(-1))
@@ -102,34 +93,6 @@ def test_rows_and_rewards_by_hand():
     torch.testing.assert_close(grown, steps["next", "reward"])
     old = steps["attention_mask"]
     assert torch.equal(steps["next", "token_reward"][old], steps["token_reward"][old])
-
-
-def test_any_order_and_one_behind_the_other_is_the_same():
-    parts = [LivingCost(0.25), EntryReward({"won": 8.0, "lost": -4.0}), Brevity()]
-    rollouts = []
-    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
-        env = TransformedEnv(game(), Compose(*(parts[i].clone() for i in order)))
-        rollouts.append(env.rollout(7, player(), break_when_any_done=False))
-    nested = TransformedEnv(
-        TransformedEnv(game(), LivingCost(0.25)), Compose(Brevity(), EntryReward({"won": 8.0, "lost": -4.0}))
-    )
-    rollouts.append(nested.rollout(7, player(), break_when_any_done=False))
-    for other in rollouts[1:]:
-        for key in (("next", "reward"), ("next", "token_reward"), "token_reward"):
-            assert torch.equal(other[key], rollouts[0][key]), key
-
-
-def test_rows_that_have_ended_earn_nothing_more():
-    env = paid(16)
-    td, seen = env.reset(), torch.zeros(16, 1)
-    speaker = player()
-    for _ in range(6):
-        was_done = td["done"]
-        td = env.step(speaker(td))["next"]
-        assert (td["reward"][was_done] == 0).all()
-        seen += td["reward"]
-        torch.testing.assert_close(td["token_reward"].sum(-1, keepdim=True), seen)
-    assert td["done"].all()
 
 
 def test_partial_resets_keep_the_others():
@@ -160,17 +123,6 @@ def test_in_workers_and_over_them(kind):
         assert torch.equal(rollouts[0][key], rollouts[1][key]), key
     rows = rows_from_rollout(rollouts[0], unfinished="drop")
     assert torch.equal(rows["token_reward"], by_hand(rows))
-
-
-def test_a_token_is_a_turn_where_a_step_is_a_token():
-    rollouts = []
-    for env in (TokenEnv(game(2)), TransformedEnv(TokenEnv(game(2)), LivingCost(0.5))):
-        torch.manual_seed(0)  # actions are drawn from torch's own stream
-        rollouts.append(env.rollout(8))
-    plain, paid_for = rollouts
-    torch.testing.assert_close(paid_for["next", "reward"], plain["next", "reward"] - 0.5)
-    cost = plain["next", "token_reward"] - paid_for["next", "token_reward"]
-    torch.testing.assert_close(cost, 0.5 * plain["next", "agent_mask"].float())
 
 
 def test_errors():

@@ -1,4 +1,4 @@
-"""Terms over the vocabulary in pieces: losses and gradients are those of the whole table, which is never built."""
+"""Action values of a batch: terms over the vocabulary in pieces, and values tied to the model's embedding."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ import pytest
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
+from torchrl.objectives import HardUpdate, SoftUpdate
 
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_ilql
-from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from tests.objectives.conftest import (
+    VOCAB,
+    WIDTH,
+    losses_of,
+    make_actor,
+    make_bc,
+    make_heads,
+    make_ilql,
+    make_tied,
+    total,
+)
+from torchrl_lang.modules import (
+    QValueHead,
+    TiedQValueHead,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.objectives.base import in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
@@ -21,6 +39,7 @@ OPTIONS = [
     {"detach_qvalue": True, "detach_actor": True, "margin_weight": 0.4},
     {"advantage_temperature": 0.8, "transition_weight": 0.3, "actor_normalizer": "action"},
     {"qvalue_weight": 0.0, "value_weight": 0.0, "actor_weight": 0.0},
+    {"margin_weight": 0.3, "cql_temperature": 0.7, "make": make_tied},
 ]
 
 
@@ -49,7 +68,9 @@ def assert_equal_outcome(loss, other, rows):
 def test_ilql_equals_the_plain_form(options, reduction, masked, rows):
     if masked:
         rows["collector", "mask"] = torch.arange(6) % 3 > 0
-    plain, pieces = (make_ilql(reduction=reduction, logits_chunk=chunk, **options) for chunk in (None, 4))
+    make = options.get("make", make_ilql)
+    options = {key: value for key, value in options.items() if key != "make"}
+    plain, pieces = (make(reduction=reduction, logits_chunk=chunk, **options) for chunk in (None, 4))
     assert_equal_outcome(pieces, plain, rows)
 
 
@@ -83,12 +104,6 @@ def test_without_the_table_the_head_never_runs_over_the_vocabulary(rows):
     head, layer = loss.qvalue_network.module, loss.actor_network[1].module
     head.forward = layer.forward = None  # calling either would fail
     assert all(value.isfinite() for value in losses_of(loss(rows)).values())
-
-
-def test_the_choice_is_by_the_vocabulary():
-    assert [in_chunks("auto", size) for size in (35, 511, 512, 50_257)] == [False, False, True, True]
-    assert in_chunks(7, 35)
-    assert not in_chunks(None, 50_257)
 
 
 def test_by_default_a_large_vocabulary_goes_in_chunks_and_equals_the_plain_form(rows, monkeypatch):
@@ -130,3 +145,65 @@ def test_heads_with_more_to_them_are_run_whole(rows):
     for head in (Doubled(WIDTH, VOCAB), nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Tanh()), hooked):
         actor = with_head(head)
         assert_equal_outcome(BCLoss(actor, logits_chunk=4), BCLoss(actor, logits_chunk=None), rows)
+
+
+# -- tied to the embedding ---------------------------------------------------------------------------------------------
+
+
+def make_detached(**options):
+    actor, (_, value) = make_actor(), make_heads()
+    torch.manual_seed(2)
+    return ILQLLoss(actor, qvalue_module(TiedQValueHead(WIDTH, actor[1].module)), value, **options)
+
+
+def embedding_of(loss):
+    return loss.actor_network[1].module
+
+
+@pytest.mark.parametrize("updater", [lambda loss: SoftUpdate(loss, tau=0.5), HardUpdate])
+def test_targets_hold_no_embedding_and_read_the_present_one(updater, rows):
+    loss = make_tied()
+    follow = updater(loss)
+    for params in (loss.qvalue_network_params, loss.target_qvalue_network_params):
+        assert all(VOCAB not in value.shape for value in params.values(True, True))
+    before = loss(rows)["target_qvalue"]
+    with torch.no_grad():
+        embedding_of(loss).weight.mul_(2)
+    assert not torch.isclose(loss(rows)["target_qvalue"], before)
+    follow.step()
+    assert total(loss(rows)).isfinite()
+
+
+def test_an_embedding_that_nothing_trains_is_refused():
+    lm, value_lm = (causal_lm("llama", vocab_size=12, layers=1, width=16, heads=2, max_length=32) for _ in range(2))
+    trunk = language_actor(value_lm)[0]
+    for embedding, detached in ((value_lm.lm_head, True), (value_lm.get_input_embeddings(), False)):
+        head = TiedQValueHead(16, embedding, detach_embedding=detached)
+        ILQLLoss(language_actor(lm), qvalue_module(head), value_module(ValueHead(16)), value_trunk=trunk)
+    lost = TiedQValueHead(16, value_lm.lm_head, detach_embedding=False)
+    with pytest.raises(ValueError, match="no optimiser would find it"):
+        ILQLLoss(language_actor(lm), qvalue_module(lost), value_module(ValueHead(16)), value_trunk=trunk)
+
+
+def test_an_embedding_outside_of_the_loss_is_fingerprinted(rows):
+    """The values read a model that is neither the policy nor a trunk of the loss."""
+
+    def make(seed, **options):
+        actor, (_, value) = make_actor(), make_heads()
+        torch.manual_seed(2)
+        head = TiedQValueHead(WIDTH, make_actor(seed)[1].module, **options)
+        return ILQLLoss(actor, qvalue_module(head), value)
+
+    loss = make(6)
+    state = loss.state_dict()
+    assert "tied_embedding_fingerprint" in state
+    make(6).load_state_dict(state)
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match="another language model than that whose embedding the Q head"):
+            make(7).load_state_dict(state, strict=strict)
+    del state["tied_embedding_fingerprint"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*tied_embedding_fingerprint"):
+        loss.load_state_dict(state)
+    assert loss.load_state_dict(state, strict=False).missing_keys == ["tied_embedding_fingerprint"]
+    for inside in (make_tied(), make_detached()):
+        assert not any("fingerprint" in name for name in inside.state_dict())

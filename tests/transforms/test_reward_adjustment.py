@@ -15,15 +15,27 @@ from tensordict.nn import (
     TensorDictModule,
 )
 from torch import distributions as D
+from torchrl.data import Binary, Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import ProbabilisticActor, TruncatedNormal
 
-from tests.transforms.conftest import drift, linear, make_actor, make_env, play
+from tests.transforms.conftest import (
+    HORIZON,
+    LinearEnv,
+    drift,
+    frozen_twin,
+    linear,
+    log_prob_by_hand,
+    make_actor,
+    make_env,
+    play,
+)
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     KLConstrainedTransform,
     KLDivergenceTransform,
+    KLLimitTransform,
     KLRewardTransform,
     LagrangeKLController,
     RewardAdjustmentTransform,
@@ -35,32 +47,6 @@ def steps_of(actor, batch=(3,)):
 
 
 # The transform that TorchRL once had.
-
-
-def test_old_positional_signature():
-    actor = make_actor("tanh-normal")
-    transform = KLRewardTransform(actor, 0.5, "reward", "reward", False)
-    drift(actor)
-    out = transform(steps_of(actor))["next"]
-    torch.testing.assert_close(out["reward"], out["raw_reward"] - 0.5 * out["kl"].unsqueeze(-1))
-    env = TransformedEnv(make_env("tanh-normal", (3,)), KLRewardTransform(actor, 0.5, ["reward"], ["reward"]))
-    check_env_specs(env)
-
-
-@pytest.mark.parametrize("out_keys", ["reward_kl", ["reward_kl"]])
-def test_another_key_leaves_the_reward_alone(out_keys):
-    actor = make_actor("tanh-normal")
-    plain = steps_of(actor)
-    transform = KLRewardTransform(actor, out_keys=out_keys)
-    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
-    check_env_specs(env)
-    drift(actor)
-    out = play(env, actor)["next"]
-    assert "raw_reward" not in out.keys()
-    torch.testing.assert_close(out["reward"], out["observation"].sum(-1, keepdim=True))
-    torch.testing.assert_close(out["reward_kl"], out["reward"] - out["kl"].unsqueeze(-1))
-    assert env.full_reward_spec["reward"] == make_env("tanh-normal", (3,)).full_reward_spec["reward"]
-    assert torch.equal(plain["next", "reward"], steps_of(make_actor("tanh-normal"))["next", "reward"])
 
 
 def test_gradients_reach_the_copy_when_asked_for():
@@ -86,11 +72,6 @@ def test_a_reward_carries_no_gradient(estimator):
     assert steps["action_log_prob"].requires_grad
     out = transform(steps)["next"]
     assert not any(out[key].requires_grad for key in ("reward", "kl", "ref_log_prob") if key in out.keys())
-
-
-def test_requires_grad_is_for_copies():
-    with pytest.raises(ValueError, match="makes the copy"):
-        KLRewardTransform("stored", requires_grad=True)
 
 
 # Estimates and masks.
@@ -130,12 +111,6 @@ def test_per_sequence_sums_what_counts():
     assert KLDivergenceTransform(log_prob_key="log_prob", per="sequence")(flat)["kl"].shape == (3,)
 
 
-def test_heads_are_summed():
-    data = TensorDict(a=LOG_PROB[0], b=torch.ones(3, 2), ref_log_prob=REF[0], batch_size=[3])
-    kl = KLDivergenceTransform(log_prob_key=["a", "b"])(data)["kl"]
-    torch.testing.assert_close(kl, LOG_PROB[0] + 2 - REF[0])
-
-
 def test_heads_in_modules_of_their_own():
     """Two probabilistic modules in a row: both actions are scored, and both log-probabilities are the policy's."""
     nets = [TensorDictModule(linear(n, seed=n), in_keys=["observation"], out_keys=[f"logits_{n}"]) for n in (2, 4)]
@@ -159,23 +134,6 @@ def test_heads_in_modules_of_their_own():
     log_prob = steps["action_2_log_prob"] + steps["action_4_log_prob"]
     torch.testing.assert_close(out["kl"], log_prob - out["ref_log_prob"])
     assert (out["kl"] != 0).all()
-
-
-def test_shapes_that_differ():
-    with pytest.raises(ValueError, match="log_prob_key"):
-        KLDivergenceTransform(log_prob_key="log_prob")(tokens(log_prob=LOG_PROB.sum(-1)))
-    with pytest.raises(ValueError, match="mask"):
-        KLDivergenceTransform(log_prob_key="log_prob", mask_key="mask")(tokens(mask=MASK[:, :1]))
-    with pytest.raises(ValueError, match="does not fit"):
-        RewardAdjustmentTransform()(tokens(kl=torch.zeros(2, 1), reward=torch.zeros(2, 3)))
-
-
-def test_a_sum_on_the_last_token():
-    rewards = TensorDict(kl=torch.ones(2, 4), token_reward=torch.zeros(2, 4), batch_size=[2])
-    rewards["mask"] = torch.tensor([[False, True, True, False], [False, False, False, False]])
-    rewards["kl"] = torch.where(rewards["mask"], rewards["kl"], 0.0)
-    transform = RewardAdjustmentTransform(0.5, reward_key="token_reward", placement="last", mask_key="mask")
-    assert transform(rewards)["token_reward"].tolist() == [[0.0, 0.0, -1.0, 0.0], [0.0] * 4]
 
 
 # Exact divergences that cannot be.
@@ -205,13 +163,6 @@ def test_a_copied_policy_does_not_run_stale():
     transform(steps.exclude("loc", "scale"))
 
 
-def test_exact_needs_a_distribution():
-    actor = make_actor("tanh-normal")
-    transform = KLConstrainedTransform("stored", estimator="exact", policy=actor)
-    with pytest.raises(TypeError, match="no distribution"):
-        transform(steps_of(actor).set("stored", torch.zeros(3, 8)))
-
-
 # Controllers where they stand.
 
 
@@ -228,15 +179,6 @@ def test_a_controller_follows_by_itself(place, make_controller, by, rises):
         transform(steps_of(actor, (64,)))
     assert bool(transform.coef > 0.3) is rises
     assert bool(transform.coef < 0.3) is not rises
-
-
-def test_the_coefficient_of_the_batch_is_that_before_the_update():
-    actor = make_actor("tanh-normal")
-    transform = KLConstrainedTransform(actor, LagrangeKLController(0.3, target=0.01), auto_update=True)
-    drift(actor)
-    out = transform(steps_of(actor))["next"]
-    torch.testing.assert_close(out["reward"], out["raw_reward"] - 0.3 * out["kl"].unsqueeze(-1))
-    assert transform.coef != torch.tensor(0.3)
 
 
 def test_an_integer_reward_loses_nothing_of_the_penalty():
@@ -291,3 +233,102 @@ def test_what_nobody_measured_moves_no_coefficient():
 def test_options_are_checked(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_penalty_of_a_reward_in_float64():
+    step = TensorDict(reward=torch.tensor([[1.0]]), kl=torch.tensor([3.0]), batch_size=[1]).double()
+    reward = RewardAdjustmentTransform(coef=0.1, kl_key="kl")(step)["reward"]
+    torch.testing.assert_close(reward, torch.tensor([[0.7]], dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+LIMIT = 1.0
+ENDS = ("done", "terminated")
+
+
+def limited(truncated, batch=(16,), **options):
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, limit=LIMIT, estimator="k3", missing="zero", **options)
+    drift(actor)
+    return TransformedEnv(make_env("tanh-normal", batch, truncated=truncated), transform), actor
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+def test_truncates_at_the_step_at_which_the_sum_passes(truncated):
+    """Replayed by hand: sums start anew after each reset, partial ones included; the end of a task is no truncation."""
+    env, actor = limited(truncated)
+    check_env_specs(env)
+    steps = play(env, actor, 12)
+    out = steps["next"]
+    total = torch.zeros(16, 1)
+    for t in range(12):
+        assert torch.equal(steps["episode_kl"][:, t], total)
+        total = total + out["kl"][:, t, None]
+        torch.testing.assert_close(out["episode_kl"][:, t], total)
+        passed = total > LIMIT
+        ended = steps["count"][:, t] + 1 >= HORIZON
+        assert torch.equal(out["truncated"][:, t], passed)
+        assert torch.equal(out["terminated"][:, t], ended)
+        assert torch.equal(out["done"][:, t], passed | ended)
+        total = torch.where(out["done"][:, t], 0.0, total)
+        assert not steps["truncated"][:, t].any()
+    assert (out["truncated"] & ~out["terminated"]).any()
+    assert (~out["truncated"] & out["terminated"]).any()
+
+
+def test_a_row_that_passed_stays_out():
+    """Though a later log-ratio brings the sum below the limit again; a sum that is NaN has passed."""
+    nan = float("nan")
+    kl = torch.tensor([[0.5, 1.0, -1.0, 0.1], [0.5, nan, 0.0, 0.0], [1.0, 0.0, -0.5, 0.5]])
+    out = KLLimitTransform(LIMIT)(TensorDict(kl=kl, batch_size=[3]))
+    assert out["within_kl_limit"].tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
+
+
+class AgentsEnv(LinearEnv):
+    """Two agents, each with a reward and a ``done`` of its own; the second has one step more."""
+
+    def __init__(self, batch_size=(), *, root=False, **options):
+        super().__init__("agents", batch_size, **options)
+        done = Binary(shape=(*self.wide, 1), dtype=torch.bool)
+        agents = Composite(done=done, terminated=done.clone(), shape=self.wide)
+        specs = Composite(agents=agents, shape=self.batch_size)
+        if root:
+            specs.update({name: Binary(shape=(*self.batch_size, 1), dtype=torch.bool) for name in ENDS})
+        self.full_done_spec = specs
+        self.root = root
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        last = torch.tensor([[HORIZON], [HORIZON + 1]])
+        done = out["count"].unsqueeze(-2) >= last
+        for name in ENDS:
+            out["agents", name] = done.clone()
+            if not self.root:
+                del out[name]
+            else:
+                out[name] = done.all(-2)
+        return out
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_each_agent_has_its_own_limit_and_reward(root):
+    """Where ``done`` stands in the agents' group; numbers worked out from the steps."""
+    actor, coef = make_actor("agents"), 0.3
+    before = frozen_twin(actor)
+    transform = KLConstrainedTransform(actor, coef, estimator="k3", limit=LIMIT, missing="zero")
+    env = TransformedEnv(AgentsEnv((16,), root=root), transform)
+    check_env_specs(env)
+    drift(actor)
+    steps = play(env, actor, 6)
+    out = steps["next", "agents"]
+    rho = log_prob_by_hand("agents", before, steps) - log_prob_by_hand("agents", actor, steps)
+    kl = (rho.exp() - 1 - rho).unsqueeze(-1)
+    torch.testing.assert_close(out["kl"].unsqueeze(-1), kl, rtol=1e-3, atol=1e-3)
+    raw = out["observation"].sum(-1, keepdim=True)
+    torch.testing.assert_close(out["raw_reward"], raw)
+    torch.testing.assert_close(out["reward"], raw - coef * kl, rtol=1e-3, atol=1e-3)
+    total = steps["agents", "episode_kl"] + out["kl"].unsqueeze(-1)
+    torch.testing.assert_close(out["episode_kl"], total)
+    assert torch.equal(out["truncated"], total > LIMIT)
+    assert torch.equal(out["done"], out["truncated"] | out["terminated"])
+    assert (out["truncated"][..., 0, :] != out["truncated"][..., 1, :]).any()
+    assert not steps["agents", "episode_kl"][:, 0].any()

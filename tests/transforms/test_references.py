@@ -1,62 +1,78 @@
-"""References that cost less than a copy: what they hold, what they run, and that they say the same."""
+"""Data without what is needed: a clear error, or zero where that was asked for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torchrl.envs import TransformedEnv
+from torchrl.envs.utils import check_env_specs
 from torchrl.modules import ProbabilisticActor
 
-from tests.modules.toys import tiny_lm
-from tests.transforms.test_rows import drift, make_rows, score
-from torchrl_lang.modules import language_actor, train_top_layers
+from tests.transforms.conftest import drift, make_actor, make_env, play
 from torchrl_lang.transforms import (
     ActorReference,
     ColumnReference,
     FunctionReference,
     KLConstrainedTransform,
+    KLDivergenceTransform,
     ReferenceModelLogProbTransform,
-    adapters_off,
+    RewardAdjustmentTransform,
     frozen_copy,
 )
 
 
-def own_bytes(reference, policy):
-    """Memory of a reference that is not the policy's."""
-    theirs = {p.untyped_storage().data_ptr() for p in policy.parameters()}
-    mine = {p.untyped_storage().data_ptr(): p.nbytes for p in reference.frozen.actor.parameters()}
-    return sum(size for place, size in mine.items() if place not in theirs)
+def test_random_policy_costs_nothing_when_told_so(kind):
+    env = TransformedEnv(make_env(kind, (3,)), KLConstrainedTransform(make_actor(kind), missing="zero"))
+    check_env_specs(env)
+    out = env.rollout(2)["next"]
+    out = out["agents"] if kind == "agents" else out
+    assert (out["kl"] == 0).all()
+    assert torch.equal(out["reward"], out["raw_reward"])
+    assert (out["ref_log_prob"] != 0).all()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_adapters_off_is_the_base_model_without_a_copy(kind):
-    lm, rows = tiny_lm(kind), make_rows()
-    before = score(language_actor(lm), rows)
-    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
-    actor = language_actor(get_peft_model(lm, LoraConfig(r=2, target_modules=targets, init_lora_weights=False)))
-    transform = ReferenceModelLogProbTransform(adapters_off(actor))
-    assert own_bytes(transform.reference, actor) == 0
-    torch.testing.assert_close(transform(rows.copy())["ref_log_prob"], before, atol=1e-5, rtol=1e-5)
-    live = score(actor, rows)
-    assert (live - before).abs().max() > 1e-3  # the adapters are on again
-    drift(actor, 0.1)
-    torch.testing.assert_close(transform(rows.copy())["ref_log_prob"], before, atol=1e-5, rtol=1e-5)
-    assert any(p.requires_grad for p in actor.parameters())
+def test_the_policy_is_asked_where_the_data_is_silent():
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, policy=actor)
+    drift(actor)
+    steps = play(make_env("tanh-normal", (3,)), actor)
+    expected = transform(steps)["next", "kl"]
+    assert (expected != 0).all()
+    asked = transform(steps.exclude("action_log_prob"))["next", "kl"]
+    torch.testing.assert_close(asked, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_shared_weights_that_change_are_noticed():
-    actor, rows = language_actor(tiny_lm()), make_rows()
-    train_top_layers(actor, 1)
-    transform = ReferenceModelLogProbTransform(actor)
-    transform(rows.copy())
-    embedding = actor[0].module.model.get_input_embeddings().weight
-    with torch.no_grad():
-        embedding.add_(1.0)
-    with pytest.raises(RuntimeError, match="share=False"):
-        transform(rows.copy())
+STEP = {"ref_log_prob": torch.zeros(2), "action_log_prob": torch.zeros(2), "reward": torch.zeros(2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("transform", "lacks", "message"),
+    [
+        (ReferenceModelLogProbTransform(make_actor("tanh-normal")), "observation", "reference needs 'observation'"),
+        (ReferenceModelLogProbTransform(ColumnReference("stored")), "stored", "needs 'stored'"),
+        (KLDivergenceTransform(), "ref_log_prob", "Put ReferenceModelLogProbTransform before"),
+        (KLDivergenceTransform(mask_key="mask"), "mask", "tokens that count"),
+        (KLDivergenceTransform(log_prob_key="mine"), "mine", "log_prob_key="),
+        (RewardAdjustmentTransform(), "kl", "Put KLDivergenceTransform before"),
+        (RewardAdjustmentTransform(kl_key="ref_log_prob", reward_key="score"), "score", "reward_key="),
+    ],
+)
+def test_a_missing_entry_is_named(transform, lacks, message):
+    data = TensorDict({key: value for key, value in STEP.items() if key != lacks}, batch_size=[2])
+    with pytest.raises(KeyError, match=message):
+        transform(data)
+
+
+def test_a_wrong_order_is_found_when_the_environment_is_built():
+    env = TransformedEnv(make_env("tanh-normal"), KLDivergenceTransform())
+    with pytest.raises(KeyError, match="put ReferenceModelLogProbTransform before"):
+        env.reset()
+    env = TransformedEnv(make_env("tanh-normal"), KLConstrainedTransform(make_actor("tanh-normal"), in_keys="score"))
+    with pytest.raises(KeyError, match="no reward 'score'"):
+        env.reset()
 
 
 def two_headed():
@@ -115,13 +131,6 @@ def test_a_function_and_a_module():
     assert not found.requires_grad
     assert list(transform.state_dict()) == ["reference_fingerprint"]
     assert not list(transform.parameters())
-
-
-def test_what_is_no_reference_is_refused():
-    with pytest.raises(TypeError, match="actor with get_dist"):
-        ReferenceModelLogProbTransform(3.0)
-    with pytest.raises(ValueError, match="to ColumnReference itself"):
-        ReferenceModelLogProbTransform(ColumnReference("x"), in_keys=["y"])
 
 
 def test_a_column_on_steps_is_the_action_s_own():
