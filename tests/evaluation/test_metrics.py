@@ -7,15 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.evaluation import (
-    GameRecords,
-    Summary,
-    format_legend,
-    format_table,
-    play_games,
-    summarize,
-    unanswered,
-)
+from torchrl_lang.evaluation import GameRecords, Summary, format_legend, format_table, play_games, summarize, unanswered
 
 
 def records(returns: list[float], turns: list[int], won: list[bool], **extra: torch.Tensor) -> GameRecords:

@@ -32,10 +32,7 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = [
-    "GameRecords",
-    "play_games",
-]
+__all__ = ["GameRecords", "play_games"]
 
 
 @dataclass(frozen=True)

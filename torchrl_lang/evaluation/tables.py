@@ -10,14 +10,7 @@ from typing import Any
 
 from torchrl_lang.evaluation.metrics import Summary
 
-__all__ = [
-    "SeedSummary",
-    "format_columns",
-    "format_legend",
-    "format_seed_table",
-    "format_table",
-    "over_seeds",
-]
+__all__ = ["SeedSummary", "format_columns", "format_legend", "format_seed_table", "format_table", "over_seeds"]
 
 
 _Column = tuple[str, str, Callable[[Summary], str | None], str]

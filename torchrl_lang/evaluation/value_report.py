@@ -23,13 +23,7 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import TERMINATED, TOKEN_REWARD, ControlTokens, entry
 
-__all__ = [
-    "KnownValues",
-    "ValueReport",
-    "last_values",
-    "rank_accuracy",
-    "value_report",
-]
+__all__ = ["KnownValues", "ValueReport", "last_values", "rank_accuracy", "value_report"]
 
 
 @torch.no_grad()

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from torchrl_lang._files import shorten
 
-__all__ = [
-    "CheckpointError",
-    "RandomState",
-    "join_state",
-    "split_state",
-]
+__all__ = ["CheckpointError", "RandomState", "join_state", "split_state"]
 
 
 class RandomState:

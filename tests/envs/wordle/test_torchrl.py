@@ -7,11 +7,7 @@ import warnings
 import torch
 
 from tests.envs.wordle.helpers import action
-from torchrl_lang.envs.wordle import (
-    WordleEnv,
-    demo_words,
-    wordle_tokenizer,
-)
+from torchrl_lang.envs.wordle import WordleEnv, demo_words, wordle_tokenizer
 
 WORDS = demo_words(30)
 

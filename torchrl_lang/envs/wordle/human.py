@@ -21,15 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import (
-    FileError,
-    Record,
-    json_digest,
-    one_line,
-    read_csv_records,
-    read_text,
-    write_file,
-)
+from torchrl_lang._files import FileError, Record, json_digest, one_line, read_csv_records, read_text, write_file
 from torchrl_lang.data import EpisodeSampler
 from torchrl_lang.data.generate import seed_of_games
 from torchrl_lang.envs.wordle.replay import rows_of_turns

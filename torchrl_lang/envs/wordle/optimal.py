@@ -13,13 +13,7 @@ from torchrl_lang._checks import one_of
 from torchrl_lang.envs.wordle.players import WordPlayer
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.transcript import Turns
-from torchrl_lang.envs.wordle.words import (
-    WordIndex,
-    WordList,
-    load_words,
-    word_number,
-    words_and_guesses,
-)
+from torchrl_lang.envs.wordle.words import WordIndex, WordList, load_words, word_number, words_and_guesses
 
 __all__ = ["ExactValues", "OptimalPlayer", "information_gain"]
 

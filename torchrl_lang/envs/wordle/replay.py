@@ -23,14 +23,7 @@ from torchrl_lang.envs.wordle.words import (
     words_and_guesses,
 )
 from torchrl_lang.functional import random_index
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-)
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 
 __all__ = ["Replayed", "replay_games", "rows_of_turns"]
 

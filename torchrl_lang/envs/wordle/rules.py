@@ -127,14 +127,7 @@ def _colours(guess: Tensor, word: Tensor, rules: Rules) -> list[Tensor]:
     return colours
 
 
-TILE_COLOURS = {
-    "⬛": BLACK,
-    "⬜": BLACK,
-    "🟨": YELLOW,
-    "🟦": YELLOW,
-    "🟩": GREEN,
-    "🟧": GREEN,
-}
+TILE_COLOURS = {"⬛": BLACK, "⬜": BLACK, "🟨": YELLOW, "🟦": YELLOW, "🟩": GREEN, "🟧": GREEN}
 """Tiles of the dark and the light theme, and blue and orange for high contrast."""
 
 _VARIATION = "\N{VARIATION SELECTOR-16}"  # may follow an emoji and changes nothing

@@ -260,12 +260,7 @@ def play_human(
 
 
 def watch(
-    env: WordleEnv,
-    policy: Policy,
-    *,
-    games: int = 1,
-    pause: float = 0.0,
-    print_fn: Callable[[str], None] = print,
+    env: WordleEnv, policy: Policy, *, games: int = 1, pause: float = 0.0, print_fn: Callable[[str], None] = print
 ) -> list[float]:
     """Show a policy's games, guess by guess.
 

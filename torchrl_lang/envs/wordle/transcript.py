@@ -19,14 +19,7 @@ from torchrl_lang.envs.wordle.rules import (
     colours_of_codes,
     tile_colours,
 )
-from torchrl_lang.envs.wordle.words import (
-    WORD_LENGTH,
-    WordIndex,
-    WordList,
-    is_letter,
-    load_words,
-    wordle_tokenizer,
-)
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, is_letter, load_words, wordle_tokenizer
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, entry
 
 __all__ = ["Turns", "consistent_words", "count_consistent", "read_turns"]
