@@ -2,12 +2,29 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.evaluation import GameRecords, Summary, format_legend, format_table, play_games, summarize, unanswered
+from torchrl_lang.evaluation import (
+    GameRecords,
+    Summary,
+    distinct_n,
+    format_legend,
+    format_seed_table,
+    format_table,
+    imitation_loss,
+    ngram_entropy,
+    over_seeds,
+    perplexity,
+    play_games,
+    summarize,
+    unanswered,
+)
+from torchrl_lang.modules import causal_lm, language_actor, row_log_prob
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 
 def records(returns: list[float], turns: list[int], won: list[bool], **extra: torch.Tensor) -> GameRecords:
@@ -29,66 +46,58 @@ GAMES = ([-1.0, -3.0, -2.0, -4.0], [2, 4, 3, 4], [True, True, True, False])
 
 def test_by_hand():
     summary = summarize(records(*GAMES), name="ilql")
-    assert summary.games == 4
-    assert summary.mean_return == -2.5
+    assert (summary.games, summary.mean_return, summary.win_rate, summary.lost) == (4, -2.5, 0.75, 1)
     # Sample variance 5/3, so the standard error is sqrt(5/3/4).
     assert summary.return_error == pytest.approx(math.sqrt(5 / 12))
-    assert summary.win_rate == 0.75
     assert summary.win_error == pytest.approx(math.sqrt(0.75 * 0.25 / 4))
     assert summary.guesses == {2: 1, 3: 1, 4: 1}
-    assert summary.lost == 1
-    assert summary.mean_turns == 3.25
-    assert summary.truncated_rate == 0.25
-    assert summary.kl_per_token is None
-    assert summary.invalid_rate is None
+    assert (summary.mean_turns, summary.truncated_rate) == (3.25, 0.25)
+    assert summary.kl_per_token is summary.invalid_rate is None
+    again = json.loads(json.dumps(summary.as_dict(), allow_nan=False))
+    assert again["guesses"] == {"2": 1, "3": 1, "4": 1}
+    assert again["name"] == "ilql"
+    assert summary.scalars()["return"] == -2.5
+    assert None not in summary.scalars().values()
 
 
-def test_a_metric_of_the_task_is_in_summary_log_and_table():
-    summary = summarize(records(*GAMES), name="ilql", metrics={"optimality": lambda games: games.turns / 4})
-    assert summary.metrics == {"optimality": 13 / 16}
-    assert summary.scalars()["optimality"] == summary.as_dict()["metrics"]["optimality"] == 13 / 16
-    table = format_table([summary, summarize(records(*GAMES), name="bc")]).splitlines()
-    assert [line.split()[-1] for line in (table[0], *table[2:])] == ["optimality", "0.812", "-"]
-
-
-def test_kl_and_entropy_are_weighted_by_tokens():
+def test_optional_statistics_are_in_summary_log_and_table():
     ratio, entropy = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([4.0, 3.0, 2.0, 1.0])
-    summary = summarize(records(*GAMES, log_ratio=ratio, entropy=entropy))
-    assert summary.kl_per_token == pytest.approx(10 / 26)
-    assert summary.kl_per_game == 2.5
-    assert summary.entropy == pytest.approx(10 / 26)
-
-
-def test_won_and_invalid_are_the_callers():
-    summary = summarize(records(*GAMES), won=lambda r: r.returns >= -2, invalid=lambda r: torch.tensor([0, 1, 0, 1]))
+    summary = summarize(
+        records(*GAMES, log_ratio=ratio, entropy=entropy),
+        won=lambda r: r.returns >= -2,
+        invalid=lambda r: torch.tensor([0, 1, 0, 1]),
+        metrics={"luck": lambda games: games.turns / 4},
+    )
     assert (summary.win_rate, summary.lost, summary.guesses) == (0.5, 2, {2: 1, 3: 1})
     assert summary.invalid_rate == pytest.approx(2 / 13)
+    # Of 26 tokens in four games.
+    assert [summary.kl_per_token, summary.kl_per_game, summary.entropy] == pytest.approx([10 / 26, 2.5, 10 / 26])
+    assert summary.scalars()["luck"] == summary.as_dict()["metrics"]["luck"] == summary.metrics["luck"] == 13 / 16
+    other = Summary("b", 1000, -3.25, 0.125, 0.0, 0.1, 2.0)
+    lines = format_table([summary, other]).splitlines()
+    assert lines[0].split()[4:] == ["turns", "turns", "won", "invalid", "KL/token", "entropy", "luck"]
+    assert lines[2].split()[-7:] == ["3.25", "2.50", "15.4", "%", "0.385", "0.385", "0.812"]
+    assert lines[3].split()[-6:] == ["2.00", *["-"] * 5]  # nothing won, so no mean number of turns
+    assert "-3.25 ± 0.12" in lines[3]
+    assert len({len(line) for line in lines}) == 1
+    assert format_table([other]).splitlines()[0].split() == ["player", "games", "return", "won", "turns"]
+    legend = format_legend([summary], turns="guesses", metrics={"luck": "what is left", "other": "not shown"})
+    assert legend.splitlines()[4:6] == [
+        "turns      mean number of guesses of a game, all games",
+        "turns won  likewise, games won alone",
+    ]
+    assert legend.splitlines()[-1] == "luck       what is left"
 
 
-def test_a_single_game_has_no_error():
+def test_games_that_have_no_error_are_not_won_or_are_none():
     summary = summarize(records([-1.0], [2], [True]))
     assert summary.return_error is None
     assert "-1.00" in format_table([summary])
-
-
-def test_a_task_may_end_without_being_won():
     lost = records([-6.0], [6], [True])
     lost.last_reward.fill_(-1.0)
     assert summarize(lost).win_rate == 0
-
-
-def test_no_games():
     with pytest.raises(ValueError, match="no games"):
         summarize(records([], [], []))
-
-
-def test_json_and_scalars():
-    summary = summarize(records(*GAMES), name="bc")
-    again = json.loads(json.dumps(summary.as_dict(), allow_nan=False))
-    assert again["guesses"] == {"2": 1, "3": 1, "4": 1}
-    assert again["name"] == "bc"
-    assert summary.scalars()["return"] == -2.5
-    assert None not in summary.scalars().values()
 
 
 def test_unanswered_utterances_of_real_games(guess):
@@ -97,44 +106,86 @@ def test_unanswered_utterances_of_real_games(guess):
     # Row 0 says: 0, x, (nothing), 0. Row 1 says: x, 12 (two digits), 0 without an end, x.
     script = iter([[[0, end, 0], [13, end, 0]], [[13, end, 0], [1, 2, end]], [[end, 0, 0], [0, 13, 13]],
                    [[0, end, end], [13, end, 0]]])  # fmt: skip
-    env.set_seed(0)
-    games = play_games(
-        env, lambda td: td.set("action", torch.tensor(next(script))), games=2, seed=_seed_above_zero(env)
-    )
+    # With this seed no hidden digit is 0, so that nobody wins.
+    games = play_games(env, lambda td: td.set("action", torch.tensor(next(script))), games=2, seed=0)
     assert unanswered(games.rows, env.tokenizer.control).tolist() == [2, 4]
     rate = summarize(games, invalid=lambda r: unanswered(r.rows, env.tokenizer.control)).invalid_rate
     assert rate == 6 / 8
 
 
-def _seed_above_zero(env) -> int:
-    """A seed whose first two hidden digits are not 0, so that nobody wins."""
-    for seed in range(20):
-        env.set_seed(seed)
-        env.reset()
-        if (env._task["hidden"] > 0).all():
-            return seed
-    raise AssertionError("no such seed")
+def test_over_seeds():
+    values = [0.2, 0.5, 0.8, 0.9]
+    summary, error = over_seeds("x", values), statistics.stdev(values) / 2
+    assert (summary.mean, summary.error) == pytest.approx((0.6, error))
+    assert summary.interval == pytest.approx((0.6 - 3.1824 * error, 0.6 + 3.1824 * error))
+    assert over_seeds("x", [1.0]).interval is None
+    assert "-" in format_seed_table([over_seeds("x", [1.0])])
+    for bad in ([], [math.nan]):
+        with pytest.raises(ValueError, match="x needs"):
+            over_seeds("x", bad)
+    # Quantiles of Student's t distribution.
+    for number, quantile in ((2, 12.706), (11, 2.228), (12, 2.201), (21, 2.086), (61, 2.000)):
+        many = over_seeds("x", [float(i) for i in range(number)])
+        assert (many.interval[1] - many.mean) / many.error == pytest.approx(quantile, abs=6e-4)
 
 
-def test_turns_are_those_of_all_games_and_of_games_won():
-    """2, 4, 3 and 4 turns, the last game lost: 13 / 4, and 9 / 3 without it."""
-    summary = summarize(records(*GAMES, entropy=torch.ones(4)), metrics={"luck": lambda games: games.turns})
-    lines = format_table([summary]).splitlines()
-    assert lines[0].endswith("turns  turns won  entropy   luck")
-    assert lines[2].split()[-4:] == ["3.25", "3.00", "0.154", "3.250"]  # 4 nats of 26 tokens
-    legend = format_legend([summary], turns="guesses", metrics={"luck": "what is left", "other": "not shown"})
-    assert legend.splitlines()[4:] == [
-        "turns      mean number of guesses of a game, all games",
-        "turns won  likewise, games won alone",
-        "entropy    mean entropy of the policy, nats a token",
-        "luck       what is left",
-    ]
+# -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def test_table_lines_up_and_leaves_out_empty_columns():
-    rows = [Summary("a", 10, -1.0, 0.5, 1.0, 0.0, 2.0, {2: 10}), Summary("b", 1000, -3.25, 0.125, 0.5, 0.1, 2.0)]
-    lines = format_table(rows).splitlines()
-    assert lines[0].split() == ["player", "games", "return", "won", "turns", "turns", "won"]
-    assert len({len(line) for line in lines}) == 1
-    assert "-3.25 ± 0.12" in lines[3]
-    assert lines[3].endswith("-")  # nothing won, so no mean number of turns
+@pytest.mark.parametrize(
+    ("texts", "n", "distinct", "entropy"),
+    [
+        (["a b a b"], 1, 2 / 4, math.log(2)),
+        (["a b a b"], 2, 2 / 3, math.log(3) - 2 / 3 * math.log(2)),
+        (["a b", "a b", "b a"], 2, 2 / 3, math.log(3) - 2 / 3 * math.log(2)),  # none reaches over the end
+        (["a", "", "a b c"], 3, 1.0, 0.0),
+        (["same words"] * 10, 2, 1 / 10, 0.0),
+        (["a\n b\t c"], 2, 1.0, math.log(2)),
+    ],
+)
+def test_ngrams_by_hand(texts, n, distinct, entropy):
+    assert distinct_n(texts, n) == pytest.approx(distinct)
+    assert ngram_entropy(iter(texts), n) == pytest.approx(entropy, abs=1e-12)
+    for measure in (distinct_n, ngram_entropy):
+        for wrong in ((["a b", "c"], 3), (texts, 0)):
+            with pytest.raises(ValueError, match=r"None of 2 texts|n must"):
+                measure(*wrong)
+
+
+TOKENIZER = CharTokenizer.from_alphabet("abc")
+
+
+def small_model():
+    torch.manual_seed(0)
+    return causal_lm(vocab_size=TOKENIZER.vocab_size, layers=1, width=8, heads=2, max_length=12).eval()
+
+
+def test_imitation_loss_and_perplexity_count_the_agents_tokens_alone():
+    episodes = [Episode([Turn("abc"), Turn(text, reward=0.0)], True) for text in ("ab", "c", "")]
+    rows, lm = to_rows(episodes, TOKENIZER, 12), small_model()
+    logs = []
+    for row in rows:
+        ids = row["tokens"][row["attention_mask"]].long()
+        with torch.no_grad():
+            log_probs = lm(ids[None]).logits[0].double().log_softmax(-1)
+        for place in range(len(ids) - 1):
+            if row["agent_mask"][place + 1]:
+                logs.append(log_probs[place, ids[place + 1]].item())
+    assert len(logs) == 3 + 2 + 1  # with the ends of the turns
+    actor = language_actor(lm)
+    assert perplexity(actor, rows) == pytest.approx(math.exp(-sum(logs) / len(logs)), rel=1e-4)
+    for batch_size in (256, 2):
+        loss = imitation_loss(actor, rows, batch_size=batch_size)
+        assert loss == pytest.approx(-float(row_log_prob(actor, rows).detach().sum()) / 6, rel=1e-5)
+    with pytest.raises(ValueError, match="3 rows have no token of the agent"):
+        imitation_loss(actor, rows.clone().set("agent_mask", torch.zeros_like(rows["agent_mask"])))
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(0.0, 9.0), (math.nan, math.nan), (1e4, math.inf)])
+def test_perplexity_of_uniform_models_models_without_numbers_and_impossible_tokens(bias, expected):
+    rows = to_rows([Episode([Turn("ab", reward=0.0)], True)], TOKENIZER, 8)
+    lm, head = small_model(), torch.nn.Linear(8, TOKENIZER.vocab_size)
+    torch.nn.init.constant_(head.weight, 0.0)
+    head.bias.data = bias * torch.eye(TOKENIZER.vocab_size)[TOKENIZER.control.pad]  # which the agent never writes
+    lm.set_output_embeddings(head)
+    assert perplexity(language_actor(lm), rows) == pytest.approx(expected, nan_ok=True)

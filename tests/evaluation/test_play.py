@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -9,7 +7,6 @@ from torchrl.envs import StepCounter, TransformedEnv
 from torchrl.envs.utils import step_mdp
 
 from torchrl_lang.evaluation import GameRecords, play_games
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.schema import ROW_KEYS, check_row
 
 
@@ -20,7 +17,7 @@ def assert_equal(one: GameRecords, other: GameRecords) -> None:
         assert torch.equal(one.rows[key], other.rows[key]), key
 
 
-@pytest.mark.parametrize("batch", [1, 4, (2, 3), 32])
+@pytest.mark.parametrize("batch", [1, (2, 3), 32])
 def test_same_episodes_for_any_batch(guess, bisect, batch):
     env, one = guess(batch), guess(11)
     records = play_games(env, bisect(env), games=11, seed=7)
@@ -52,11 +49,6 @@ def test_counts_of_each_game(guess, bisect):
     assert torch.equal(records.agent_tokens, 2 * records.turns)  # a digit and its end
     assert torch.equal(records.agent_tokens, records.rows["agent_mask"].sum(-1))
     assert torch.equal(records.last_reward == 0, records.terminated)
-
-
-def test_records_from_rows_are_those_of_playing(guess, bisect):
-    env = guess(8)
-    records = play_games(env, bisect(env), games=20, seed=3)
     assert_equal(records, GameRecords.from_rows(records.rows, env.tokenizer.control))
 
 
@@ -118,17 +110,6 @@ def test_playing_leaves_streams_and_modes_alone(guess, own):
     assert not torch.equal(first.rows["tokens"], play_games(guess(4), policy, games=10, seed=3).rows["tokens"])
 
 
-def test_an_actor_without_a_seed_plays_the_same_games_again(guess):
-    env = guess(4)
-    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
-    policy = UtteranceActor(language_actor(lm), env.tokenizer.control, 3)
-    before = policy.decoder.stream.generator.get_state()
-    first = play_games(env, policy, games=10, seed=2)
-    assert torch.equal(policy.decoder.stream.generator.get_state(), before)
-    assert_equal(first, play_games(env, copy.deepcopy(policy), games=10, seed=2))
-    assert not torch.equal(first.rows["tokens"], play_games(env, policy, games=10, seed=3).rows["tokens"])
-
-
 def test_what_the_data_says_of_its_ends_is_believed(guess, bisect):
     env = guess(8)
     records = play_games(env, bisect(env), games=8)
@@ -143,31 +124,16 @@ def test_what_the_data_says_of_its_ends_is_believed(guess, bisect):
 def test_entries_of_the_last_observation_are_kept(guess, bisect):
     env, base = guess(4), guess(11)
     counted = TransformedEnv(env, StepCounter())
-    records = play_games(counted, bisect(env), games=11, seed=7, keep=["step_count", "truncated"])
-    assert sorted(records.kept.keys()) == ["step_count", "truncated"]
+    records = play_games(counted, bisect(env), games=11, seed=7, keep=["step_count", "truncated", "tokens"])
+    assert sorted(records.kept.keys()) == ["step_count", "tokens", "truncated"]
+    assert torch.equal(records.kept["tokens"], records.rows["tokens"])
     assert torch.equal(records.kept["step_count"], records.turns)
     assert torch.equal(records.kept["truncated"], records.truncated)
     assert records.turns.unique().numel() > 1
     plain = play_games(base, bisect(base), games=11, seed=7)
     assert_equal(records, plain)
     assert plain.kept.is_empty()
-
-
-@pytest.mark.parametrize("games", [1, 4, 11])
-def test_entries_of_many_values_are_kept(guess, bisect, games):
-    env = guess(4)
-    records = play_games(env, bisect(env), games=games, seed=7, keep=["tokens", "agent_mask"])
-    assert torch.equal(records.kept["tokens"], records.rows["tokens"])
-    assert torch.equal(records.kept["agent_mask"], records.rows["agent_mask"])
-
-
-def test_what_cannot_be_kept(guess, bisect):
-    env = guess(2)
     with pytest.raises(KeyError, match=r"keep needs 'won', found only .*'tokens'"):
-        play_games(env, bisect(env), games=2, keep=["won"])
-
-
-def test_no_games(guess, bisect):
-    env = guess(2)
-    with pytest.raises(ValueError, match="at least 1"):
-        play_games(env, bisect(env), games=0)
+        play_games(base, bisect(base), games=2, keep=["won"])
+    with pytest.raises(ValueError, match="games"):
+        play_games(base, bisect(base), games=0)

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from torchrl_lang.evaluation import Summary, plot_guess_histogram, plot_learning_curves, read_columns
+from torchrl_lang.evaluation import Summary, plot_guess_histogram, plot_learning_curves
 
 pytest.importorskip("matplotlib")
 
@@ -39,16 +39,7 @@ def test_curves_from_records_and_from_a_file(tmp_path):
     assert drawn
     one = plot_learning_curves(tmp_path / "one.png", {"ours": RUN}, panels=["return", "nothing"])
     assert png(one)[0] < width
-
-
-def test_columns_of_a_file(tmp_path):
-    (tmp_path / "log.csv").write_text("step,loss\n1,0.5\n2,\n")
-    columns = read_columns(tmp_path / "log.csv")
-    assert columns["step"] == [1.0, 2.0]
-    assert math.isnan(columns["loss"][1])
-
-
-def test_no_such_column(tmp_path):
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     with pytest.raises(ValueError, match="'nothing'"):
         plot_learning_curves(tmp_path / "x.png", {"ours": RUN}, panels=["nothing"])
 
@@ -67,8 +58,3 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"torchrl-lang\[plots\]"):
         plot_learning_curves(tmp_path / "x.png", {"ours": RUN})
-
-
-def test_no_global_state(tmp_path):
-    plot_learning_curves(tmp_path / "x.png", {"ours": RUN})
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()

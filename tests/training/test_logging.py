@@ -27,14 +27,14 @@ def test_rows_and_growing_columns(tmp_path):
     assert columns["step"] == [1, 2, 3]
     assert math.isnan(columns["return"][0])
     assert columns["return"][2] == -1.5
-
-
-def test_numbers_come_back_exactly(tmp_path):
     values = torch.randn(20, dtype=torch.float64).tolist() + [float("inf"), 1e-300, 2**53 + 1]
-    log = RunLog(tmp_path / "log.csv")
-    for step, value in enumerate(values):
+    for step, value in enumerate(values, 4):
         log.log(step, {"value": value})
-    assert read_columns(log.path)["value"] == [float(value) for value in values]
+    assert read_columns(log.path)["value"][3:] == [float(value) for value in values]  # exactly
+    with pytest.raises(ValueError, match=r"rewind\(5\)"):
+        log.log(5, {"loss": 1.0})
+    with pytest.raises(ValueError, match="step"):
+        log.log(50, {"step": 1.0})
 
 
 @pytest.mark.parametrize("torn", ["3", "3,0.", '"3,0.5'])
@@ -49,31 +49,32 @@ def test_a_torn_row_is_dropped_and_the_rest_continued(tmp_path, torn):
     assert again.last_step == 2
     again.log(3, {"loss": 0.125})
     assert lines(again) == ["step,loss", "1,0.5", "2,0.25", "3,0.125"]
+    log.path.write_bytes(b"")
+    assert RunLog(log.path).last_step is None
+    log.path.write_bytes(b"step,lo")
+    with pytest.warns(UserWarning, match="incomplete after a crash"):
+        begun = RunLog(log.path)
+    begun.log(1, {"loss": 0.5})
+    assert lines(begun) == ["step,loss", "1,0.5"]
 
 
-def test_rewind(tmp_path):
-    log = RunLog(tmp_path / "log.csv")
-    for step in range(0, 50, 10):
-        log.log(step, {"loss": float(step)})
-    log.rewind(25)
-    assert log.last_step == 20
-    log.log(30, {"loss": 1.0})
-    assert lines(log)[-1] == "30,1.0"
+def test_a_resumed_run_rewinds_and_trackers_are_told_the_same(tmp_path):
+    tracker = get_logger("csv", str(tmp_path / "theirs"), "run")
+    first = RunLog(tmp_path / "log.csv", [tracker])
+    for step in (1, 2, 3):
+        assert first.log(step, {"loss": torch.tensor(step / 4)}) == {"loss": step / 4}
+    log = RunLog(tmp_path / "log.csv", [tracker])  # killed; the checkpoint was at step 1
+    log.rewind(1)
+    assert log.last_step == 1
+    for step in (2, 3, 4):
+        log.log(step, {"loss": step / 4})
+    log.close()
+    expected = ["1,0.25", "2,0.5", "3,0.75", "4,1.0"]
+    assert lines(log) == ["step,loss", *expected]
+    assert set((tmp_path / "theirs" / "run" / "scalars" / "loss.csv").read_text().splitlines()) == set(expected)
     log.rewind(None)
     assert lines(log) == ["step"]
     assert log.last_step is None
-
-
-def test_order_and_names(tmp_path):
-    log = RunLog(tmp_path / "log.csv")
-    log.log(10, {"loss": 1.0})
-    with pytest.raises(ValueError, match=r"rewind\(5\)"):
-        log.log(5, {"loss": 1.0})
-    with pytest.raises(ValueError, match="another name"):
-        log.log(11, {"step": 1.0})
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"its first line is \['a', 'b'\], not 'step'"):
-        RunLog(tmp_path / "other.csv")
 
 
 @pytest.mark.parametrize(
@@ -82,13 +83,11 @@ def test_order_and_names(tmp_path):
         (b"step,loss\n1,0.5\n2,\xff\n", "is not UTF-8 text"),
         (b"step,loss\n1,0.5\n2,x\n", r"holds \['2', 'x'\] on line 3, expected numbers for \['step', 'loss'\]"),
         (b"step,loss\n1,0.5\n2\n", "on line 3"),
-        (b"step,loss\n1,0.5,7\n", "on line 2"),
         (b"step,loss\n,0.5\n", "on line 2"),
         (b"step,loss\n2,0.5\n1,0.5\n", "has the step 1 after the step 2 on line 3"),
         (b"step,loss\n1.5,0.5\n", "has the step 1.5"),
-        (b"step,loss,loss\n1,0.5,0.5\n", "has the columns"),
         (b"thesis, chapter one", "is not a log: its first line is 'thesis, chapter one'"),
-        (b'step,loss\n1,"' + b"9" * 200_000 + b'"\n', "is not a CSV file"),
+        (b"a,b\n1,2\n", r"its first line is \['a', 'b'\]"),
     ],
 )
 def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, content, found):
@@ -102,22 +101,11 @@ def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, conte
     assert path.read_bytes() == content
 
 
-def test_an_empty_log_is_begun_and_a_cut_header_dropped(tmp_path):
-    path = tmp_path / "log.csv"
-    path.write_bytes(b"")
-    assert RunLog(path).last_step is None
-    path.write_bytes(b"step,lo")
-    with pytest.warns(UserWarning, match="incomplete after a crash"):
-        log = RunLog(path)
-    log.log(1, {"loss": 0.5})
-    assert lines(log) == ["step,loss", "1,0.5"]
-
-
-@pytest.mark.parametrize("name", ["../../elsewhere", "", ".", "two\nlines", "/tmp/x"])
+@pytest.mark.parametrize("name", ["../../elsewhere", "", "two\nlines"])
 def test_the_name_of_a_run_cannot_lead_elsewhere(tmp_path, name):
     pytest.importorskip("tensorboard")
     (tmp_path / "run_name.txt").write_text(name)
-    with pytest.raises(FileError, match=r"run_name.txt holds .*: delete it to continue under a new name"):
+    with pytest.raises(FileError, match=r"run_name\.txt holds"):
         make_log(tmp_path, trackers=["tensorboard"])
 
 
@@ -130,26 +118,7 @@ def test_scalars():
         to_scalars({"loss": torch.zeros(2)})
 
 
-def told(folder, name: str) -> list[str]:
-    return (folder / "run" / "scalars" / f"{name}.csv").read_text().splitlines()
-
-
-def test_trackers_are_told_the_same(tmp_path):
-    tracker = get_logger("csv", str(tmp_path / "theirs"), "run")
-    log = RunLog(tmp_path / "log.csv", [tracker])
-    for step in (1, 2, 3):
-        assert log.log(step, {"loss": torch.tensor(step / 4)}) == {"loss": step / 4}
-    # Killed; the checkpoint was at step 1.
-    again = RunLog(tmp_path / "log.csv", [tracker])
-    again.rewind(1)
-    for step in (2, 3, 4):
-        again.log(step, {"loss": step / 4})
-    again.close()
-    assert lines(again) == ["step,loss", "1,0.25", "2,0.5", "3,0.75", "4,1.0"]
-    assert set(told(tmp_path / "theirs", "loss")) == {"1,0.25", "2,0.5", "3,0.75", "4,1.0"}
-
-
-def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path):
+def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     for step in (1, 2):
         log = make_log(tmp_path, trackers=["tensorboard"])
@@ -159,9 +128,7 @@ def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path):
     assert run.name == (tmp_path / "run_name.txt").read_text().strip()
     assert len(list(run.iterdir())) == 2
 
-
-def test_names_of_loggers(tmp_path, monkeypatch):
-    make_log(tmp_path, trackers=["csv"]).log(1, {"loss": 1.0})
+    make_log(tmp_path / "csv", trackers=["csv"]).log(1, {"loss": 1.0})
     with pytest.raises(ValueError, match=r"one of .*csv.*tensorboard"):
         make_log(tmp_path, trackers=["pigeon"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

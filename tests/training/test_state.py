@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.training import CheckpointError, join_state, split_state
+from torchrl_lang.training import CheckpointError
+from torchrl_lang.training.state import join_state, split_state
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+TORCH = st.sampled_from([torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")])
 KEYS = st.integers(-2, 2) | st.text(alphabet="a/012'", max_size=3) | st.booleans() | st.none()
 NESTED = st.recursive(
-    PLAIN | st.builds(lambda n: torch.arange(n), st.integers(0, 3)),
+    PLAIN | st.builds(lambda n: torch.arange(n), st.integers(0, 3)) | TORCH,
     lambda inner: (
         st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
     ),
@@ -35,19 +37,11 @@ def same(one, other) -> bool:
     return one == other or one != one != other
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(NESTED)
 def test_json_and_back(state):
     tree, tensors = split_state(state)
     assert same(join_state(json.loads(json.dumps(tree, allow_nan=False)), tensors), state)
-
-
-def test_kinds_of_torch():
-    state = {"size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cpu"), "inf": float("inf")}
-    tree, tensors = split_state(state)
-    again = join_state(json.loads(json.dumps(tree)), tensors)
-    assert again == state
-    assert isinstance(again["size"], torch.Size)
 
 
 def test_tied_tensors_are_kept_once_and_views_in_full():
@@ -56,43 +50,18 @@ def test_tied_tensors_are_kept_once_and_views_in_full():
     assert list(tensors) == ["state/a", "state/row", "state/turned"]
     assert tensors["state/row"].untyped_storage().nbytes() == 12
     assert tensors["state/turned"].is_contiguous()
-
-
-def test_a_later_change_does_not_reach_the_copy():
-    weight = torch.zeros(2)
-    tree, tensors = split_state({"w": weight})
-    weight += 1
-    assert not join_state(tree, tensors)["w"].any()
-
-
-def test_what_cannot_be_held_is_named():
+    weight += 1  # a later change does not reach the copy
+    assert tensors["state/a"][0, 0] == 0
     with pytest.raises(TypeError, match="'model/layers/1' is a object"):
         split_state({"layers": [0, object()]}, "model")
 
 
 HOSTILE = [
-    [],
-    {},
-    {"tensor": "a", "list": []},
-    {"tensor": "missing"},
-    {"tensor": 3},
-    {"dtype": "load"},
-    {"dtype": "nn"},
-    {"dtype": ["float32"]},
-    {"device": "toaster"},
-    {"device": 3},
-    {"size": [1, "x"]},
-    {"size": "12"},
-    {"list": "abc"},
-    {"tuple": {"0": 1}},
-    {"dict": [[1]]},
-    {"dict": [[{"list": []}, 1]]},
-    {"dict": [["a", 1], ["a", 2]]},
-    {"dict": {"a": 1}},
-    {"float": "1_000"},
-    {"float": 3.0},
-    {"pickle": "gASVKgAAAAAAAAC"},
-    {"list": [{"list": [{"dtype": "__name__"}]}]},
+    *([], {}, {"tensor": "a", "list": []}, {"tensor": "missing"}, {"tensor": 3}),
+    *({"dtype": "load"}, {"dtype": "nn"}, {"dtype": ["float32"]}, {"device": "toaster"}, {"device": 3}),
+    *({"size": [1, "x"]}, {"size": "12"}, {"list": "abc"}, {"tuple": {"0": 1}}, {"dict": [[1]]}),
+    *({"dict": [[{"list": []}, 1]]}, {"dict": [["a", 1], ["a", 2]]}, {"dict": {"a": 1}}, {"float": "1_000"}),
+    *({"float": 3.0}, {"pickle": "gASVKgAAAAAAAAC"}, {"list": [{"list": [{"dtype": "__name__"}]}]}),
 ]
 
 

@@ -6,17 +6,21 @@ from torchrl_lang.evaluation.metrics import (
     imitation_loss,
     ngram_entropy,
     perplexity,
-    solved,
     summarize,
     unanswered,
 )
 from torchrl_lang.evaluation.play import GameRecords, play_games
 from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
-from torchrl_lang.evaluation.preferences import Comparison, preference_rates
 from torchrl_lang.evaluation.tables import SeedSummary, format_legend, format_seed_table, format_table, over_seeds
-from torchrl_lang.evaluation.text_advantages import TextAdvantage, row_advantages, text_advantages
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
-from torchrl_lang.evaluation.value_report import KnownValues, ValueReport, rank_accuracy, value_report
+from torchrl_lang.evaluation.utterance_values import (
+    Comparison,
+    KnownValues,
+    preference_rates,
+    rank_accuracy,
+    text_advantages,
+)
+from torchrl_lang.evaluation.value_report import value_report
 
 __all__ = [
     "TILES",
@@ -25,8 +29,6 @@ __all__ = [
     "KnownValues",
     "SeedSummary",
     "Summary",
-    "TextAdvantage",
-    "ValueReport",
     "distinct_n",
     "format_legend",
     "format_seed_table",
@@ -42,8 +44,6 @@ __all__ = [
     "preference_rates",
     "rank_accuracy",
     "read_columns",
-    "row_advantages",
-    "solved",
     "summarize",
     "text_advantages",
     "transcript_turns",

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.functional import shift_left
 from torchrl_lang.modules import row_log_prob
@@ -266,12 +266,11 @@ def perplexity(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size:
         >>> perplexity(language_actor(lm), rows) > 1
         True
     """
-    loss = imitation_loss(actor, rows, batch_size=batch_size)
-    return torch.tensor(loss, dtype=torch.float64).exp().item()
+    return torch.tensor(imitation_loss(actor, rows, batch_size=batch_size), dtype=torch.float64).exp().item()
 
 
 def _ngrams(texts: Iterable[str], n: int) -> Counter[tuple[str, ...]]:
-    at_least_one("n", n)
+    check_options(n=(n, 1))
     words = [text.split() for text in texts]
     counts = Counter(ngram for each in words for ngram in zip(*(each[start:] for start in range(n)), strict=False))
     if not counts:

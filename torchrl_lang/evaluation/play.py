@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.modules.hugging_face import eval_mode
@@ -84,13 +84,10 @@ class GameRecords:
         """
         rows = rows.cpu()
         tokens, real, agent, reward = (entry(rows, key) for key in ROW_KEYS)
-        ended = rows.get(TERMINATED, None)
-        if ended is None:
-            if not control.marks_turns:
-                raise missing_entry("GameRecords of chats", [TERMINATED], rows, "Chats have no token for it.")
-            ended = ((tokens == control.end_of_dialogue) & real).any(-1)
-        ended = ended.reshape(len(rows))
-        truncated = rows.get(TRUNCATED, None)
+        ended, truncated = rows.get(TERMINATED, None), rows.get(TRUNCATED, None)
+        if ended is None and not control.marks_turns:
+            raise missing_entry("GameRecords of chats", [TERMINATED], rows, "Chats have no token for it.")
+        ended = ((tokens == control.end_of_dialogue) & real).any(-1) if ended is None else ended.reshape(len(rows))
         position = torch.arange(tokens.shape[-1])
         last = torch.where(agent, position, 0).amax(-1, keepdim=True)
         return cls(
@@ -153,16 +150,13 @@ def play_games(
         >>> play_games(env, CorridorPlayer(env.tokenizer, length=3), games=6).turns
         tensor([7, 8, 8, 8, 5, 7])
     """
-    at_least_one("games", games)
+    check_options(games=(games, 1))
     waves: list[TensorDict] = []
-    played = 0
     mode = eval_mode(policy) if isinstance(policy, nn.Module) else nullcontext()
     with seeded_generators(seed, policy), mode, set_exploration_type(exploration):
         env.set_seed(seed)
-        while played < games:
-            wave = _play_wave(env, policy, games - played, keep)
-            waves.append(wave)
-            played += len(wave)
+        while (left := games - sum(map(len, waves))) > 0:
+            waves.append(_play_wave(env, policy, left, keep))
     result: Any = torch.cat(waves, 0)  # typed as a tensor by torch
     rows = result.select(*ROW_KEYS)
     return GameRecords(rows=rows, **{str(k): v for k, v in result.exclude(*ROW_KEYS).items()})
@@ -220,17 +214,12 @@ def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
 
 def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
     """Sums of the policy's log-ratio and entropy over the tokens just written."""
-
-    def total(values: Tensor) -> Tensor:
-        values = values.reshape(len(written), -1)
-        is_written = torch.arange(values.shape[-1], device=values.device) < written[:, None]
-        return torch.where(is_written, values, 0).sum(-1)
-
-    sums: _Record = {}
     log_prob, behavior = td.get(TOKEN_LOG_PROB, None), td.get(BEHAVIOR_LOG_PROB, None)
-    if log_prob is not None and behavior is not None:
-        sums["log_ratio"] = total(log_prob - behavior)
-    entropy = td.get(TOKEN_ENTROPY, None)
-    if entropy is not None:
-        sums["entropy"] = total(entropy)
+    log_ratio = None if log_prob is None or behavior is None else log_prob - behavior
+    sums: _Record = {}
+    for name, values in (("log_ratio", log_ratio), ("entropy", td.get(TOKEN_ENTROPY, None))):
+        if values is not None:
+            values = values.reshape(len(written), -1)
+            is_written = torch.arange(values.shape[-1], device=values.device) < written[:, None]
+            sums[name] = torch.where(is_written, values, 0).sum(-1)
     return sums

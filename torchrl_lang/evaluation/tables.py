@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,54 +13,37 @@ from torchrl_lang.evaluation.metrics import Summary
 __all__ = ["SeedSummary", "format_columns", "format_legend", "format_seed_table", "format_table", "over_seeds"]
 
 
-_Column = tuple[str, str, Callable[[Summary], str | None], str]
-
-
-def _pm(value: float, error: float | None, digits: int) -> str:
-    return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
-
-
-def _percent(value: float | None, error: float | None = None) -> str | None:
+def _cell(
+    value: float | None, error: float | None = None, *, digits: int = 3, scale: int = 1, unit: str = ""
+) -> str | None:
     if value is None:
         return None
-    return _pm(100 * value, None if error is None else 100 * error, 1) + " %"
+    return f"{scale * value:.{digits}f}{'' if error is None else f' ± {scale * error:.{digits}f}'}{unit}"
 
 
-def _mean_turns_to_win(summary: Summary) -> str | None:
+def _mean_turns_to_win(summary: Summary) -> float | None:
     won = sum(summary.guesses.values())
-    return f"{sum(turns * count for turns, count in summary.guesses.items()) / won:.2f}" if won else None
+    return sum(turns * count for turns, count in summary.guesses.items()) / won if won else None
 
 
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
+_PERCENT: Any = {"digits": 1, "scale": 100, "unit": " %"}
+_MOVED = "how far values move a sampled policy from the same model without them, nats a token"
 
-
-def _metric(name: str) -> _Column:
-    return name, ">", lambda summary: _number(summary.metrics.get(name)), "a metric of the task, its mean over games"
-
-
-# Title, alignment, function that formats a summary's cell (None if not measured), and meaning.
-_COLUMNS: list[_Column] = [
-    ("player", "<", lambda s: s.name, "who played"),
-    ("games", ">", lambda s: str(s.games), "number of games"),
-    (
-        "return",
-        ">",
-        lambda s: _pm(s.mean_return, s.return_error, 2),
+_COLUMNS: dict[str, tuple[str, Callable[[Summary], str | None]]] = {
+    "player": ("who played", lambda s: s.name),
+    "games": ("number of games", lambda s: str(s.games)),
+    "return": (
         "mean sum of a game's rewards ± its standard error",
+        lambda s: _cell(s.mean_return, s.return_error, digits=2),
     ),
-    ("won", ">", lambda s: _percent(s.win_rate, s.win_error), "share of games won ± its standard error"),
-    ("turns", ">", lambda s: f"{s.mean_turns:.2f}", "mean number of {turns} of a game, all games"),
-    ("turns won", ">", _mean_turns_to_win, "likewise, games won alone"),
-    ("invalid", ">", lambda s: _percent(s.invalid_rate), "share of {turns} that were invalid"),
-    (
-        "KL/token",
-        ">",
-        lambda s: _number(s.kl_per_token),
-        "how far values move a sampled policy from the same model without them, nats a token",
-    ),
-    ("entropy", ">", lambda s: _number(s.entropy), "mean entropy of the policy, nats a token"),
-]
+    "won": ("share of games won ± its standard error", lambda s: _cell(s.win_rate, s.win_error, **_PERCENT)),
+    "turns": ("mean number of {turns} of a game, all games", lambda s: _cell(s.mean_turns, digits=2)),
+    "turns won": ("likewise, games won alone", lambda s: _cell(_mean_turns_to_win(s), digits=2)),
+    "invalid": ("share of {turns} that were invalid", lambda s: _cell(s.invalid_rate, **_PERCENT)),
+    "KL/token": (_MOVED, lambda s: _cell(s.kl_per_token)),
+    "entropy": ("mean entropy of the policy, nats a token", lambda s: _cell(s.entropy)),
+}
+"""For each title the meaning of the column, and the function that formats a summary's cell (None if not measured)."""
 
 
 def format_table(rows: Sequence[Summary]) -> str:
@@ -78,12 +61,8 @@ def format_table(rows: Sequence[Summary]) -> str:
         BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %   4.80       3.58
         ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.50       3.00
     """
-    columns, sides = [], ""
-    for title, align, show, _ in _shown(rows):
-        cells = [show(row) for row in rows]
-        columns.append([title, *("-" if cell is None else cell for cell in cells)])
-        sides += align
-    return format_columns(list(zip(*columns, strict=True)), sides)
+    columns = [[title, *cells] for title, (_, cells) in _shown(rows).items()]
+    return format_columns(list(zip(*columns, strict=True)), "<" + ">" * (len(columns) - 1))
 
 
 def format_legend(rows: Sequence[Summary], *, turns: str = "turns", metrics: Mapping[str, str] | None = None) -> str:
@@ -103,18 +82,19 @@ def format_legend(rows: Sequence[Summary], *, turns: str = "turns", metrics: Map
         won     share of games won ± its standard error
         turns   mean number of guesses of a game, all games
     """
-    meanings = {title: text.format(turns=turns) for title, _, _, text in _shown(rows)}
+    meanings = {title: text.format(turns=turns) for title, (text, _) in _shown(rows).items()}
     meanings |= {name: text for name, text in (metrics or {}).items() if name in meanings}
     width = max(map(len, meanings))
     return "\n".join(f"{title:{width}}  {text}" for title, text in meanings.items())
 
 
-def _shown(rows: Sequence[Summary]) -> Iterator[_Column]:
-    """The columns with a value for any row."""
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    for column in [*_COLUMNS, *map(_metric, names)]:
-        if any(column[2](row) is not None for row in rows):
-            yield column
+def _shown(rows: Sequence[Summary]) -> dict[str, tuple[str, list[str]]]:
+    """The meaning and the cells of each column with a value for any row."""
+    cells = {title: (text, [show(row) for row in rows]) for title, (text, show) in _COLUMNS.items()}
+    for name in dict.fromkeys(name for row in rows for name in row.metrics):
+        cells[name] = "a metric of the task, its mean over games", [_cell(row.metrics.get(name)) for row in rows]
+    measured = {title: each for title, each in cells.items() if any(cell is not None for cell in each[1])}
+    return {title: (text, ["-" if c is None else c for c in column]) for title, (text, column) in measured.items()}
 
 
 def format_columns(lines: Sequence[Sequence[str]], sides: str) -> str:

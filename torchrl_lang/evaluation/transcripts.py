@@ -74,7 +74,7 @@ def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Ma
     lines = []
     for is_agent, text, reward in transcript_turns(row, tokenizer):
         if is_agent:
-            lines.append(f"> {text or '(nothing)'}  ({reward:+g})" if reward else f"> {text or '(nothing)'}  (0)")
+            lines.append(f"> {text or '(nothing)'}  ({f'{reward:+g}' if reward else 0})")
         else:
             for symbol, written in (spelling or {}).items():
                 text = text.replace(symbol, written)
@@ -104,8 +104,6 @@ def write_transcripts(
     chosen = range(min(games, len(records))) if isinstance(games, int) else games
     blocks = [f"{title}\n{'=' * len(title)}"] if title else []
     for game in chosen:
-        if not 0 <= game < len(records):
-            raise IndexError(f"There is no game {game}: the records hold games 0 to {len(records) - 1}.")
         turns = int(records.turns[game])
         end = "ended" if records.terminated[game] else "cut off"
         head = f"game {game}: return {float(records.returns[game]):g}, {turns} turn{'s' * (turns != 1)}, {end}"

@@ -5,147 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
+from torchrl_lang.evaluation.utterance_values import KnownValues, rank_accuracy
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask, two_clock_advantages
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.decoding.model_runner import read_rows
-from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, apply_head
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import TERMINATED, TOKEN_REWARD, ControlTokens, entry
 
-__all__ = ["KnownValues", "ValueReport", "last_values", "rank_accuracy", "value_report"]
-
-
-@torch.no_grad()
-def last_values(
-    actor: ProbabilisticTensorDictSequential,
-    qvalue: nn.Module,
-    rows: Sequence[Tensor],
-    control: ControlTokens,
-    *,
-    count: int = 0,
-    features: TensorDictBase | None = None,
-    batch_size: int = 256,
-) -> Tensor:
-    """``min_k Q_k`` of the last ``count`` tokens of each row and of ending the utterance after them.
-
-    Args:
-        actor: trunk, head and distribution; Q reads its trunk.
-        qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``.
-        rows: int64 ``[T_i]`` each, without padding, longer than ``count``.
-        control: the control tokens of the rows.
-        count: number of tokens before the end.
-        features: ``features`` and, where some are masked, ``features_mask`` of the ``N`` rows, for a trunk that reads
-        them.
-        batch_size: rows at a time.
-
-    Returns:
-        float ``[N, count + 1]``, on the CPU.
-    """
-    device = next(actor.parameters()).device
-    end = torch.tensor([control.end_of_action])
-    with eval_mode(nn.ModuleList([actor, qvalue])):
-        parts = []
-        for first in range(0, len(rows), batch_size):
-            chosen = rows[first : first + batch_size]
-            tokens = pad_sequence(list(chosen), batch_first=True, padding_value=control.pad).to(device)
-            length = torch.tensor([len(row) for row in chosen], device=device)
-            attention = torch.arange(tokens.shape[1], device=device) < length[:, None]
-            part = None if features is None else features[first : first + batch_size]
-            own = None if part is None else RowFeatures.needed("last_values", part, part.batch_size).to(device)
-            states = read_rows(split_actor(actor).trunk, tokens, attention, own)
-            place = length[:, None] - 1 - torch.arange(count, -1, -1, device=device)
-            number = torch.arange(len(chosen), device=device)[:, None]
-            before = {key: state[number, place].flatten(0, 1) for key, state in states.items()}
-            taken = torch.stack([torch.cat([row[len(row) - count :].cpu(), end]) for row in chosen]).to(device)
-            q = apply_head(qvalue, before, ACTION_VALUE).amin(-2).gather(-1, taken.reshape(-1, 1))
-            parts.append(q.reshape(taken.shape).cpu())
-    return torch.cat(parts)
-
-
-class KnownValues(NamedTuple):
-    """A state in which the values of some utterances are known."""
-
-    tokens: Tensor
-    """int64 ``[T]``, the row before the utterance, without padding."""
-    utterances: Tensor
-    """int64 ``[C, L]``, the utterances without their end."""
-    values: Tensor
-    """float ``[C]``, the expected returns."""
-
-
-def rank_accuracy(
-    actor: ProbabilisticTensorDictSequential,
-    qvalue: nn.Module,
-    known: Sequence[KnownValues],
-    control: ControlTokens,
-    *,
-    features: TensorDictBase | None = None,
-    batch_size: int = 256,
-) -> float:
-    """Mean over states of Spearman's rank correlation of learned and exact values of whole utterances.
-
-    The learned value of an utterance is ``min_k Q_k`` of its end. States whose exact values are all equal do not count.
-
-    Args:
-        actor: trunk, head and distribution; Q reads its trunk.
-        qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``.
-        known: the states.
-        control: the control tokens of the rows.
-        features: ``features`` and, where some are masked, ``features_mask`` of each state, for a trunk that reads them.
-        batch_size: utterances at a time.
-
-    Returns:
-        1 if all orders agree, 0 for values without information, NaN if no state counts.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.evaluation import KnownValues, rank_accuracy
-        >>> from torchrl_lang.modules import QValueHead, causal_lm, language_actor
-        >>> tokenizer = CharTokenizer.from_alphabet("ab")
-        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=6)
-        >>> actor, qvalue = language_actor(lm), QValueHead(8, tokenizer.vocab_size)
-        >>> state = torch.tensor([tokenizer.control.begin_action])
-        >>> utterances, exact = torch.tensor([[token] for token in tokenizer.encode("ab")]), torch.tensor([0.0, 1.0])
-        >>> known = [KnownValues(state, utterances, values) for values in (exact, -exact)]  # one order and the other
-        >>> sorted(round(rank_accuracy(actor, qvalue, [one], tokenizer.control)) for one in known)
-        [-1, 1]
-    """
-    places = [place for place, state in enumerate(known) if state.values.unique().numel() > 1]
-    counted = [known[place] for place in places]
-    if not counted:
-        return float("nan")
-    if features is not None:  # one row for each utterance
-        features = features[torch.tensor(places).repeat_interleave(torch.tensor([len(one.values) for one in counted]))]
-    rows = [torch.cat([state.tokens, utterance]) for state in counted for utterance in state.utterances]
-    values = last_values(actor, qvalue, rows, control, features=features, batch_size=batch_size).squeeze(-1)
-    learned = values.split([len(state.values) for state in counted])
-    found = [rank_correlation(ours, state.values) for ours, state in zip(learned, counted, strict=True)]
-    # Values that are equal for all utterances have no order, so they count as 0.
-    return float(torch.tensor(found).nan_to_num(0.0).mean())
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation, of the ranks; equal values share the mean of their ranks. NaN if one is constant."""
-    return float(torch.corrcoef(torch.stack([_ranks(a), _ranks(b)]))[0, 1])
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """The rank of each value from 0, float64 ``[N]``."""
-    _, place, count = values.unique(return_inverse=True, return_counts=True)
-    return (count.cumsum(0).double() - (count + 1) / 2)[place]
-
+__all__ = ["ValueReport", "value_report"]
 
 READY_FIT = 0.5
 """Least share of the variance of its own targets that Q must explain."""
@@ -185,7 +60,7 @@ class ValueReport:
     @property
     def ready(self) -> bool:
         """Whether large weights of the values (``beta`` above 1) can be expected to help."""
-        return not self._reasons()
+        return self.qvalue_fit >= READY_FIT and self.untried_rate <= READY_UNTRIED  # NaN counts as missing
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, whether the values are ready, and the sentence, for JSON; NaN becomes None."""
@@ -201,32 +76,21 @@ class ValueReport:
         """One sentence for logs and tables.
 
         Examples:
-            >>> from torchrl_lang.evaluation import ValueReport
+            >>> from torchrl_lang.evaluation.value_report import ValueReport
             >>> print(ValueReport(900, 0.66, 0.63, 0.9, 1.4, 0.4, 0.0))
             values are ready: fit 0.90, 0 % untried tokens preferred, correlation 0.66 with held-out returns
             >>> print(ValueReport(900, 0.3, 0.2, 0.9, 1.3, 4.6, 0.33))
             values are not ready, 33 % untried tokens preferred (at most 3 %): use beta <= 1
         """
-        reasons = self._reasons()
+        fit, untried = f"fit {self.qvalue_fit:.2f}", f"{100 * self.untried_rate:.0f} % untried tokens preferred"
+        reasons = [] if self.qvalue_fit >= READY_FIT else [f"{fit} (at least {READY_FIT})"]
+        if not self.untried_rate <= READY_UNTRIED:
+            reasons.append(f"{untried} (at most {100 * READY_UNTRIED:.0f} %)")
         if reasons:
             return f"values are not ready, {', '.join(reasons)}: use beta <= 1"
         correlation = f"correlation {self.qvalue_correlation:.2f} with held-out returns"
         order = "" if math.isnan(self.rank_accuracy) else f", rank accuracy {self.rank_accuracy:.2f}"
-        return f"values are ready: {self._fit()}, {self._untried()}, {correlation}{order}"
-
-    def _reasons(self) -> list[str]:
-        """Reasons against the values; comparisons are written so that NaN counts as missing."""
-        checks = {
-            f"{self._fit()} (at least {READY_FIT})": self.qvalue_fit >= READY_FIT,
-            f"{self._untried()} (at most {READY_UNTRIED:.0%})".replace("%)", " %)"): self.untried_rate <= READY_UNTRIED,
-        }
-        return [reason for reason, holds in checks.items() if not holds]
-
-    def _fit(self) -> str:
-        return f"fit {self.qvalue_fit:.2f}"
-
-    def _untried(self) -> str:
-        return f"{100 * self.untried_rate:.0f} % untried tokens preferred"
+        return f"values are ready: {fit}, {untried}, {correlation}{order}"
 
 
 @torch.no_grad()
@@ -321,17 +185,8 @@ def _measure(
 
     def target(lmbda: float) -> Tensor:
         """The discounted rewards to go (lambda 1), or Q's one-step targets (lambda 0), ``[N]``."""
-        found = two_clock_advantages(
-            reward,
-            batch.at_decisions(v),
-            last_value,
-            decision,
-            turn_ends,
-            gamma=gamma,
-            lmbda=lmbda,
-            turn_gamma=turn_gamma,
-            turn_lmbda=lmbda,
-        )
+        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": lmbda}
+        found = two_clock_advantages(reward, batch.at_decisions(v), last_value, decision, turn_ends, **clocks)
         return found.value_target.flatten()[batch.place]
 
     log_prob = scorer.log_softmax(states, batch.place)

@@ -38,15 +38,9 @@ from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks.base import Task, check_features
 from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.text import Tokenizer
-from torchrl_lang.training import (
-    Checkpointer,
-    NonFiniteError,
-    Progress,
-    RandomState,
-    Stateful,
-    check_parameters,
-    train_steps,
-)
+from torchrl_lang.training import Checkpointer, NonFiniteError, Progress, RandomState, train_steps
+from torchrl_lang.training.checkpoint import Stateful
+from torchrl_lang.training.metrics import check_parameters
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     ConstantKLController,

@@ -13,7 +13,7 @@ from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO, Rejection
 from torchrl_lang.recipes.models import loss_options
 from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
-from torchrl_lang.training import Stateful
+from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController
 
 __all__ = ["BestGames", "PPO", "PPOLearner", "Rejection", "train_ppo", "train_rejection"]

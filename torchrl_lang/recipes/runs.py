@@ -28,15 +28,15 @@ from torchrl_lang.training import (
     Progress,
     RandomState,
     RunLog,
-    Stateful,
     WeightAverage,
     adamw,
-    check_parameters,
     make_log,
     muon_adamw,
     train_steps,
     warmup_cosine,
 )
+from torchrl_lang.training.checkpoint import Stateful
+from torchrl_lang.training.metrics import check_parameters
 
 __all__ = [
     "FREE_OPTIONS",

@@ -13,7 +13,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang._files import write_file
-from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
+from torchrl_lang.evaluation import imitation_loss, value_report
+from torchrl_lang.evaluation.value_report import ValueReport
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
 from torchrl_lang.modules import (
     LikelihoodGuidance,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import within
+from torchrl_lang._checks import check_options
 
 __all__ = ["WeightAverage"]
 
@@ -49,9 +49,7 @@ class WeightAverage:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        within("decay", decay, 0.0, 1.0)
-        if decay == 1:
-            raise ValueError("decay must be below 1: an average with decay 1 never changes.")
+        check_options(decay=(decay, "[0, 1)"))
         self.module, self.decay = module, decay
         # In float32 at least: in bfloat16 the steps of an average would be rounded away.
         self._average = {
@@ -65,8 +63,7 @@ class WeightAverage:
         self._steps += 1
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         for name, weight in self._weights().items():
-            average = self._average[name]
-            average.lerp_(weight.to(average.dtype), 1 - decay)
+            self._average[name].lerp_(weight.to(self._average[name].dtype), 1 - decay)
 
     def apply(self) -> None:
         """Replace the module's weights with their average."""
@@ -94,9 +91,7 @@ class WeightAverage:
         """
         average = state_dict["average"]
         if average.keys() != self._average.keys():
-            raise KeyError(
-                f"The state is an average of {sorted(average)}, the module's weights are {sorted(self._average)}."
-            )
+            raise KeyError(f"The state is an average of {sorted(average)}, the weights are {sorted(self._average)}.")
         for name, weight in average.items():
             self._average[name].copy_(weight)
         self._steps = int(state_dict["steps"])

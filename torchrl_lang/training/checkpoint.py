@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol
 
 import tensordict
 import torch
@@ -16,18 +15,17 @@ import torchrl
 from pydantic import Field
 from safetensors.torch import save_file
 
-from torchrl_lang import __version__
-from torchrl_lang._checks import at_least_one
+import torchrl_lang
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import (
     FileError,
     Record,
-    file_digest,
+    RecordFolder,
     read_json,
     read_tensors,
     remove_folder,
     remove_leftovers,
     shorten,
-    write_folder,
     write_json,
 )
 from torchrl_lang.training.metrics import nonfinite_parameters
@@ -47,13 +45,12 @@ class _Manifest(Record):
     """The content of a checkpoint's manifest."""
 
     FORMAT = "torchrl_lang checkpoint"
-    VERSION = 3
+    VERSION = 4
 
     step: Annotated[int, Field(ge=0)]
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     """Values that are not finite are not JSON: they are written as text."""
     objects: tuple[str, ...]
-    sha256: dict[Literal["tensors.safetensors", "state.json"], str]
     versions: dict[str, str]
 
     def scores(self) -> dict[str, float]:
@@ -61,7 +58,11 @@ class _Manifest(Record):
         return {name: float(value) for name, value in self.metrics.items()}
 
 
-@runtime_checkable
+_FOLDER = RecordFolder(
+    _Manifest, _MANIFEST, (_TENSORS, _STATE), remedy="delete the folder of this checkpoint to continue without it"
+)
+
+
 class Stateful(Protocol):
     """Anything with a state: modules, optimizers, schedulers, samplers, random generators."""
 
@@ -76,9 +77,9 @@ class Checkpointer:
     """Writes and restores checkpoints of registered objects in a folder.
 
     Each checkpoint is a folder with ``tensors.safetensors``, ``state.json`` for everything that is not a tensor, and
-    ``manifest.json`` with step, metrics, versions and checksums. It is written under a temporary name, flushed to disk
-    and then renamed, so a killed run leaves only complete checkpoints. The next :meth:`save` or :meth:`restore` deletes
-    what the killed run was writing or deleting.
+    ``manifest.json`` with step, metrics and versions, and ``checksums.json``. It is written under a temporary name,
+    flushed to disk and then renamed, so a killed run leaves only complete checkpoints. The next :meth:`save` or
+    :meth:`restore` deletes what the killed run was writing or deleting.
 
     For a run that resumes to the same numbers, register everything that the next step depends on: modules, optimizer,
     scheduler, target updater, the replay buffer's ``sampler`` (not the buffer, which would copy the dataset into every
@@ -106,10 +107,8 @@ class Checkpointer:
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 2, best_by: str = "return") -> None:
-        at_least_one("keep", keep)
-        self.folder = Path(folder)
-        self.keep = keep
-        self.best_by = best_by
+        check_options(keep=(keep, 1))
+        self.folder, self.keep, self.best_by = Path(folder), keep, best_by
         self._objects: dict[str, Stateful] = {}
         self._optional: set[str] = set()
         self._damaged: set[Path] = set()
@@ -121,8 +120,6 @@ class Checkpointer:
         """
         if name in self._objects:
             raise ValueError(f"'{name}' is registered already: give the second object another name.")
-        if not isinstance(obj, Stateful):
-            raise TypeError(f"'{name}' is a {type(obj).__name__} without state_dict() and load_state_dict().")
         self._objects[name] = obj
         if optional:
             self._optional.add(name)
@@ -145,24 +142,27 @@ class Checkpointer:
                 from the checkpoint; or there is a checkpoint of a later step (from another run, or an earlier one was
                 restored), so ``"latest"`` would be the wrong one. Nothing is written then.
         """
-        nonfinite = nonfinite_parameters(self._objects)
-        if nonfinite:
-            raise ValueError(
-                f"At step {step} these parameters are not finite: {shorten(nonfinite)}. No checkpoint was written, "
-                f"those of steps {self.steps()} are kept: check the losses before this step, and reduce the learning "
-                f"rate."
-            )
-        latest = max(self.steps(), default=step)
-        if latest > step:
-            raise ValueError(
-                f"{self.folder} holds a checkpoint of step {latest}, later than {step}: continue from the latest one, "
-                "delete the later ones, or use another folder."
-            )
+        if nonfinite := nonfinite_parameters(self._objects):
+            kept = f"No checkpoint was written, those of steps {self.steps()} are kept: reduce the learning rate."
+            raise ValueError(f"At step {step} these parameters are not finite: {shorten(nonfinite)}. {kept}")
+        if (latest := max(self.steps(), default=step)) > step:
+            remedy = "continue from the latest one, delete the later ones, or use another folder"
+            raise ValueError(f"{self.folder} holds a checkpoint of step {latest}, later than {step}: {remedy}.")
         # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
         remove_leftovers(self.folder)
-        _write(path, {name: obj.state_dict() for name, obj in self._objects.items()}, step, metrics or {})
+        tree, tensors = split_state({name: obj.state_dict() for name, obj in self._objects.items()})
+        modules = {"torchrl_lang": torchrl_lang, "torch": torch, "torchrl": torchrl, "tensordict": tensordict}
+        manifest = _Manifest(
+            step=step,
+            metrics={k: float(v) if math.isfinite(v) else str(float(v)) for k, v in (metrics or {}).items()},
+            objects=tuple(self._objects),
+            versions={name: str(module.__version__) for name, module in modules.items()},
+        )
+        with _FOLDER.write(path, manifest) as folder:
+            save_file(tensors, folder / _TENSORS)
+            write_json(folder / _STATE, tree)
         self.prune()
         return path
 
@@ -218,19 +218,17 @@ class Checkpointer:
         self._damaged |= damaged.keys()
         if self._damaged:  # one error instead of a warning for each
             latest = f" The latest: {next(iter(damaged.values()))}" if damaged else ""
-            message = f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0."
-            raise CheckpointError(message + latest)
+            raise CheckpointError(
+                f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0.{latest}"
+            )
         return None
 
     def _load(self, path: Path, info: _Manifest, state: Mapping[str, Any]) -> int:
-        missing = [name for name in self._objects if name not in state and name not in self._optional]
-        if missing:
-            raise CheckpointError(f"{path} has no state for {missing}: it holds {list(info.objects)}.")
-        for name, obj in self._objects.items():
-            if name not in state:
-                continue
+        if missing := self._objects.keys() - state.keys() - self._optional:
+            raise CheckpointError(f"{path} has no state for {sorted(missing)}: it holds {list(info.objects)}.")
+        for name in filter(state.__contains__, self._objects):
             try:
-                obj.load_state_dict(state[name])
+                self._objects[name].load_state_dict(state[name])
             except Exception as error:
                 raise CheckpointError(f"The state of '{name}' in {path} does not fit: {error}") from error
         return info.step
@@ -278,50 +276,22 @@ class Checkpointer:
         )
 
 
-def _write(path: Path, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> None:
-    """Write the state dict of each object under a temporary name beside ``path``, flush it to disk, then rename it."""
-    tree, tensors = split_state(state)
-    versions = {"torchrl_lang": __version__, "torch": str(torch.__version__)}
-    versions |= {"torchrl": torchrl.__version__, "tensordict": tensordict.__version__}
-    with write_folder(path) as folder:
-        save_file(tensors, folder / _TENSORS)
-        write_json(folder / _STATE, tree)
-        content: dict[str, Any] = {
-            "metrics": {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()},
-            "sha256": {name: file_digest(folder / name) for name in (_TENSORS, _STATE)},
-        }
-        _Manifest(step=step, objects=tuple(state), versions=versions, **content).write(folder / _MANIFEST)
-
-
 def _read_manifest(path: Path) -> _Manifest:
-    with _as_checkpoint_error():
-        manifest = _Manifest.read(path / _MANIFEST, remedy=_remedy(path))
-    match = _NAME.fullmatch(path.name)
-    if match is not None and int(match["step"]) != manifest.step:
+    try:
+        manifest = _Manifest.read(path / _MANIFEST, remedy=_FOLDER.remedy)
+    except FileError as error:
+        raise CheckpointError(str(error)) from error
+    if (match := _NAME.fullmatch(path.name)) and int(match["step"]) != manifest.step:
         raise CheckpointError(f"{path} holds the checkpoint of step {manifest.step}: it was renamed; rename it back.")
     return manifest
 
 
 def _read(path: Path) -> tuple[_Manifest, dict[str, Any]]:
     """The manifest, and the state dict of each object, by name; tensors are on the CPU."""
-    manifest, remedy = _read_manifest(path), _remedy(path)
-    with _as_checkpoint_error():
-        for name, digest in manifest.sha256.items():
-            if not (path / name).is_file():
-                raise FileError(path / name, "is missing", remedy)
-            if file_digest(path / name) != digest:
-                raise FileError(path / name, "is damaged: its checksum differs from the manifest's", remedy)
-        state = join_state(read_json(path / _STATE, remedy=remedy), read_tensors(path / _TENSORS, remedy=remedy))
-    return manifest, state
-
-
-def _remedy(path: Path) -> str:
-    return f"delete {path} to continue without it"
-
-
-@contextmanager
-def _as_checkpoint_error() -> Iterator[None]:
+    manifest = _read_manifest(path)
     try:
-        yield
+        _FOLDER.read(path)
+        tree = read_json(path / _STATE, remedy=_FOLDER.remedy)
+        return manifest, join_state(tree, read_tensors(path / _TENSORS, remedy=_FOLDER.remedy))
     except FileError as error:
         raise CheckpointError(str(error)) from error

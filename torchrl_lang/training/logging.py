@@ -13,7 +13,7 @@ from typing import Any
 from torchrl.record.loggers import Logger, generate_exp_name, get_logger
 from torchrl.record.loggers.mlflow import MLFlowLogger
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, parse_rows, read_text, shorten, write_file
 from torchrl_lang.training.metrics import Scalar, to_scalars
 
@@ -81,17 +81,17 @@ class RunLog:
         """
         scalars = to_scalars(figures)
         last = self.last_step
-        if last is not None and step < last:
-            raise ValueError(f"Step {step} comes after step {last} in {self.path}: call rewind({step}) first.")
-        if "step" in scalars:
-            raise ValueError("'step' is the name of the first column: log this metric under another name.")
-        new_names = [name for name in scalars if name not in self._names]
-        self._names += new_names
+        if "step" in scalars or (last is not None and step < last):
+            raise ValueError(
+                f"Got step {step} after step {last} with {list(scalars)}: rewind({step}), no metric 'step'."
+            )
+        known = len(self._names)
+        self._names = list(dict.fromkeys([*self._names, *scalars]))
         if step == last:
             self._rows[-1] |= scalars
         else:
             self._rows.append({"step": step, **scalars})
-        if new_names or step == last:
+        if len(self._names) > known or step == last:
             self._rewrite()
         else:
             with open(self.path, "a", newline="", encoding="utf-8") as file:
@@ -116,14 +116,13 @@ class RunLog:
 
                 mlflow.end_run()
 
-    def _line(self, row: Mapping[str, Scalar]) -> str:
+    def _line(self, row: Mapping[str, Scalar | str]) -> str:
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerow([row.get(name, "") for name in self._names])
         return buffer.getvalue()
 
     def _rewrite(self) -> None:
-        header = self._line({name: name for name in self._names})  # type: ignore[misc]
-        write_file(self.path, header + "".join(map(self._line, self._rows)))
+        write_file(self.path, "".join(map(self._line, [dict(zip(self._names, self._names, strict=True)), *self._rows])))
 
     def _read(self) -> None:
         text = read_text(self.path, remedy=_REMEDY)
@@ -169,13 +168,11 @@ def make_log(folder: str | Path, *, trackers: Sequence[str] = ()) -> RunLog:
     """
     folder = Path(folder)
     for kind in trackers:
-        one_of("logger", kind, LOGGERS)
+        check_options(logger=(kind, LOGGERS))
         if kind != "csv" and importlib.util.find_spec(kind) is None:
             raise ImportError(f"The logger {kind!r} needs the package of that name: pip install {kind}.")
-    log, kinds = RunLog(folder / "log.csv"), [kind for kind in trackers if kind != "csv"]
-    if kinds:
-        run = _run_name(folder)
-        log.trackers = [_open(kind, folder / kind, run) for kind in kinds]
+    log = RunLog(folder / "log.csv")
+    log.trackers = [_open(kind, folder / kind, _run_name(folder)) for kind in trackers if kind != "csv"]
     return log
 
 
@@ -184,7 +181,7 @@ def _run_name(folder: Path) -> str:
     if not kept.exists():
         write_file(kept, generate_exp_name(folder.name, "run") + "\n")
     name = read_text(kept, remedy=remedy).strip()
-    if not name or name.startswith(".") or name != Path(name).name or not name.isprintable():
+    if name.startswith(".") or name != Path(name).name or not name.isprintable():
         raise FileError(kept, f"holds {shorten(name)}, which is not a valid folder name", remedy)
     return name
 

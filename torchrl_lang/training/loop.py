@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck
 
@@ -96,9 +96,7 @@ def train_steps(
         >>> step, bool(figures["loss"] < 0.01)
         (50, True)
     """
-    at_least_one("accumulate", accumulate)
-    if autocast == torch.float16:
-        raise ValueError("float16 needs gradient scaling, which is not supported: use torch.bfloat16.")
+    check_options(accumulate=(accumulate, 1), autocast=(autocast, (torch.bfloat16,)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     precision = partial(torch.autocast, parameters[0].device.type, dtype=autocast) if autocast else nullcontext
     draw = batches if callable(batches) else _draw_from(batches)
@@ -111,8 +109,11 @@ def train_steps(
                 losses = loss_module(draw())
                 loss = total_loss(losses)
             (loss / accumulate).backward()
-            parts.append(_figures(losses, loss))
-        figures = parts[0] if accumulate == 1 else _mean(parts)
+            scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
+            parts.append(scalars | {"loss": loss.detach()})
+        figures = parts[0]
+        if accumulate > 1:
+            figures = {key: torch.stack([part[key].float() for part in parts]).mean() for key in figures}
         if max_grad_norm is not None:
             figures[GRAD_NORM] = nn.utils.clip_grad_norm_(parameters, max_grad_norm).detach()
         if scheduler is not None:
@@ -131,23 +132,11 @@ def train_steps(
 def _draw_from(batches: Iterable[TensorDictBase]) -> Callable[[], TensorDictBase]:
     def around() -> Iterator[TensorDictBase]:
         while True:
-            count = 0
+            batch = None
             for batch in batches:
-                count += 1
                 yield batch
-            if not count:
-                raise ValueError(
-                    "The batches ran out: pass a list or another iterable that can be iterated again, or a "
-                    "function such as replay_buffer.sample."
-                )
+            if batch is None:
+                remedy = "give an iterable that can be iterated again, or a function such as replay_buffer.sample"
+                raise ValueError(f"The batches ran out: {remedy}.")
 
     return around().__next__
-
-
-def _figures(losses: TensorDictBase, loss: Tensor) -> dict[str, Tensor]:
-    scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
-    return scalars | {"loss": loss.detach()}
-
-
-def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {key: torch.stack([part[key].float() for part in parts]).mean() for key in parts[0]}

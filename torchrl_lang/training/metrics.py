@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ __all__ = ["FiniteCheck", "NonFiniteError", "Scalar", "check_parameters", "nonfi
 Scalar = int | float
 
 
-def to_scalars(figures: Mapping[str, Any] | TensorDictBase) -> dict[str, Scalar]:
+def to_scalars(figures: Mapping[Any, Any] | TensorDictBase) -> dict[Any, Scalar]:
     """Convert numbers and one-element tensors to plain numbers; tensors are copied together, once per device.
 
     Nested entries of a tensordict are named ``outer/inner``.
@@ -36,19 +37,14 @@ def to_scalars(figures: Mapping[str, Any] | TensorDictBase) -> dict[str, Scalar]
     for key, value in tensors.items():
         if value.numel() != 1:
             raise ValueError(f"'{key}' has shape {tuple(value.shape)}, but a metric is one number: use its mean.")
-    fetched: dict[str, float] = {}
+    fetched: dict[Any, float] = {}
     for device in {value.device for value in tensors.values()}:
         here = {key: value for key, value in tensors.items() if value.device == device}
         numbers = torch.stack([value.reshape(()).to(torch.float64) for value in here.values()]).tolist()
         fetched |= dict(zip(here, numbers, strict=True))
-    return {key: _plain(value, fetched.get(key)) for key, value in figures.items()}
-
-
-def _plain(value: Any, fetched: float | None) -> Scalar:
-    if fetched is None:
-        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else float(value)
-    is_whole = not value.is_floating_point() and value.dtype != torch.bool
-    return int(fetched) if is_whole else fetched
+    whole = {key for key, value in tensors.items() if not value.is_floating_point() and value.dtype != torch.bool}
+    whole |= {key for key, value in figures.items() if isinstance(value, int) and not isinstance(value, bool)}
+    return {key: (int if key in whole else float)(fetched.get(key, value)) for key, value in figures.items()}
 
 
 GRAD_NORM = "grad_norm"
@@ -108,19 +104,14 @@ class FiniteCheck:
             NonFiniteError: a step's loss or gradient is not finite.
         """
         waiting, self._waiting = self._waiting, []
-        # The sum is finite only if each of its terms is.
-        watched = [figures[name] for _, figures in waiting for name in ("loss", GRAD_NORM) if name in figures]
-        if not watched or bool(torch.stack([value.float() for value in watched]).isfinite().all()):
-            return
-        for step, figures in waiting:
-            bad = {
-                name: value
-                for name, value in figures.items()
-                if (name.startswith("loss") or name == GRAD_NORM) and not bool(value.isfinite())
-            }
-            terms = {name: value for name, value in bad.items() if name.startswith("loss_")}
-            if bad:
-                raise NonFiniteError(to_scalars(terms or bad), f"at step {step}")
+        named = [((step, name), value) for step, figures in waiting for name, value in figures.items()]
+        numbers = to_scalars({key: value for key, value in named if key[1].startswith(("loss", GRAD_NORM))})
+        bad = {key: value for key, value in numbers.items() if not math.isfinite(value)}
+        if bad:
+            first = min(step for step, _ in bad)
+            values = {name: value for (step, name), value in bad.items() if step == first}
+            terms = {name: value for name, value in values.items() if name.startswith("loss_")}
+            raise NonFiniteError(terms or values, f"at step {first}")
 
 
 def check_parameters(module: nn.Module, when: str) -> None:
@@ -129,11 +120,10 @@ def check_parameters(module: nn.Module, when: str) -> None:
     Raises:
         NonFiniteError: names the first of these parameters, and ``when`` it was.
     """
-    found = nonfinite_parameters({"loss": module})
-    if found:
-        name = found[0].removeprefix("loss/")
-        value = dict(module.named_parameters())[name].detach()
-        raise NonFiniteError(to_scalars({f"the parameter {name}": value[~value.isfinite()][0]}), when)
+    for found in nonfinite_parameters({"loss": module})[:1]:
+        name = found.removeprefix("loss/")
+        value = module.get_parameter(name).detach()
+        raise NonFiniteError({f"the parameter {name}": float(value[~value.isfinite()][0])}, when)
 
 
 def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:

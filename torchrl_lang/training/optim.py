@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,13 +52,16 @@ def adamw(
     """
     modules = [modules] if isinstance(modules, nn.Module) else list(modules)
     trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    own = {id(p): rate for module, rate in rates for p in module.parameters() if p.requires_grad}
     if not trained:
         raise ValueError("These modules have no parameter that requires a gradient.")
+    if not own.keys() <= trained.keys() or min(own.values(), default=0) < 0:
+        raise ValueError(f"rates need modules that are trained, and learning rates of at least 0: {rates}.")
     layers = [layer for module in modules for layer in module.modules()]
     kept = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
     # By name, too, because the stacked biases and norms of value heads have two and three dimensions.
-    kept |= {id(p) for module in modules for name, p in module.named_parameters() if _is_bias_or_norm(name)}
-    own = _own_rates(rates, trained)
+    names = ((name.rpartition(".")[2], p) for module in modules for name, p in module.named_parameters())
+    kept |= {id(p) for name, p in names if name.endswith("bias") or name.startswith("norm")}
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, True): [], (lr, False): []}
     for key, p in trained.items():
         groups.setdefault((own.get(key, lr), p.ndim >= 2 and key not in kept), []).append(p)
@@ -75,21 +78,6 @@ def adamw(
         eps=eps,
         fused=fused,
     )
-
-
-def _own_rates(rates: Sequence[tuple[nn.Module, float]], trained: Mapping[int, nn.Parameter]) -> dict[int, float]:
-    """Learning rates by parameter."""
-    found = {id(p): rate for module, rate in rates for p in module.parameters() if p.requires_grad}
-    if any(rate < 0 for rate in found.values()):
-        raise ValueError(f"A learning rate must not be negative, got {min(found.values())}.")
-    if not found.keys() <= trained.keys():
-        raise ValueError("A module in rates has parameters that are not among those to train.")
-    return found
-
-
-def _is_bias_or_norm(name: str) -> bool:
-    own = name.rpartition(".")[2]
-    return own.endswith("bias") or own.startswith("norm")
 
 
 class MuonAdamW(Optimizer):

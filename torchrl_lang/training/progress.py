@@ -55,9 +55,7 @@ class Progress:
         self._figures: dict[str, Any] = {}
         self._bar: tqdm | None = None
         if self.stream.isatty():
-            self._bar = tqdm(
-                total=total, desc=label, initial=start, unit=unit, file=self.stream, dynamic_ncols=True, leave=True
-            )
+            self._bar = tqdm(total=total, desc=label, initial=start, unit=unit, file=self.stream, dynamic_ncols=True)
         else:
             self._write(f"{label}: {start}/{total} {unit}")
         self._every = 0.5 if self._bar is not None else every
@@ -68,30 +66,22 @@ class Progress:
         if self._bar is not None:
             self._bar.update(done - self._done)
         self._done = done
-        for key, value in (figures or {}).items():
-            if self.shown is None or key in self.shown:
-                self._figures[key] = value
-        now = time.monotonic()
-        if now - self._last >= self._every:
-            self._last = now
-            self._show(now)
-
-    def close(self) -> None:
-        """Show the last metrics and release the terminal."""
-        self._show(time.monotonic())
-        if self._bar is not None:
-            self._bar.close()
+        named = (figures or {}).items()
+        self._figures |= {key: value for key, value in named if self.shown is None or key in self.shown}
+        if time.monotonic() - self._last >= self._every:
+            self._show()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        elif self._bar is not None:  # on an error do not show metrics, which may be missing
+        if kind is None:  # on an error do not show metrics, which may be missing
+            self._show()
+        if self._bar is not None:
             self._bar.close()
 
-    def _show(self, now: float) -> None:
+    def _show(self) -> None:
+        self._last = now = time.monotonic()
         figures = [f"{name} {_short(value)}" for name, value in to_scalars(self._figures).items()]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(figures))

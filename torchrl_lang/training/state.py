@@ -49,15 +49,12 @@ class RandomState:
             KeyError: the state is of other generators than this object's.
             ValueError: it was saved with another number of CUDA devices.
         """
-        saved = state_dict["generators"]
-        if set(saved) != set(self.generators):
+        saved, cuda, devices = state_dict["generators"], state_dict["cuda"], torch.cuda.device_count()
+        if saved.keys() != self.generators.keys():
             raise KeyError(f"The state has the generators {sorted(saved)}, expected {sorted(self.generators)}.")
-        cuda = state_dict["cuda"]
-        if cuda and len(cuda) != torch.cuda.device_count():
-            raise ValueError(
-                f"The state is of {len(cuda)} CUDA device(s), this machine has {torch.cuda.device_count()}: the run "
-                "cannot continue to the same numbers. Omit the random state to continue with other numbers."
-            )
+        if cuda and len(cuda) != devices:
+            remedy = "omit the random state to continue with other numbers"
+            raise ValueError(f"The state is of {len(cuda)} CUDA devices, this machine has {devices}: {remedy}.")
         torch.set_rng_state(state_dict["cpu"])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
@@ -66,6 +63,9 @@ class RandomState:
 
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+_SEQUENCES: dict[str, Any] = {"list": list, "size": torch.Size, "tuple": tuple}
+"""Kinds of sequences; a size is a tuple, too."""
 
 
 class CheckpointError(ValueError):
@@ -90,7 +90,7 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.training import join_state, split_state
+        >>> from torchrl_lang.training.state import join_state, split_state
         >>> tree, tensors = split_state({0: torch.ones(2), "betas": (0.9, 0.99)}, "optimizer")
         >>> list(tensors)
         ['optimizer/0']
@@ -109,19 +109,15 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
             return value
         if isinstance(value, Mapping):
             return {"dict": [[split(key, path), split(item, f"{path}/{key}")] for key, item in value.items()]}
-        if isinstance(value, torch.Size):
-            return {"size": list(value)}
         if isinstance(value, (list, tuple)):
-            kind = "list" if isinstance(value, list) else "tuple"
+            kind = next(name for name, type_ in _SEQUENCES.items() if isinstance(value, type_))
             return {kind: [split(item, f"{path}/{index}") for index, item in enumerate(value)]}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
             return {"device": str(value)}
-        raise TypeError(
-            f"The state at '{path}' is a {type(value).__name__}, which a checkpoint cannot hold: state_dict() should "
-            "return tensors, numbers, strings, and dicts, lists or tuples of them."
-        )
+        remedy = "return tensors, numbers, strings, and dicts, lists or tuples of them"
+        raise TypeError(f"The state at '{path}' is a {type(value).__name__}, no part of a checkpoint: {remedy}.")
 
     def keep(value: Tensor, path: str) -> str:
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
@@ -145,23 +141,17 @@ def join_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     """
     try:
         return _join(tree, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"The state is damaged ({type(error).__name__}: {shorten(str(error))}).") from error
 
 
 def _join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if tree is None or isinstance(tree, (bool, int, float, str)):
         return tree
-    if not isinstance(tree, dict) or len(tree) != 1:
-        raise CheckpointError(f"The state is damaged: {shorten(tree)} is neither a plain value nor a node.")
     ((kind, content),) = tree.items()
-    if kind not in _READERS:
-        raise CheckpointError(f"The state has the unknown kind {shorten(kind)}: it was written by a newer version.")
     expected, read = _READERS[kind]
     if not isinstance(content, expected):
-        raise CheckpointError(f"The state is damaged: a {kind} is given as {shorten(content)}.")
+        raise TypeError(f"a {kind} is given as {shorten(content)}")
     return read(content, tensors)
 
 
@@ -176,9 +166,10 @@ def _join_dict(content: list[list[Any]], tensors: Mapping[str, Tensor]) -> dict[
 _READERS: dict[str, tuple[type, Any]] = {
     "tensor": (str, lambda content, tensors: tensors[content]),
     "dict": (list, _join_dict),
-    "list": (list, lambda content, tensors: [_join(item, tensors) for item in content]),
-    "tuple": (list, lambda content, tensors: tuple(_join(item, tensors) for item in content)),
-    "size": (list, lambda content, tensors: torch.Size(content)),
+    **{
+        name: (list, lambda content, tensors, make=type_: make(_join(item, tensors) for item in content))
+        for name, type_ in _SEQUENCES.items()
+    },
     "float": (str, lambda content, tensors: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]),
     "dtype": (str, lambda content, tensors: _DTYPES[content]),
     "device": (str, lambda content, tensors: torch.device(content)),

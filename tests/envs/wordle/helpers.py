@@ -62,7 +62,7 @@ def games(player, batch: int = 400, turns: int = 4, seed: int = 0, rules: str = 
     return before, guesses
 
 
-def turns_of(*histories):
+def turns_of(*histories, rules: str = "official"):
     """One row for each history of ``(guess, hidden word)``, or ``None`` for an invalid guess."""
     guess = torch.zeros(len(histories), 6, 5, dtype=torch.int64)
     colours, answered, tries = torch.zeros_like(guess), [], []
@@ -70,7 +70,7 @@ def turns_of(*histories):
         heard = [move for move in history if move is not None]
         for turn, (word, hidden) in enumerate(heard):
             guess[row, turn] = letters(word)[0]
-            colours[row, turn] = torch.tensor(plain_feedback(word, hidden, "official"))
+            colours[row, turn] = torch.tensor(plain_feedback(word, hidden, rules))
         answered.append(len(heard))
         tries.append(len(history))
     return Turns(guess, colours, torch.tensor(answered), torch.tensor(tries))

@@ -16,7 +16,7 @@ from torchrl_lang.envs.wordle.rules import feedback_code
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.schema import check_row
 
-TWEETS = read_tweets(example_tweets())
+TWEETS = read_tweets(example_tweets())  # 48 games
 WORDS = random_words(150, include=sorted({answer for answer, _ in TWEETS.games}), seed=0)
 GUESSES = guess_words()[::3]
 
@@ -33,25 +33,19 @@ def codes_of(rows):
 
 @pytest.mark.parametrize("true_word", [False, True])
 def test_rows_have_exactly_the_colours_of_a_tweet(true_word):
-    human = HumanGames(TWEETS, WORDS, guesses=GUESSES, true_word=true_word)
-    rows = human(range(300), seed=0)
+    rows = HumanGames(TWEETS, WORDS, guesses=GUESSES, true_word=true_word)(range(300), seed=0)
     check_row(rows, vocab_size=35)
-    games = {tuple(codes): answer for answer, codes in TWEETS.games}
-    seen = set()
-    for codes, guesses in codes_of(rows):
-        assert codes in games
-        seen.add(codes)
+    games = {(answer, tuple(codes)) for answer, codes in TWEETS.games}
+    played = codes_of(rows)
+    assert {codes for codes, _ in played} <= {codes for _, codes in games}
+    assert len({codes for codes, _ in played}) > 40
+    for codes, guesses in played:
         if codes[-1] == 242:
-            hidden = guesses[-1]
-            assert hidden in WORDS
-            if true_word:
-                assert hidden in {answer for answer, other in TWEETS.games if tuple(other) == codes}
-            for code, guess in zip(codes, guesses, strict=True):
-                colours = plain_feedback(guess, hidden, "official")
-                assert sum(colour * 3 ** (4 - place) for place, colour in enumerate(colours)) == code
-    assert len(seen) > 40
-    returns = rows["token_reward"].sum(-1).tolist()
-    assert returns == [-(len(codes) - (codes[-1] == 242)) for codes, _ in codes_of(rows)]
+            assert guesses[-1] in WORDS
+            assert not true_word or (guesses[-1], codes) in games
+            colours = [plain_feedback(guess, guesses[-1], "official") for guess in guesses]
+            assert tuple(feedback_code(torch.tensor(colours)).tolist()) == codes
+    assert rows["token_reward"].sum(-1).tolist() == [-(len(codes) - (codes[-1] == 242)) for codes, _ in played]
     assert rows["terminated"].all()
 
 
@@ -79,11 +73,6 @@ def test_json_round_trip(tmp_path, rules):
     order = [human.guesses.index(guess) for guess in read.guesses]
     assert torch.equal(read._table, human._table[:, order])
     assert {codes for codes, _ in codes_of(read(range(50), 0))} <= {tuple(codes) for _, codes in TWEETS.games}
-    content = json.loads((tmp_path / "human.json").read_text())
-    guesses = [
-        guess for by_colours in content["transitions"].values() for each in by_colours.values() for guess in each
-    ]
-    assert len(guesses) == 40 * len(human.guesses)
 
 
 AUTHORS = {
@@ -111,14 +100,11 @@ def test_the_authors_file_is_read_as_it_is(tmp_path):
     ("change", "found"),
     [
         (lambda c: c.pop("games"), "games"),
-        (lambda c: c.update(games={}), "games"),
         (lambda c: c["games"].append(["abide", ["<x>"]]), "<x>"),
         (lambda c: c["games"].append(["abide", []]), r"games\.2"),
-        (lambda c: c["games"].append("abide"), r"games\.2"),
         (lambda c: c.update(transitions={}), "empty"),
         (lambda c: c["transitions"].update(Crane={}), "Crane"),
         (lambda c: c["transitions"]["speed"].update(green=["x"]), "green"),
-        (lambda c: c["transitions"]["speed"].update({"<b><b><b><b><b>": [["x"]]}), "speed"),
         (lambda c: c["transitions"]["speed"].update({"<b><b><b><b><b>": ["abide"]}), "the rules do not give"),
         (lambda c: c.update(rules="own"), "rules"),
     ],
@@ -148,36 +134,23 @@ def test_splits_and_the_best_games():
         with pytest.raises(ValueError, match="fraction"):
             human.best(fraction)
     assert human.best(1.0).games == human.games
-
-
-def test_wrong_games_and_tables():
     for codes in ([], [0] * 7, [243], [-1]):
         with pytest.raises(ValueError, match="1 to 6 codes from 0 to 242"):
             HumanGames([("crane", codes)], ["crane"])
-    with pytest.raises(ValueError, match="table must be uint8"):
-        HumanGames([("crane", [242])], ["crane"], table=torch.zeros(2, 2))
 
 
 GREEN = "🟩🟩🟩🟩🟩"
 MISS = "⬛🟨⬛⬛🟩"
 
 
-def write(path, records, encoding="utf-8"):
-    with path.open("w", newline="", encoding=encoding) as file:
-        csv.writer(file).writerows(records)
-    return path
-
-
 @pytest.mark.parametrize(
     ("lines", "codes"),
     [
         ([GREEN], [242]),
-        ([MISS, GREEN], [29, 242]),
         (["⬜🟨⬜⬜🟩", "🟧🟧🟧🟧🟧"], [29, 242]),  # the light theme, and high contrast
         (["⬛🟦⬛⬛🟧", GREEN], [29, 242]),
         (["text before", MISS, "  " + GREEN + " ", "text after 🟩"], [29, 242]),
         (["⬛\ufe0f🟨⬛⬛🟩", GREEN], [29, 242]),
-        ([MISS] * 6, [29] * 6),
         ([MISS] * 5 + [GREEN], [29] * 5 + [242]),
         (["Wordle 210 2/6*", MISS, GREEN, "1/6 yesterday"], [29, 242]),
         (["after 4/6, on 3/6/2022:", "Wordle 1,210 2/6", "", MISS, GREEN], [29, 242]),
@@ -191,29 +164,23 @@ def test_grids(lines, codes):
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (["no game", ""], "no line of tiles"),
         ([f"{MISS} {GREEN}"], "no line of tiles"),
-        ([MISS[:-1], GREEN], "a line of more or fewer than five tiles"),
         ([MISS + "🟩", GREEN], "a line of more or fewer than five tiles"),
         ([MISS, GREEN, "", MISS, GREEN], "several grids"),
         ([MISS] * 7, "more than six guesses"),
         ([GREEN, MISS], "guesses after the solution"),
         ([MISS, MISS], "unfinished"),
-        (["Wordle 210 3/6", f"{MISS} ouch", MISS, GREEN], "rows that do not match the score"),
         ([f"Wordle 210 3/6 {MISS}", MISS, GREEN], "rows that do not match the score"),
-        (["Wordle 210 2/6", MISS, MISS, GREEN], "rows that do not match the score"),
         (["Wordle 210 X/6", *[MISS] * 5, GREEN], "rows that do not match the score"),
         (["Wordle 210 6/6", *[MISS] * 6], "rows that do not match the score"),
     ],
 )
 def test_reasons(lines, reason):
     assert grid(lines) == reason
-
-
-def test_unfinished_games_can_be_kept():
-    assert grid([MISS, MISS], keep_unfinished=True) == [29, 29]
-    cut_off = ["Wordle 210 4/6", MISS, MISS]
-    assert grid(cut_off, keep_unfinished=True) == "rows that do not match the score"
+    if reason == "unfinished":
+        assert grid(lines, keep_unfinished=True) == [29, 29]
+        cut_off = ["Wordle 210 4/6", *lines]
+        assert grid(cut_off, keep_unfinished=True) == "rows that do not match the score"
 
 
 def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
@@ -227,18 +194,20 @@ def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
         [],
         ["213", "5", "x", "y", "no"],
     ]
-    tweets = read_tweets(write(tmp_path / "tweets.csv", records))
+    with (tmp_path / "tweets.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(records)
+    tweets = read_tweets(tmp_path / "tweets.csv")
     assert tweets.games == [("panic", [29, 242])]
-    assert tweets.left_out == {
-        "unfinished": 1,
-        "puzzle without a known answer": 1,
-        "no puzzle number": 1,
-        "fewer than two columns": 1,
-        "no line of tiles": 1,
-    }
+    reasons = ["unfinished", "puzzle without a known answer", "no puzzle number", "fewer than two columns"]
+    assert tweets.left_out == dict.fromkeys([*reasons, "no line of tiles"], 1)
     assert tweets.report().splitlines()[:2] == ["1 games, 5 tweets left out", "1: fewer than two columns (line 10)"]
     kept = read_tweets(tmp_path / "tweets.csv", unfinished="keep", answers={210: "crane", 211: "slate"})
     assert kept.games == [("crane", [29, 242]), ("slate", [29, 29])]
+    (tmp_path / "answers.txt").write_text("210, crane\n\n211 slate\n")
+    assert read_tweets(tmp_path / "tweets.csv", answers=tmp_path / "answers.txt").games == [("crane", [29, 242])]
+    (tmp_path / "answers.txt").write_text("210 crane\n210 slate\n")
+    with pytest.raises(FileError, match="line 2"):
+        read_tweets(tmp_path / "tweets.csv", answers=tmp_path / "answers.txt")
 
 
 def test_broken_records_are_counted_and_the_next_line_is_read(tmp_path):
@@ -250,16 +219,3 @@ def test_broken_records_are_counted_and_the_next_line_is_read(tmp_path):
     assert tweets.left_out["is no CSV record"] == 2
     assert tweets.examples["is no CSV record"] == [5, 16]
     assert tweets.examples["holds a byte that is not utf-8"] == [11]
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(FileError):
-        read_tweets(tmp_path / "missing.csv")
-
-
-def test_the_shipped_file_has_games_and_every_reason():
-    tweets = read_tweets(example_tweets())
-    assert len(tweets.games) == 48
-    assert len(tweets.left_out) == 9
-    assert {len(codes) for _, codes in tweets.games} >= {2, 3, 4, 5, 6}
-    assert example_tweets().stat().st_size < 10_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,14 +11,11 @@ from tests.envs.wordle.helpers import games, letters, turns_of
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     MonteCarloPlayer,
-    OptimalPlayer,
     RandomWordPlayer,
-    TreePlayer,
     WordIndex,
     WordleEnv,
     WrongPlayer,
     demo_words,
-    solve,
 )
 from torchrl_lang.evaluation import play_games
 
@@ -48,24 +47,17 @@ def test_mixture_draws_again_where_a_row_is_fresh():
     assert 20 < (second[:100] != first[:100]).sum() < 80
 
 
-def finished_games():
-    return play_games(WordleEnv(WORDS, batch_size=[64]), RandomWordPlayer(WORDS, seed=1), games=64, seed=0).rows
-
-
-def test_a_mixture_per_game_is_the_mean_of_its_games_probabilities():
-    rows = finished_games()
+def test_probabilities_of_mixtures():
+    """Per game the mean of its games' probabilities, per move that of each word's."""
+    rows = play_games(WordleEnv(WORDS, batch_size=[64]), RandomWordPlayer(WORDS, seed=1), games=64, seed=0).rows
     careful, wrong = RandomWordPlayer(WORDS, prob_smart=0.3), WrongPlayer(WORDS)
     mixture = MixturePlayer([careful, wrong], [0.25, 0.75], per="game")
     expected = (0.25 * careful.log_prob(rows).exp() + 0.75 * wrong.log_prob(rows).exp()).log()
     torch.testing.assert_close(mixture.log_prob(rows), expected)
     with pytest.raises(ValueError, match="log_prob"):
         mixture.probability(None, None)
-
-
-def test_a_mixture_per_move_mixes_each_word():
-    rows = finished_games()
-    careless = MixturePlayer([RandomWordPlayer(WORDS, prob_smart=1.0), RandomWordPlayer(WORDS)], [0.3, 0.7])
-    torch.testing.assert_close(careless.log_prob(rows), RandomWordPlayer(WORDS, prob_smart=0.3).log_prob(rows))
+    mixture = MixturePlayer([RandomWordPlayer(WORDS, prob_smart=1.0), RandomWordPlayer(WORDS)], [0.3, 0.7])
+    torch.testing.assert_close(mixture.log_prob(rows), careful.log_prob(rows))
 
 
 @pytest.mark.parametrize("best", ["abbot", "tribe"])  # before and after the others in the alphabet
@@ -96,44 +88,23 @@ def test_rows_of_a_batch_are_simulated_from_their_own_state():
     assert WordIndex.text(chosen[2]) == "maker"
 
 
-@pytest.mark.parametrize("used", [0, 4, 5])
+@pytest.mark.parametrize("used", [0, 5])
 def test_simulated_games_end_with_the_last_try(used):
     """Invalid guesses have used tries, too."""
-    words = ["crane", "slate"]
-    player = MonteCarloPlayer(RandomWordPlayer(["crane"]), words, seed=1, max_tries=6)
-    before = turns_of([None] * used, [None] * used)
-    first, returns = player._simulate(before, letters("slate", "crane"))
+    player = MonteCarloPlayer(RandomWordPlayer(["crane"]), ["crane", "slate"], seed=1, max_tries=6)
+    first, returns = player._simulate(turns_of([None] * used, [None] * used), letters("slate", "crane"))
     assert returns.tolist() == [used - 6, 0]
     assert [WordIndex.text(guess) for guess in first] == ["crane", "crane"]
-
-
-def test_where_no_word_agrees_the_players_own_guess_is_played():
     player = MonteCarloPlayer(RandomWordPlayer(["crane", "fuzzy"], seed=0), ["crane", "slate"], seed=0)
-    impossible = turns_of(*[[("crane", "point")]] * 30)
+    impossible = turns_of(*[[("crane", "point")]] * 30)  # the player's own guess is played
     assert {WordIndex.text(guess) for guess in player.choose(impossible)} == {"crane", "fuzzy"}
-
-
-def test_sampling_players_of_any_kind():
-    players = [RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), OptimalPlayer(WORDS, seed=1)]
-    for player in (
-        MixturePlayer(players, per="game", seed=2),
-        TreePlayer(solve(WORDS)),
-        MonteCarloPlayer(players[0], WORDS, samples=2, seed=3),
-    ):
-        env = WordleEnv(WORDS, batch_size=[20], seed=0)
-        games = env.rollout(6, MonteCarloPlayer(player, WORDS, samples=3, seed=4), break_when_any_done=False)
-        assert games["next", "terminated"].any(1).all()
 
 
 @pytest.mark.parametrize(
     ("players", "options", "noun"),
     [
-        (2, {"probabilities": [0.5, 0.6]}, "sum to one"),
-        (2, {"probabilities": [1.0]}, "2 players"),
-        (2, {"probabilities": [1.5, -0.5]}, "sum to one"),
-        (2, {"probabilities": [1.0, float("nan")]}, "sum to one"),
-        (2, {"probabilities": [float("nan"), 1.0]}, "sum to one"),
-        (1, {"per": "turn"}, "per='turn'"),
+        *((2, {"probabilities": chances}, "sum to one") for chances in ([0.5, 0.6], [1.0], [1.5, -0.5], [math.nan, 1])),
+        (1, {"per": "turn"}, "per"),
         (0, {}, "players"),
     ],
 )

@@ -7,39 +7,28 @@ from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
 from torchrl_lang.envs.wordle import WordIndex, guess_words
-from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.rules import feedback, feedback_code, feedback_table
+from torchrl_lang.envs.wordle.rules import CandidateSets, feedback, feedback_code, feedback_table
 
 BOTH = pytest.mark.parametrize("rules", ["official", "ilql"])
 WORDS = st.text(alphabet="abcd", min_size=5, max_size=5)  # few letters: many repeat
-
-
-def colours(text: str) -> list[int]:
-    return ["byg".index(letter) for letter in text]
 
 
 @pytest.mark.parametrize(
     ("rules", "guess", "word", "expected"),
     [
         ("ilql", "speed", "abide", "bbyyy"),
-        ("ilql", "geese", "abide", "byybg"),
         ("ilql", "eerie", "erase", "gyybg"),
-        ("ilql", "erase", "speed", "ybbyy"),
         ("official", "speed", "abide", "bbyby"),
-        ("official", "geese", "abide", "bbbbg"),
         ("official", "eerie", "erase", "gbybg"),
-        ("official", "erase", "speed", "ybbyy"),
         ("official", "allee", "lapel", "yyygb"),
-        ("official", "lolls", "lapel", "gbybb"),
-        ("official", "crane", "crane", "ggggg"),
     ],
 )
 def test_worked_by_hand(rules, guess, word, expected):
-    assert feedback(letters(guess)[0], letters(word)[0], rules).tolist() == colours(expected)
+    assert feedback(letters(guess)[0], letters(word)[0], rules).tolist() == ["byg".index(colour) for colour in expected]
 
 
 @BOTH
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(guess=WORDS, word=WORDS)
 def test_against_the_rules_in_plain_python(rules, guess, word):
     assert feedback(letters(guess), letters(word), rules).tolist() == [plain_feedback(guess, word, rules)]
@@ -81,8 +70,8 @@ def test_narrowing_keeps_exactly_the_words_with_those_colours(rules, data):
         assert picked.tolist() == there
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (20,), (3, 200)])
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 65])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 200)])
+@pytest.mark.parametrize("n", [1, 8, 9, 65])
 def test_sets_of_any_size(n, shape):
     sets = CandidateSets(WordIndex(guess_words()[:n]).letters)
     members = torch.rand(*shape, n, generator=torch.Generator().manual_seed(n)) < 0.4

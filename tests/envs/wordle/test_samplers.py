@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 
-from tests.envs.wordle.helpers import plain_feedback
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
@@ -25,14 +24,11 @@ from torchrl_lang.schema import ROW_KEYS, check_row
 WORDS = demo_words(60)
 
 
-def env(batch=32, rules="official", words=WORDS):
-    return WordleEnv(words, [batch], rules=rules)
-
-
 @pytest.fixture(scope="module", params=["official", "ilql"])
 def branched(request):
     """Rows, the number of branches, and the rules."""
-    return BranchedGames(env(rules=request.param), branches=2)(range(100, 130), seed=1), 2, request.param
+    sampler = BranchedGames(WordleEnv(WORDS, [32], rules=request.param), branches=2)
+    return sampler(range(100, 130), seed=1), 2, request.param
 
 
 def test_every_state_of_every_game_has_its_branches(branched):
@@ -62,11 +58,6 @@ def test_a_branch_begins_with_the_experts_row_and_continues_it(branched):
 def test_the_colours_of_every_row_are_those_of_a_hidden_word(branched):
     rows, _, rules = branched
     assert (count_consistent(rows, WORDS, rules=rules) >= 1).all()
-    turns = turns_of_rows(rows)
-    for row in range(0, len(rows), 7):
-        n = int(turns.answered[row])
-        played = [(WordIndex.text(turns.guess[row, i]), turns.colours[row, i].tolist()) for i in range(n)]
-        assert any(all(plain_feedback(g, word, rules) == c for g, c in played) for word in WORDS)
     assert rows["terminated"].all()
 
 
@@ -75,15 +66,19 @@ def test_the_train_mask_excludes_the_experts_guesses_only(branched):
     excluded = rows["agent_mask"] & ~rows["train_mask"]
     assert torch.equal(excluded.sum(-1), 6 * rows["branch_turn"])
     assert not excluded[rows["kind"] == 0].any()
-    first_six = excluded.long().cumsum(-1).amax(-1)
-    assert torch.equal(first_six, 6 * rows["branch_turn"])
     assert (~rows["train_mask"] <= rows["agent_mask"]).all()
-    opening_too = BranchedGames(env(), train_on_opening=True)(range(3), seed=0)
-    assert "train_mask" not in opening_too.keys()
+    env = WordleEnv(WORDS, [32])
+    assert "train_mask" not in BranchedGames(env, train_on_opening=True)(range(3), seed=0).keys()
+    rows = AdversarialGames(env, train_on_opening=False)(range(8), seed=0)
+    assert torch.equal((rows["agent_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
+    alone = AdversarialGames(env, adversarial_games=0, suboptimal_games=0)(range(5), seed=0)
+    assert alone["kind"].tolist() == [0] * 5
+    with pytest.raises(ValueError, match="adversarial_games"):
+        AdversarialGames(env, adversarial_games=-1)
 
 
 def test_states_are_rows_that_the_environment_had():
-    games, player = env(16), RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
+    games, player = WordleEnv(WORDS, [16]), RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
     games.set_seed(0)
     steps = games.rollout(6, player, break_when_any_done=False, break_when_all_done=True)
     done = steps["next", "done"].squeeze(-1)
@@ -94,7 +89,7 @@ def test_states_are_rows_that_the_environment_had():
         state = rows_before(last[playing], torch.full((int(playing.sum()),), turn))
         for key in ROW_KEYS:
             assert torch.equal(state[key], steps[playing][:, turn][key]), (turn, key)
-    with pytest.raises(ValueError, match="there is no state before guess 6"):
+    with pytest.raises(ValueError, match="turn must"):
         rows_before(last, torch.full((16,), 6))
 
 
@@ -109,7 +104,7 @@ def test_an_invalid_guess_is_part_of_the_state():
 
 @pytest.fixture(scope="module")
 def adversarial():
-    return AdversarialGames(env(), adversarial_games=3, suboptimal_games=2)(range(40), seed=2)
+    return AdversarialGames(WordleEnv(WORDS, [32]), adversarial_games=3, suboptimal_games=2)(range(40), seed=2)
 
 
 def test_the_kinds_have_their_numbers(adversarial):
@@ -119,47 +114,35 @@ def test_the_kinds_have_their_numbers(adversarial):
     assert 0 < long.sum() < 40
     count = torch.bincount(rows["kind"], minlength=3).tolist()
     assert count == [40, 3 * int(long.sum()), 80]
-    for game in range(40):
-        mine = rows["kind"][rows["game"] == game].tolist()
-        expected = [0] + [1] * (3 * bool(long[(rows["game"] == game) & (rows["kind"] == 0)])) + [2] * 2
-        assert mine == expected
-
-
-def test_games_without_adversaries_and_with_a_mask():
-    rows = AdversarialGames(env(), adversarial_games=0, suboptimal_games=0)(range(5), seed=0)
-    assert rows["kind"].tolist() == [0] * 5
-    rows = AdversarialGames(env(), train_on_opening=False)(range(8), seed=0)
-    assert torch.equal((rows["agent_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
-    with pytest.raises(ValueError, match="at least 0"):
-        AdversarialGames(env(), adversarial_games=-1)
+    for game, has_three in zip(range(40), long[rows["kind"] == 0].tolist(), strict=True):
+        assert rows["kind"][rows["game"] == game].tolist() == [0] + [1] * (3 * has_three) + [2] * 2
 
 
 @pytest.mark.parametrize("kind", [BranchedGames, AdversarialGames])
 def test_rows_depend_on_numbers_and_seed_also_in_another_process(kind):
-    maker = kind(env())
-    rows = maker(range(10, 20), seed=3)
-    assert (kind(env())(range(10, 20), seed=3) == rows).all()
+    maker = kind(WordleEnv(WORDS, [32]))
+    rows = maker(range(4, 8), seed=3)
+    assert (kind(WordleEnv(WORDS, [32]))(range(4, 8), seed=3) == rows).all()
     copy = pickle.loads(pickle.dumps(maker))  # noqa: S301
-    assert (copy(range(10, 20), seed=3) == rows).all()
-    other = maker(range(10, 20), seed=4)
+    assert (copy(range(4, 8), seed=3) == rows).all()
+    other = maker(range(4, 8), seed=4)
     assert other.shape != rows.shape or not (other["tokens"] == rows["tokens"]).all()
 
 
 def test_mixtures_per_game_draw_their_player_for_each_continued_game():
     players = [RepeatPlayer(["fuzzy"]), RandomWordPlayer(WORDS, prob_smart=1.0)]
-    maker = BranchedGames(env(), suboptimal=MixturePlayer(players, per="game"))
+    maker = BranchedGames(WordleEnv(WORDS, [32]), suboptimal=MixturePlayer(players, per="game"))
     rows = maker(range(20), seed=0)
     maker(range(20, 40), seed=0)
     assert (maker(range(20), seed=0) == rows).all()
-    turns = turns_of_rows(rows)
-    row = torch.arange(len(rows))
     # A repeater that takes over repeats an earlier guess, so it never solves the game; the other player mostly does.
-    late = (rows["kind"] == 1) & (rows["branch_turn"] > 0)
-    own = turns.guess[row, rows["branch_turn"].clamp_max(5)]
-    repeats = ((turns.guess == own[:, None]).all(-1) & (torch.arange(6) < rows["branch_turn"][:, None])).any(-1)
-    assert 0.2 < repeats[late].float().mean() < 0.8
-    assert (rows["token_reward"].sum(-1)[late & repeats] == -6).all()
-    assert (rows["token_reward"].sum(-1)[late & ~repeats] > -6).float().mean() > 0.9
+    late = rows[(rows["kind"] == 1) & (rows["branch_turn"] > 0)]
+    turns, row = turns_of_rows(late), torch.arange(len(late))
+    own = turns.guess[row, late["branch_turn"].clamp_max(5)]
+    earlier = torch.arange(6) < late["branch_turn"][:, None]
+    repeats = ((turns.guess == own[:, None]).all(-1) & earlier).any(-1)
+    assert 0.2 < repeats.float().mean() < 0.8
+    assert (late["token_reward"].sum(-1)[repeats] == -6).all()
 
 
 def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched, adversarial):

@@ -7,30 +7,9 @@ import torch
 
 from tests.envs.wordle.helpers import plain_feedback, text
 from torchrl_lang.data import PolicySampler
-from torchrl_lang.envs.wordle import (
-    RandomWordPlayer,
-    WordleEnv,
-    consistent_words,
-    count_consistent,
-    demo_words,
-    random_words,
-)
-from torchrl_lang.envs.wordle.words import common_words
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, consistent_words, count_consistent, demo_words
 
 WORDS = demo_words(100)
-
-
-def test_subsets_are_random_seeded_and_united_with_given_words(tmp_path):
-    some = random_words(50, seed=1)
-    assert len(set(some)) == 50 <= len(set(common_words()) & set(some))
-    assert some == sorted(some) == random_words(50, seed=1) != random_words(50, seed=2)
-    more = random_words(50, include=["zzzzz", some[0]], seed=1)
-    assert set(more) == {*some, "zzzzz"}
-    (tmp_path / "words.txt").write_text("crane\nslate\n")
-    assert random_words(2, tmp_path / "words.txt") == ["crane", "slate"]
-    assert random_words(0, include=tmp_path / "words.txt") == ["crane", "slate"]
-    with pytest.raises(ValueError, match="There are 2 words"):
-        random_words(3, ["crane", "slate"])
 
 
 @pytest.mark.parametrize("rules", ["official", "ilql"])
@@ -46,21 +25,24 @@ def test_consistent_words_of_rows_and_texts(rules):
         assert found == [w for w in WORDS if all(plain_feedback(g, w, rules) == c for g, c in played)]
         assert len(found) == count
         assert consistent_words(decoded, WORDS, rules=rules) == found
-        lines = "\n".join(f"{guess} {''.join('byg'[c] for c in colours)}" for guess, colours in played)
-        tiles = "\n".join(f"{guess} {''.join('⬛🟨🟩'[c] for c in colours)}" for guess, colours in played)
-        assert consistent_words(lines, WORDS, rules=rules) == consistent_words(tiles, WORDS, rules=rules) == found
+        for symbols in ("byg", "⬛🟨🟩"):
+            lines = "\n".join(f"{guess} {''.join(symbols[c] for c in colours)}" for guess, colours in played)
+            assert consistent_words(lines, WORDS, rules=rules) == found
 
 
 def test_nothing_played_leaves_all_words():
     assert consistent_words("", WORDS) == consistent_words("<a>", WORDS) == WORDS
-    assert count_consistent(WordleEnv(WORDS, [2]).reset(), WORDS).tolist() == [100, 100]
-    assert len(consistent_words("")) == len(common_words())
+    assert len(consistent_words("")) == 2250
+    states = WordleEnv(WORDS, [5000]).reset()
+    assert torch.equal(count_consistent(states, WORDS), torch.full((5000,), 100))
+    none = count_consistent(states[:0], WORDS)
+    assert (none.shape, none.dtype) == ((0,), torch.int64)
 
 
 @pytest.mark.parametrize(
     "transcript",
     [
-        *("crane", "crane byb", "crane bybbx", "Crane bybbb", "cran bbbbb", "crane ⬛⬛⬛⬛"),
+        *("crane", "crane byb", "crane bybbx", "Crane bybbb", "crane ⬛⬛⬛⬛"),
         *("<a>CRANE</a><b><g><g><b><g></s>", "<a>crane</a><b><g><g>", "<a>crane</a><b><g><g><b><x></s>"),
         *("<a>xcrane</a><b><g><g><b><g></s>", "<a>slate</a><b><g><g><b><g></s>cr?ne</a>", "<g><g><g><g><g>"),
     ],
@@ -74,10 +56,3 @@ def test_guesses_without_colours_rule_nothing_out():
     transcript = "<s><a>crane</a><b><b><b><b><b></s>slopyy</a></s>slo"
     assert consistent_words(transcript, WORDS) == consistent_words("crane bbbbb", WORDS) != WORDS
     assert consistent_words(transcript + "</a></eod><|pad|>", WORDS) == consistent_words("crane bbbbb", WORDS)
-
-
-def test_rows_of_any_number():
-    states = WordleEnv(WORDS, [5000]).reset()
-    none = count_consistent(states[:0], WORDS)
-    assert (none.shape, none.dtype) == ((0,), torch.int64)
-    assert torch.equal(count_consistent(states, WORDS), torch.full((5000,), 100))

@@ -4,35 +4,53 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
 from torchrl_lang._files import FileError, json_digest
-from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, TreePlayer, WordleEnv, demo_words, solve
+from torchrl_lang.envs.wordle import (
+    OptimalPlayer,
+    RandomWordPlayer,
+    TreePlayer,
+    WordleEnv,
+    demo_words,
+    expected_return,
+    solve,
+)
 from torchrl_lang.envs.wordle.tree import DecisionTree
 
 WORDS = demo_words(40)
 
 
 @pytest.mark.parametrize("rules", ["official", "ilql"])
-@settings(max_examples=30, deadline=None)
-@given(words=st.lists(st.text(alphabet="abcd", min_size=5, max_size=5), min_size=1, max_size=12, unique=True))
-def test_paths_end_with_their_word_and_depend_on_colours_only(rules, words):
-    tree = solve(words, rules=rules, progress=False)
+def test_paths_depend_on_colours_only_and_a_tree_player_takes_them(rules):
+    tree = solve(WORDS, rules=rules, guesses=["fuzzy"], opener="fuzzy", progress=False)
     next_guess: dict[tuple, str] = {}
-    for number, word in enumerate(words):
-        path = tree.path(word)
+    for word, number in zip(WORDS, tree.n_guesses.tolist(), strict=True):
+        path, history = tree.path(word), ()
         assert path[-1] == word
-        assert len(path) == tree.n_guesses[number]
-        history: tuple = ()
+        assert len(path) == number
         for guess in path:
             assert next_guess.setdefault(history, guess) == guess
             history += (guess, tuple(plain_feedback(guess, word, rules)))
+    found = expected_return(TreePlayer(tree), WORDS, rules=rules)
+    assert torch.equal(found.returns, 1 - tree.n_guesses.double())
+    assert found.mean == pytest.approx(tree.expected_return)
+    assert {k: n for k, n in found.histogram.items() if n} == tree.histogram
+
+
+def test_returns_of_lost_and_invalid_games_and_of_players_that_draw():
+    found = expected_return(RandomWordPlayer(["crane"], action_length=8), ["slate", "crane"], max_tries=3)
+    assert found.returns.tolist() == [-3, 0]
+    assert found.histogram == {1: 1, 2: 0, 3: 0, 4: 1}
+    assert found.mean == -1.5
+    assert expected_return(RandomWordPlayer(["fuzzy"]), WORDS, guesses="words", max_tries=2).mean == -2
+    for player in (RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), OptimalPlayer(demo_words(60), seed=0)):
+        with pytest.raises(ValueError, match="draws its guesses"):  # it could be lucky, even above the optimum
+            expected_return(player, demo_words(60))
 
 
 def test_a_saved_tree_is_the_same_tree(tmp_path):
-    for options in ({}, {"rules": "ilql"}, {"max_tries": 2, "guesses": ["fuzzy"]}):
+    for options in ({"rules": "ilql"}, {"max_tries": 2, "guesses": ["fuzzy"]}):
         tree = solve(WORDS, progress=False, **options)
         tree.save(tmp_path / "tree.json")
         again = DecisionTree.load(tmp_path / "tree.json")
@@ -45,22 +63,14 @@ def test_a_saved_tree_is_the_same_tree(tmp_path):
     ("change", "noun"),
     [
         (lambda c: c.update(version=2), "version"),
-        (lambda c: c.update(format="dataset"), "format"),
         (lambda c: c.update(rules="mine"), "rules"),
         (lambda c: c.update(max_tries=0), "max_tries"),
-        (lambda c: c.update(total=c["total"] - 1), "total"),
-        (lambda c: c["words"].append("fuzzy"), "no guess that finds"),
-        (lambda c: c["words"].pop(), "total"),
-        (lambda c: c["guesses"].pop(), "as many replies as guesses"),
+        (lambda c: c["guesses"].pop(), "replies"),
         (lambda c: c["guesses"].__setitem__(0, "Fuzzy"), "Fuzzy"),
-        (lambda c: c["guesses"].__setitem__(0, 7), r"guesses\.0"),
-        (lambda c: c["replies"][0].update(bbbbb=0), "come after their parent"),
-        (lambda c: c["replies"][0].update(bbbbb=1000), "come after their parent"),
-        (lambda c: c["replies"][0].update(ggggg=1), "codes are 0 to 241"),
-        (lambda c: c["replies"][0].update(bbbbb="1"), "replies"),
+        (lambda c: c["replies"][0].update(bbbbb=0), "after their parent"),
+        (lambda c: c["replies"][0].update(ggggg=1), "codes"),
         (lambda c: c["replies"][0].update(bbxbb=1), "bbxbb"),
         (lambda c: c["replies"][0].clear(), "no guess that finds"),
-        (lambda c: c.pop("replies"), "replies"),
         (lambda c: c.update(guesses=[], replies=[]), "at least one"),
     ],
 )
@@ -74,21 +84,9 @@ def test_a_damaged_tree_is_refused(tmp_path, change, noun):
     path.write_text(json.dumps({**content, "digest": json_digest(content)}))
     with pytest.raises(FileError, match=f"tree.json .*{noun}"):
         DecisionTree.load(path)
-
-
-def test_a_cut_or_edited_file_is_refused(tmp_path):
-    path = tmp_path / "tree.json"
-    solve(WORDS[:5], progress=False).save(path)
-    text = path.read_text()
-    for end in range(0, len(text.rstrip()), 37):
-        path.write_text(text[:end])
-        with pytest.raises(FileError):
-            DecisionTree.load(path)
-    path.write_text(text.replace(WORDS[0], "fuzzy"))
-    with pytest.raises(FileError, match="digest"):
-        DecisionTree.load(path)
-    with pytest.raises(FileError, match="missing"):
-        TreePlayer(tmp_path / "none.json")
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(FileError, match=r"tree\.json"):
+        TreePlayer(path)
 
 
 def test_a_tree_by_hand():
@@ -105,19 +103,14 @@ def test_a_tree_by_hand():
 
 def test_games_that_left_the_tree_are_played_by_the_other_player():
     tree = solve(WORDS, progress=False)
-    player = TreePlayer(tree, otherwise=RandomWordPlayer(["fuzzy"]))
     env = WordleEnv(WORDS, batch_size=[40])
-    td = env.reset(hidden_word=torch.arange(40))
-    mixed = MixturePlayer([TreePlayer(tree), RandomWordPlayer(["tummy"])], seed=0)
-    first = mixed(td)
-    strange = (first["action"][:, :5] == letters("tummy")).all(-1)
-    assert 10 < strange.sum() < 30
-    td = player(env.step(first)["next"])
-    fuzzy = (td["action"][:, :5] == letters("fuzzy")).all(-1)
-    assert torch.equal(fuzzy, strange)
-    # By default it finds the word from there, too.
-    td = env.step(TreePlayer(tree, seed=0)(td.exclude("action")))["next"]
-    for _ in range(4):
+    td = TreePlayer(tree)(env.reset(hidden_word=torch.arange(40)))
+    strange = torch.arange(40) % 2 == 0
+    td["action"][strange, :5] = letters("tummy")
+    td = env.step(td)["next"]
+    action = TreePlayer(tree, otherwise=RandomWordPlayer(["fuzzy"]))(td.clone())["action"]
+    assert torch.equal((action[:, :5] == letters("fuzzy")).all(-1), strange)
+    for _ in range(5):  # by default it finds the word from there, too
         td = env.step(TreePlayer(tree, seed=0)(td))["next"]
     assert (td["token_reward"].sum(-1) > -6).double().mean() > 0.95
 

@@ -16,7 +16,7 @@ from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.language.block_rows import BlockTemplate
 from torchrl_lang.algorithm_distillation.language.step_rows import TOKEN_KIND
 from torchrl_lang.algorithm_distillation.language.template import StepTemplate, TokenKind
-from torchrl_lang.evaluation.value_report import rank_correlation
+from torchrl_lang.evaluation.utterance_values import rank_correlation
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.hugging_face import eval_mode

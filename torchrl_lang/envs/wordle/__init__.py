@@ -1,8 +1,8 @@
 """Wordle: the environment, its words, scripted policies, the exact solver, and games in a terminal.
 
 Datasets beyond games of one policy are made in :mod:`~torchrl_lang.envs.wordle.samplers` (games that branch off from an
-expert's), :mod:`~torchrl_lang.envs.wordle.human` (games of people) and :mod:`~torchrl_lang.envs.wordle.replay` (games
-under other words or rules).
+expert's), :mod:`~torchrl_lang.envs.wordle.human` (games of people) and :mod:`~torchrl_lang.envs.wordle.transcript`
+(games under other words or rules).
 """
 
 from torchrl_lang.envs.wordle.env import WordleEnv

@@ -10,20 +10,18 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
-from torchrl_lang._checks import at_least_one, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import token_ids
-from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, colours_of_codes
+from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, CandidateSets, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
 from torchrl_lang.envs.wordle.words import (
     TURN_LENGTH,
     WORD_LENGTH,
     WordIndex,
     WordList,
-    check_action_length,
     is_letter,
     load_words,
     wordle_tokenizer,
@@ -68,7 +66,7 @@ class WordleEnv(LanguageEnv):
         action_length: width of an action in tokens, at least 6: a word and its end.
         consistent: adds the observation ``consistent``, the words that agree with all colours so far: as bool
             ``[*B, W]``, or with ``"packed"`` as bits, uint8 ``[*B, ceil(W / 8)]``, which
-            :func:`~torchrl_lang.envs.wordle.candidate_sets.unpack_words` unpacks.
+            :func:`~torchrl_lang.envs.wordle.rules.unpack_words` unpacks.
         privileged: adds the observation ``privileged``, the letters of the hidden word, int64 ``[*B, 5]``, for the
             critic of :class:`~torchrl_lang.modules.PrivilegedTrunk`. No player may read it.
         seed: seed of the hidden words.
@@ -110,9 +108,8 @@ class WordleEnv(LanguageEnv):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        at_least_one("max_tries", max_tries)
-        check_action_length(action_length)
-        one_of("consistent", str(consistent), ("False", "True", "packed"))
+        check_options(max_tries=(max_tries, 1), action_length=(action_length, WORD_LENGTH + 1))
+        check_options(consistent=(consistent, (False, True, "packed")))
         word_list = load_words(words)
         self.n_words = len(word_list)
         self.observes_consistent: bool | Literal["packed"] = consistent
@@ -154,10 +151,9 @@ class WordleEnv(LanguageEnv):
         word = random_index(self._key, episode, self.n_words)
         given = self._named(options, "hidden_word")
         if given is not None:
-            out = fresh & ((given < 0) | (given >= self.n_words))
-            if out.any():
-                raise ValueError(f"hidden_word {given[out].tolist()} is out of range, there are {self.n_words} words.")
             word = torch.where(fresh, given, word)
+            if ((word < 0) | (word >= self.n_words)).any():
+                raise ValueError(f"hidden_word {word.tolist()} is out of range, there are {self.n_words} words.")
         task = {"word": word, "tries": torch.zeros_like(word), "episode": episode}
         if self.observes_consistent:
             task["possible"] = self._sets.all(self._n)
@@ -214,13 +210,11 @@ class WordleEnv(LanguageEnv):
         return observed
 
     def _task_observation_spec(self) -> dict[str, Any]:
-        batch, device, specs = self.batch_size, self.device, {}
+        batch, n, device, specs = self.batch_size, self.n_words, self.device, {}
         if self.observes_consistent == "packed":
-            shape = (*batch, -(-self.n_words // 8))
-            specs["consistent"] = Unbounded(shape=shape, dtype=torch.uint8, device=device)
+            specs["consistent"] = Unbounded(shape=(*batch, -(-n // 8)), dtype=torch.uint8, device=device)
         elif self.observes_consistent:
-            shape = (*batch, self.n_words)
-            specs["consistent"] = Binary(n=self.n_words, shape=shape, dtype=torch.bool, device=device)
+            specs["consistent"] = Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
         if self.observes_privileged:
             specs[PRIVILEGED] = token_ids(self.tokenizer.vocab_size, batch, WORD_LENGTH, device=device)
         return specs

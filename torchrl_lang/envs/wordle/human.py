@@ -11,31 +11,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 from tqdm import tqdm
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, json_digest, one_line, read_csv_records, read_text, write_file
 from torchrl_lang.data import EpisodeSampler
 from torchrl_lang.data.generate import seed_of_games
-from torchrl_lang.envs.wordle.replay import rows_of_turns
 from torchrl_lang.envs.wordle.rules import (
+    CODE_OF_LETTERS,
     CODE_OF_SYMBOLS,
     SOLVED,
     SYMBOLS_OF_CODE,
     Rules,
-    check_rules,
-    code_of,
     colours_of_codes,
     feedback_table,
     tile_colours,
 )
+from torchrl_lang.envs.wordle.transcript import rows_of_turns
 from torchrl_lang.envs.wordle.words import (
     TRIES,
     TURN_LENGTH,
@@ -105,14 +104,11 @@ def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
     remedy = "give a puzzle's number and its answer on each line, each number once"
     answers: dict[int, str] = {}
     for line, text in enumerate(read_text(Path(path), remedy=remedy).splitlines(), start=1):
-        match text.replace(",", " ").split():
-            case []:
-                pass
-            case [number, answer] if _NUMBER.fullmatch(number) and int(number) not in answers:
-                answers[int(number)] = answer
-            case _:
+        if text.strip(", \t"):
+            number, _, answer = text.replace(",", " ").strip().partition(" ")
+            if not _is_number(number) or int(number) in answers or not re.fullmatch(r"\s*[a-z]{5}", answer):
                 raise FileError(Path(path), f"has {text[:80]!r} on line {line}", remedy)
-    load_words(list(dict.fromkeys(answers.values())))
+            answers[int(number)] = answer.strip()
     return answers
 
 
@@ -157,7 +153,7 @@ def read_tweets(
         1 games, 1 tweets left out
         1: no line of tiles (line 5)
     """
-    one_of("unfinished", unfinished, ("drop", "keep"))
+    check_options(unfinished=(unfinished, ("drop", "keep")))
     table = answers if isinstance(answers, Mapping) else load_answers(answers)
     path, tweets = Path(path), TweetGames()
     records = read_csv_records(path, ragged=True)
@@ -189,14 +185,14 @@ def _game(fields: Sequence[str], answers: Mapping[int, str], *, keep_unfinished:
 def grid(lines: Sequence[str], *, keep_unfinished: bool = False) -> list[int] | str:
     """The codes of the guesses in the lines of a tweet, or the reason why they are not those of one game."""
     colours = [tile_colours(line) for line in lines]
-    blocks = [[row or [] for row in block] for tiles, block in groupby(colours, key=bool) if tiles]
+    blocks = [[row or "" for row in block] for tiles, block in groupby(colours, key=bool) if tiles]
     if not blocks:
         return "no line of tiles"
     if any(len(row) != WORD_LENGTH for block in blocks for row in block):
         return "a line of more or fewer than five tiles"
     if len(blocks) > 1:
         return "several grids"
-    codes = [code_of(row) for row in blocks[0]]
+    codes = [CODE_OF_LETTERS[row] for row in blocks[0]]
     solved = codes[-1] == SOLVED
     if len(codes) > TRIES:
         return "more than six guesses"
@@ -235,8 +231,6 @@ class HumanGames(EpisodeSampler):
         guesses: the words that may be guessed, a list or a path; hidden words always may. Default ``words``.
         rules: the rules of the colours. Tweets follow ``"official"``; under ``"ilql"`` some cannot be refit.
         true_word: hide the puzzle's answer.
-        table: the code of each guess for each hidden word, uint8 ``[words, guesses]``, 255 for guesses not to be drawn;
-            by default computed for all.
 
     Raises:
         ValueError: there is no game, a code is out of range, or an option is unknown.
@@ -260,35 +254,29 @@ class HumanGames(EpisodeSampler):
         guesses: WordList | None = None,
         rules: Rules = "official",
         true_word: bool = False,
-        table: Tensor | None = None,
     ) -> None:
-        check_rules(rules)
         super().__init__(wordle_tokenizer(), 2 + TRIES * TURN_LENGTH)
         self.words, self.rules, self.true_word = load_words(words), rules, true_word
-        self.guesses = words_and_guesses(self.words, "words" if guesses is None else guesses)
-        if table is None:
-            table = feedback_table(WordIndex(self.guesses).letters, WordIndex(self.words).letters, rules).T
-        else:
-            self.guesses = [] if guesses is None else load_words(guesses)
-        if table.shape != (len(self.words), len(self.guesses)) or table.dtype != torch.uint8:
-            size = [len(self.words), len(self.guesses)]
-            raise ValueError(f"table must be uint8 of shape {size}, got {table.dtype} {list(table.shape)}.")
-        self._table = table
+        every = words_and_guesses(self.words, guesses)
+        self._draw_from(every, feedback_table(WordIndex(every).letters, WordIndex(self.words).letters, rules).T)
+        self._set_games(games.games if isinstance(games, TweetGames) else games)
+
+    def _draw_from(self, guesses: list[str], table: Tensor) -> None:
+        """Draw these guesses, of which the codes for each word are uint8 ``[W, G]``, 255 for those not to be drawn."""
+        self.guesses, self._table = guesses, table
         # The guesses of each word by their code, and where each code begins.
         self._order = table.to(torch.int16).sort(dim=-1, stable=True).indices.to(torch.int32)
         number = torch.arange(len(table))[:, None] * _CODES + table.long()
         self._number = torch.bincount(number.flatten(), minlength=_CODES * len(table)).view(-1, _CODES)
         self._start = self._number.cumsum(-1) - self._number
         self._letters = WordIndex(self.guesses).letters
-        self._set_games(games.games if isinstance(games, TweetGames) else games)
 
     def _set_games(self, games: Iterable[tuple[str, Sequence[int]]]) -> None:
         self.games = [(answer, list(codes)) for answer, codes in games]
+        if wrong := [c for _, c in self.games if not 1 <= len(c) <= TRIES or min(c) < 0 or max(c) > SOLVED]:
+            raise ValueError(f"A game has 1 to {TRIES} codes from 0 to {SOLVED}, got {wrong[0]}.")
         if not self.games:
             raise ValueError("There are no games: see the reasons in read_tweets(...).report().")
-        for answer, codes in self.games:
-            if not 1 <= len(codes) <= TRIES or min(codes) < 0 or max(codes) > SOLVED:
-                raise ValueError(f"A game has 1 to {TRIES} codes from 0 to {SOLVED}, got {codes} for {answer!r}.")
         place = {word: index for index, word in enumerate(self.words)}
         self._answer = torch.tensor([place.get(answer, _NONE) for answer, _ in self.games])
         self._codes = torch.tensor([[*codes, *[_NONE] * (TRIES - len(codes))] for _, codes in self.games])
@@ -321,9 +309,18 @@ class HumanGames(EpisodeSampler):
         for row, by_colours in zip(table, file.transitions.values(), strict=True):
             for colours, some in by_colours.items():
                 row[[place[guess] for guess in some]] = CODE_OF_SYMBOLS[colours]
-        found = _rules_of(path, table, words, guesses, file.rules if rules is None else rules)
         games = [(answer, [CODE_OF_SYMBOLS[colours] for colours in played]) for answer, played in file.games]
-        return cls(games, words, guesses=guesses, rules=found, true_word=true_word, table=table)
+        named = file.rules if rules is None else rules
+        for found in get_args(Rules) if named is None else (named,):
+            given = feedback_table(WordIndex(guesses).letters, WordIndex(words).letters, found).T
+            wrong = (table != _NO_GUESS) & (table != given)
+            if not wrong.any():
+                human = cls(games, words, rules=found, true_word=true_word)
+                human._draw_from(guesses, table)
+                return human
+        word, guess = wrong.nonzero()[0].tolist()
+        pair = f"the guess {guesses[guess]!r} and the word {words[word]!r}"
+        raise FileError(path, f"has colours of {pair} which the rules do not give", "make the file again")
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write games and transitions as JSON, in the form of the ILQL paper's code, with the rules beside them.
@@ -353,8 +350,7 @@ class HumanGames(EpisodeSampler):
 
     def best(self, fraction: float) -> HumanGames:
         """The ``fraction`` of the games, rounded down: solved ones first, then by fewest guesses, then the earlier."""
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}.")
+        check_options(fraction=(fraction, "(0, 1]"))
         effort = [(codes[-1] != SOLVED, len(codes)) for _, codes in self.games]
         order = sorted(range(len(effort)), key=effort.__getitem__)
         return self.select(sorted(order[: int(len(order) * fraction)]))
@@ -416,13 +412,7 @@ class HumanGames(EpisodeSampler):
 _REMEDY = 'give {"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess, ...]}}}'
 
 
-def _known(colours: str) -> str:
-    if colours not in CODE_OF_SYMBOLS:
-        raise ValueError(f"{colours[:80]!r} are not the colours of a guess")
-    return colours
-
-
-Colours = Annotated[str, AfterValidator(_known)]
+Colours = Annotated[str, Field(pattern="^(<[byg]>){5}$")]
 
 
 class _File(Record):
@@ -431,16 +421,3 @@ class _File(Record):
     games: list[tuple[str, Annotated[list[Colours], Field(min_length=1, max_length=TRIES)]]]
     transitions: dict[str, dict[Colours, list[str]]]
     rules: Rules | None = None
-
-
-def _rules_of(path: Path, table: Tensor, words: list[str], guesses: list[str], named: Rules | None) -> Rules:
-    """The rules that give all colours of the table, the ``named`` ones if they do."""
-    hidden, guessed = WordIndex(words).letters, WordIndex(guesses).letters
-    candidates: tuple[Rules, ...] = ("official", "ilql") if named is None else (named,)
-    for rules in candidates:
-        wrong = (table != _NO_GUESS) & (table != feedback_table(guessed, hidden, rules).T)
-        if not wrong.any():
-            return rules
-    word, guess = wrong.nonzero()[0].tolist()
-    found = f"{SYMBOLS_OF_CODE[int(table[word, guess])]} for the guess {guesses[guess]!r} and the word {words[word]!r}"
-    raise FileError(path, f"has {found}, which the rules do not give", "make the file again")

@@ -10,10 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, one_of
-from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.wordle.players import Player
-from torchrl_lang.envs.wordle.rules import SOLVED, Rules, answer, colours_of_codes
+from torchrl_lang.envs.wordle.rules import SOLVED, CandidateSets, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, word_number
 
@@ -53,14 +52,14 @@ class MixturePlayer(Player):
         per: Literal["move", "game"] = "move",
         seed: int | None = None,
     ) -> None:
-        widths = {player.action_length for player in players}
+        widths, n = {player.action_length for player in players}, len(players)
         if len(widths) != 1:
-            raise ValueError(f"A mixture needs players with one action_length, got {sorted(widths)}: give some such.")
+            raise ValueError(f"A mixture needs players with one action_length, got {sorted(widths)}.")
         super().__init__(action_length=widths.pop(), seed=seed)
-        chances = [1 / len(players)] * len(players) if probabilities is None else list(probabilities)
-        if len(chances) != len(players) or not (min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6):  # also of NaN
-            raise ValueError(f"{len(players)} players need as many probabilities that sum to one, got {chances}.")
-        one_of("per", per, ("move", "game"))
+        chances = [1 / n] * n if probabilities is None else list(probabilities)
+        if len(chances) != n or not (min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6):  # also of NaN
+            raise ValueError(f"{n} players need as many probabilities that sum to one, got {chances}.")
+        check_options(per=(per, ("move", "game")))
         self.players = torch.nn.ModuleList(players)
         self.per, self._chances = per, chances
         self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)
@@ -78,8 +77,7 @@ class MixturePlayer(Player):
                 who = torch.where(turns.tries == 0, who, self._playing)
             self._playing = who
         letters = torch.zeros_like(turns.guess[:, 0])
-        for number, player in enumerate(self.players):
-            assert isinstance(player, Player)
+        for number, (_, player) in enumerate(self._weighted()):
             mine = who == number
             if mine.any():
                 letters[mine] = player.choose(turns.rows(mine))
@@ -89,8 +87,7 @@ class MixturePlayer(Player):
         """With ``per="move"`` the mean of the policies' probabilities, see :meth:`Player.probability`."""
         if self.per == "game":
             raise ValueError("With per='game' a word's probability depends on the game's policy: use log_prob(rows).")
-        each = [chance * player.probability(turns, letters) for chance, player in self._weighted()]
-        return torch.stack(each).sum(0)
+        return torch.stack([chance * player.probability(turns, letters) for chance, player in self._weighted()]).sum(0)
 
     def log_prob(self, rows: TensorDictBase) -> Tensor:
         """Log-probability of finished games, see :meth:`Player.log_prob`."""
@@ -147,8 +144,7 @@ class MonteCarloPlayer(Player):
         seed: int | None = None,
     ) -> None:
         super().__init__(action_length=player.action_length, seed=seed)
-        at_least_one("samples", samples)
-        at_least_one("max_tries", max_tries)
+        check_options(samples=(samples, 1), max_tries=(max_tries, 1))
         self.player, self.samples, self.max_tries = player, samples, max_tries
         self.index = WordIndex(load_words(words))
         self.sets = CandidateSets(self.index.letters, rules)

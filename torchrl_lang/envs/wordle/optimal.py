@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.wordle.players import WordPlayer
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.transcript import Turns
@@ -95,7 +95,7 @@ class OptimalPlayer(WordPlayer):
         ties: Literal["random", "first"] = "random",
         **kwargs: Any,
     ) -> None:
-        one_of("ties", ties, ("random", "first"))
+        check_options(ties=(ties, ("random", "first")))
         word_list = load_words(words)
         super().__init__(word_list, **kwargs)
         self.only_fitting, self.ties = guesses is None, ties
@@ -104,10 +104,6 @@ class OptimalPlayer(WordPlayer):
         self.register_buffer("table", table, persistent=False)
         self._best: dict[bytes, Sequence[int]] = {}
 
-    def forget(self) -> None:
-        """Clear the cache of game states."""
-        self._best.clear()
-
     def _choose_word(self, turns: Turns) -> Tensor:
         states = self._states(turns)
         new = {state: row for row, state in enumerate(states) if state not in self._best}
@@ -115,11 +111,8 @@ class OptimalPlayer(WordPlayer):
             index = torch.tensor(list(new.values()), device=turns.tries.device)
             self._best.update(zip(new, self.best_words(turns.rows(index)), strict=True))
         draws = self.uniform(turns.tries).tolist() if self.ties == "random" else [0.0] * len(states)
-        words = []
-        for state, draw in zip(states, draws, strict=True):
-            best = self._best[state]
-            words.append(best[int(draw * len(best))])
-        return self.guesses.letters[words]
+        ties = [self._best[state] for state in states]
+        return self.guesses.letters[[best[int(draw * len(best))] for best, draw in zip(ties, draws, strict=True)]]
 
     def best_words(self, turns: Turns) -> list[Sequence[int]]:
         """For each game the indices of all guesses with the largest gain; all words if none is possible."""

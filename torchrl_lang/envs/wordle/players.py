@@ -11,16 +11,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, within
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.rules import Rules
+from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
 from torchrl_lang.envs.wordle.words import (
     WORD_LENGTH,
     WordIndex,
     WordList,
-    check_action_length,
     load_words,
     wordle_tokenizer,
 )
@@ -63,7 +61,7 @@ class Player(TensorDictModuleBase):
 
     def __init__(self, *, action_length: int = WORD_LENGTH + 1, seed: int | None = None) -> None:
         super().__init__()
-        check_action_length(action_length)
+        check_options(action_length=(action_length, WORD_LENGTH + 1))
         self.in_keys = [TOKENS, ATTENTION_MASK, AGENT_MASK]
         self.out_keys = [ACTION]
         self.action_length = action_length
@@ -166,22 +164,22 @@ class WordPlayer(Player):
 
     def probability(self, turns: Turns, letters: Tensor) -> Tensor:
         """See :meth:`Player.probability`."""
-        word = self.index.find(letters)
-        later = torch.where(word < 0, 0.0, self._probability(turns, word.clamp_min(0)))
+        later = self._probability(turns, letters)
         if self.openers is None:
             return later
         first = (self.openers.letters == letters[:, None]).all(-1).double().mean(-1)
         return torch.where(turns.tries == 0, first, later)
 
-    def _probability(self, turns: Turns, word: Tensor) -> Tensor:
-        """The probability that :meth:`_choose_word` chooses the word with the index ``word``, float64 ``[N]``."""
-        return super().probability(turns, self.index.letters[word])
+    def _probability(self, turns: Turns, letters: Tensor) -> Tensor:
+        """The probability that :meth:`_choose_word` chooses the word ``letters``, float64 ``[N]``."""
+        return super().probability(turns, letters)
 
-    def chance_of(self, sets: Tensor, word: Tensor) -> Tensor:
-        """Probability of ``word`` under :meth:`any_of` with a uniform word as the fallback, float64 ``[N]``."""
-        size = self.sets.size(sets)
-        inside = self.sets.members(sets).gather(-1, word[:, None]).squeeze(-1)
-        return torch.where(size > 0, inside / size.clamp_min(1).double(), 1 / len(self.index))
+    def chance_of(self, sets: Tensor, letters: Tensor) -> Tensor:
+        """Probability of a word under :meth:`any_of` with a uniform word as the fallback, float64 ``[N]``."""
+        size, word = self.sets.size(sets), self.index.find(letters)
+        inside = self.sets.members(sets).gather(-1, word.clamp_min(0)[:, None]).squeeze(-1)
+        chance = torch.where(size > 0, inside / size.clamp_min(1).double(), 1 / len(self.index))
+        return torch.where(word < 0, 0.0, chance)
 
     def any_word(self, turns: Turns) -> Tensor:
         """Index of a uniform word of the list for each game, int64 ``[N]``."""
@@ -214,7 +212,7 @@ class RandomWordPlayer(WordPlayer):
 
     def __init__(self, words: WordList | None = None, *, prob_smart: float = 0.0, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        within("prob_smart", prob_smart, 0, 1)
+        check_options(prob_smart=(prob_smart, "[0, 1]"))
         self.prob_smart = prob_smart
 
     def _choose_word(self, turns: Turns) -> Tensor:
@@ -224,9 +222,9 @@ class RandomWordPlayer(WordPlayer):
             word[smart] = self.any_of(turns.rows(smart).filter(self.sets), fallback=word[smart])
         return self.index.letters[word]
 
-    def _probability(self, turns: Turns, word: Tensor) -> Tensor:
-        smart = self.chance_of(turns.filter(self.sets), word)
-        return self.prob_smart * smart + (1 - self.prob_smart) / len(self.index)
+    def _probability(self, turns: Turns, letters: Tensor) -> Tensor:
+        mixed = self.prob_smart * self.chance_of(turns.filter(self.sets), letters)
+        return torch.where(self.index.find(letters) < 0, 0.0, mixed + (1 - self.prob_smart) / len(self.index))
 
 
 class WrongPlayer(WordPlayer):
@@ -243,8 +241,8 @@ class WrongPlayer(WordPlayer):
     def _choose_word(self, turns: Turns) -> Tensor:
         return self.index.letters[self.any_of(self._excluded(turns), fallback=self.any_word(turns))]
 
-    def _probability(self, turns: Turns, word: Tensor) -> Tensor:
-        return self.chance_of(self._excluded(turns), word)
+    def _probability(self, turns: Turns, letters: Tensor) -> Tensor:
+        return self.chance_of(self._excluded(turns), letters)
 
     def _excluded(self, turns: Turns) -> Tensor:
         return self.sets.all(turns.tries.shape[0]) & ~turns.filter(self.sets)
@@ -269,7 +267,7 @@ class RepeatPlayer(WordPlayer):
 
     def __init__(self, words: WordList | None = None, *, first_n: int | None = None, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        at_least_one("first_n", 1 if first_n is None else first_n)
+        check_options(first_n=(first_n, 1))
         self.first_n = first_n
 
     def _choose_word(self, turns: Turns) -> Tensor:
@@ -288,7 +286,7 @@ class StartWordPlayer(WordPlayer):
     Args:
         words: see :class:`WordPlayer`. If none of these fits either, any of them is played.
         starts: the start words, which need not be on the list; default :data:`OPENERS`.
-        rules, action_length, seed: see :class:`WordPlayer`.
+        **kwargs: see :class:`WordPlayer`.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import StartWordPlayer, WordIndex, WordleEnv
@@ -299,16 +297,8 @@ class StartWordPlayer(WordPlayer):
         ['roast', 'tummy']
     """
 
-    def __init__(
-        self,
-        words: WordList | None = None,
-        *,
-        starts: Sequence[str] = OPENERS,
-        rules: Rules = "official",
-        action_length: int = WORD_LENGTH + 1,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(words, rules=rules, action_length=action_length, seed=seed)
+    def __init__(self, words: WordList | None = None, *, starts: Sequence[str] = OPENERS, **kwargs: Any) -> None:
+        super().__init__(words, **kwargs)
         self.starts = WordIndex(load_words(starts))
         self.start_sets = CandidateSets(self.starts.letters, self.sets.rules)
 
@@ -319,10 +309,9 @@ class StartWordPlayer(WordPlayer):
         other = self.any_of(turns.filter(self.sets), fallback=self.any_word(turns))
         return torch.where((size > 0)[:, None], self.starts.letters[fitting], self.index.letters[other])
 
-    def probability(self, turns: Turns, letters: Tensor) -> Tensor:
-        """See :meth:`Player.probability`."""
+    def _probability(self, turns: Turns, letters: Tensor) -> Tensor:
         starts = turns.filter(self.start_sets)
-        size, start, word = self.start_sets.size(starts), self.starts.find(letters), self.index.find(letters)
+        size, start = self.start_sets.size(starts), self.starts.find(letters)
         fits = self.start_sets.members(starts).gather(-1, start.clamp_min(0)[:, None]).squeeze(-1) & (start >= 0)
-        other = torch.where(word < 0, 0.0, self.chance_of(turns.filter(self.sets), word.clamp_min(0)))
+        other = self.chance_of(turns.filter(self.sets), letters)
         return torch.where(size > 0, fits / size.clamp_min(1).double(), other)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
-from torchrl_lang.envs.wordle.words import WORD_LENGTH
+from torchrl_lang._checks import check_options
+from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH, number_of
 
-__all__ = ["Rules", "feedback", "feedback_code", "feedback_table"]
+__all__ = [
+    "CandidateSets",
+    "Rules",
+    "feedback",
+    "feedback_code",
+    "feedback_table",
+    "unpack_words",
+]
+
 
 Rules = Literal["official", "ilql"]
 
@@ -19,11 +26,6 @@ BLACK, YELLOW, GREEN = 0, 1, 2
 
 SOLVED = 3**WORD_LENGTH - 1
 """The code of five green squares."""
-
-
-def check_rules(rules: str) -> None:
-    """Raise ValueError unless ``rules`` names a set of rules."""
-    one_of("rules", rules, ("official", "ilql"))
 
 
 def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
@@ -53,7 +55,7 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
         >>> feedback(speed, abide)  # abide has only one e
         tensor([0, 0, 1, 0, 1])
     """
-    check_rules(rules)
+    check_options(rules=(rules, get_args(Rules)))
     guess, word = torch.broadcast_tensors(guess, word)
     colours = _colours(_planes(guess), _planes(word), rules)
     return torch.stack(colours, -1).to(torch.int64)
@@ -73,15 +75,12 @@ def colours_of_codes(device: torch.device | None = None) -> Tensor:
 
 def feedback_code(colours: Tensor) -> Tensor:
     """Five colours as one number in base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``."""
-    code = colours[..., 0]
-    for position in range(1, WORD_LENGTH):
-        code = code * 3 + colours[..., position]
-    return code
+    return number_of(colours, 3)
 
 
 def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") -> Tensor:
     """Compute the code of every guess for every word: letters ``[G, 5]``, ``[W, 5]`` to uint8 ``[G, W]``."""
-    check_rules(rules)
+    check_options(rules=(rules, get_args(Rules)))
     n_guesses, n_words = guesses.shape[0], words.shape[0]
     table = torch.empty((n_guesses, n_words), dtype=torch.uint8, device=guesses.device)
     columns = _planes(words)[:, None, :]
@@ -127,7 +126,7 @@ def _colours(guess: Tensor, word: Tensor, rules: Rules) -> list[Tensor]:
     return colours
 
 
-TILE_COLOURS = {"⬛": BLACK, "⬜": BLACK, "🟨": YELLOW, "🟦": YELLOW, "🟩": GREEN, "🟧": GREEN}
+TILE_COLOURS = {"⬛": "b", "⬜": "b", "🟨": "y", "🟦": "y", "🟩": "g", "🟧": "g"}
 """Tiles of the dark and the light theme, and blue and orange for high contrast."""
 
 _VARIATION = "\N{VARIATION SELECTOR-16}"  # may follow an emoji and changes nothing
@@ -140,17 +139,184 @@ CODE_OF_LETTERS = {letters: code for code, letters in enumerate(LETTERS_OF_CODE)
 CODE_OF_SYMBOLS = {symbols: code for code, symbols in enumerate(SYMBOLS_OF_CODE)}
 
 
-def tile_colours(text: str) -> list[int] | None:
-    """The colours of a line that consists of tiles only, of any number; None for other lines."""
-    text = text.replace(_VARIATION, "").strip()
-    if not text or any(character not in TILE_COLOURS for character in text):
-        return None
-    return [TILE_COLOURS[character] for character in text]
+def tile_colours(text: str) -> str | None:
+    """The colours of a line that consists of tiles only, of any number, such as ``bybbg``; None for other lines."""
+    tiles = text.replace(_VARIATION, "").strip()
+    return "".join(map(TILE_COLOURS.__getitem__, tiles)) if tiles and set(tiles) <= TILE_COLOURS.keys() else None
 
 
-def code_of(colours: Sequence[int]) -> int:
-    """Five colours as one number in base 3, see :func:`feedback_code`."""
-    code = 0
-    for colour in colours:
-        code = 3 * code + colour
-    return code
+_SEEN = WORD_LENGTH + 1  # a word has a letter from 0 to 5 times
+
+
+class CandidateSets(torch.nn.Module):
+    """Sets of words of one list, stored as bits, and their filtering by feedback.
+
+    A guess and its colours give five clues about a word, one per place: "has this letter here" or "has not", and "has
+    the letter exactly ``n`` times" or "at least ``n`` times". The set of words that agree with a clue is computed once;
+    filtering intersects a set with five of them. So a guess need not be on the list.
+
+    Args:
+        letters: int64 ``[W, 5]``, the words of the list.
+        rules: ``"official"`` or ``"ilql"``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import WordIndex
+        >>> from torchrl_lang.envs.wordle.rules import CandidateSets
+        >>> from torchrl_lang.envs.wordle.rules import feedback
+        >>> index = WordIndex(["crane", "crate", "slate", "point"])
+        >>> sets = CandidateSets(index.letters)
+        >>> crane, crate, slate, _ = index.letters
+        >>> possible = sets.filter(sets.all(1), crane[None], feedback(crane, slate)[None])
+        >>> sets.members(possible), sets.size(possible)
+        (tensor([[False, False,  True, False]]), tensor([1]))
+    """
+
+    clues: Tensor
+    _members_of: Tensor
+    _rank_in: Tensor
+    _size_of: Tensor
+
+    def __init__(self, letters: Tensor, rules: Rules = "official") -> None:
+        super().__init__()
+        check_options(rules=(rules, get_args(Rules)))
+        self.rules = rules
+        self.n_words = letters.shape[0]
+        byte = _bits_of_bytes(letters.device)
+        self.register_buffer("_members_of", _eight_bools(byte), persistent=False)
+        # Index of the r-th member within a byte.
+        self.register_buffer("_rank_in", byte.sort(dim=-1, descending=True, stable=True).indices, persistent=False)
+        self.register_buffer("_size_of", byte.sum(-1).to(torch.int16), persistent=False)
+        self.register_buffer("clues", self._clue_sets(letters), persistent=False)
+        self._anything, self._nothing = self.clues.shape[0] - 2, self.clues.shape[0] - 1
+
+    def all(self, n: int) -> Tensor:
+        """``n`` sets of all words, uint8 ``[n, C]`` with eight words per byte."""
+        return self.clues[self._anything].expand(n, -1)
+
+    @staticmethod
+    def pack(members: Tensor) -> Tensor:
+        """Pack members, bool ``[..., W]``, into sets, uint8 ``[..., C]``."""
+        spare = -members.shape[-1] % 8
+        bits = torch.nn.functional.pad(members.to(torch.uint8), (0, spare)).unflatten(-1, (-1, 8))
+        place = torch.arange(8, dtype=torch.uint8, device=members.device)
+        return (bits << place).sum(-1, dtype=torch.uint8)
+
+    def members(self, sets: Tensor) -> Tensor:
+        """Unpack sets, uint8 ``[..., C]``, into members, bool ``[..., W]``."""
+        return _unpack(sets, self._members_of, self.n_words)
+
+    def size(self, sets: Tensor) -> Tensor:
+        """Number of words in each set, int64 ``[...]``."""
+        return self._size_of[sets.to(torch.int32)].sum(-1)
+
+    def pick(self, sets: Tensor, rank: Tensor) -> Tensor:
+        """The word with ``rank`` words before it in its set, int64 ``[...]``; ``rank`` must be below the size."""
+        upto = self._size_of[sets.to(torch.int32)].cumsum(-1)
+        byte = (upto <= rank[..., None]).sum(-1, keepdim=True).clamp_max(sets.shape[-1] - 1)
+        content = sets.gather(-1, byte)[..., 0].to(torch.int64)
+        before = upto.gather(-1, byte)[..., 0] - self._size_of[content]
+        return byte[..., 0] * 8 + self._rank_in[content, (rank - before).clamp(0, 7)]
+
+    def filter(self, sets: Tensor, guess: Tensor, colours: Tensor, heard: Tensor | None = None) -> Tensor:
+        """Remove the words for which ``guess`` would not get ``colours``.
+
+        Args:
+            sets: uint8 ``[N, C]``.
+            guess: int64 letters ``[N, 5]``; any tokens where ``heard`` is False.
+            colours: int64 ``[N, 5]``: 0 black, 1 yellow, 2 green.
+            heard: bool ``[N]``: False for sets that are not filtered; default all True.
+
+        Returns:
+            uint8 ``[N, C]``; empty sets if the rules cannot give such colours.
+        """
+        # By place, in long rows, which the processor handles faster.
+        letter, colour = (entry.T.to(torch.int32, memory_format=torch.contiguous_format) for entry in (guess, colours))
+        same = letter[:, None] == letter  # [5, 5, N]
+        black = colour == BLACK
+        if self.rules == "ilql":
+            times, exact = ~black, black
+        else:
+            times = (same & ~black).sum(1, dtype=torch.uint8)
+            exact = (same & black).sum(1, dtype=torch.uint8) > 0
+        clue = _clue_number(letter, colour == GREEN, times, exact)
+        if self.rules == "official":
+            # Of equal letters the left ones become yellow first.
+            later = torch.ones_like(same[..., 0]).triu(1)[..., None]
+            wrong = same & later & black[:, None] & (colour == YELLOW)
+            clue = torch.where(wrong.flatten(0, 1).sum(0, dtype=torch.uint8) > 0, self._nothing, clue)
+        if heard is not None:
+            clue = torch.where(heard, clue, self._anything)
+        first, *others = clue.unbind(0)
+        narrowed = self.clues.index_select(0, first)
+        narrowed &= sets
+        for number in others:
+            narrowed &= self.clues.index_select(0, number)
+        return narrowed
+
+    def _clue_sets(self, letters: Tensor) -> Tensor:
+        """The set of each clue, uint8 ``[5 * 26 * 2 * 6 * 2 + 2, C]``, in the order of :func:`_clue_number`.
+
+        The last two clues agree with all words and with none.
+        """
+        alphabet = torch.arange(len(LETTERS), device=letters.device)
+        here = letters.T[:, None, :] == alphabet[:, None]  # [5, 26, W]
+        times = here.sum(0)  # [26, W]
+        seen = torch.arange(_SEEN, device=letters.device)[:, None]
+        count = torch.stack([times[:, None] >= seen, times[:, None] == seen], 2)  # [26, 6, 2, W]
+        place = torch.stack([~here, here], 2)  # [5, 26, 2, W]
+        both = self.pack(place)[:, :, :, None, None] & self.pack(count)[None, :, None]
+        all_words = self.pack(torch.ones((1, self.n_words), dtype=torch.bool, device=letters.device))
+        return torch.cat([both.flatten(0, 4), all_words, torch.zeros_like(all_words)])
+
+
+def unpack_words(packed: Tensor, n_words: int) -> Tensor:
+    """Unpack sets of words: word ``8 * i + j`` is in the set if bit ``j`` of byte ``i`` is set.
+
+    Args:
+        packed: uint8 ``[..., C]``, eight words per byte, such as ``WordleEnv``'s observation ``consistent`` if it is
+            packed.
+        n_words: ``W``, the length of the list.
+
+    Returns:
+        bool ``[..., W]``.
+
+    Raises:
+        ValueError: ``n_words`` words need another number of bytes.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle.rules import unpack_words
+        >>> unpack_words(torch.tensor([[5]], dtype=torch.uint8), 3)
+        tensor([[ True, False,  True]])
+    """
+    if packed.dtype != torch.uint8 or packed.shape[-1] != -(-n_words // 8):
+        found = f"{packed.dtype} of shape {tuple(packed.shape)}"
+        raise ValueError(f"{n_words} words need uint8 of {-(-n_words // 8)} bytes per set, got {found}.")
+    return _unpack(packed, _eight_bools(_bits_of_bytes(packed.device)), n_words)
+
+
+def _bits_of_bytes(device: torch.device) -> Tensor:
+    """The eight bits of each byte, lowest first, int64 ``[256, 8]``."""
+    return torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+
+
+def _eight_bools(bits: Tensor) -> Tensor:
+    """Eight bools of a byte as one int64, int64 ``[256]``, so that unpacking takes one lookup per byte."""
+    return bits.bool().view(torch.int64)[:, 0].clone()
+
+
+def _unpack(sets: Tensor, eight_bools: Tensor, n_words: int) -> Tensor:
+    members = torch.empty((*sets.shape[:-1], n_words), dtype=torch.bool, device=sets.device)
+    # On a CPU index_select is six times as fast as indexing, and this many sets fit its cache.
+    some_sets, some_members = sets.reshape(-1, sets.shape[-1]).split(256), members.view(-1, n_words).split(256)
+    for some, out in zip(some_sets, some_members, strict=True):
+        eight = eight_bools.index_select(0, some.to(torch.int32).flatten())
+        out.copy_(eight.view(torch.bool).view(-1, 8 * some.shape[1])[:, :n_words])
+    return members
+
+
+def _clue_number(letter: Tensor, here: Tensor, times: Tensor, exact: Tensor) -> Tensor:
+    """Number of the clue at each place, int32 ``[5, N]``."""
+    place = torch.arange(WORD_LENGTH, dtype=torch.int32, device=letter.device)[:, None]
+    return (((place * len(LETTERS) + letter) * 2 + here) * _SEEN + times) * 2 + exact

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one, count
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data import EpisodeSampler
 from torchrl_lang.data.generate import Policy, cat_rows, play_to_end, seed_of_games
@@ -40,7 +40,46 @@ _OPENING = 2
 _CONTROL = wordle_tokenizer().control
 
 
-class BranchedGames(EpisodeSampler):
+class _ExpertGames(EpisodeSampler):
+    """Games of an expert, and for each of them other games. Abstract: subclasses implement :meth:`_others`."""
+
+    kinds: tuple[str, ...]
+
+    def __init__(
+        self, env: WordleEnv, players: dict[str, Policy], *, train_on_opening: bool, **numbers: tuple[int, int]
+    ) -> None:
+        check_options(**numbers)
+        super().__init__(env.tokenizer, env.row_length)
+        self.env, self.players, self.train_on_opening = env, players, train_on_opening
+        self.numbers = {name: number for name, (number, _) in numbers.items()}
+
+    def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:
+        """The tagged rows of the other games, of the expert's rows and the numbers of their games."""
+        raise NotImplementedError
+
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.__call__`; the numbers are those of the expert's games."""
+        seed, game = seed_of_games(seed, numbers), torch.arange(numbers.start, numbers.stop)
+        with seeded_generators(seed, *self.players.values()):
+            self.env.set_seed(seed)
+            expert = _new_games(self.env, self.players["expert"], len(numbers))
+            rows = cat_rows([block for block in [_tagged(expert, 0, game), *self._others(expert, game)] if len(block)])
+        rows = rows[rows.get(GAME).argsort(stable=True)]
+        if self.train_on_opening:
+            return rows
+        continued = _guesses_before(_guess_ends(rows)) < rows.get(BRANCH_TURN)[:, None]
+        return rows.set(TRAIN_MASK, ~(entry(rows, AGENT_MASK) & continued))
+
+    def notes(self) -> dict[str, Any]:
+        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`; of six tries also the recipes' name of the task."""
+        task = {"task": "wordle"} if self.env.max_tries == TRIES else {}
+        env = {"words": list(self.env.words), "rules": self.env.rules, "max_tries": self.env.max_tries}
+        names = {name: type(player).__name__ for name, player in self.players.items()}
+        options = {**self.numbers, "train_on_opening": self.train_on_opening}
+        return {**task, **env, **names, **super().notes(), "kinds": list(self.kinds), **options}
+
+
+class BranchedGames(_ExpertGames):
     """Games of an expert, and from every state of each game ``branches`` games in which a suboptimal player continues.
 
     A branch begins with the expert's guesses and their colours and continues from there, with a hidden word drawn from
@@ -95,35 +134,20 @@ class BranchedGames(EpisodeSampler):
         branches: int = 1,
         train_on_opening: bool = False,
     ) -> None:
-        at_least_one("branches", branches)
-        super().__init__(env.tokenizer, env.row_length)
-        self.env, self.branches, self.train_on_opening = env, branches, train_on_opening
-        self.players = {
-            "expert": expert or optimal_player(env),
-            "suboptimal": suboptimal or WrongPlayer(env.words, rules=env.rules, action_length=env.action_length),
-        }
+        suboptimal = suboptimal or WrongPlayer(env.words, rules=env.rules, action_length=env.action_length)
+        players = {"expert": expert or optimal_player(env), "suboptimal": suboptimal}
+        super().__init__(env, players, train_on_opening=train_on_opening, branches=(branches, 1))
 
-    def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.__call__`; the numbers are those of the expert's games."""
-        seed, game = seed_of_games(seed, numbers), torch.arange(numbers.start, numbers.stop)
-        with seeded_generators(seed, *self.players.values()):
-            self.env.set_seed(seed)
-            expert = _new_games(self.env, self.players["expert"], len(numbers))
-            states = _guess_ends(expert).sum(-1)
-            row = torch.arange(len(expert)).repeat_interleave(states)
-            turn = torch.arange(len(row)) - (states.cumsum(0) - states)[row]
-            row, turn = row.repeat_interleave(self.branches), turn.repeat_interleave(self.branches)
-            branches = continue_games(self.env, self.players["suboptimal"], rows_before(expert[row], turn))
-        blocks = [_tagged(expert, 0, game), _tagged(branches, 1, game[row], turn)]
-        return _sorted_by_game(blocks, train_on_opening=self.train_on_opening)
-
-    def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`."""
-        options = {"branches": self.branches, "train_on_opening": self.train_on_opening}
-        return {**_notes(self.env, self.players), **super().notes(), "kinds": list(self.kinds), **options}
+    def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:
+        states = _guess_ends(expert).sum(-1)
+        row = torch.arange(len(expert)).repeat_interleave(states)
+        turn = torch.arange(len(row)) - (states.cumsum(0) - states)[row]
+        row, turn = (each.repeat_interleave(self.numbers["branches"]) for each in (row, turn))
+        branches = continue_games(self.env, self.players["suboptimal"], rows_before(expert[row], turn))
+        return [_tagged(branches, 1, game[row], turn)]
 
 
-class AdversarialGames(EpisodeSampler):
+class AdversarialGames(_ExpertGames):
     """Games of an expert, adversarial continuations of them, and suboptimal games (arXiv 2206.11871, section 5).
 
     Of each expert game of three or more guesses, ``adversarial_games`` games begin with its first two guesses and are
@@ -171,41 +195,26 @@ class AdversarialGames(EpisodeSampler):
         suboptimal_games: int = 5,
         train_on_opening: bool = True,
     ) -> None:
-        count("adversarial_games", adversarial_games)
-        count("suboptimal_games", suboptimal_games)
-        super().__init__(env.tokenizer, env.row_length)
-        self.env, self.train_on_opening = env, train_on_opening
-        self.adversarial_games, self.suboptimal_games = adversarial_games, suboptimal_games
         options: Any = {"rules": env.rules, "action_length": env.action_length}
-        self.players = {
+        players = {
             "expert": expert or optimal_player(env),
             "adversary": adversary or RepeatPlayer(env.words, first_n=_OPENING, **options),
             "suboptimal": suboptimal or RandomWordPlayer(env.words, prob_smart=0.5, **options),
         }
+        numbers: Any = {"adversarial_games": (adversarial_games, 0), "suboptimal_games": (suboptimal_games, 0)}
+        super().__init__(env, players, train_on_opening=train_on_opening, **numbers)
 
-    def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.__call__`; the numbers are those of the expert's games."""
-        seed, game = seed_of_games(seed, numbers), torch.arange(numbers.start, numbers.stop)
-        with seeded_generators(seed, *self.players.values()):
-            self.env.set_seed(seed)
-            expert = _new_games(self.env, self.players["expert"], len(numbers))
-            blocks = [_tagged(expert, 0, game)]
-            long = (_guess_ends(expert).sum(-1) > _OPENING).nonzero().flatten()
-            long = long.repeat_interleave(self.adversarial_games)
-            if len(long):
-                states = rows_before(expert[long], torch.full_like(long, _OPENING))
-                lost = continue_games(self.env, self.players["adversary"], states)
-                blocks.append(_tagged(lost, 1, game[long], _OPENING))
-            if self.suboptimal_games:
-                others = _new_games(self.env, self.players["suboptimal"], len(numbers) * self.suboptimal_games)
-                blocks.append(_tagged(others, 2, game.repeat_interleave(self.suboptimal_games)))
-        return _sorted_by_game(blocks, train_on_opening=self.train_on_opening)
-
-    def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`."""
-        options = {"adversarial_games": self.adversarial_games, "suboptimal_games": self.suboptimal_games}
-        options |= {"train_on_opening": self.train_on_opening}
-        return {**_notes(self.env, self.players), **super().notes(), "kinds": list(self.kinds), **options}
+    def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:
+        blocks, (lost, own) = [], self.numbers.values()
+        long = (_guess_ends(expert).sum(-1) > _OPENING).nonzero().flatten().repeat_interleave(lost)
+        if len(long):
+            states = rows_before(expert[long], torch.full_like(long, _OPENING))
+            continued = continue_games(self.env, self.players["adversary"], states)
+            blocks.append(_tagged(continued, 1, game[long], _OPENING))
+        if own:
+            others = _new_games(self.env, self.players["suboptimal"], len(expert) * own)
+            blocks.append(_tagged(others, 2, game.repeat_interleave(own)))
+        return blocks
 
 
 def optimal_player(env: WordleEnv) -> OptimalPlayer:
@@ -245,10 +254,8 @@ def rows_before(rows: TensorDictBase, turn: Tensor) -> TensorDict:
     tokens, attention, agent, reward = (entry(rows, key) for key in ROW_KEYS)
     ends = _guess_ends(rows)
     guesses = ends.sum(-1)
-    out = (turn < 0) | (turn >= guesses)
-    if out.any():
-        row = int(out.nonzero()[0])
-        raise ValueError(f"Row {row} has {int(guesses[row])} guesses: there is no state before guess {int(turn[row])}.")
+    if ((turn < 0) | (turn >= guesses)).any():
+        raise ValueError(f"turn must be below each row's number of guesses, at most {int(guesses.amax())}.")
     made, guessed = _guesses_before(ends), agent | ends
     kept = attention & ((made < turn[:, None]) | ((made == turn[:, None]) & ~guessed))
     state = {
@@ -312,16 +319,6 @@ def _tagged(rows: TensorDict, kind: int, game: Tensor, turn: Tensor | int = 0) -
     return rows.select(*ROW_KEYS, TERMINATED, TRUNCATED).update(entries)
 
 
-def _sorted_by_game(blocks: list[TensorDict], *, train_on_opening: bool) -> TensorDict:
-    """The rows of several blocks by their expert game; within a game they keep their order."""
-    rows = cat_rows([block for block in blocks if len(block)])
-    rows = rows[rows.get(GAME).argsort(stable=True)]
-    if train_on_opening:
-        return rows
-    continued = _guesses_before(_guess_ends(rows)) < rows.get(BRANCH_TURN)[:, None]
-    return rows.set(TRAIN_MASK, ~(entry(rows, AGENT_MASK) & continued))
-
-
 def _guess_ends(rows: TensorDictBase) -> Tensor:
     """The tokens that end a guess, bool ``[N, T]``."""
     return (entry(rows, TOKENS) == _CONTROL.end_of_action) & entry(rows, ATTENTION_MASK)
@@ -330,13 +327,6 @@ def _guess_ends(rows: TensorDictBase) -> Tensor:
 def _guesses_before(ends: Tensor) -> Tensor:
     """Number of guesses that ended before each token, int64 ``[N, T]``."""
     return ends.cumsum(-1) - ends.long()
-
-
-def _notes(env: WordleEnv, players: dict[str, Policy]) -> dict[str, Any]:
-    """Settings of the games; of six tries also the name by which the recipes find the task of a dataset."""
-    task = {"task": "wordle"} if env.max_tries == TRIES else {}
-    names = {name: type(player).__name__ for name, player in players.items()}
-    return {**task, "words": list(env.words), "rules": env.rules, "max_tries": env.max_tries, **names}
 
 
 # -- pairs of guesses --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_table
 from torchrl_lang.envs.wordle.tree import DecisionTree
@@ -74,9 +74,9 @@ def solve(
         >>> solve(demo_words(100), opener="fuzzy", guesses=["fuzzy"]).expected_guesses
         3.19
     """
-    at_least_one("max_tries", 1 if max_tries is None else max_tries)
+    check_options(max_tries=(max_tries, 1))
     word_list = load_words(words)
-    guess_list = words_and_guesses(word_list, "words" if guesses is None else guesses)
+    guess_list = words_and_guesses(word_list, guesses)
     if opener is not None and opener not in guess_list:
         raise ValueError(f"opener={shorten(opener)} is not one of the {len(guess_list)} valid guesses.")
     table = feedback_table(WordIndex(guess_list).letters, WordIndex(word_list).letters, rules)
@@ -88,13 +88,8 @@ def solve(
         first = None if opener is None else guess_list.index(opener)
         total = search.best(everything, left) if first is None else search.after(first, everything, left)
         nodes = search.nodes(everything, left, first)
-    tree = DecisionTree(
-        word_list,
-        [guess_list[guess] for guess, _ in nodes],
-        [reply for _, reply in nodes],
-        rules=rules,
-        max_tries=max_tries,
-    )
+    found, replies = [guess_list[guess] for guess, _ in nodes], [reply for _, reply in nodes]
+    tree = DecisionTree(word_list, found, replies, rules=rules, max_tries=max_tries)
     assert tree.total == total, (tree.total, total)
     return tree
 
@@ -168,7 +163,7 @@ class _Search:
         for guess in order:
             if least[guess] >= best or best == bound.least:
                 break
-            total = self._after(guess, words, left, best)
+            total = self.after(guess, words, left, best)
             if total < best:
                 best, bound.guess = total, guess
             if is_whole_list:
@@ -177,7 +172,7 @@ class _Search:
         bound.least, bound.exact = int(best), best < below
         return bound.least
 
-    def _after(self, guess: int, words: Words, left: int, below: float) -> int:
+    def after(self, guess: int, words: Words, left: int, below: float = math.inf) -> int:
         """The same as :meth:`best` if ``guess`` comes next."""
         groups = [group for code, group in self.split(guess, words) if code != SOLVED]
         total = len(words) + sum(2 * len(group) - 1 for group in groups)
@@ -195,16 +190,6 @@ class _Search:
             total += self.best(group, left - 1, below - total + least) - least
             if total >= below:
                 break
-        return total
-
-    def after(self, opener: int, words: Words, left: int) -> int:
-        """The least total if ``opener`` is the first guess."""
-        groups = sorted(self.split(opener, words), key=lambda group: len(group[1]))
-        self.bar.total = len(groups)
-        total = len(words)
-        for code, group in groups:
-            total += 0 if code == SOLVED else self.best(group, left - 1)
-            self.bar.update()
         return total
 
     def split(self, guess: int, words: Words) -> list[tuple[int, Words]]:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import Fields
 from torchrl_lang.data import EpisodeSampler
 from torchrl_lang.envs.wordle import (
@@ -29,13 +29,11 @@ from torchrl_lang.envs.wordle import (
     watch,
     wordle_tokenizer,
 )
-from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.human import HumanGames, read_tweets
 from torchrl_lang.envs.wordle.optimal import ExactValues
-from torchrl_lang.envs.wordle.rules import Rules
+from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
 from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames
 from torchrl_lang.envs.wordle.transcript import read_turns
-from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.envs.wordle.words import common_words, load_words
 from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize, unanswered
 from torchrl_lang.recipes.tasks.base import Player, Task
@@ -74,9 +72,9 @@ class WordleTask(Task):
     @classmethod
     def from_notes(cls, notes: Fields) -> WordleTask:
         """See :meth:`Task.from_notes`."""
-        words, rules = notes.list_of("words", str), notes.take("rules", str)
-        one_of("rules", rules, get_args(Rules))
-        return cls(tuple(load_words(words)), cast(Rules, rules))
+        words, rules = notes.list_of("words", str), cast(Rules, notes.take("rules", str))
+        check_options(rules=(rules, get_args(Rules)))
+        return cls(tuple(load_words(words)), rules)
 
     def tokenizer(self) -> Tokenizer:
         """One tokenizer for all Wordle games."""
@@ -130,19 +128,19 @@ class WordleTask(Task):
         careful, a careless or a wrong player, drawn for each game. habit: the same with a poor favourite first word,
         see :data:`HABIT`.
         """
-        words, rules = list(self.words), self.rules
-        make: dict[str, Callable[[int | None], TensorDictModuleBase]] = {
-            "careful": lambda seed: RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
-            "careless": lambda seed: RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed),
-            "random": lambda seed: RandomWordPlayer(words, rules=rules, seed=seed),
-            "wrong": lambda seed: WrongPlayer(words, rules=rules, seed=seed),
-            "repeat": lambda seed: RepeatPlayer(words, rules=rules, seed=seed),
-            "optimal": lambda seed: OptimalPlayer(words, rules=rules, seed=seed),
-            "mediocre": lambda seed: self._mixture({None: 1.0}, seed),
-            "habit": lambda seed: self._mixture({(HABIT[1],): HABIT[0], HABIT[2]: 1 - HABIT[0]}, seed),
+        options: Any = {"words": self.words, "rules": self.rules, "seed": seed}
+        make: dict[str, Callable[[], TensorDictModuleBase]] = {
+            "careful": lambda: RandomWordPlayer(prob_smart=1.0, **options),
+            "careless": lambda: RandomWordPlayer(prob_smart=0.5, **options),
+            "random": lambda: RandomWordPlayer(**options),
+            "wrong": lambda: WrongPlayer(**options),
+            "repeat": lambda: RepeatPlayer(**options),
+            "optimal": lambda: OptimalPlayer(**options),
+            "mediocre": lambda: self._mixture({None: 1.0}, seed),
+            "habit": lambda: self._mixture({(HABIT[1],): HABIT[0], HABIT[2]: 1 - HABIT[0]}, seed),
         }
-        one_of("player", name, get_args(PlayerName))
-        return Player(make[name](seed))
+        check_options(player=(name, get_args(PlayerName)))
+        return Player(make[name]())
 
     def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> MixturePlayer:
         """A careful, a careless or a wrong player in each game, with openers of some probability."""
@@ -181,18 +179,11 @@ def main(options: SolveWordle) -> None:
         opener=options.opener,
         max_tries=options.max_tries,
     )
-    print(_report(tree))
+    expected = f"{tree.expected_guesses:.4f} guesses expected ({tree.total} in total)"
+    print(f"{len(tree.words)} words: {expected}, first guess {tree.guesses[0]}")
+    for guesses, words in tree.histogram.items():
+        lost = tree.max_tries is not None and guesses > tree.max_tries
+        print(f"{'lost' if lost else guesses:>6} {words:6} {'word' if words == 1 else 'words'}")
     if options.out is not None:
         tree.save(options.out)
         print(f"wrote {options.out}")
-
-
-def _report(tree: DecisionTree) -> str:
-    lines = [
-        f"{len(tree.words)} words: {tree.expected_guesses:.4f} guesses expected ({tree.total} in total), "
-        f"first guess {tree.guesses[0]}"
-    ]
-    for guesses, words in tree.histogram.items():
-        lost = tree.max_tries is not None and guesses > tree.max_tries
-        lines.append(f"{'lost' if lost else guesses:>6} {words:6} {'word' if words == 1 else 'words'}")
-    return "\n".join(lines)

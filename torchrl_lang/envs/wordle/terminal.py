@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,8 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.players import Player
-from torchrl_lang.envs.wordle.replay import rows_of_turns
 from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
-from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, Turns
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, Turns, rows_of_turns
 from torchrl_lang.envs.wordle.words import (
     LETTERS,
     TRIES,
@@ -78,16 +77,12 @@ def render_row(row: TensorDictBase, *, colour: bool | None = None) -> str:
 
 def letters_line(turns: Turns, ansi: bool) -> str:
     """The alphabet in one line, each letter that the game of one row has tried in its best colour."""
-    best: dict[int, int] = {}
-    for letters, colours in _moves(turns):
-        for letter, shade in zip(letters, colours, strict=True):
-            best[letter] = max(shade, best.get(letter, BLACK))
+    shown = [f" {letter} " for letter in LETTERS.upper()]
     black = "\x1b[2m {} \x1b[0m" if ansi else " . "
-    shown = (
-        f" {letter} " if number not in best else black.format(letter) if best[number] == BLACK else
-        _tile(letter, best[number], ansi)
-        for number, letter in enumerate(LETTERS.upper())
-    )  # fmt: skip
+    tried = [pair for letters, colours in _moves(turns) for pair in zip(colours, letters, strict=True)]
+    for colour, number in sorted(tried):  # the best colour last
+        letter = LETTERS[number].upper()
+        shown[number] = black.format(letter) if colour == BLACK else _tile(letter, colour, ansi)
     return "".join(shown)
 
 
@@ -162,19 +157,16 @@ class UserPlayer(Player):
     def choose(self, turns: Turns) -> Tensor:
         """The user's guess for each game, one after the other, int64 letters ``[N, 5]``."""
         n = turns.tries.shape[0]
+        ansi = use_colour() if self.colour is None else self.colour
         guesses = []
         for row in range(n):
             game, number = turns.rows(torch.tensor([row])), int(turns.tries[row]) + 1
-            self._show(game)
+            lines = [_tile_line(letters, colours, ansi) for letters, colours in _moves(game)]
+            for line in [*lines, letters_line(game, ansi)] if lines else []:
+                self.print_fn(line.rstrip(" "))
             prompt = f"Game {row + 1} of {n}, guess {number}: " if n > 1 else f"Guess {number}: "
             guesses.append(self._ask(prompt, game))
         return WordIndex(guesses).letters.to(turns.tries.device)
-
-    def _show(self, game: Turns) -> None:
-        ansi = use_colour() if self.colour is None else self.colour
-        lines = [_tile_line(letters, colours, ansi) for letters, colours in _moves(game)]
-        for line in [*lines, letters_line(game, ansi)] if lines else []:
-            self.print_fn(line.rstrip(" "))
 
     def _ask(self, prompt: str, game: Turns) -> str:
         """A valid guess typed by the user."""
@@ -185,7 +177,10 @@ class UserPlayer(Player):
             if guess == "q":
                 raise EOFError("The user quit the game.")
             if guess == "?" and self.hint is not None:
-                hinted = self._hint(self.hint, game)
+                room = max(TRIES, game.guess.shape[1])
+                with torch.no_grad():
+                    row = self.hint(rows_of_turns(game.guess, game.colours, game.answered, max_tries=room))
+                hinted = _TOKENIZER.decode(row[ACTION].flatten().tolist()).partition("</a>")[0]
                 self.print_fn(f"Hint: {hinted}. Enter plays it.")
             elif foreign:
                 self.print_fn(f"Only the letters a-z, please, without {' '.join(map(repr, foreign))}.")
@@ -195,14 +190,6 @@ class UserPlayer(Player):
                 self.print_fn(f"{guess!r} is not on the list of guesses.")
             else:
                 return guess
-
-    @staticmethod
-    @torch.no_grad()
-    def _hint(policy: Policy, game: Turns) -> str:
-        rows = rows_of_turns(game.guess, game.colours, game.answered, max_tries=max(TRIES, game.guess.shape[1]))
-        tokens = policy(rows)[ACTION].flatten().tolist()
-        end = _TOKENIZER.control.end_of_action
-        return _TOKENIZER.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
 
 
 def play_human(
@@ -246,15 +233,12 @@ def play_human(
     user.is_valid = lambda guess: bool(env.is_valid(torch.tensor(env.tokenizer.encode(guess), device=env.device)))
     keys = "q quits" if hint is None else "? gives a hint, q quits"
     print_fn(f"Guess the word of five letters, out of {env.n_words:,}. You have {env.max_tries} tries; {keys}.")
-    total, turns = 0.0, 0
     try:
-        while turns == 0 or not tensordict[DONE].all():
-            tensordict = env.step(user(tensordict))["next"]
-            total, turns = total + float(tensordict[REWARD].sum()), turns + 1
+        *_, (last, total, turns) = _turns(env, user, tensordict)
     except EOFError:
         print_fn(f"The word was {_hidden(env)}.")
         return None
-    print_fn(render_row(tensordict))
+    print_fn(render_row(last))
     print_fn(f"Solved in {turns} of {env.max_tries}." if total > -turns else f"The word was {_hidden(env)}.")
     return total
 
@@ -287,14 +271,10 @@ def watch(
     """
     totals = []
     for game in range(1, games + 1):
-        tensordict = _begin(env)
+        tensordict, shown, total, turns = _begin(env), 0, 0.0, 0
         print_fn(f"Game {game}, hidden: {_hidden(env)}")
-        total, turns, shown = 0.0, 0, 0
-        while turns == 0 or not tensordict[DONE].all():
-            with torch.no_grad():
-                tensordict = env.step(policy(tensordict))["next"]
-            total, turns = total + float(tensordict[REWARD].sum()), turns + 1
-            lines = render_row(tensordict).splitlines()
+        for row, total, turns in _turns(env, policy, tensordict):  # noqa: B007
+            lines = render_row(row).splitlines()
             for line in lines[shown:]:
                 print_fn(line)
             shown = len(lines)
@@ -308,6 +288,16 @@ def _begin(env: WordleEnv) -> TensorDictBase:
     if env.batch_size.numel() != 1:
         raise ValueError(f"One game is shown at a time, but batch_size is {list(env.batch_size)}: use batch_size=[1].")
     return env.reset()
+
+
+def _turns(env: WordleEnv, policy: Policy, tensordict: TensorDictBase) -> Iterator[tuple[TensorDictBase, float, int]]:
+    """Each turn of a game: the row after it, the rewards so far, and the number of turns."""
+    total, turns = 0.0, 0
+    while turns == 0 or not tensordict[DONE].all():
+        with torch.no_grad():
+            tensordict = env.step(policy(tensordict))["next"]
+        total, turns = total + float(tensordict[REWARD].sum()), turns + 1
+        yield tensordict, total, turns
 
 
 def _hidden(env: WordleEnv) -> str:

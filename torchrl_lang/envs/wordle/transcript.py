@@ -6,23 +6,44 @@ import re
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_LETTERS,
-    CODE_OF_SYMBOLS,
+    GREEN,
+    CandidateSets,
     Rules,
-    code_of,
     colours_of_codes,
+    feedback,
     tile_colours,
 )
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, is_letter, load_words, wordle_tokenizer
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, entry
+from torchrl_lang.envs.wordle.words import (
+    TRIES,
+    TURN_LENGTH,
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    is_letter,
+    load_words,
+    wordle_tokenizer,
+    words_and_guesses,
+)
+from torchrl_lang.functional import random_index
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, entry
 
-__all__ = ["Turns", "consistent_words", "count_consistent", "read_turns"]
+__all__ = [
+    "Replayed",
+    "Turns",
+    "consistent_words",
+    "count_consistent",
+    "read_turns",
+    "replay_games",
+    "rows_of_turns",
+]
+
 
 _TOKENIZER = wordle_tokenizer()
 
@@ -85,8 +106,7 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Tu
     turn = answered.cumsum(-1)[row, end] - 1
     around = torch.arange(1, WORD_LENGTH + 1, device=device)
     colour_of = torch.zeros(_TOKENIZER.vocab_size, dtype=torch.int64, device=device)
-    for colour, token in enumerate(COLOUR_TOKENS):
-        colour_of[token] = colour
+    colour_of[list(COLOUR_TOKENS)] = torch.arange(3, device=device)
     guess = torch.zeros((n, places, WORD_LENGTH), dtype=torch.int64, device=device)
     colours = torch.zeros_like(guess)
     guess[row, turn] = tokens[row[:, None], end[:, None] - WORD_LENGTH - 1 + around]
@@ -181,37 +201,157 @@ def count_consistent(rows: TensorDictBase, words: WordList | None = None, *, rul
     sets = CandidateSets(WordIndex(load_words(words)).letters, rules)
     if not len(rows):
         return torch.zeros(0, dtype=torch.int64, device=rows.device)
-    return torch.cat([sets.size(turns_of_rows(block).filter(sets)) for block in rows.split(4096)])
+    return torch.cat([sets.size(turns_of_rows(block).filter(sets)) for block in rows.split(_BLOCK)])
 
 
 def _turns_of_text(text: str) -> Turns:
     """One transcript in a batch of one."""
     if text.lstrip().startswith("<"):
-        found = _read_row(text)
+        found = [(guess, colours[1::3]) for guess, colours in _TURN.findall(text)]
+        other = [part for part in [_BETWEEN.sub("", _TURN.sub("", text))] if part]
     else:
-        found = [_read_line(line) for line in text.splitlines() if line.strip()]
+        lines = [line.strip().partition(" ") for line in text.splitlines() if line.strip()]
+        found = [(guess, tile_colours(rest) or rest.strip()) for guess, _, rest in lines]
+        other = [" ".join(each) for each in found if not re.fullmatch("[a-z]{5} [byg]{5}", " ".join(each))]
+    if other:
+        form = "lines of five letters a-z, a space, and five of b, y and g or tile emoji; or a decoded row"
+        raise ValueError(f"{shorten(other[0])} is no part of a guess and its colours: write {form}.")
     guesses = WordIndex([guess for guess, _ in found] or ["aaaaa"]).letters
-    codes = torch.tensor([code for _, code in found] or [0])
+    codes = torch.tensor([CODE_OF_LETTERS[colours] for _, colours in found] or [0])
     count = torch.tensor([len(found)])
     return Turns(guesses[None], colours_of_codes()[codes][None], count, count)
 
 
-def _read_row(text: str) -> list[tuple[str, int]]:
-    """The guesses with colours of a decoded row, and the codes of their colours."""
-    other = _BETWEEN.sub("", _TURN.sub("", text))
-    if other:
-        form = "a guess with its colours: five letters a-z, </a>, and five of <b>, <y> and <g>"
-        raise ValueError(f"The transcript {shorten(text)} has {shorten(other)}, which is no part of {form}.")
-    return [(guess, CODE_OF_SYMBOLS[symbols]) for guess, symbols in _TURN.findall(text)]
+_CONTROL = _TOKENIZER.control
+_BLOCK = 4096
 
 
-def _read_line(line: str) -> tuple[str, int]:
-    """A guess and the code of its colours."""
-    guess, _, rest = line.strip().partition(" ")
-    colours = tile_colours(rest)
-    is_grid = colours is not None and len(colours) == WORD_LENGTH
-    code = code_of(colours or ()) if is_grid else CODE_OF_LETTERS.get(rest.strip())
-    if code is None or not re.fullmatch("[a-z]{5}", guess):
-        form = "five letters a-z, a space, and five of b, y and g or five tile emoji"
-        raise ValueError(f"{shorten(line)} is not a guess and its colours: write {form}.")
-    return guess, code
+class Replayed(NamedTuple):
+    """Games replayed with other words or rules, and the numbers of the others; see :func:`replay_games`."""
+
+    rows: TensorDict
+    """The replayed games, ``[M]``."""
+    kept: Tensor
+    """The numbers of these games among the given ones, int64 ``[M]``."""
+    hidden_word: Tensor
+    """The index of each game's hidden word on the new list, int64 ``[M]``."""
+    left_out: dict[str, int]
+    """Numbers of games that were left out, by reason."""
+
+
+def rows_of_turns(guess: Tensor, colours: Tensor, count: Tensor, *, max_tries: int = TRIES) -> TensorDict:
+    """Rows of games as :class:`~torchrl_lang.envs.WordleEnv` writes them, from valid guesses and their colours.
+
+    Args:
+        guess: int64 letters ``[N, M, 5]``.
+        colours: int64 ``[N, M, 5]``: 0 black, 1 yellow, 2 green.
+        count: number of guesses of each game, int64 ``[N]``, at most ``max_tries``.
+        max_tries: number of guesses in a game. A game with fewer that is not solved is ``truncated``.
+
+    Returns:
+        The entries of a row, ``terminated`` and ``truncated``, ``[N]``.
+    """
+    n, turns = guess.shape[:2]
+    solved = (colours == GREEN).all(-1)
+    squares = torch.tensor(COLOUR_TOKENS, device=guess.device)[colours]
+    end_of_action = torch.full_like(guess[..., :1], _CONTROL.end_of_action)
+    end_of_state = torch.full_like(end_of_action, _CONTROL.end_of_state)
+    row = torch.cat([guess, end_of_action, squares, end_of_state], -1).flatten(1)
+    begin = torch.full_like(row[:, :1], _CONTROL.begin_action)
+    row = torch.nn.functional.pad(torch.cat([begin, row], -1), (0, (max_tries - turns) * TURN_LENGTH + 1))
+    place, length = torch.arange(row.shape[1], device=row.device), 1 + count * TURN_LENGTH
+    within = (place - 1) % TURN_LENGTH
+    agent = (place > 0) & (within <= WORD_LENGTH) & (place < length[:, None])
+    played = torch.arange(turns, device=row.device) < count[:, None]
+    reward = torch.zeros(row.shape, device=row.device)
+    reward[:, WORD_LENGTH + 1 : 1 + turns * TURN_LENGTH : TURN_LENGTH] = -(played & ~solved).float()
+    terminated = (solved & played).any(-1) | (count >= max_tries)
+    row = torch.where(place < length[:, None], row, _CONTROL.pad)
+    row = torch.where((place == length[:, None]) & terminated[:, None], _CONTROL.end_of_dialogue, row)
+    rows = {
+        TOKENS: row,
+        ATTENTION_MASK: place < (length + terminated)[:, None],
+        AGENT_MASK: agent,
+        TOKEN_REWARD: reward,
+        TERMINATED: terminated[:, None],
+        TRUNCATED: ~terminated[:, None],
+    }
+    return TensorDict(rows, batch_size=[n], device=row.device)
+
+
+def replay_games(
+    rows: TensorDictBase,
+    words: WordList,
+    *,
+    rules: Rules = "official",
+    old_rules: Rules = "official",
+    guesses: WordList | None = None,
+    max_tries: int = TRIES,
+    seed: int = 0,
+) -> Replayed:
+    """Replay games with another word list or other rules: the same guesses, their colours computed again.
+
+    The hidden word of a game is drawn uniformly from the words of the new list that fit all its colours under the old
+    rules; of a solved game that is its last guess. So a game stays as long as it was, and a solved one stays solved.
+    Games are left out, and counted by reason in ``left_out``, if no word of the list fits, if a guess got no colours or
+    is not a valid guess any more, or if there are too many guesses.
+
+    Args:
+        rows: rows ``[N, T]``, e.g. ``dataset[:]``.
+        words: the new list of hidden words, or its path.
+        rules: the new rules.
+        old_rules: the rules of ``rows``.
+        guesses: the valid guesses beside ``words``, a list or a path; any five letters by default.
+        max_tries: number of guesses in a game.
+        seed: seed of the choice of hidden words.
+
+    Returns:
+        The :class:`Replayed` games, in their old order.
+
+    Raises:
+        ValueError: an option or a word list is invalid.
+
+    Examples:
+        >>> from torchrl_lang.data import PolicySampler
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
+        >>> from torchrl_lang.envs.wordle.transcript import replay_games
+        >>> words = ["crane", "slate", "point", "crate"]
+        >>> games = PolicySampler(WordleEnv(words, batch_size=[32]), RandomWordPlayer(words, prob_smart=1.0))
+        >>> replayed = replay_games(games(range(32), seed=0), ["slate", "point"], rules="ilql")
+        >>> len(replayed.rows) + replayed.left_out["no word of the list fits the colours"]
+        32
+    """
+    check_options(max_tries=(max_tries, 1))
+    every = load_words(words)
+    index = WordIndex(every)
+    valid = None if guesses is None else WordIndex(words_and_guesses(every, guesses))
+    sets = CandidateSets(index.letters, old_rules)
+    left_out = dict.fromkeys(_REASONS, 0)
+    blocks = []
+    for number in torch.arange(len(rows)).split(_BLOCK):
+        turns = turns_of_rows(rows[number].cpu())
+        heard = torch.arange(turns.guess.shape[1]) < turns.answered[:, None]
+        unknown = torch.zeros_like(heard) if valid is None else heard & (valid.find(turns.guess) < 0)
+        possible = turns.filter(sets)
+        size = sets.size(possible)
+        faults = (turns.tries != turns.answered, turns.tries > max_tries, unknown.any(-1), size == 0)
+        good = torch.ones_like(faults[0])
+        for reason, fault in zip(_REASONS, faults, strict=True):
+            left_out[reason] += int((good & fault).sum())
+            good &= ~fault
+        turns, number = turns.rows(good), number[good]
+        word = sets.pick(possible[good], random_index(seed, number, size[good]))
+        guess = turns.guess[:, :max_tries]
+        colours = feedback(guess, index.letters[word][:, None], rules)
+        blocks.append((rows_of_turns(guess, colours, turns.answered, max_tries=max_tries), number, word))
+    replayed, kept, hidden = (torch.cat(column) for column in zip(*blocks, strict=True))
+    return Replayed(replayed, kept, hidden, left_out)
+
+
+_REASONS = (
+    "a guess got no colours",
+    "there are more guesses than max_tries",
+    "a guess is not a valid guess",
+    "no word of the list fits the colours",
+)
+"""Why a game is left out; the first reason that applies is counted."""

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, one_line
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
@@ -37,7 +37,6 @@ class _Record(Record):
     FORMAT: ClassVar[str] = "wordle decision tree"
     rules: Rules
     max_tries: int | None
-    total: int
     words: tuple[str, ...]
     guesses: tuple[str, ...]
     replies: tuple[dict[str, int], ...]
@@ -79,16 +78,22 @@ class DecisionTree:
         rules: Rules = "official",
         max_tries: int | None = None,
     ) -> None:
-        at_least_one("max_tries", 1 if max_tries is None else max_tries)
-        if len(replies) != len(guesses) or not guesses:
-            raise ValueError(f"A tree needs as many replies as guesses, at least one: {len(replies)}, {len(guesses)}.")
+        check_options(max_tries=(max_tries, 1))
+        nodes = [(node, code, child) for node, reply in enumerate(replies) for code, child in reply.items()]
+        # Later nodes only, so that following the tree ends.
+        wrong = [each for each in nodes if not (0 <= each[1] < SOLVED and each[0] < each[2] < len(guesses))]
+        if wrong or len(replies) != len(guesses) or not guesses:
+            known = f"codes up to {SOLVED - 1}, children after their parent, as many replies as guesses, at least one"
+            raise ValueError(f"A tree has {known}; got {len(guesses)} guesses, wrong (node, code, child) {wrong[:3]}.")
         self.words, self.guesses = tuple(load_words(words)), tuple(guesses)
         load_words(list(dict.fromkeys(self.guesses)))
         self.replies = tuple(dict(reply) for reply in replies)
         self.rules: Rules = rules
         self.max_tries = max_tries
-        self.next_node = _next_nodes(self.replies, len(self.guesses))
+        self.next_node = torch.full((len(guesses), SOLVED + 1), -1)
         """Node after each code at each node, int64 ``[nodes, 243]``; -1 for codes that cannot come."""
+        for node, code, child in nodes:
+            self.next_node[node, code] = child
         self.n_guesses = self._count()
         """Number of guesses for each word, int64 ``[W]``."""
 
@@ -146,7 +151,7 @@ class DecisionTree:
         """
         replies = tuple({LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for reply in self.replies)
         texts: Any = {"words": self.words, "guesses": self.guesses, "replies": replies}
-        _Record(**texts, total=self.total, rules=self.rules, max_tries=self.max_tries).write(os.fspath(path))
+        _Record(**texts, rules=self.rules, max_tries=self.max_tries).write(os.fspath(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DecisionTree:
@@ -159,45 +164,27 @@ class DecisionTree:
         record = _Record.read(os.fspath(path), remedy=remedy)
         try:
             replies = [{CODE_OF_LETTERS[colours]: node for colours, node in reply.items()} for reply in record.replies]
-            tree = cls(record.words, record.guesses, replies, rules=record.rules, max_tries=record.max_tries)
+            return cls(record.words, record.guesses, replies, rules=record.rules, max_tries=record.max_tries)
         except (KeyError, ValueError) as error:
             raise FileError(os.fspath(path), f"does not hold a tree ({one_line(error)})", remedy) from error
-        if tree.total != record.total:
-            raise FileError(os.fspath(path), f'has {record.total} as "total", expected {tree.total}', remedy)
-        return tree
 
     def _count(self) -> Tensor:
         """Follow all words through the tree."""
         table = feedback_table(WordIndex(self.guesses).letters, WordIndex(self.words).letters, self.rules).long()
         word = torch.arange(len(self.words))
         count, node = torch.zeros_like(word), torch.zeros_like(word)
-        tries = 0
         while len(word):
-            tries += 1
-            count[word] = tries
+            count[word] += 1
             code = table[node[word], word]
             node[word] = self.next_node[node[word], code]
-            open_, missing = code != SOLVED, node[word] < 0
-            if tries == self.max_tries:
-                count[word[open_]] = tries + 1
+            word = word[code != SOLVED]
+            if len(word) and int(count[word[0]]) == self.max_tries:
+                count[word] += 1
                 return count
-            if (open_ & missing).any():
-                lost = self.words[int(word[open_ & missing][0])]
-                raise ValueError(f"The tree has no guess that finds {lost!r} after {tries} guesses.")
-            word = word[open_]
+            if (node[word] < 0).any():
+                lost = self.words[int(word[node[word] < 0][0])]
+                raise ValueError(f"The tree has no guess that finds {lost!r}.")
         return count
-
-
-def _next_nodes(replies: Sequence[Mapping[int, int]], n_nodes: int) -> Tensor:
-    next_node = torch.full((n_nodes, SOLVED + 1), -1)
-    for node, reply in enumerate(replies):
-        for code, child in reply.items():
-            # Later nodes only, so that following the tree ends.
-            if not 0 <= code < SOLVED or not node < child < n_nodes:
-                known = f"codes are 0 to {SOLVED - 1}, and children come after their parent, up to {n_nodes - 1}"
-                raise ValueError(f"Node {node} leads to node {child} after code {code}: {known}.")
-            next_node[node, code] = child
-    return next_node
 
 
 class TreePlayer(Player):
@@ -320,33 +307,17 @@ def expected_return(
         {1: 1, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 2}
     """
     word_list = load_words(words)
-    env = WordleEnv(
-        word_list,
-        [len(word_list)],
-        rules=rules,
-        max_tries=max_tries,
-        guesses=guesses,
-        action_length=getattr(player, "action_length", WORD_LENGTH + 1),
-    )
-    tensordict = env.reset(hidden_word=torch.arange(len(word_list)))
-    returns = torch.zeros(len(word_list), dtype=torch.float64)
+    n, width = len(word_list), getattr(player, "action_length", WORD_LENGTH + 1)
+    env = WordleEnv(word_list, [n], rules=rules, max_tries=max_tries, guesses=guesses, action_length=width)
+    tensordict, returns = env.reset(hidden_word=torch.arange(n)), torch.zeros(n, dtype=torch.float64)
     with torch.no_grad():
         for _ in range(max_tries):
             tensordict = player(tensordict)
-            _check_deterministic(tensordict)
+            live = tensordict[~tensordict[DONE].flatten()]
+            states, plays = live[TOKENS], torch.cat([live[TOKENS], live[ACTION]], -1)
+            if len(live) and len(states.unique(dim=0)) != len(plays.unique(dim=0)):
+                remedy = "make it deterministic, such as OptimalPlayer(ties='first'), or use play_games"
+                raise ValueError(f"The policy draws its guesses, it played different ones in one state: {remedy}.")
             tensordict = env.step(tensordict)["next"]
             returns += tensordict[REWARD].flatten()
     return WordReturns(returns, max_tries)
-
-
-def _check_deterministic(tensordict: TensorDictBase) -> None:
-    """Raise ValueError if two unfinished games in the same state have different actions."""
-    live = tensordict[tensordict[DONE].flatten().logical_not()]
-    if len(live) == 0:
-        return
-    states, state = live[TOKENS].unique(dim=0, return_inverse=True)
-    actions = live[ACTION]
-    one_of_each = actions.new_zeros((len(states), actions.shape[-1])).index_copy(0, state, actions)
-    if not torch.equal(one_of_each[state], actions):
-        remedy = "make it deterministic, such as OptimalPlayer(ties='first'), or estimate its return with play_games"
-        raise ValueError(f"The policy draws its guesses, it played different ones in one state: {remedy}.")

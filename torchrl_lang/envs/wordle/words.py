@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import read_text, shorten
 from torchrl_lang.text.tokenizers import CharTokenizer
 
@@ -82,8 +83,7 @@ def demo_words(n: int = 120) -> list[str]:
         ['aback', 'crate', 'grown', 'pared', 'sorta']
     """
     words = _shipped("common.txt")
-    if not 1 <= n <= len(words):
-        raise ValueError(f"There are {len(words)} words: take from 1 to {len(words)} of them, got {n}.")
+    check_options(n=(n, f"[1, {len(words)}]"))
     return [words[i * len(words) // n] for i in range(n)]
 
 
@@ -109,8 +109,7 @@ def random_words(n: int, words: WordList | None = None, *, include: WordList = (
         (7, True)
     """
     every = load_words(words)
-    if not 0 <= n <= len(every):
-        raise ValueError(f"There are {len(every)} words: take from 0 to {len(every)} of them, got n={n}.")
+    check_options(n=(n, f"[0, {len(every)}]"))
     chosen = np.random.default_rng(seed).choice(len(every), n, replace=False)
     return sorted({*(every[index] for index in chosen.tolist()), *(load_words(include) if include else ())})
 
@@ -129,32 +128,23 @@ def load_words(words: WordList | None = None) -> list[str]:
         return common_words()
     if isinstance(words, (str, os.PathLike)):
         text = read_text(Path(words), remedy="give a text file in UTF-8 with one word per line")
-        entries = [line.strip() for line in text.rstrip().splitlines()]
-        source, place = f"'{Path(words).name}'", "line"
+        entries, first, place = [line.strip() for line in text.rstrip().splitlines()], 1, f"'{Path(words).name}', line"
     else:
-        entries, source, place = list(words), "the word list", "position"
+        entries, first, place = list(words), 0, "the word list, position"
     if not entries:
-        raise ValueError(f"{source} is empty: give at least one word.")
-    first = place == "line"
-    seen: dict[str, int] = {}
+        raise ValueError(f"{place.partition(',')[0]} is empty: give at least one word.")
+    seen: set[str] = set()
     for number, word in enumerate(entries, start=first):
-        if not isinstance(word, str) or not re.fullmatch("[a-z]{5}", word):
-            raise ValueError(f"{shorten(word)} at {place} {number} of {source} is not five lower-case letters a-z.")
-        if seen.setdefault(word, number) != number:
-            raise ValueError(f"{word!r} at {place} {number} of {source} is a duplicate of {place} {seen[word]}.")
+        if not isinstance(word, str) or not re.fullmatch("[a-z]{5}", word) or word in seen:
+            raise ValueError(f"{shorten(word)} of {place} {number} is a duplicate, or not five lower-case letters a-z.")
+        seen.add(word)
     return entries
 
 
-def words_and_guesses(words: Sequence[str], guesses: WordList) -> list[str]:
-    """The valid guesses: the words, then the other ``guesses``; with ``"words"`` there are no others."""
-    more = [] if isinstance(guesses, str) and guesses == "words" else load_words(guesses)
+def words_and_guesses(words: Sequence[str], guesses: WordList | None) -> list[str]:
+    """The valid guesses: the words, then the other ``guesses``; with ``"words"`` or None there are no others."""
+    more = [] if guesses is None or guesses == "words" else load_words(guesses)
     return list(dict.fromkeys([*words, *more]))
-
-
-def check_action_length(action_length: int) -> None:
-    """Raise unless an action has room for a word and its end."""
-    if action_length <= WORD_LENGTH:
-        raise ValueError(f"action_length must be at least {WORD_LENGTH + 1}, a word and its end, got {action_length}.")
 
 
 class WordIndex(torch.nn.Module):
@@ -213,7 +203,12 @@ def is_letter(tokens: Tensor) -> Tensor:
 
 def word_number(letters: Tensor) -> Tensor:
     """The letters as one number in base 26, int64 ``[..., 5]`` to ``[...]``. Sorted words have sorted numbers."""
-    number = letters[..., 0]
+    return number_of(letters, len(LETTERS))
+
+
+def number_of(digits: Tensor, base: int) -> Tensor:
+    """Five digits as a number, the first the most significant: int64 ``[..., 5]`` to ``[...]``."""
+    number = digits[..., 0]
     for position in range(1, WORD_LENGTH):
-        number = number * len(LETTERS) + letters[..., position]
+        number = number * base + digits[..., position]
     return number
