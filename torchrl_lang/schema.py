@@ -185,12 +185,9 @@ class ControlTokens:
 
     def __post_init__(self) -> None:
         ids = self.ids()
+        every, kinds = (*ids, *self.forbidden), "six control tokens (or pad and end_of_action, of a chat template)"
         if len(ids) not in (2, 6) or len(set(ids)) != len(ids):
-            raise ValueError(
-                f"The six control tokens (two in rows of a chat template, pad and end_of_action) need different ids, "
-                f"got {self}: a row without one of them could not be read back."
-            )
-        every = (*ids, *self.forbidden)
+            raise ValueError(f"The {kinds} need different ids, got {self}.")
         if min(every) < 0 or (self.vocab_size is not None and max(every) >= self.vocab_size):
             raise ValueError(f"The ids of control tokens lie in [0, vocab_size), got {self}.")
 
@@ -298,10 +295,8 @@ def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size)
     """
     check_entry(FEATURES, features, features.shape)
     if features.ndim != len(batch) + 2 or features.shape[:-2] != batch or not features.shape[-2]:
-        raise ValueError(
-            f"'{FEATURES}' must be [*B, P, F], P features of each row, got {tuple(features.shape)} for rows of shape "
-            f"{tuple(batch)}."
-        )
+        found = f"got {tuple(features.shape)} for rows of shape {tuple(batch)}"
+        raise ValueError(f"'{FEATURES}' must be [*B, P, F], P features of each row, {found}.")
     if mask is not None:
         check_entry(FEATURES_MASK, mask, features.shape[:-1])
 
@@ -331,39 +326,35 @@ def check_values(
     Returns:
         The tokens, see :func:`refuse`.
     """
+    rules = _rules(tokens, attention_mask, agent_mask, token_reward, vocab_size)
+    if counted is not None:
+        rules = [(broken & counted.reshape(-1, 1), message) for broken, message in rules]
+    return refuse(tokens, rules, tokens)
+
+
+def _rules(
+    tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, token_reward: Tensor | None, vocab_size: int | None
+) -> list[tuple[Tensor, str]]:
+    """Where rows of ``[B, T]`` break each of the rules of the schema, and what such a row has."""
     shape = (-1, tokens.shape[-1])
     attention, action, number = (x.reshape(shape) for x in (attention_mask, agent_mask, tokens))
     out_of_range = number < 0 if vocab_size is None else (number < 0) | (number >= vocab_size)
     limits = "ids are at least 0" if vocab_size is None else f"ids lie in [0, {vocab_size})"
-    right_padded = "rows are padded on the right and have no holes: move real tokens to the left"
     right_of_padding = nn.functional.pad(attention[:, 1:] & ~attention[:, :-1], (1, 0))
+    at = "at position {position}"
     rules = [
-        (right_of_padding, f"a real token right of padding at position {{position}}: {right_padded}"),
-        (
-            action & ~attention,
-            "an agent's token on padding at position {position}: agent_mask must lie within attention_mask",
-        ),
-        (
-            action[:, :1],
-            "an agent's token at position 0: a loss needs a token before it; begin rows with a control token",
-        ),
-        (attention & out_of_range, f"a token id out of range at position {{position}}: {limits}"),
+        (right_of_padding, f"a real token right of padding {at}: rows have padding on the right and no holes"),
+        (action & ~attention, f"an agent's token on padding {at}: agent_mask must lie within attention_mask"),
+        (action[:, :1], "an agent's token at position 0: a loss needs a token before it, such as a control token"),
+        (attention & out_of_range, f"a token id out of range {at}: {limits}"),
     ]
     if token_reward is not None:
         reward = token_reward.reshape(shape)
         rules += [
-            (
-                (reward != 0) & ~action,
-                "a reward on a token that the agent did not write at position {position}: move it to an agent's token",
-            ),
-            (
-                ~reward.isfinite(),
-                "a reward that is not finite at position {position}: fix the data, one such value makes losses NaN",
-            ),
+            ((reward != 0) & ~action, f"a reward on a token that the agent did not write {at}"),
+            (~reward.isfinite(), f"a reward that is not finite {at}: one such value makes losses NaN"),
         ]
-    if counted is not None:
-        rules = [(broken & counted.reshape(-1, 1), message) for broken, message in rules]
-    return refuse(tokens, rules, tokens)
+    return rules
 
 
 def refuse(value: Tensor, rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -> Tensor:
@@ -422,7 +413,7 @@ def _(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor
     return torch.empty_like(value)
 
 
-def entry(tensordict: TensorDictBase, key: str) -> Tensor:
+def entry(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
     """Return the entry ``key`` of a row.
 
     Raises:

@@ -153,7 +153,7 @@ def test_overwriting_is_asked_for(tmp_path, folder):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("do not delete")
-    with pytest.raises(FileExistsError, match="something other"):
+    with pytest.raises(FileExistsError, match="is not empty"):
         write_dataset(tmp_path / "thesis", ROWS, WORDS, overwrite=True)
 
 
@@ -169,9 +169,9 @@ def poked(key, place, value):
         (poked("tokens", (0, 1), WORDS.vocab_size), "Rows from number 3: Row 0 has a token id out of range"),
         (poked("tokens", (0, -1), -100), "Padding holds the id -100"),
         (poked("token_reward", (1, 6), math.nan), "Rows from number 3: Row 1 has a reward that is not finite"),
-        (ROWS.exclude("truncated"), "need 'truncated', bool .*, got nothing"),
-        (ROWS.clone().set("truncated", torch.zeros(3, 1)), "got torch.float32 of shape .3, 1."),
-        (ROWS[0], r"takes rows \[M, 12\]"),
+        (ROWS.exclude("truncated"), "A row needs 'truncated'"),
+        (ROWS.clone().set("truncated", torch.zeros(3, 1)), "truncated must be bool, got torch.float32"),
+        (ROWS[0], r"takes rows \[M, row_length\]"),
         (ROWS.exclude("tokens"), "A row needs 'tokens'"),
         (ROWS.clone().set("features", torch.zeros(3, 4, 2)), r"These rows have \['features'\], but the rows before"),
     ],
@@ -179,7 +179,7 @@ def poked(key, place, value):
 def test_rows_are_checked_on_the_way_in(tmp_path, bad, message):
     with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
         writer.extend(ROWS)
-        with pytest.raises((ValueError, KeyError), match=message):
+        with pytest.raises((ValueError, KeyError, TypeError), match=message):
             writer.extend(bad)
     assert (load_dataset(tmp_path / "data")[:] == ROWS).all()  # nothing of the bad block was written
 
@@ -187,9 +187,9 @@ def test_rows_are_checked_on_the_way_in(tmp_path, bad, message):
 @pytest.mark.parametrize(
     ("entries", "keep", "found"),
     [
-        ({"kind": KEPT["kind"].double()}, ["kind"], r"is torch\.float64: further entries"),
-        ({"features": torch.zeros(3, 4, 2, dtype=torch.float16)}, [], r"'features' is torch.float16"),
-        ({}, ["a/b"], "cannot be the name"),
+        ({"kind": KEPT["kind"].double()}, ["kind"], "cannot be stored"),
+        ({"features": torch.zeros(3, 4, 2, dtype=torch.float16)}, [], "'features', torch.float16, cannot be stored"),
+        ({}, ["a/b"], "cannot be stored"),
         ({}, ["missing"], "missing"),
     ],
 )
@@ -209,7 +209,7 @@ def test_features_are_kept_unasked_in_all_blocks(tmp_path, keep):
         writer.extend(rows)
         with pytest.raises(KeyError, match="features"):
             writer.extend(more_rows())
-        with pytest.raises(ValueError, match=r"'features' is torch.float32 of shape"):
+        with pytest.raises(ValueError, match=r"'features' is DiskEntry"):
             writer.extend(more_rows(**FEATURES).set("features", torch.zeros(3, 4, 5)))
         writer.extend(rows[:1])
     read = load_dataset(tmp_path / "data", verify=True)

@@ -181,14 +181,14 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
         ({}, "either n or fraction"),
         ({"n": 1, "fraction": 0.5}, "either n or fraction"),
         ({"n": 0}, "n must"),
-        ({"n": 1, "per": "prompt"}, "no 'prompt' to group rows by"),
+        ({"n": 1, "per": "prompt"}, "A row needs 'prompt'"),
         ({"n": 1, "per": torch.zeros(3, dtype=torch.int64)}, "one integer per row"),
-        ({"n": 1, "reward_key": "raw"}, "'raw' must have one reward per token"),
-        ({"n": 1, "by": torch.tensor([float("nan"), 1.0])}, "1 of 2 scores are NaN"),
+        ({"n": 1, "reward_key": "raw"}, "A row needs 'raw'"),
+        ({"n": 1, "by": torch.tensor([float("nan"), 1.0])}, "got 1 NaN"),
     ],
 )
 def test_options_that_select_nothing_sensible(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, KeyError), match=message):
         best_rows(of_returns(1.0, 2.0), **options)
 
 
@@ -198,7 +198,7 @@ def test_rows_of_a_pool_are_alike():
         BestRows(2, per="group")
     with pytest.raises(RuntimeError, match="call extend"):
         BestRows(2).rows  # noqa: B018
-    with pytest.raises(ValueError, match=r"from the stored ones in \['number'\]"):
+    with pytest.raises(ValueError, match="the same width T and entries"):
         BestRows(2).extend(rows).extend(rows.exclude("number"))
     narrow = to_rows([episode(1.0)], WORDS, 12)
     with pytest.raises(ValueError, match="the same width T and entries"):

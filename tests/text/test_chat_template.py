@@ -183,8 +183,6 @@ def test_a_format_of_another_tokenizer_is_refused():
 def test_neither_a_tokenizer_nor_a_format():
     with pytest.raises(OSError, match="no readable tokenizer"):
         RowFormat.from_chat_template("./nowhere")
-    with pytest.raises(TypeError, match="must be a RowFormat, got str"):
-        ChatTokenizer(tokenizer_of(EXACT["chatml"]), "chatml")
 
 
 def test_damaged_episodes():

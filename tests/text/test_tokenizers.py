@@ -84,11 +84,12 @@ def test_the_configuration_survives_json(wordle_symbols):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"symbols": None}, 'has None as "symbols", expected list'),
-        ({"symbols": ["a", 5]}, 'has 5 as "symbols.1", expected str'),
+        ({"symbols": None}, 'has None as "symbols", expected a valid list'),
+        ({"symbols": ["a", 5]}, 'has 5 as "symbols.1", expected a valid string'),
         ({"control": {"pad": "<|pad|>"}}, "has the control tokens .*, got \\['pad'\\]"),
-        ({"symbols": ["a", "b"]}, "are not among the symbols"),
-        ({"unknown": True}, "unknown symbol '�' is not among the symbols"),
+        ({"symbols": ["a", "b"]}, "are missing"),
+        ({"symbols": [*WORDS.symbols, "a"]}, "some are empty or repeated"),
+        ({"unknown": True}, "'�'. are missing"),
         ({"kind": "huggingface"}, 'has no field "tokenizer"'),
         ({"kind": ["char"]}, "kind of tokenizer \\['char'\\]"),
     ],

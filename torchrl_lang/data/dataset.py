@@ -29,6 +29,8 @@ from torchrl_lang._files import (
     file_in,
     is_unfinished,
     read_json,
+    refuse_content,
+    regular_file,
     shorten,
     write_file,
     write_folder,
@@ -44,6 +46,7 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     TRUNCATED,
+    check_entry,
     check_row,
     entry,
 )
@@ -133,8 +136,7 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _check_entries(self) -> Manifest:
         every = row_entries(self.row_length)
-        missing = [*(every.keys() - self.entries.keys()), *({TOKENIZER, META} - self.files.keys())]
-        if missing:
+        if missing := [*(every.keys() - self.entries.keys()), *({TOKENIZER, META} - self.files.keys())]:
             raise ValueError(f"does not describe {sorted(missing)}")
         for key, found in self.entries.items():
             known = every.get(key) or further_entry(key, *found.stored)
@@ -160,10 +162,10 @@ def row_entries(row_length: int) -> dict[str, DiskEntry]:
 
 def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> DiskEntry:
     """An entry beside those that every dataset has; raises ValueError if it cannot be stored."""
-    if not (key.isidentifier() and key.isascii()) or keyword.iskeyword(key):
-        raise ValueError(f"{key!r} cannot be the name of a dataset's entry: use ASCII letters, digits and underscores.")
-    if dtype not in (torch.bool, torch.int64, torch.float32):
-        raise ValueError(f"'{key}' is {dtype}: further entries of a dataset are bool, int64 or float32.")
+    is_name = key.isidentifier() and key.isascii() and not keyword.iskeyword(key)
+    if not is_name or dtype not in (torch.bool, torch.int64, torch.float32):
+        expected = "bool, int64 or float32 with names of ASCII letters, digits and underscores"
+        raise ValueError(f"{key!r}, {dtype}, cannot be stored: further entries of a dataset are {expected}.")
     return DiskEntry(dtype, shape)
 
 
@@ -263,9 +265,8 @@ def load_dataset(
     check_options(verify=(verify, ("once", True, False)))
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
-        reason = "that folder does not exist" if not folder.exists() else f"{MANIFEST} is missing"
-        if is_unfinished(folder):
-            reason += ", but unfinished files beside it exist: writing was interrupted or is still in progress"
+        reason = f"{MANIFEST} is missing" if folder.exists() else "that folder does not exist"
+        reason += ", because writing was interrupted or is still in progress" * is_unfinished(folder)
         raise FileNotFoundError(f"There is no dataset in {folder}: {reason}. Generate it again.")
     manifest = Manifest.read(folder / MANIFEST, remedy=REMEDY)
     tokenizer = _tokenizer(folder, manifest.tokenizer, tokenizer)
@@ -285,31 +286,23 @@ def _tokenizer(folder: Path, written_with: TokenizerRecord, given: Tokenizer | N
     config = read_json(path, remedy=REMEDY)
     if config_fingerprint(config) != found:
         raise FileError(path, f"was changed: the manifest records its fingerprint as {shorten(found)}", REMEDY)
-    if given is not None and fingerprint(given) != found:
-        raise ValueError(
-            f"The dataset in {folder} was written with a tokenizer of fingerprint {found}, but the given tokenizer has "
-            f"{fingerprint(given)}, so its ids mean other text. Use the dataset's own tokenizer."
-        )
-    try:
-        tokenizer = tokenizer_from_config(config) if given is None else given
-    except ValueError as error:
-        raise FileError(path, f"is not a valid tokenizer ({error})", REMEDY) from error
-    if tokenizer.vocab_size != written_with.vocab_size:
-        raise FileError(path, f"has a vocab_size of {tokenizer.vocab_size}, other than the manifest's", REMEDY)
-    return tokenizer
+    if given is None:
+        try:
+            return tokenizer_from_config(config)
+        except ValueError as error:
+            raise FileError(path, f"is not a valid tokenizer ({error})", REMEDY) from error
+    if fingerprint(given) != found:
+        raise ValueError(f"The dataset in {folder} has another tokenizer, so its ids mean other text: use its own.")
+    return given
 
 
 def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
     """The paths of all files with a checksum in the manifest, by name; checks that they are there, and their sizes."""
     paths = {name: file_in(folder, name, remedy=REMEDY) for name in manifest.checksums()}
-    sizes = {
-        entry_file(key): dtype.itemsize * math.prod(shape) * manifest.episodes
-        for key, (dtype, shape) in manifest.on_disk().items()
-    }
+    on_disk = manifest.on_disk().items()
+    sizes = {entry_file(key): dtype.itemsize * math.prod(shape) * manifest.episodes for key, (dtype, shape) in on_disk}
     for name, path in paths.items():
-        if not path.is_file():
-            raise FileError(path, "is missing", REMEDY)
-        size = path.stat().st_size
+        size = regular_file(path, REMEDY).stat().st_size
         if size != sizes.get(name, size):
             raise FileError(path, f"has {size} bytes, expected {sizes[name]}", REMEDY)
     return paths
@@ -324,18 +317,18 @@ def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_s
     # A separate mapping, so that the pages read are released from memory afterwards.
     rows = map_rows(files, manifest.episodes, entries)
     for block in rows.split(max(1, _BLOCK_TOKENS // manifest.row_length)):
-        for key, (dtype, _) in entries.items():
-            if dtype == torch.bool and int(block.get(key).view(torch.uint8).amax()) > 1:
-                raise FileError(folder / entry_file(key), "holds bytes other than 0 and 1", REMEDY)
+        bools = [key for key, (dtype, _) in entries.items() if dtype == torch.bool]
+        if odd := [key for key in bools if int(block.get(key).view(torch.uint8).amax()) > 1]:
+            raise FileError(folder / entry_file(odd[0]), "holds bytes other than 0 and 1", REMEDY)
         try:
             _check_block(block, vocab_size, sums.counts["episodes"])
         except ValueError as error:
             raise FileError(folder / ROWS, f"holds a bad row: {error}", REMEDY) from error
         sums.add(block)
-    recorded = {name: getattr(manifest, name) for name in (*sums.counts, "mean_return")}
     for name, found in {**sums.counts, "mean_return": sums.mean_return}.items():
-        if not (sums.fits(recorded[name]) if name == "mean_return" else recorded[name] == found):
-            raise FileError(folder / MANIFEST, f'has {recorded[name]} as "{name}", the rows have {found}', REMEDY)
+        recorded = getattr(manifest, name)
+        if not math.isclose(recorded, found, rel_tol=1e-9, abs_tol=1e-9 * sums.scale * (name == "mean_return")):
+            raise FileError(folder / MANIFEST, f'has {recorded} as "{name}", the rows have {found}', REMEDY)
 
 
 class _RowSums:
@@ -365,21 +358,20 @@ class _RowSums:
         """Mean undiscounted return per episode."""
         return self._reward / self.counts["episodes"]
 
-    def fits(self, mean_return: float) -> bool:
-        """Whether a mean return equals this one up to rounding."""
-        scale = self._magnitude / self.counts["episodes"]
-        return math.isclose(self.mean_return, mean_return, rel_tol=1e-9, abs_tol=1e-9 * scale)
+    @property
+    def scale(self) -> float:
+        """Mean magnitude of the rewards of an episode, which rounding errors are relative to."""
+        return self._magnitude / self.counts["episodes"]
 
 
 def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
     """Check the values of rows ``[M]``, the first of which is row ``first`` of a dataset."""
     try:
         check_row(rows, vocab_size=vocab_size)
-        least, most = (int(token) for token in rows.get(TOKENS).aminmax())
-        if least < 0 or most >= vocab_size:
+        bad = [int(token) for token in rows.get(TOKENS).aminmax() if not 0 <= token < vocab_size]
+        if bad:
             raise ValueError(
-                f"Padding holds the id {least if least < 0 else most}: models embed padding like any token, so its "
-                f"ids must lie in [0, {vocab_size})."
+                f"Padding holds the id {bad[0]}: models embed it, so its ids must lie in [0, {vocab_size})."
             )
     except ValueError as error:
         raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
@@ -499,12 +491,10 @@ class DatasetWriter:
             self._finish(partial)
 
     def _check_target(self) -> None:
-        if not self.folder.exists():
-            return
-        if not self.overwrite:
+        if self.folder.exists() and not self.overwrite:
             raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True to replace it.")
-        if not (self.folder / MANIFEST).is_file() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise FileExistsError(f"{self.folder} holds something other than a dataset, which is not overwritten.")
+        if not (self.folder / MANIFEST).exists():
+            refuse_content(self.folder)
 
     def _open(self, *keys: str) -> None:
         """Begin the files of entries."""
@@ -521,17 +511,13 @@ class DatasetWriter:
             KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer or
                 ``row_length``; or they have features, and rows before had none. No row of the call is written then.
         """
-        tokens = entry(rows, TOKENS)
-        for key in (TERMINATED, TRUNCATED):
-            value = rows.get(key, None)
-            if value is None or value.dtype != torch.bool or value.shape != (*rows.shape, 1):
-                came = "nothing" if value is None else f"{value.dtype} of shape {list(value.shape)}"
-                raise ValueError(f"Rows of a dataset need '{key}', bool [M, 1], got {came}: add how each one ended.")
-        if rows.ndim != 1 or tokens.shape[1:] != (self.row_length,):
+        shape = entry(rows, TOKENS).shape
+        if rows.ndim != 1 or shape[1:] != (self.row_length,):
             raise ValueError(
-                f"A dataset of row_length {self.row_length} takes rows [M, {self.row_length}], got "
-                f"{tuple(tokens.shape)}: flatten them and give all rows the same width."
+                f"A dataset of row_length {self.row_length} takes rows [M, row_length], got {tuple(shape)}."
             )
+        for key in (TERMINATED, TRUNCATED):
+            check_entry(key, entry(rows, key), shape)
         if rows.shape[0] == 0:
             return
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)
@@ -560,8 +546,7 @@ class DatasetWriter:
         found = further_entry(key, value.dtype, tuple(value.shape[1:]))
         if (known := self._entries.get(key, found)) != found:
             raise ValueError(
-                f"'{key}' is {found.dtype} of shape {list(found.shape)} in these rows, but {known.dtype} of shape "
-                f"{list(known.shape)} in the rows before: give all rows the same."
+                f"'{key}' is {found} in these rows, but {known} in the rows before: give all rows the same."
             )
         return found
 
@@ -571,8 +556,7 @@ class DatasetWriter:
         return self._sums.counts["episodes"]
 
     def _finish(self, partial: Path) -> None:
-        episodes = self.rows
-        if episodes == 0:
+        if not (episodes := self.rows):
             raise ValueError(f"No episode was written to {self.folder}: a dataset needs at least one.")
         # The data is written already: this adds the meta.json that tensordict needs.
         files = {name: partial / name for name in map(entry_file, self._entries)}

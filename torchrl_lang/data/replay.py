@@ -68,11 +68,9 @@ class EpochSampler(Sampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Indices of the next batch."""
         rows = len(storage)
-        if rows == 0:
-            raise RuntimeError("The replay buffer is empty: extend it before you sample.")
-        if self.drop_last and rows < batch_size:
+        if not self.can_sample(storage, batch_size):
             raise ValueError(
-                f"drop_last=True leaves no batch of {batch_size} from {rows} rows: use a smaller batch size."
+                f"No batch of {batch_size} rows, drop_last={self.drop_last}, can be drawn from {rows} rows."
             )
         if self._left(batch_size) <= 0 or rows < self._size:
             self.epoch, self._position, self._size, self._order = self.epoch + 1, 0, rows, None
@@ -260,7 +258,8 @@ def row_buffer(
     if rows.ndim != 1:
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
     if rows is data:  # not a dataset, which was checked when it was written
-        _check_entering(rows)
+        has_rewards = rows.get(TOKEN_REWARD, None) is not None  # losses such as BC need none
+        check_row(rows if has_rewards else rows.copy().set(TOKEN_REWARD, torch.zeros(entry(rows, TOKENS).shape)))
     if not rows.shape[0]:
         sampler: EpochSampler = _NoRows(seed=seed, drop_last=drop_last)
     elif bucket:
@@ -287,10 +286,3 @@ class _NoRows(EpochSampler):
         """Return an empty index."""
         self.epoch, self.ran_out = self.epoch + 1, True
         return torch.zeros(0, dtype=torch.int64), {}
-
-
-def _check_entering(rows: TensorDictBase) -> None:
-    """Raise unless rows are well-formed; rewards may be missing, because losses such as BC need none."""
-    if rows.get(TOKEN_REWARD, None) is None:
-        rows = rows.copy().set(TOKEN_REWARD, torch.zeros(rows.get(TOKENS).shape, device=rows.device))
-    check_row(rows)

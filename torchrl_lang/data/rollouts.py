@@ -9,7 +9,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import (
@@ -73,10 +73,11 @@ def rows_at(
     truncated = step.get(TRUNCATED, None)
     rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]
     out = TensorDict(rows, batch_size=[rows[TERMINATED].shape[0]], device=rollout.device)
-    rewards = reward_entries(step, reward_key)
-    out.update({name: step_rewards(rollout, take, out, key) for name, key in rewards.items()})
+    row = row_of_step(take)
+    out.update({name: step_rewards(rollout, row, out, key) for name, key in reward_entries(step, reward_key).items()})
     if carry:
-        out.update(token_values(rollout, take, out.get(AGENT_MASK), carry))
+        _check_whole(rollout, row, out, f"{carry} of their first turns")
+        out.update(token_values(rollout, row, out.get(AGENT_MASK), carry))
     check_row(out)
     return out
 
@@ -138,16 +139,8 @@ def rows_from_rollout(
         >>> rows_from_rollout(rollout, unfinished="truncate")["truncated"].flatten()
         tensor([False,  True])
     """
-    one_of("unfinished", unfinished, ("drop", "truncate"))
-    step = rollout.get("next")
-    missing = [key for key in (*ROW_KEYS, TERMINATED, *keep) if step.get(key, None) is None]
-    if missing:
-        raise missing_entry(
-            "rows_from_rollout",
-            [("next", key) for key in missing],
-            rollout,
-            "Pass a rollout of a language environment that observes them.",
-        )
+    check_options(unfinished=(unfinished, ("drop", "truncate")))
+    needed_entries(rollout, {key: key for key in carry}, keep, reward_key)
     check_steps(rollout, carry)
     take = finished_steps(rollout)
     if unfinished == "truncate":
@@ -185,20 +178,25 @@ def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
             "MultiStep has added the rewards of later steps to each step and replaced its 'next' entries: convert the "
             "collector's own steps, without MultiStep. Losses over rows look ahead by themselves (target=, lmbda=)."
         )
-    action = rollout.get(ACTION, None)
-    if action is None or action.ndim == rollout.ndim or action.shape[-1] < 2:
-        return  # the actions are single tokens
     for key in carry:
-        value = rollout.get(key, None)
-        if value is not None and str(key[-1] if isinstance(key, tuple) else key).endswith("log_prob"):
-            _refuse_random_actions(key, value, rollout)
+        if _is_of_random_actions(rollout, key):
+            raise ValueError(
+                f"{key!r} is 0, which stands for a probability of one, at all tokens of steps whose actions end with "
+                "different tokens: a Collector writes such zeros for the random actions of init_random_frames. Collect "
+                "with init_random_frames=0, or convert random actions on their own, without carry=."
+            )
 
 
-def _refuse_random_actions(key: NestedKey, log_prob: Tensor, rollout: TensorDictBase) -> None:
-    """Raise if zeros stand for the log-probabilities of random actions, as a collector's random frames have them.
+def _is_of_random_actions(rollout: TensorDictBase, key: NestedKey) -> bool:
+    """Whether zeros stand for the log-probabilities of random actions, as a collector's random frames have them.
 
     A policy may be as certain, but then its utterances end with the same token.
     """
+    log_prob, action = rollout.get(key), rollout.get(ACTION, None)
+    if not str(key[-1] if isinstance(key, tuple) else key).endswith("log_prob"):
+        return False
+    if action is None or action.ndim == rollout.ndim or action.shape[-1] < 2:
+        return False  # the actions are single tokens
     before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
     agent = rollout.get(("next", AGENT_MASK))
     place = torch.arange(agent.shape[-1], device=agent.device)
@@ -209,12 +207,39 @@ def _refuse_random_actions(key: NestedKey, log_prob: Tensor, rollout: TensorDict
     if trained is not None:  # the turns of other players, as in a MixedPolicy, have zeros as well
         certain = certain & trained.reshape(*rollout.shape, -1).any(-1)
     end = rollout.get(("next", TOKENS)).gather(-1, last.clamp_min(0).unsqueeze(-1)).squeeze(-1)[certain]
-    if bool((end != end[:1]).any()):
-        raise ValueError(
-            f"{key!r} is 0, which stands for a probability of one, at all tokens of {end.shape[0]} steps whose actions "
-            "end with different tokens: a Collector writes such zeros for the random actions of init_random_frames. "
-            "Collect with init_random_frames=0, or convert random actions on their own, without carry=."
+    return bool((end != end[:1]).any())
+
+
+def needed_entries(
+    steps: TensorDictBase,
+    carry: Mapping[str, NestedKey],
+    keep: Sequence[str],
+    reward_key: NestedKey | None,
+    further: Sequence[NestedKey] = (),
+) -> TensorDict:
+    """The entries of steps that rows are made of, those of ``carry`` by their new names.
+
+    Raises:
+        KeyError: an entry is missing.
+    """
+    step = steps.get("next")
+    features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
+    after = (*ROW_KEYS, DONE, TERMINATED, *features, *keep, *reward_entries(step, reward_key).values())
+    found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
+    found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, *further)}
+    found |= {name: steps.get(key, None) for name, key in carry.items()}
+    missing = [key for key, value in found.items() if value is None]
+    if missing:
+        raise missing_entry(
+            "A conversion to rows",
+            missing,
+            steps,
+            "Pass steps of a language environment whose policy writes the carried entries (EpisodeRows: of a TorchRL "
+            "collector); name another reward under 'next' with reward_key=, or None for the environment's own.",
         )
+    if TRUNCATED in step.keys():
+        found["next", TRUNCATED] = step.get(TRUNCATED)
+    return TensorDict(found, batch_size=steps.batch_size)
 
 
 def reward_entries(step: TensorDictBase, reward_key: NestedKey | None) -> dict[NestedKey, NestedKey]:
@@ -222,44 +247,33 @@ def reward_entries(step: TensorDictBase, reward_key: NestedKey | None) -> dict[N
 
     An entry ``"raw_reward"`` (or with this suffix) means that a divergence penalty was subtracted. It is copied to the
     rows as well, so that the same penalty is not subtracted a second time.
-
-    Raises:
-        KeyError: the steps do not have the reward.
     """
     if reward_key is None:
         return {}
-    if step.get(reward_key, None) is None:
-        raise missing_entry(
-            "The token reward of rows",
-            [reward_key],
-            step,
-            "Name a reward under 'next' with reward_key=, or use reward_key=None for the environment's token rewards.",
-        )
     raw = [key for key in step.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]
     return {TOKEN_REWARD: reward_key} | {key: key for key in raw}
 
 
-def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, key: NestedKey) -> Tensor:
+def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key: NestedKey) -> Tensor:
     """Rewards of the rows' tokens, float32 ``[N, T]``, that sum to the step rewards, turn by turn.
 
     If a step's reward differs from the sum of ``token_reward`` over its turn, the difference is added to the turn's
     last agent token, or to the last agent token before it if the agent wrote none in this step. Otherwise the rows' own
-    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored. The rows are the
-    ``next`` observations of the steps ``take``.
+    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored. ``row`` is the number of
+    each step's row, see :func:`row_of_step`.
     """
     step, own = rollout.get("next"), rows.get(TOKEN_REWARD)
     reward = step.get(key)
-    if reward.numel() != take.numel():
+    if reward.numel() != row.numel():
         raise ValueError(
-            f"{key!r} must be one number per step, {[*take.shape, 1]}, got {list(reward.shape)}: combine them into one "
+            f"{key!r} must be one number per step, {[*row.shape, 1]}, got {list(reward.shape)}: combine them into one "
             "(torchrl.envs.LineariseRewards), or name another reward with reward_key=."
         )
-    row = row_of_step(take)
     before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, step))
     place = torch.arange(own.shape[-1], device=own.device)
     earned = torch.where(place >= before.unsqueeze(-1), step.get(TOKEN_REWARD), 0.0)
     counts = (row >= 0) & (after > before)
-    extra = reward.reshape(take.shape).to(own.dtype) - earned.sum(-1)
+    extra = reward.reshape(row.shape).to(own.dtype) - earned.sum(-1)
     changed = counts & (extra != 0)
     if changed.any():
         # The difference is exactly zero if at most one token has a reward.
@@ -274,57 +288,48 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
             f"{without_token} steps have another {key!r} than their rows, but the agent has written no token yet to "
             "place it on. Reward the agent's turns, or keep the environment's token rewards with reward_key=None."
         )
-    _check_whole(row, before, counts, rows)
+    _check_whole(rollout, row, rows, "the rewards of their first turns, which transforms changed")
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 
 
-def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBase) -> None:
+def _check_whole(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, lacking: str) -> None:
     """Raise if the agent wrote tokens before the first step of a row."""
     agent_mask = rows.get(AGENT_MASK)
+    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
+    counts = (row >= 0) & (after > before)
     first = before.new_full((len(rows),), agent_mask.shape[-1])
     first = first.scatter_reduce(0, row[counts], before[counts], "amin")
     place = torch.arange(agent_mask.shape[-1], device=first.device)
     lost = int((agent_mask & (place < first[:, None])).any(-1).sum())
     if lost:
         raise ValueError(
-            f"Transforms changed the rewards, and {lost} of {len(rows)} episodes began before this batch, which lacks "
-            "the rewards of their first turns. Use torchrl_lang.data.EpisodeRows, collect whole episodes "
-            "(Collector(..., trajs_per_batch=N)), or keep the environment's token rewards with reward_key=None."
+            f"{lost} of {len(rows)} episodes began before this batch, which lacks {lacking}. Use "
+            "torchrl_lang.data.EpisodeRows, collect whole episodes (Collector(..., trajs_per_batch=N)), or do without "
+            "carry= and with reward_key=None, which keeps the environment's token rewards."
         )
 
 
 def token_values(
-    rollout: TensorDictBase, take: Tensor, agent_mask: Tensor, keys: Sequence[NestedKey]
+    rollout: TensorDictBase, row: Tensor, agent_mask: Tensor, keys: Sequence[NestedKey]
 ) -> dict[NestedKey, Tensor]:
     """Values of the agent's tokens at the tokens' positions in the rows, each ``[N, T]``, zero on other tokens.
 
     An entry of the steps ``[*B, time]`` has one value per token of the turn's utterance, ``[*B, time, K]``, or one for
-    all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. The rows are the ``next`` observations of the steps
-    ``take``, and ``agent_mask`` is theirs.
+    all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. ``row`` is the number of each step's row, and
+    ``agent_mask`` that of the rows.
     """
-    row = row_of_step(take)
     before = row_length(rollout.get(ATTENTION_MASK))
     after = rollout.get(("next", AGENT_MASK))
     out = {}
     for key in keys:
-        value = rollout.get(key, None)
-        if value is None:
-            raise missing_entry("carry", [key], rollout, "Let the policy write the entry, or do not carry it.")
-        value = value if value.ndim > take.ndim else value.unsqueeze(-1)
+        value = rollout.get(key)
+        value = value if value.ndim > row.ndim else value.unsqueeze(-1)
         width = value.shape[-1] if value.shape[-1] > 1 else after.shape[-1]
         place = before.unsqueeze(-1) + torch.arange(width, device=value.device)
         inside = place < after.shape[-1]
         written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
         index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
         out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
-        known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
-        lost = (agent_mask & ~known).any(-1).sum()
-        if lost:
-            raise ValueError(
-                f"{int(lost)} of {agent_mask.shape[0]} episodes began before this batch, which lacks {key!r} of their "
-                "first turns. Collect whole episodes (Collector(..., trajs_per_batch=N), or frames_per_batch a "
-                "multiple of the longest episode with resets between batches), or score the rows again."
-            )
     return out
 
 
@@ -393,7 +398,7 @@ class EpisodeRows:
         reward_key: NestedKey | None = REWARD,
         unfinished: Literal["wait", "truncate", "drop"] = "wait",
     ) -> None:
-        one_of("unfinished", unfinished, ("wait", "truncate", "drop"))
+        check_options(unfinished=(unfinished, ("wait", "truncate", "drop")))
         self.reward_key, self.unfinished = reward_key, unfinished
         self._batches = 0
         self.carry = dict(carry) if isinstance(carry, Mapping) else {key: key for key in carry}
@@ -415,7 +420,7 @@ class EpisodeRows:
         With ``only_waiting``, episodes that begin in ``steps`` are dropped, whatever their length. Collecting like this
         until :attr:`waiting` is 0 finishes all episodes that began before, without preferring short ones.
         """
-        flat = self._needed(steps)
+        flat = needed_entries(steps, self.carry, self.keep, self.reward_key, [_TRAJECTORY])
         check_steps(steps, list(self.carry.values()))
         is_step = steps.get(COLLECTED, None)
         flat = flat.reshape(-1) if is_step is None else flat[is_step]
@@ -448,27 +453,6 @@ class EpisodeRows:
                 "the collector resets at each iteration (reset_at_each_iter=True), use unfinished='truncate' or "
                 "'drop'. After a manual reset, call forget()."
             )
-
-    def _needed(self, steps: TensorDictBase) -> TensorDict:
-        """The entries that rows are made of."""
-        step = steps.get("next")
-        features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
-        after = (*ROW_KEYS, DONE, TERMINATED, *features, *self.keep, *reward_entries(step, self.reward_key).values())
-        found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
-        found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, _TRAJECTORY)}
-        found |= {name: steps.get(key, None) for name, key in self.carry.items()}
-        missing = [key for key, value in found.items() if value is None]
-        if missing:
-            raise missing_entry(
-                "EpisodeRows",
-                missing,
-                steps,
-                "Pass the steps of a TorchRL collector over a language environment whose policy writes the carried "
-                "entries.",
-            )
-        if TRUNCATED in step.keys():
-            found["next", TRUNCATED] = step.get(TRUNCATED)
-        return TensorDict(found, batch_size=steps.batch_size)
 
 
 def _is_last(trajectory: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.schema import AGENT_MASK, GROUP, TOKEN_LOG_PROB, TOKEN_REWARD, ControlTokens, check_row
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
@@ -48,10 +48,7 @@ def from_samples(samples: Sequence[str | Sequence[str]], rewards: Sequence[float
 def _episode(number: int, sample: str | Sequence[str], reward: float) -> Episode:
     texts = ["", sample] if isinstance(sample, str) else list(sample)
     if not texts or len(texts) % 2 or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"Sample {number} must be a text or prompts and outputs in turn, the last one an output, got "
-            f"{shorten(sample)}."
-        )
+        raise ValueError(f"Sample {number} must be a text, or prompts and outputs in turn, got {shorten(sample)}.")
     turns = [Turn(text, 0.0 if place % 2 else None) for place, text in enumerate(texts)]
     turns[-1] = Turn(texts[-1], float(reward))
     return Episode(turns if texts[0] else turns[1:], terminated=True)
@@ -114,7 +111,7 @@ def rows_from_triples(
         >>> rows["token_reward"][2].tolist(), rows["group"].tolist()
         ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0], [0, 1, 0])
     """
-    at_least_one("row_length", row_length)
+    check_options(row_length=(row_length, 1))
     given: dict[str, Sized] = {"queries": queries, "responses": responses, "rewards": rewards}
     given |= {} if log_probs is None else {"log_probs": log_probs}
     if len({len(values) for values in given.values()}) > 1:
@@ -144,93 +141,77 @@ def _encode(number: int, query: Content, response: Content, tokenizer: Tokenizer
     control = tokenizer.control
     # A chat's prompt has special tokens of its template; that of other rows gets its control tokens here.
     around = (control.pad,) if isinstance(tokenizer, ChatTokenizer) else control.ids()
-    asked = _turn(f"Query {number}", query, around)
+    asked = Turn(query) if isinstance(query, str) else Turn("", tokens=_ids(f"Query {number}", query, around))
     answered = _response(f"Response {number}", response, control)
     is_asked = bool(asked.text or asked.tokens)
     return encode_episode(Episode([asked, answered] if is_asked else [answered], terminated=True), tokenizer)
 
 
-def _turn(what: str, content: Content, forbidden: Sequence[int]) -> Turn:
-    if isinstance(content, str):
-        return Turn(content)
-    ids = _ids(what, content)
-    bad = sorted(set(ids).intersection(forbidden))
-    if bad:
-        raise ValueError(f"{what} contains the control tokens {bad}: give its own ids, without padding.")
-    return Turn("", tokens=tuple(ids))
-
-
 def _response(what: str, content: Content, control: ControlTokens) -> Turn:
-    end = control.end_of_action
     if isinstance(content, str):
-        if not content:
-            raise ValueError(f"{what} is empty: leave it out, or give the ids [{end}] if the model ended at once.")
-        return Turn(content, 0.0)
-    ids = _ids(what, content)
-    while ids and ids[-1] == control.pad:
-        ids.pop()
-    if not ids:
-        raise ValueError(f"{what} is empty: the model writes at least the end of its utterance, the id {end}.")
-    is_closed = ids[-1] == end
-    own = ids[:-1] if is_closed else ids
-    if end in own or control.pad in own:
+        turn = Turn(content, 0.0)
+        is_empty = not content
+    else:
+        ids = _ids(what, content)
+        while ids and ids[-1] == control.pad:
+            ids = ids[:-1]
+        is_closed, is_empty = ids[-1:] == (control.end_of_action,), not ids
+        turn = Turn("", 0.0, is_closed, _ids(what, ids[: len(ids) - is_closed], (control.pad, control.end_of_action)))
+    if is_empty:
         raise ValueError(
-            f"{what} contains the end of an utterance, the id {end}, or padding, the id {control.pad}, before its last "
-            f"token: cut it after the first end."
+            f"{what} is empty: leave it out, or give the ids [{control.end_of_action}] of an empty utterance."
         )
-    return Turn("", 0.0, is_closed, tuple(own))
+    return turn
 
 
-def _ids(what: str, content: Any) -> list[int]:
-    ids = _tensor(f"{what} must be a text or a list of ids", content)
-    if not ids.numel():
-        return []
-    if ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+def _ids(what: str, content: Any, forbidden: Sequence[int] = ()) -> tuple[int, ...]:
+    ids = _tensor(what, "a text or ids, int [L]", content)
+    if ids.numel() and (ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool):
         raise ValueError(f"{what} must be a text or ids, int [L], got {shorten(content)}.")
-    return [int(index) for index in ids.tolist()]
+    if bad := sorted({*ids.flatten().tolist()}.intersection(forbidden)):
+        raise ValueError(f"{what} contains the control tokens {bad}: give its own ids, a response up to its first end.")
+    return tuple(map(int, ids.flatten().tolist()))
 
 
-def _tensor(expected: str, content: Any) -> Tensor:
+def _tensor(what: str, expected: str, content: Any) -> Tensor:
     try:
         return torch.as_tensor(content, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:  # the type depends on the content
-        raise ValueError(f"{expected}, got {shorten(content)}.") from error
+        raise ValueError(f"{what} must be {expected}, got {shorten(content)}.") from error
 
 
 def _rewards(number: int, value: Any, response: Content, written: int) -> Tensor:
     """The rewards of the tokens that the agent wrote, float32 ``[written]``."""
-    what = f"Reward {number}"
-    numbers = _tensor(f"{what} must be a number, or one for each id", value)
+    numbers = _tensor(f"Reward {number}", "a number, or one for each id", value)
     if numbers.ndim == 0:
         numbers = torch.cat([torch.zeros(written - 1), numbers[None]])
-    else:
-        numbers = _of_ids(what, numbers, response)
-        if numbers[written:].any():
-            raise ValueError(f"{what} is {shorten(numbers.tolist())}, not 0 on padding: move it to the last token.")
-    return _finite(what, numbers[:written])
+        return _of_ids(f"Reward {number}", numbers, range(written), written)
+    earned = _of_ids(f"Reward {number}", numbers, response, written)
+    if numbers[written:].any():
+        raise ValueError(
+            f"Reward {number} is {shorten(numbers.tolist())}, not 0 on padding: move it to the last token."
+        )
+    return earned
 
 
 def _log_probs(number: int, value: Any, response: Content, written: int) -> Tensor:
     """The log-probabilities of the tokens that the agent wrote, float32 ``[written]``."""
-    what = f"Log-probability {number}"
-    numbers = _of_ids(what, _tensor(f"{what} must have a number for each id", value), response)[:written]
-    if (numbers > _ROUNDING).any():
-        raise ValueError(f"{what} is {shorten(numbers.tolist())}: log-probabilities are at most 0.")
-    return _finite(what, numbers)
+    numbers = _tensor(f"Log-probability {number}", "a number for each id", value)
+    return _of_ids(f"Log-probability {number}", numbers, response, written, highest=_ROUNDING)
 
 
-def _of_ids(what: str, numbers: Tensor, response: Content) -> Tensor:
-    if isinstance(response, str):
-        raise ValueError(f"{what} has numbers for single tokens, but its response is a text: give the sampled ids.")
-    if numbers.shape != (len(response),):
-        found = f"the shape {list(numbers.shape)}, but its response has {len(response)} ids"
-        raise ValueError(f"{what} has {found}: give a number for each id.")
-    return numbers
-
-
-def _finite(what: str, numbers: Tensor) -> Tensor:
-    if not (numbers.abs() <= LARGEST_REWARD).all():  # also True for NaN
-        raise ValueError(f"{what} is {shorten(numbers.tolist())}: a number that is not finite makes losses NaN.")
+def _of_ids(
+    what: str, numbers: Tensor, response: Content | range, written: int, *, highest: float = LARGEST_REWARD
+) -> Tensor:
+    """Numbers for the ids of a response, without padding."""
+    if isinstance(response, str) or numbers.shape != (len(response),):
+        found = "a text" if isinstance(response, str) else f"{len(response)} ids"
+        raise ValueError(
+            f"{what} has the shape {list(numbers.shape)}, but its response is {found}: give one for each id."
+        )
+    numbers = numbers[:written]
+    if not ((numbers >= -LARGEST_REWARD) & (numbers <= highest)).all():  # also for NaN
+        raise ValueError(f"{what} is {shorten(numbers.tolist())}: numbers must be finite, log-probabilities at most 0.")
     return numbers.float()
 
 

@@ -51,10 +51,9 @@ def row_returns(
         (tensor([5.], dtype=torch.float64), tensor([3.], dtype=torch.float64))
     """
     check_options(gamma=(gamma, "[0, 1]"))
-    agent_mask, reward = entry(rows, AGENT_MASK), rows.get(reward_key, None)
-    if reward is None or reward.shape != agent_mask.shape:
-        found = sorted(map(str, rows.keys(True, True))) if reward is None else tuple(reward.shape)
-        raise ValueError(f"{reward_key!r} must have one reward per token, {tuple(agent_mask.shape)}; got {found}.")
+    agent_mask, reward = entry(rows, AGENT_MASK), entry(rows, reward_key)
+    if reward.shape != agent_mask.shape:
+        raise ValueError(f"{reward_key!r} must have one reward per token, {tuple(agent_mask.shape)}.")
     earned = torch.where(decision_mask(agent_mask), shift_left(reward.double()), 0.0)
     if gamma == 1:
         return earned.sum(-1)
@@ -115,8 +114,7 @@ def best_rows(
         tensor([2.])
     """
     entries = rows.rows if isinstance(rows, RowDataset) else rows
-    if n is None and fraction is None and bottom_fraction is not None:
-        fraction = 1.0
+    fraction = 1.0 if n is None and fraction is None and bottom_fraction is not None else fraction
     if (n is None) == (fraction is None):
         raise ValueError(f"Give either n or fraction, the rows to keep: got n={n} and fraction={fraction}.")
     check_options(n=(n, 1), fraction=(fraction, "(0, 1]"), bottom_fraction=(bottom_fraction, "(0, 1]"))
@@ -131,25 +129,19 @@ def best_rows(
 
 
 def _scores(
-    rows: TensorDictBase,
-    by: Literal["return", "tokens"] | Tensor,
-    gamma: float,
-    reward_key: NestedKey,
-    end_of_action: int | None,
+    rows: TensorDictBase, by: str | Tensor, gamma: float, reward_key: NestedKey, end_of_action: int | None
 ) -> Tensor:
     """The score of each row, ``[N]``; higher is better."""
     if isinstance(by, Tensor):
         score = by
     elif by == "return":
         score = row_returns(rows, gamma=gamma, reward_key=reward_key, end_of_action=end_of_action)
-    elif by == "tokens":
-        score = -row_length(entry(rows, ATTENTION_MASK))
     else:
-        raise ValueError(f"by must be 'return', 'tokens' or a tensor of scores, got {by!r}.")
-    if score.shape != rows.shape:
-        raise ValueError(f"A score must have the shape of the rows, {tuple(rows.shape)}, got {tuple(score.shape)}.")
-    if score.isnan().any():
-        raise ValueError(f"{int(score.isnan().sum())} of {score.shape[0]} scores are NaN: correct the rewards.")
+        check_options(by=(by, ("return", "tokens")))
+        score = -row_length(entry(rows, ATTENTION_MASK))
+    if score.shape != rows.shape or score.isnan().any():
+        found = f"{int(score.isnan().sum())} NaN and the shape {tuple(score.shape)}"
+        raise ValueError(f"Scores must be numbers with the shape of the rows, {tuple(rows.shape)}, got {found}.")
     return score
 
 
@@ -157,9 +149,7 @@ def _groups(rows: TensorDictBase, per: NestedKey | Tensor | None) -> Tensor:
     """The group of each row, int64 ``[N]``."""
     if per is None:
         return torch.zeros(rows.shape, dtype=torch.int64, device=entry(rows, TOKENS).device)
-    group: Any = per if isinstance(per, Tensor) else rows.get(per, None)
-    if group is None:
-        raise ValueError(f"There is no {per!r} to group rows by; they have {sorted(map(str, rows.keys(True, True)))}.")
+    group = per if isinstance(per, Tensor) else entry(rows, per)
     if group.numel() != rows.shape[0] or group.is_floating_point():
         raise ValueError(f"per must be one integer per row, [{rows.shape[0]}], got {group.dtype} {tuple(group.shape)}.")
     return group.reshape(-1)
@@ -239,8 +229,10 @@ class BestRows:
         """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""
         fresh = self._best(rows)
         if self._rows is not None:
-            _check_alike(self._rows, fresh)
             kept = self._rows if fresh.device is None else self._rows.to(fresh.device)
+            shapes = [{key: value.shape[1:] for key, value in each.items(True, True)} for each in (kept, fresh)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"New rows must have the same width T and entries as the stored ones, got {shapes}.")
             fresh = self._best(torch.cat([kept, fresh], 0))
         self._rows = fresh
         return self
@@ -261,12 +253,3 @@ class BestRows:
         if self.per is not None:
             rows = best_rows(rows, self.per_group, per=self.per, **self._options)
         return best_rows(rows, self.capacity, **self._options)
-
-
-def _check_alike(ours: TensorDictBase, theirs: TensorDictBase) -> None:
-    mine, came = ({key: rows.get(key).shape[1:] for key in rows.keys(True, True)} for rows in (ours, theirs))
-    different = sorted(str(key) for key in {*mine, *came} if mine.get(key) != came.get(key))
-    if different:
-        raise ValueError(
-            f"New rows differ from the stored ones in {different}: rows must have the same width T and entries."
-        )

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchrl_lang._checks import one_of
-from torchrl_lang._files import Fields, one_line, shorten
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from torchrl_lang._checks import check_options
+from torchrl_lang._files import mistake, one_line, shorten
 from torchrl_lang.text.hf_tokenizer import load_hf_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@with_config(ConfigDict(strict=True, extra="forbid"))
 @dataclass(frozen=True, kw_only=True)
 class RowFormat:
     """How the turns of a row are written as a chat.
@@ -109,7 +113,7 @@ class RowFormat:
             >>> row_format.joins["assistant>tool"]
             '<|tool|>'
         """
-        one_of("history", history, ("exact", "kept"))
+        check_options(history=(history, ("exact", "kept")))
         tokenizer, render = template_renderer(source, system, tools, template_options)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         template = tokenizer.chat_template
@@ -118,7 +122,8 @@ class RowFormat:
             history=history,
             template=template if isinstance(template, str) else None,
         )
-        check_format(row_format, render)
+        if difference := first_difference(row_format, render):
+            raise ValueError(difference)
         return derive_joins(row_format, render, special, has_system=system is not None)
 
     @cached_property
@@ -140,10 +145,10 @@ class RowFormat:
         """
         string = self.all_joins.get(f"{first}>{second}")
         if string is None:
-            raise ValueError(
-                f"Rows of this chat template cannot have {_place(first, second)}: the template refuses or rewrites it, "
-                f"or the format has a system prompt. Possible are {', '.join(self.all_joins)}."
+            possible = (
+                f"the template refuses or rewrites it, or the format has a system prompt. {[*self.all_joins]} are"
             )
+            raise ValueError(f"Rows of this chat template cannot have {_place(first, second)}: {possible} possible.")
         return string
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
@@ -190,16 +195,10 @@ class RowFormat:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RowFormat:
         """Build the format from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        read = Fields(config, "The row format", "take it from a tokenizer's config()")
-        types = {"strips_text": bool, "strips_action": bool, "joins": dict}
-        values: dict[str, Any] = {
-            each.name: read.take(each.name, types.get(each.name, str))
-            for each in fields(cls)
-            if config.get(each.name) is not None or each.name not in ("template", "joins")
-        }
-        one_of("history", values["history"], ("exact", "kept"))
-        joins = Fields(values.get("joins", {}), "The joins of the row format", "take them from a tokenizer's config()")
-        return cls(**{**values, "joins": {pair: joins.take(pair, str) for pair in joins.content}})
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(config))
+        except ValidationError as error:
+            raise ValueError(f"The row format {mistake(error)}: take it from a tokenizer's config().") from None
 
 
 def _place(first: str, second: str) -> str:
@@ -211,12 +210,6 @@ def _place(first: str, second: str) -> str:
     if second == "end":
         return f"a {first} message at the end"
     return f"a {second} message after {'an utterance' if first == 'assistant' else f'a {first} message'}"
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from torchrl_lang.text.chat_template import RowFormat
 
 
 Message = Mapping[str, Any]
@@ -241,8 +234,7 @@ def template_renderer(
     tokenizer = load_hf_tokenizer(source, trust_remote_code=False)
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
-            f"{type(tokenizer).__name__} has no chat template: set tokenizer.chat_template, or use HFTokenizer, "
-            f"whose rows have control tokens of their own."
+            f"{type(tokenizer).__name__} has no chat template: set tokenizer.chat_template, or use HFTokenizer."
         )
 
     def render(messages: Sequence[Message], prompt: bool = True) -> str:
@@ -286,27 +278,21 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
     ending, prompt_after = _split(rest, two)
     if before != opening:
         raise ValueError(
-            f"The chat template changes the text before the first message of a longer dialogue, from "
-            f"{shorten(opening)} to {shorten(before)}: rows only grow. Leave out the system prompt and tools, which "
-            f"some templates move to the last message, and write them into the first text."
+            f"The chat template changes the text before the first message later, from {shorten(opening)} to "
+            f"{shorten(before)}, but rows only grow: write the system prompt and tools into the first text instead."
         )
     if prompt_after != prompt:
         raise ValueError(f"The chat template's generation prompts differ: {shorten(prompt)}, {shorten(prompt_after)}.")
     lead = middle.removeprefix(prompt)
     if not middle.startswith(prompt) or lead.strip():
         if history == "exact":
-            raise ValueError(
-                f"The chat template writes {shorten(prompt)} before an utterance is generated but {shorten(middle)} "
-                f"before it in the history: history='kept' keeps the former, so only the first prompt equals the "
-                f"template's."
-            )
+            found = f"{shorten(prompt)} before an utterance is generated but {shorten(middle)} before it in the history"
+            raise ValueError(f"The chat template writes {found}: history='kept' keeps the former.")
         lead = ""
     end = max((token for token in special if ending.startswith(token)), key=len, default=None)
     if end is None:
-        raise ValueError(
-            f"The chat template writes {shorten(ending)} after an utterance, which does not begin with a special "
-            f"token: the agent needs one to end its utterance. Special tokens are {shorten(str(special))}."
-        )
+        found = f"{shorten(ending)} after an utterance, which does not begin with a special token"
+        raise ValueError(f"The chat template writes {found}, {shorten(str(special))}, to end it with.")
     between = ending.removeprefix(end)
     closed = render(_chat([one, _ACTION, two]), False)
     close = _split(closed, two)[1] if two in closed else ""
@@ -353,24 +339,25 @@ _BATTERY = (
 _THOUGHT = "Xt1X"
 
 
-def check_format(row_format: RowFormat, render: Render) -> None:
-    """Raise ValueError unless dialogues equal the template's, as far as ``history`` promises it."""
+def first_difference(row_format: RowFormat, render: Render) -> str:
+    """Where dialogues differ from the template's as far as ``history`` promises equality; empty if nowhere."""
     exact = row_format.history == "exact"
     for messages in _BATTERY:
         for length in (1, 3, 5) if exact else (1,):
             texts = _chat(messages[:length])
             expected, found = render(texts), row_format.render(texts)
             if found != expected:
-                raise ValueError(
+                return (
                     f"Rows cannot be written as the chat template writes the messages {shorten(str(messages))}: it "
                     f"writes {shorten(expected)}, the derived strings give {shorten(found)}."
                 )
     thinking = f"<think>\n{_THOUGHT}\n</think>\n\nanswer"
     if exact and _THOUGHT not in render(_chat([_TEXTS[0], thinking, _TEXTS[1]])):
-        raise ValueError(
+        return (
             "The chat template drops the thoughts of earlier turns (<think> ... </think>), but a row keeps what the "
             "agent wrote: history='kept' allows that; then only the first prompt equals the template's."
         )
+    return ""
 
 
 # -- further roles, as far as the template has them --------------------------------------------------------------------

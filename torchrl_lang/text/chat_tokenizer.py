@@ -8,14 +8,24 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang._files import Fields, shorten
+from torchrl_lang._files import Record, shorten, validate
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.text.chat_template import RowFormat
 from torchrl_lang.text.hf_tokenizer import PlainTextEncoder, backend_text, load_hf_tokenizer, read_backend
-from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
+from torchrl_lang.text.tokenizers import CONFIG, CharTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class ChatConfig(Record):
+    """The configuration of a :class:`ChatTokenizer`."""
+
+    kind: str
+    tokenizer: dict[str, Any]
+    row_format: dict[str, Any]
+    roles: dict[str, str]
+    pad: str
 
 
 class ChatTokenizer:
@@ -40,7 +50,7 @@ class ChatTokenizer:
         trust_remote_code: as in :class:`~torchrl_lang.text.HFTokenizer`.
 
     Raises:
-        OSError, TypeError: as :class:`~torchrl_lang.text.HFTokenizer`; or ``row_format`` is none.
+        OSError, TypeError: as :class:`~torchrl_lang.text.HFTokenizer`.
         ValueError: the format does not belong to this tokenizer, or there is no token to pad with.
 
     Examples:
@@ -79,9 +89,6 @@ class ChatTokenizer:
         pad: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if not isinstance(row_format, RowFormat):
-            kind = type(row_format).__name__
-            raise TypeError(f"row_format must be a RowFormat, got {kind}: use RowFormat.from_chat_template(source).")
         tokenizer = load_hf_tokenizer(source, trust_remote_code)
         names = {role: getattr(tokenizer, role, None) for role in ("unk_token", "bos_token", "eos_token")}
         roles = {role: token for role, token in names.items() if token is not None}
@@ -98,10 +105,8 @@ class ChatTokenizer:
         self._plain = PlainTextEncoder(self.backend)
         end = self._plain.special.get(row_format.end_of_action)
         if end is None:
-            raise ValueError(
-                f"The row format ends utterances with {row_format.end_of_action!r}, which is not a special token of "
-                f"this tokenizer ({shorten(str([*self._plain.special]))}): derive the format from the same tokenizer."
-            )
+            found = f"{row_format.end_of_action!r}, which is not a special token of this tokenizer"
+            raise ValueError(f"The row format ends utterances with {found}: derive the format from the same tokenizer.")
         self.roles = dict(roles)
         """Names of the tokens for unknown words and for the ends of texts, as in transformers."""
         self._pad = self._choose_pad(pads if strict else [*pads, *self._plain.special])
@@ -117,10 +122,8 @@ class ChatTokenizer:
         for token in candidates:
             if token in self._plain.special and not any(token in string for string in strings):
                 return token
-        raise ValueError(
-            f"Rows cannot be padded with any of {shorten(str([*candidates]))}: a padding token is a special token that "
-            f"the chat template does not use. Pass pad=, or add a special token to the tokenizer."
-        )
+        found = f"{shorten(str([*candidates]))}: give a special token that the chat template does not use as pad="
+        raise ValueError(f"Rows cannot be padded with any of {found}.")
 
     # -- the protocol of tokenizers ------------------------------------------------------------------------------------
 
@@ -145,13 +148,10 @@ class ChatTokenizer:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ChatTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        read = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+        read = validate(ChatConfig, config, CONFIG)
         tokenizer = cls.__new__(cls)
-        row_format = RowFormat.from_config(read.take("row_format", dict))
-        names = read.object("roles")
-        roles = {role: names.take(role, str) for role in names.content}
-        serialized = json.dumps(read.take("tokenizer", dict))
-        tokenizer._build(serialized, row_format, roles, [read.take("pad", str)], strict=True)
+        row_format = RowFormat.from_config(read.row_format)
+        tokenizer._build(json.dumps(read.tokenizer), row_format, read.roles, [read.pad], strict=True)
         return tokenizer
 
     # -- the parts of a row --------------------------------------------------------------------------------------------

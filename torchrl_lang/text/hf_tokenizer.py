@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang._files import one_line, shorten
+from torchrl_lang._files import Record, one_line, shorten, validate
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.text.tokenizers import CharTokenizer, check_control, read_config
+from torchrl_lang.text.tokenizers import CONFIG, CharTokenizer, check_control
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -93,20 +93,17 @@ class HFTokenizer:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> HFTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        fields, control = read_config(config)
+        read = validate(HFConfig, config, CONFIG)
         tokenizer = cls.__new__(cls)
-        tokenizer._build(json.dumps(fields.take("tokenizer", dict)), control)
+        tokenizer._build(json.dumps(read.tokenizer), read.control)
         return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text; raises ``ValueError`` if they would include a control token or there are none."""
         ids = encode_plain(self.backend, text)
-        if not self._control_ids.isdisjoint(ids):
-            found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
-            raise ValueError(
-                f"The plain text {shorten(text)} encodes to the control token {' '.join(found)}, which is a word of "
-                f"this tokenizer's own vocabulary: rename the control token with control={{field: name}}."
-            )
+        if found := self._control_ids.intersection(ids):
+            names = " ".join(sorted(str(self.backend.id_to_token(index)) for index in found))
+            raise ValueError(f"The text {shorten(text)} encodes to the control token {names}: rename it with control=.")
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,6 +117,14 @@ class HFTokenizer:
             "tokenizer": json.loads(self.backend.to_str()),
             "control": dict(self._control_names),
         }
+
+
+class HFConfig(Record):
+    """The configuration of a :class:`HFTokenizer`."""
+
+    kind: str
+    tokenizer: dict[str, Any]
+    control: dict[str, str]
 
 
 class _NotEncodable(ValueError):
@@ -154,10 +159,7 @@ def backend_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """A fast tokenizer's backend as JSON."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "to_str"):
-        raise TypeError(
-            f"{type(tokenizer).__name__} is not a fast tokenizer: give one with a 'backend_tokenizer', which "
-            f"AutoTokenizer loads if there is a tokenizer.json."
-        )
+        raise TypeError(f"{type(tokenizer).__name__} is not a fast tokenizer, one with a 'backend_tokenizer'.")
     return backend.to_str()
 
 
@@ -183,10 +185,6 @@ def _own_pad(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     return {"pad": pad} if pad is not None and pad not in others and pad in special else {}
 
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-
 class PlainTextEncoder:
     """Encodes texts with a ``tokenizers.Tokenizer`` so that no text of others can forge an added token.
 
@@ -195,7 +193,7 @@ class PlainTextEncoder:
             protect; some tokenizers also have added tokens for runs of white space, which are ordinary text.
     """
 
-    def __init__(self, backend: Tokenizer) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         names = {token.content: index for index, token in added.items() if token.special}
@@ -224,10 +222,9 @@ class PlainTextEncoder:
             ids += self.following(text[start : match.start() + 1])
             start = match.start() + 1
         ids += self.following(text[start:])
-        found = refused.intersection(ids)
-        if found:
-            names = sorted(str(self._backend.id_to_token(index)) for index in found)
-            raise ValueError(f"The plain text {shorten(text)} encodes to the added token {' '.join(names)}.")
+        if found := refused.intersection(ids):
+            names = " ".join(sorted(str(self._backend.id_to_token(index)) for index in found))
+            raise ValueError(f"The plain text {shorten(text)} encodes to the added token {names}.")
         return ids
 
     def following(self, text: str) -> list[int]:

@@ -14,6 +14,10 @@ from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.hf_tokenizer import HFTokenizer
 from torchrl_lang.text.tokenizers import UNKNOWN, CharTokenizer, Tokenizer
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "char": CharTokenizer.from_config,
     "chat": ChatTokenizer.from_config,
@@ -39,23 +43,9 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     build = KINDS.get(str(kind))
     if build is None:
         raise ValueError(
-            f"Unknown kind of tokenizer {shorten(kind)}, expected one of {sorted(KINDS)}: build a custom "
-            f"tokenizer yourself and pass it."
+            f"Unknown kind of tokenizer {shorten(kind)}, expected one of {sorted(KINDS)}, or pass your own."
         )
-    try:
-        return build(config)
-    except ValueError:
-        raise
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise ValueError(
-            f"The configuration of a tokenizer of kind {kind!r} is damaged ({type(error).__name__}: "
-            f"{shorten(str(error))}): write it again from the tokenizer."
-        ) from error
-
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Backend
-    from transformers import PreTrainedTokenizerFast
+    return build(config)
 
 
 def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -87,10 +77,7 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast  # a local import, because it takes one or two seconds
 
     if not isinstance(tokenizer, CharTokenizer | ChatTokenizer | HFTokenizer):
-        raise TypeError(
-            f"{type(tokenizer).__name__} cannot be converted to transformers: only CharTokenizer, ChatTokenizer and "
-            f"HFTokenizer can."
-        )
+        raise TypeError(f"{type(tokenizer).__name__} cannot be converted to transformers: its class is custom.")
     backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
     control = tokenizer.control
     roles = {"pad_token": backend.id_to_token(control.pad), "eos_token": backend.id_to_token(control.end_of_action)}
@@ -122,11 +109,8 @@ def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
     """
     folder = Path(folder)
     if config.get("kind") not in KINDS:
-        warnings.warn(
-            f"A tokenizer of kind {config.get('kind')!r} cannot be converted to transformers: AutoTokenizer cannot "
-            "load it from the folder.",
-            stacklevel=3,
-        )
+        kind = f"A tokenizer of kind {config.get('kind')!r} cannot be converted to transformers"
+        warnings.warn(f"{kind}: AutoTokenizer cannot load it from the folder.", stacklevel=3)
         return
     tokenizer = tokenizer_from_config(config)
     written = transformers_tokenizer(tokenizer)
@@ -134,25 +118,20 @@ def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
     if not _is_read_alike(written, folder):
         # For some model types AutoTokenizer ignores the tokenizer class in the folder unless the folder names code of
         # its own. There is no such code, and it is not needed.
-        path = folder / "tokenizer_config.json"
-        content = json.loads(path.read_text(encoding="utf-8")) | {"auto_map": {"AutoTokenizer": [None, None]}}
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        _update(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, None]})
         if not _is_read_alike(written, folder):
-            warnings.warn(
-                "AutoTokenizer cannot load this tokenizer for a model of this type: load it from the folder with "
-                "transformers.PreTrainedTokenizerFast.",
-                stacklevel=3,
-            )
-    path = folder / "generation_config.json"
+            what = "AutoTokenizer cannot load this tokenizer for a model of this type"
+            warnings.warn(f"{what}: load it from the folder with PreTrainedTokenizerFast.", stacklevel=3)
+    path, control = folder / "generation_config.json", tokenizer.control
     if path.exists():
-        control = tokenizer.control
-        utterance = {
-            "eos_token_id": control.end_of_action,
-            "pad_token_id": control.pad,
-            "suppress_tokens": list(control.forbidden_in_action()),
-        }
-        content = json.loads(path.read_text(encoding="utf-8")) | utterance
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        suppressed = list(control.forbidden_in_action())
+        _update(path, eos_token_id=control.end_of_action, pad_token_id=control.pad, suppress_tokens=suppressed)
+
+
+def _update(path: Path, **entries: Any) -> None:
+    """Add entries to a JSON object."""
+    content = json.loads(path.read_text(encoding="utf-8")) | entries
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _is_read_alike(tokenizer: PreTrainedTokenizerFast, folder: Path) -> bool:

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from torchrl_lang._files import Fields, json_digest, shorten
+from torchrl_lang._files import Record, json_digest, shorten, validate
 from torchrl_lang.schema import ControlTokens
 
 T = TypeVar("T")
@@ -93,14 +93,12 @@ class CharTokenizer:
     def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None, *, unknown: bool = False) -> None:
         self.symbols = tuple(symbols)
         self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
-        if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
-            raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
         check_control(self._control_names)
-        missing = [name for name in self._control_names.values() if name not in self.symbols]
-        if missing:
-            raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
-        if unknown and (UNKNOWN not in self.symbols or UNKNOWN in self._control_names.values()):
-            raise ValueError(f"The unknown symbol {UNKNOWN!r} is not among the symbols, or a control token: add it.")
+        needed = [*self._control_names.values(), *([UNKNOWN] if unknown else [])]
+        missing = [name for name in needed if name not in self.symbols]
+        if missing or any(len(set(names)) != len(names) for names in (self.symbols, needed)) or "" in self.symbols:
+            found = f"{missing} are missing" if missing else "some are empty or repeated"
+            raise ValueError(f"The symbols must differ and include the control tokens and the unknown symbol: {found}.")
         self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
         self.unknown: int | None = self._id[UNKNOWN] if unknown else None
         """Id of the unknown symbol, if there is one."""
@@ -164,8 +162,8 @@ class CharTokenizer:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        fields, control = read_config(config)
-        return cls(fields.list_of("symbols", str), control, unknown=fields.take("unknown", bool, False))
+        read = validate(CharConfig, config, CONFIG)
+        return cls(read.symbols, read.control, unknown=read.unknown)
 
 
 def normalized(text: str) -> str:
@@ -209,11 +207,17 @@ def check_control(names: Mapping[str, str]) -> None:
         raise ValueError(f"A tokenizer has the control tokens {[*fields]}, got {[*names]}.")
 
 
-def read_config(config: Mapping[str, Any]) -> tuple[Fields, dict[str, str]]:
-    """A tokenizer's configuration as typed fields, and the names of its control tokens."""
-    fields = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
-    control = fields.object("control")
-    return fields, {name: control.take(name, str) for name in control.content}
+CONFIG = "the tokenizer's configuration"
+"""How errors call it."""
+
+
+class CharConfig(Record):
+    """The configuration of a :class:`CharTokenizer`."""
+
+    kind: str
+    symbols: list[str]
+    control: dict[str, str]
+    unknown: bool = False
 
 
 PLAIN = "\n" + "".join(map(chr, range(32, 127)))
