@@ -29,14 +29,6 @@ def test_distribution_of_the_next_token_at_every_position(kind):
     torch.testing.assert_close(said["next_token_log_prob"], dist.log_prob(said["next_token"]), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("gpt2", True), ("llama", False)])
-def test_embeddings_stay_as_they_were(kind, tied):
-    lm = tiny_lm(kind)
-    actor = language_actor(lm)
-    assert (actor[1].module.weight is actor[0].module.model.get_input_embeddings().weight) == tied
-    assert {id(p) for p in actor.parameters()} == {id(p) for p in lm.parameters()}
-
-
 def test_an_own_trunk_with_an_own_head():
     head = nn.Linear(WIDTH, 5)
     actor = language_actor(Trunk(tiny_lm()), head=head)
@@ -49,17 +41,6 @@ def test_models_that_change_their_logits_are_refused():
     lm = causal_lm("gemma2", vocab_size=9, layers=1, width=8, heads=2, max_length=16, head_dim=4)
     with pytest.raises(ValueError, match="final_logit_softcapping"):
         language_actor(lm)
-
-
-def test_parts_of_an_actor_without_a_separate_head():
-    class Whole(nn.Module):
-        def forward(self, tokens, attention_mask):
-            return torch.zeros(*tokens.shape, 4)
-
-    trunk = TensorDictModule(Whole(), in_keys=["tokens", "attention_mask"], out_keys=["logits"])
-    parts = split_actor(ProbabilisticTensorDictSequential(trunk, categorical()))
-    assert parts.trunk is trunk
-    assert parts.head is None
 
 
 def test_parts_of_an_actor_in_many_pieces():

@@ -12,7 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import nn
 from torch.distributions import Categorical
 
-from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, WIDTH, heads, rows, sliding_lm, tiny_lm
+from tests.modules.toys import CONTROL, SLIDING, TOKENIZER, WIDTH, heads, rows, sliding_lm, tiny_lm
 from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor
 from torchrl_lang.modules.decoding.model_runner import _warn_once
 from torchrl_lang.text import CharTokenizer
@@ -36,10 +36,6 @@ GUIDES = {
 }
 
 
-with_and_without_values = [(kind, guide) for kind in KINDS[1:] for guide in ("plain", "exp")]
-"""The models other than GPT-2, whose caches differ; what is made of their states does not."""
-
-
 def policy(kind="gpt2", action_length=K, **options):
     options = {"seed": 3} | options
     return UtteranceActor(language_actor(tiny_lm(kind)), CONTROL, action_length, **options)
@@ -52,7 +48,9 @@ def spoken(action):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("kind", "guide"), [("gpt2", guide) for guide in GUIDES] + with_and_without_values)
+@pytest.mark.parametrize(
+    ("kind", "guide"), [("gpt2", guide) for guide in GUIDES] + [("llama", "plain"), ("qwen2", "exp")]
+)
 def test_cached_equals_uncached_and_the_distribution_agrees(kind, guide, method):
     options = {"method": method, "guidance": GUIDES[guide](), "temperature": 1.3, "top_k": 6, "diagnostics": True}
     if method == "best_of" and options["guidance"] is not None:
@@ -65,8 +63,6 @@ def test_cached_equals_uncached_and_the_distribution_agrees(kind, guide, method)
     dist = policy(kind, **options).get_dist(batch)
     torch.testing.assert_close(dist.token_log_prob(cached["action"]), cached["token_log_prob"], **CLOSE)
     torch.testing.assert_close(dist.log_prob(cached["action"]), cached["action_log_prob"], **CLOSE)
-    if method in ("sample", "best_of"):
-        assert cached["action"].unique(dim=0).shape[0] > 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -110,16 +106,12 @@ def test_what_a_row_says_does_not_depend_on_the_other_rows():
         assert torch.equal(first["action"][:3], second["action"][:3])
 
 
-@pytest.mark.parametrize("guide", ["plain", "exp", "sign"])
-def test_probabilities_of_all_utterances_sum_to_one(guide):
+def test_probabilities_of_all_utterances_sum_to_one():
     tokenizer = CharTokenizer.from_alphabet("ab")
     control = tokenizer.control
     lm = tiny_lm(vocab_size=tokenizer.vocab_size)
     q, v = heads(vocab_size=tokenizer.vocab_size)
-    guided = {"plain": None, "exp": {"beta": 3.0}, "sign": {"beta": 0.9, "weighting": "sign"}}[guide]
-    actor = UtteranceActor(
-        language_actor(lm), control, 3, guidance=None if guided is None else ValueGuidance(q, v, **guided), seed=0
-    )
+    actor = UtteranceActor(language_actor(lm), control, 3, guidance=ValueGuidance(q, v, beta=3.0), seed=0)
     end, pad = control.end_of_action, control.pad
     every = [[end, pad, pad], *([a, end, pad] for a in (0, 1))]
     every += [[a, b, end] for a, b in itertools.product((0, 1), repeat=2)]
@@ -143,7 +135,7 @@ def test_impossible_utterances_have_no_probability():
     torch.testing.assert_close(
         log_prob[3], dist.log_prob(action[[3, 3, 3, 3]].index_fill(1, torch.tensor([1]), pad))[3]
     )
-    with pytest.raises(ValueError, match=r"\(4, 3\) expected"):
+    with pytest.raises(ValueError, match=r"must have shape \[4, 3\]"):
         dist.log_prob(action[:, :2])
 
 
@@ -180,14 +172,13 @@ def test_best_of_takes_the_likeliest_of_its_samples():
     torch.testing.assert_close(many["action_log_prob"], best, **CLOSE)
 
 
-@pytest.mark.parametrize("weights", [{"log_prob_weight": 0.0}, {}], ids=["advantage", "and log-probability"])
-def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said(weights):
+def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said():
     batch, guide = rows(n=32), guidance(clip=0.0)
-    actor = policy(method="best_of", guidance=guide, candidates=6, advantage_weight=1.0, **weights)
+    actor = policy(method="best_of", guidance=guide, candidates=6, advantage_weight=1.0, log_prob_weight=0.5)
     chosen = actor(batch.clone())["action"]
     dist = policy(guidance=guide).get_dist(batch)
     drawn = dist.sample((6,))
-    log_prob = torch.zeros(6, 32) if weights else torch.stack([dist.log_prob(sample) for sample in drawn])
+    log_prob = torch.stack([dist.log_prob(sample) for sample in drawn])
 
     def score(row, action):
         length = batch["attention_mask"][row].sum()
@@ -200,15 +191,14 @@ def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said(weights):
 
     with torch.no_grad():
         for row in range(32):
-            scores = torch.stack([score(row, action) for action in drawn[:, row]]) + log_prob[:, row]
+            scores = torch.stack([score(row, action) for action in drawn[:, row]]) + 0.5 * log_prob[:, row]
             assert torch.equal(chosen[row], drawn[scores.argmax(), row])
 
 
-@pytest.mark.parametrize("guide", [{}, {"value_trunk": True}], ids=["shared trunk", "own trunk"])
-@pytest.mark.parametrize("cached", [True, False])
-def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, guide):
+@pytest.mark.parametrize(("own", "cached"), [(False, True), (True, True), (True, False)])
+def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, own):
     """Q of the end of the action, in the state that has read the utterance, also where the end is forced."""
-    trunk = Trunk(tiny_lm(seed=5)) if guide else None
+    trunk = Trunk(tiny_lm(seed=5)) if own else None
     batch, guide = rows(n=8), guidance(value_trunk=trunk)
     best_of = {"method": "best_of", "candidates": 6, "end_value_weight": 1.0, "log_prob_weight": 0.0}
     actor = policy(guidance=guide, cached=cached, **best_of)
@@ -228,19 +218,6 @@ def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, guide):
         for row in range(8):
             scores = torch.stack([score(row, action) for action in drawn[:, row]])
             assert torch.equal(chosen[row], drawn[scores.argmax(), row])
-
-
-def test_min_p_keeps_guidance_to_tokens_that_the_model_supports():
-    batch = rows(n=16)
-    free, kept = (policy(method="greedy", guidance=guidance(beta=50.0), min_p=p, diagnostics=True) for p in (None, 0.5))
-    unlikely = {}
-    for name, actor in (("free", free), ("kept", kept)):
-        found = actor(batch.clone())
-        steps = spoken(found["action"])[:, : K - 1]
-        unlikely[name] = found["behavior_log_prob"][:, : K - 1][steps]
-    assert unlikely["free"].min() < -4
-    # A kept token has at least half the probability of the most likely of the allowed tokens, of which there are seven.
-    assert unlikely["kept"].min() > torch.tensor(0.5 / 7).log()
 
 
 def test_foreign_actors_decode_without_a_cache():
@@ -266,17 +243,8 @@ def test_foreign_actors_decode_without_a_cache():
     assert spoken(said["action"]).sum(-1).unique().numel() > 1
 
 
-def test_residual_heads_read_the_state_before_the_norm():
-    q, v = heads(kind="residual")
-    actor = language_actor(tiny_lm(), expose_pre_norm=True)
-    options = {"guidance": ValueGuidance(q, v, beta=2.0, clip=1.0), "method": "greedy"}
-    cached, uncached = (UtteranceActor(actor, CONTROL, K, cached=flag, **options)(rows()) for flag in (True, False))
-    assert torch.equal(cached["action"], uncached["action"])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_no_rows_at_all(method):
-    actor, nothing = policy(method=method), rows()[:0]
+def test_no_rows_at_all():
+    actor, nothing = policy(), rows()[:0]
     said = actor(nothing.clone())
     assert said["action"].shape == said["token_log_prob"].shape == (0, K)
     dist = actor.get_dist(nothing)
@@ -285,11 +253,10 @@ def test_no_rows_at_all(method):
     assert dist.sample((3,)).shape == (3, 0, K)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", SLIDING)
+@pytest.mark.parametrize(("kind", "method"), zip(SLIDING, METHODS, strict=True))
 def test_sliding_windows_decode_with_a_cache_as_without(kind, method):
     actor = language_actor(sliding_lm(kind))
-    assert actor[0].module.supports_cache
+    assert actor[0].module.cache_obstacle is None
     cached, uncached = (
         UtteranceActor(actor, CONTROL, K, seed=0, method=method, cached=flag)(rows(n=12)) for flag in (True, False)
     )
@@ -300,15 +267,14 @@ def test_sliding_windows_decode_with_a_cache_as_without(kind, method):
     assert not torch.equal(whole["token_log_prob"], cached["token_log_prob"])  # the window matters
 
 
-@pytest.mark.parametrize("method", ["sample", "beam"])
-def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes_and_says_so_once(method):
+def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes_and_says_so_once():
     lm = causal_lm("bloom", vocab_size=TOKENIZER.vocab_size, layers=2, width=WIDTH, heads=2, max_length=40).eval()
     _warn_once.cache_clear()
     with pytest.warns(UserWarning, match="BloomModel decodes without a key-value cache: it takes no position_ids"):
-        actor = UtteranceActor(language_actor(lm), CONTROL, K, seed=0, method=method)
+        actor = UtteranceActor(language_actor(lm), CONTROL, K, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        actor, batch = UtteranceActor(language_actor(lm), CONTROL, K, seed=0, method=method), rows(n=12)
+        actor, batch = UtteranceActor(language_actor(lm), CONTROL, K, seed=0), rows(n=12)
     said = actor(batch.clone())
     torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
 
@@ -320,15 +286,12 @@ def test_one_slot_leaves_no_choice():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
-def test_ids_beyond_the_tokenizer_are_never_generated(kind, method):
+def test_ids_beyond_the_tokenizer_are_never_generated(method):
     """By default: a model often has more embeddings than its tokenizer has ids."""
-    actor = UtteranceActor(language_actor(tiny_lm(kind, vocab_size=60)), CONTROL, K, seed=0, method=method)
+    actor = UtteranceActor(language_actor(tiny_lm(vocab_size=60)), CONTROL, K, seed=0, method=method)
     said = actor(rows(n=64))
     assert said["action"].max() < TOKENIZER.vocab_size
-    log_prob = actor.get_dist(rows(n=64)).log_prob(said["action"])
-    torch.testing.assert_close(log_prob, said["action_log_prob"], **CLOSE)
     beyond = torch.full_like(said["action"], TOKENIZER.vocab_size)
     assert actor.get_dist(rows(n=64)).log_prob(beyond).isneginf().all()
-    fewer = UtteranceActor(language_actor(tiny_lm(kind, vocab_size=60)), CONTROL, K, seed=0, vocab_size=8)
+    fewer = UtteranceActor(language_actor(tiny_lm(vocab_size=60)), CONTROL, K, seed=0, vocab_size=8)
     assert fewer(rows(n=64))["action"].max() < 8

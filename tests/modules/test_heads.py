@@ -1,31 +1,38 @@
-"""Value heads: separate networks in one module, and terms in pieces equal to those of the full table."""
+"""Value heads: separate networks in one module, tied to an embedding or not; terms in pieces equal the full table's."""
 
 from __future__ import annotations
+
+import pickle
+from copy import deepcopy
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torch.nn import functional as F
 
-from tests.modules.toys import WIDTH, tiny_lm
+from tests.modules.toys import CONTROL, WIDTH, tiny_lm
 from torchrl_lang.functional import cql_term, margin_term
 from torchrl_lang.modules import (
     QValueHead,
+    TiedQValueHead,
     UtteranceActor,
     UtteranceQValueHead,
-    UtteranceValueGuidance,
+    ValueGuidance,
     ValueHead,
+    causal_lm,
+    default_qvalue_head,
+    fit_vocabulary,
     language_actor,
-    load_agent,
+    load_language_model,
     qvalue_module,
-    save_agent,
+    save_language_model,
     value_module,
 )
-from torchrl_lang.text import CharTokenizer
 
-N, H = 10, 8
-BOTH = pytest.mark.parametrize("kind", ["mlp", "residual", "deep"])
-SIZES = pytest.mark.parametrize("vocab_size", [5, 300])  # either side of where `taken` changes its way
+N, H, D = 10, 8, 6
+KINDS = pytest.mark.parametrize("kind", ["mlp", "residual", "deep"])
+ALL = pytest.mark.parametrize("which", ["mlp", "residual", "deep", "tied", "trained"])
 
 
 def one_by_one(head, hidden):
@@ -53,14 +60,30 @@ def shaken(head):
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    return head
+    return head.double()
 
 
-@BOTH
-@pytest.mark.parametrize("n_heads", [1, 2, 3])
+def head_of(which, vocab_size, n_heads=3):
+    """A head, the leaves that its values train, and states; tied ones have embeddings of another width."""
+    torch.manual_seed(0)
+    hidden, embedding = torch.randn(N, H, dtype=torch.float64, requires_grad=True), nn.Embedding(vocab_size, D).double()
+    if which in ("tied", "trained"):
+        head = shaken(TiedQValueHead(H, embedding, n_heads=n_heads, detach_embedding=which == "tied"))
+    else:
+        head = shaken(QValueHead(H, vocab_size, n_heads=n_heads, kind=which))
+    return head, [hidden, *head.parameters(), *([embedding.weight] if which == "trained" else [])], hidden
+
+
+def same_gradients(pairs, leaves):
+    for pair in pairs:
+        ours, plain = (torch.autograd.grad(value, leaves, retain_graph=True) for value in pair)
+        torch.testing.assert_close(ours, plain)
+
+
+@KINDS
+@pytest.mark.parametrize("n_heads", [1, 3])
 def test_stacked_heads_are_separate_networks(kind, n_heads):
-    head = shaken(QValueHead(H, 5, n_heads=n_heads, kind=kind))
-    hidden = torch.randn(N, H)
+    head, _, hidden = head_of(kind, 5, n_heads)
     values = head(hidden)
     assert values.shape == (N, n_heads, 5)
     torch.testing.assert_close(values, one_by_one(head, hidden))
@@ -69,44 +92,36 @@ def test_stacked_heads_are_separate_networks(kind, n_heads):
     assert gradient[1:].abs().sum() == 0
 
 
-@BOTH
-@SIZES
-def test_taken_is_the_row_of_the_full_table_gradients_too(kind, vocab_size):
-    head = shaken(QValueHead(H, vocab_size, kind=kind))
-    hidden, action = torch.randn(N, H, requires_grad=True), torch.randint(vocab_size, (N,))
-    full = head(hidden).gather(-1, action[:, None, None].expand(-1, 2, 1)).squeeze(-1)
+@ALL
+@pytest.mark.parametrize("vocab_size", [5, 300])  # either side of where rows are gathered
+def test_taken_is_the_row_of_the_full_table_gradients_too(which, vocab_size):
+    head, leaves, hidden = head_of(which, vocab_size)
+    action, weight = torch.randint(vocab_size, (N,)), torch.randn(N, 3)
+    full = head(hidden).gather(-1, action[:, None, None].expand(-1, 3, 1)).squeeze(-1)
     taken = head.taken(hidden, action)
-    assert taken.shape == (N, 2)
     torch.testing.assert_close(taken, full)
-    parameters = [hidden, *head.parameters()]
-    weight = torch.randn(N, 2)
-    for ours, expected in zip(
-        torch.autograd.grad((taken * weight).sum(), parameters),
-        torch.autograd.grad((full * weight).sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, expected)
+    same_gradients([((taken * weight).sum(), (full * weight).sum())], leaves)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("name", "term", "option"), [("cql_term", cql_term, 0.7), ("margin_term", margin_term, 0.2)])
-def test_terms_in_pieces_are_those_of_the_full_table(kind, name, term, option, recompute):
-    head = shaken(QValueHead(H, 5, n_heads=3, kind=kind)).double()
-    hidden, action = torch.randn(N, H, dtype=torch.float64, requires_grad=True), torch.randint(5, (N,))
+def test_terms_in_pieces_are_those_of_the_full_table(which, name, term, option, recompute):
+    head, leaves, hidden = head_of(which, 5)
+    action, weight = torch.randint(5, (N,)), torch.rand(N, 3, dtype=torch.float64)
     expected = term(head(hidden), action, option)
     total, each, taken = getattr(head, name)(hidden, action, option, chunk_size=4, recompute=recompute)
     torch.testing.assert_close(each, expected)
     torch.testing.assert_close(total, expected.sum())
-    torch.testing.assert_close(taken, head.taken(hidden, action))
-    parameters, weight = [hidden, *head.parameters()], torch.rand(N, 3, dtype=torch.float64)
-    for ours, plain in ((total, expected.sum()), ((each * weight).sum(), (expected * weight).sum())):
-        gradients = torch.autograd.grad(ours, parameters, retain_graph=True)
-        for a, b in zip(gradients, torch.autograd.grad(plain, parameters, retain_graph=True), strict=True):
-            torch.testing.assert_close(a, b)
+    full = head.taken(hidden, action)
+    torch.testing.assert_close(taken, full)
+    plain = expected.sum() + (full * weight).sum()
+    same_gradients(
+        [(total + (taken * weight).sum(), plain), ((each * weight).sum(), (expected * weight).sum())], leaves
+    )
 
 
-@BOTH
+@KINDS
 def test_first_values_are_near_zero_and_heads_differ(kind):
     torch.manual_seed(0)
     values = QValueHead(64, 35, kind=kind)(torch.randn(200, 64))
@@ -114,60 +129,90 @@ def test_first_values_are_near_zero_and_heads_differ(kind):
     assert (values[:, 0] - values[:, 1]).abs().mean() > 0.01
 
 
-@BOTH
-def test_state_values(kind):
-    head = shaken(ValueHead(H, kind=kind))
-    hidden = torch.randn(2, 3, H)
-    values = head(hidden)
-    assert values.shape == (2, 3, 1)
-    torch.testing.assert_close(values.reshape(6, 1), one_by_one(head, hidden.reshape(6, H))[:, 0])
-
-
-@BOTH
-def test_config_builds_a_head_of_the_same_shape(kind):
-    for head in (QValueHead(H, 5, n_heads=3, kind=kind, dropout=0.1), ValueHead(H, kind=kind)):
-        twin = type(head)(**head.config())
+@KINDS
+def test_values_of_states_and_utterances_and_their_modules(kind):
+    hidden = torch.randn(2, 3, H, dtype=torch.float64)
+    for head, module in ((ValueHead(H, kind=kind), value_module), (UtteranceQValueHead(H, kind=kind), qvalue_module)):
+        values = shaken(head)(hidden)
+        assert values.shape == (2, 3, head.out_weight.shape[0])
+        torch.testing.assert_close(values, one_by_one(head, hidden).squeeze(-1))
+        twin = type(head)(**head.config()).double()
         twin.load_state_dict(head.state_dict())
-        assert twin.config() == head.config()
-
-
-@BOTH
-def test_tensordict_modules_read_the_right_state(kind):
-    states = TensorDict(hidden=torch.randn(N, H), hidden_pre_norm=torch.randn(N, H), batch_size=[N])
-    q, v = QValueHead(H, 5, kind=kind), ValueHead(H, kind=kind)
-    read = states["hidden_pre_norm" if kind == "residual" else "hidden"]
-    torch.testing.assert_close(qvalue_module(q)(states.clone())["action_value"], q(read))
-    torch.testing.assert_close(value_module(v)(states.clone())["state_value"], v(read))
-
-
-def make_head(**options):
-    torch.manual_seed(0)
-    head = UtteranceQValueHead(WIDTH, **options)
-    torch.nn.init.normal_(head.out_weight)
-    return head
+        key = "hidden_pre_norm" if kind == "residual" else "hidden"
+        out = module(twin)(TensorDict({key: hidden}, batch_size=[2, 3]))
+        torch.testing.assert_close(out["state_value" if module is value_module else "utterance_value"], values)
+    assert QValueHead(H, 5, n_heads=3, kind=kind, dropout=0.1).config() == {
+        "width": H, "vocab_size": 5, "n_heads": 3, "kind": kind, "dropout": 0.1
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["mlp", "residual"])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
-def test_one_number_for_each_head(kind, shape):
-    head, hidden = make_head(n_heads=3, kind=kind), torch.randn(*shape, WIDTH)
-    assert head(hidden).shape == (*shape, 3)
-    torch.testing.assert_close(head(hidden).reshape(-1, 3), head.outputs(hidden.reshape(-1, WIDTH))[..., 0].T)
-    module = qvalue_module(head)
-    assert (module.in_keys, module.out_keys) == ([head.in_key], ["utterance_value"])
+def test_tied_values_are_inner_products_with_the_embedding_and_one_level_for_all_tokens(kind):
+    torch.manual_seed(0)
+    embedding, hidden = nn.Embedding(300, D).double(), torch.randn(N, H, dtype=torch.float64)
+    head = shaken(TiedQValueHead(H, embedding, kind=kind))
+    values = head(hidden)
+    for k in range(2):
+        out = head.features(hidden)[k] @ head.out_weight[k].T + head.out_bias[k]
+        torch.testing.assert_close(values[:, k], out[:, :D] @ embedding.weight.T + out[:, D:])
+    values.sum().backward()
+    assert embedding.weight.grad is None  # by default
+    assert all(300 not in value.shape for value in head.state_dict().values())
+    assert list(head.modules()) == [head, head.dropout]
+    twin = TiedQValueHead(**head.config(), embedding=embedding).double()
+    twin.load_state_dict(head.state_dict())
+    torch.testing.assert_close(twin(hidden), values)
 
 
-def test_a_saved_agent_ranks_by_the_same_values(tmp_path):
-    tokenizer = CharTokenizer.from_alphabet("abc")
-    lm, ranking = tiny_lm(vocab_size=tokenizer.vocab_size), {"end_value_weight": 2.0, "log_prob_weight": 0.5}
-    guidance = UtteranceValueGuidance(make_head())
-    policy = UtteranceActor(
-        language_actor(lm), tokenizer.control, 4, guidance=guidance, method="best_of", seed=1, **ranking
-    )
-    loaded = load_agent(save_agent(tmp_path / "agent", policy, tokenizer), seed=1).policy
-    assert isinstance(loaded.decoder.rule.guidance, UtteranceValueGuidance)
-    tokens = torch.full((5, 6), tokenizer.control.begin_action)
-    attention = torch.arange(6).expand(5, 6) < 1
-    assert torch.equal(
-        *(actor.decoder.generate(tokens, attention, method="best_of").action for actor in (policy, loaded))
-    )
+def test_a_tied_head_follows_the_embedding_when_that_grows_or_changes_type():
+    lm = tiny_lm()
+    head, hidden = TiedQValueHead(WIDTH, lm.get_output_embeddings()), torch.randn(2, WIDTH)
+    before = head.vocab_size
+    fit_vocabulary(lm, before + 5)
+    assert head(hidden).shape == (2, 2, before + 5)
+    lm.double()
+    assert head.double()(hidden.double()).dtype == torch.float64
+
+
+def test_copies_share_the_embedding_unless_the_model_comes_along():
+    lm = tiny_lm()
+    head = TiedQValueHead(WIDTH, lm.get_output_embeddings())
+    alone = deepcopy(head)
+    assert alone.embedding is head.embedding
+    assert alone.out_weight is not head.out_weight
+    policy = UtteranceActor(language_actor(lm), CONTROL, 3, guidance=ValueGuidance(qvalue_module(head), beta=1.0))
+    for copied in (deepcopy(policy), pickle.loads(pickle.dumps(policy))):  # noqa: S301
+        layer, theirs = copied.decoder.actor[1].module, copied.decoder.rule.guidance.qvalue.module
+        assert theirs.embedding is layer
+        assert layer is not head.embedding
+    trunk = language_actor(lm)[0].module
+    head = TiedQValueHead(WIDTH, trunk.model.get_input_embeddings())
+    guidance = deepcopy(ValueGuidance(head, beta=1.0, value_trunk=trunk))
+    assert guidance.qvalue.embedding is guidance.value_trunk.module.model.get_input_embeddings()
+    assert guidance.qvalue.embedding is not head.embedding
+
+
+@pytest.mark.parametrize("which", ["output", "input"])
+def test_a_saved_head_comes_back_tied(tmp_path, which):
+    lm = tiny_lm("llama")  # with two embeddings
+    embedding = lm.get_input_embeddings() if which == "input" else lm.get_output_embeddings()
+    head = TiedQValueHead(WIDTH, embedding, n_heads=3, detach_embedding=False)
+    saved = load_language_model(save_language_model(tmp_path, language_actor(lm), {"qvalue": head}))
+    loaded = saved.heads["qvalue"]
+    assert loaded.embedding is getattr(saved.lm, f"get_{which}_embeddings")()
+    assert loaded.config() == head.config()
+    hidden = torch.randn(3, WIDTH)
+    torch.testing.assert_close(loaded(hidden), head(hidden))
+    assert (tmp_path / "heads.safetensors").stat().st_size < 4 * sum(p.numel() for p in head.parameters()) + 2000
+    with pytest.raises(ValueError, match="'qvalue' is tied to an embedding that is not in the language model"):
+        save_language_model(tmp_path / "new", tiny_lm(), {"qvalue": head})
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_default_head_is_tied_where_the_vocabulary_is_large():
+    """More than 16,384 ids; the option decides otherwise."""
+    lm = {n: causal_lm(vocab_size=n, layers=1, width=4, heads=2, max_length=8) for n in (16_384, 16_385)}
+    assert isinstance(default_qvalue_head(lm[16_384]), QValueHead)
+    assert default_qvalue_head(lm[16_385], n_heads=1).embedding is lm[16_385].get_output_embeddings()
+    assert isinstance(default_qvalue_head(lm[16_385], tied=False), QValueHead)
+    assert default_qvalue_head(lm[16_384], tied=True).vocab_size == 16_384

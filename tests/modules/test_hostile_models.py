@@ -56,11 +56,6 @@ def custom_model(folder, marker):
     edit(folder / "config.json", model_type="evil", auto_map=names)
 
 
-def custom_model_elsewhere(folder, marker):
-    custom_model(folder, marker)
-    edit(folder / "config.json", auto_map={"AutoConfig": "someone/evil--evil.EvilConfig"})
-
-
 def custom_generate(folder, marker):
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(CODE.format(marker=marker))
@@ -74,10 +69,6 @@ def pickled_weights(folder, marker):
 def pickled_weights_by_name(folder, marker):
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
     edit(folder / "config.json", transformers_weights="adapter_model.bin")
-
-
-def pickled_safetensors(folder, marker):
-    (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb(marker)))
 
 
 def pickled_adapters(folder, marker):
@@ -94,12 +85,6 @@ def distributed_checkpoint(folder, marker):
 def shard_elsewhere(folder, marker):
     (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
     index = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../elsewhere.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def shard_at_a_path(folder, marker):
-    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
-    index = {"weight_map": {"transformer.wte.weight": str(folder.parent / "elsewhere.safetensors")}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
@@ -120,10 +105,6 @@ def tensor_of_terabytes(folder, marker):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
 
 
-def header_of_terabytes(folder, marker):
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 42) + b"{}")
-
-
 def setting(name, **changes):
     """An attack by the configuration alone."""
 
@@ -136,25 +117,19 @@ def setting(name, **changes):
 
 HOSTILE = {
     custom_model: "needs code of its own for the model type 'evil'",
-    custom_model_elsewhere: "needs code of its own for the model type 'evil'",
     custom_generate: "holds code for generation",
     pickled_weights: "holds pickled weights",
     pickled_weights_by_name: "names another file of weights",
-    pickled_safetensors: "is not a complete safetensors file",
     pickled_adapters: "holds PEFT adapters",
     distributed_checkpoint: "holds a distributed checkpoint",
     setting("kernel_from_the_hub", attn_implementation="someone/kernel:evil"): "asks for code from elsewhere",
     shard_elsewhere: "lies outside of it",
-    shard_at_a_path: "lies outside of it",
     shard_that_is_pickled: "expected safetensors files",
     device_for_weights: "is not a regular file",
     tensor_of_terabytes: "is not a complete safetensors file",
-    header_of_terabytes: "is not a complete safetensors file",
     setting("many_layers", n_layer=10**9): 'has 1000000000 as "n_layer"',
-    setting("many_labels", num_labels=10**9): 'has 1000000000 as "num_labels"',
     setting("wide_model", n_embd=1 << 24): "describes a model of",
     setting("wide_beyond_64_bits", n_embd=1 << 40): "describes no model",
-    setting("large_vocabulary", vocab_size=10**11): "describes a model of",
     setting("long_positions", n_positions=10**12): "describes a model of",
 }
 
@@ -224,7 +199,6 @@ def probed(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", HOSTILE, ids=lambda attack: attack.__name__)
 def test_hostile_folders_are_refused(probed, attack):
-    assert probed["plain"].startswith("GPT2LMHeadModel")
     for load in ("lm", "saved"):
         message = probed[f"{attack.__name__} {load}"]
         assert message.startswith("FileError: ")
@@ -234,6 +208,7 @@ def test_hostile_folders_are_refused(probed, attack):
 
 
 def test_built_in_classes_are_taken_in_place_of_code(probed):
+    assert probed["plain"].startswith("GPT2LMHeadModel")
     assert probed["known"].startswith("GPT2LMHeadModel")
     assert "HFTokenizer" in probed["tokenizer"]
     assert probed["strange"].startswith("OSError: There is no readable tokenizer in")
@@ -266,7 +241,7 @@ def test_the_option_lets_code_run(tmp_path):
         ({"options": {"width": 10**9}}, "does not hold the heads' tensors"),
         *(
             ({"options": {"width": 8} | options}, 'describes no head as "heads.value"')
-            for options in ({"width": 1 << 40}, {"width": "8"}, {"kind": "other"}, {"dropout": 7}, {"command": "rm"})
+            for options in ({"width": 1 << 40}, {"width": "8"}, {"kind": "other"}, {"command": "rm"})
         ),
     ],
 )
@@ -306,10 +281,7 @@ def test_tensors_of_a_head_are_exactly_its_own(tmp_path):
         ({key: own[key] for key in list(own)[1:]}, "is missing, expected"),
         (own | {"other.weight": torch.ones(2)}, r"other.weight \(2,\), expected none"),
         (own | {"value.out_bias": torch.ones(7)}, r"value.out_bias \(7,\), expected \(1, 1\)"),
-        (
-            own | {"value.out_bias": torch.full((1, 1), float("nan"))},
-            "not finite floating-point numbers: value.out_bias",
-        ),
+        (own | {"value.out_bias": torch.full((1, 1), torch.nan)}, "not finite floating-point numbers: value.out_bias"),
         (own | {"value.out_bias": torch.ones(1, 1, dtype=torch.int64)}, "not finite floating-point numbers"),
     ):
         save_file(changed, path)

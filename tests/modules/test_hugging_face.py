@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+from copy import deepcopy
 
 import peft
 import pytest
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tensordict import TensorDict
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.modules.toys import KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
+from tests.modules.toys import WIDTH, rows, sliding_lm, tiny_lm
 from torchrl_lang.modules import (
     TiedQValueHead,
     Trunk,
@@ -26,39 +26,34 @@ from torchrl_lang.modules.hugging_face import _checked, check_causal
 SHAPE = {"vocab_size": 12, "layers": 1, "width": 16, "heads": 2, "max_length": 20}
 
 
-def seeing(kind="bert", **options):
+def seeing(kind="bert"):
     """A model that sees the future, made past our own function."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = AutoConfig.for_model(kind, vocab_size=12, **sizes, **options)
+    config = AutoConfig.for_model(kind, vocab_size=12, **sizes)
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("kind", "options"), [("bert", {}), ("electra", {"embedding_size": 16}), ("megatron-bert", {})], ids=str
-)
-def test_models_that_see_the_future_are_refused(kind, options, dtype):
+@pytest.mark.parametrize(("kind", "dtype"), [("bert", torch.bfloat16), ("megatron-bert", torch.float32)], ids=str)
+def test_models_that_see_the_future_are_refused(kind, dtype):
     with pytest.raises(ValueError, match=r"is not causal: .*'gpt2', 'llama'"):
-        causal_lm(kind, **SHAPE, **options)
+        causal_lm(kind, **SHAPE)
     for make in (language_actor, Trunk):
         with pytest.raises(ValueError, match="is not causal"):
-            make(seeing(kind, **options).to(dtype))
+            make(seeing(kind).to(dtype))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_behaviour_that_counts(kind):
+def test_it_is_the_behaviour_that_counts():
     """A decoder whose layers look ahead is refused, an encoder that is told not to is taken."""
     Trunk(causal_lm("bert", is_decoder=True, **SHAPE))
-    lm = copy.deepcopy(tiny_lm(kind))
-    layers = lm.base_model.h if kind == "gpt2" else lm.base_model.layers
-    layers[0].register_forward_hook(lambda module, args, out: out.flip(1))
+    lm = deepcopy(tiny_lm())  # a copy was not checked before
+    lm.base_model.h[0].register_forward_hook(lambda module, args, out: out.flip(1))
     with pytest.raises(ValueError, match="is not causal"):
         Trunk(lm)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *SLIDING, "bloom", "mixtral", "mamba"])
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "bloom", "mixtral", "mamba"])
 def test_causal_models_are_taken_and_left_as_they_were(kind):
-    lm = sliding_lm(kind) if kind in SLIDING else causal_lm(kind, **SHAPE)
+    lm = sliding_lm(kind) if kind == "mistral" else causal_lm(kind, **SHAPE)
     lm.train()
     _checked.discard(lm.base_model)
     state, grad = torch.get_rng_state(), torch.is_grad_enabled()
@@ -94,10 +89,8 @@ def lora(**options):
 
 CASES = {
     "gpt2": ("gpt2", lora(target_modules=["c_attn", "c_proj"], fan_in_fan_out=True), {}),
-    "llama": ("llama", lora(), {}),
-    "qwen2": ("qwen2", lora(target_modules=["q_proj"]), {}),
     "dora": ("llama", lora(use_dora=True), {}),
-    "head": ("llama", lora(target_modules=["q_proj", "lm_head"]), {}),
+    "head": ("qwen2", lora(target_modules=["q_proj", "lm_head"]), {}),
     "head trained whole": ("llama", lora(modules_to_save=["lm_head"]), {}),
     "tied head": ("llama", lora(target_modules=["lm_head"]), {"tie_word_embeddings": True}),
     "tied embedding": ("gpt2", lora(target_modules=["wte", "c_attn"], fan_in_fan_out=True), {}),
@@ -119,16 +112,15 @@ def tuned_model(case):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")
-@pytest.mark.parametrize("how", ["model", "actor"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_loaded_computes_what_was_saved(tmp_path, case, how):
+def test_what_is_loaded_computes_what_was_saved(tmp_path, case):
     model = tuned_model(case)
     with torch.no_grad():
         logits = model(TOKENS).logits
         with model.disable_adapter():
             assert (model(TOKENS).logits - logits).abs().max() > 0.05, "the adapters do nothing"
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        save_language_model(tmp_path / "model", model if how == "model" else language_actor(model))
+        save_language_model(tmp_path / "model", language_actor(model) if "tied" in case else model)
         loaded = load_language_model(tmp_path / "model").lm
         torch.testing.assert_close(loaded(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(model(TOKENS).logits, logits, rtol=0, atol=0)
@@ -138,31 +130,27 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, case, how):
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_what_is_switched_off_is_not_merged(tmp_path):
-    model = tuned_model("llama")
-    with model.disable_adapter(), torch.no_grad():
-        logits = model(TOKENS).logits
-        save_language_model(tmp_path / "model", model)
-    torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
+def loaded_logits(folder, lm):
+    return load_language_model(save_language_model(folder / "model", lm)).lm(TOKENS).logits
 
 
-def test_merged_already_and_several_adapters(tmp_path):
-    model = tuned_model("llama")
+@torch.no_grad()
+def test_what_is_switched_off_is_not_merged_and_what_is_merged_already_is(tmp_path):
+    model = tuned_model("dora")
+    with model.disable_adapter():
+        torch.testing.assert_close(loaded_logits(tmp_path, model), model(TOKENS).logits, rtol=1e-3, atol=1e-3)
     model.add_adapter("other", lora(target_modules=["v_proj"]))
     model.set_adapter("other")
     logits = model(TOKENS).logits
     model.merge_adapter()
-    save_language_model(tmp_path / "model", model)
-    torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(loaded_logits(tmp_path, model), logits, rtol=1e-3, atol=1e-3)
 
 
 def test_adapters_of_transformers_own_are_merged_too(tmp_path):
     lm = tiny_lm("llama")
     lm.add_adapter(lora())
-    logits = lm(TOKENS).logits
-    save_language_model(tmp_path / "model", lm)
+    torch.testing.assert_close(loaded_logits(tmp_path, lm), lm(TOKENS).logits, rtol=1e-3, atol=1e-3)
     assert not (tmp_path / "model" / "adapter_config.json").exists()
-    torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
 
 
 def test_ties_end_where_an_adapter_changes_one_side(tmp_path):
@@ -183,5 +171,5 @@ def test_learnt_prompts_are_refused(tmp_path):
 def test_a_head_that_is_tied_to_an_adapted_embedding_is_refused(tmp_path):
     model = tuned_model("head")
     head = TiedQValueHead(WIDTH, model.get_base_model().get_output_embeddings())
-    with pytest.raises(ValueError, match="adapters change"):
+    with pytest.raises(ValueError, match="adapters change it"):
         save_language_model(tmp_path / "model", model, {"qvalue": head})

@@ -15,7 +15,6 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.functional import decision_mask, shift_left
 from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.modules import (
     MixedPolicy,
@@ -68,10 +67,8 @@ def test_always_an_example_is_the_example(actor):
     assert torch.equal(steps[0]["next", "tokens"], steps[1]["next", "tokens"])
     assert steps[0]["is_example"].all()
     assert not steps[0]["train_mask"].any()
-    for key in ("token_log_prob", "behavior_log_prob", "token_entropy"):
-        assert steps[0][key].shape == (6, 3, 6)
-        assert (steps[0][key] == 0).all()
-    assert (steps[0]["action_log_prob"] == 0).all()
+    for key in ("token_log_prob", "behavior_log_prob", "token_entropy", "action_log_prob"):
+        assert not steps[0][key].any()
 
 
 def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
@@ -85,10 +82,8 @@ def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
     assert torch.equal(said["action"] == 2, said["is_example"].expand(2000, 2, 3))
     again = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td.select("tokens"))
     assert torch.equal(again["is_example"], said["is_example"])
-    with pytest.raises(ValueError, match=r"\(2000, 2, 3\) and the example's \(2000, 2, 4\)"):
+    with pytest.raises(ValueError, match="use the same action_length"):
         MixedPolicy(say(1, 3), say(2, 4), 0.25)(td)
-    with pytest.raises(ValueError, match="prob must lie in"):
-        MixedPolicy(say(1, 3), say(2, 3), 1.5)
 
 
 def test_rows_without_an_example_say_what_they_would_say(actor):
@@ -99,14 +94,9 @@ def test_rows_without_an_example_say_what_they_would_say(actor):
     for key in ("action", "token_log_prob", "action_log_prob"):
         torch.testing.assert_close(together[key][~example], alone[key][~example])
     assert together["done"].equal(td["done"])  # the policy was told otherwise, nobody else
-
-
-def test_rows_that_are_done_get_no_example(actor):
-    td = env(4).reset()
     td["done"][1] = True
     said = mixed(actor, 1.0)(td)
-    assert said["is_example"].flatten().tolist() == [True, False, True, True]
-    assert said["done"].flatten().tolist() == [False, True, False, False]
+    assert torch.equal(said["is_example"], ~said["done"])
 
 
 def test_reading_on_behind_an_example(actor):
@@ -114,18 +104,6 @@ def test_reading_on_behind_an_example(actor):
     one, other = (env().rollout(3, mixed(actor, prefix_cache=reuse)) for reuse in (True, False))
     assert torch.equal(one["action"], other["action"])
     torch.testing.assert_close(one["token_log_prob"], other["token_log_prob"], atol=1e-5, rtol=1e-5)
-
-
-def test_the_mask_of_a_row(rows):
-    learned, agent = rows["train_mask"], rows["agent_mask"]
-    assert not (learned & ~agent).any()
-    ours = learned & agent
-    assert ours.any()
-    assert (agent & ~learned).any()
-    mask = trained_states(learned, agent)
-    assert torch.equal(mask & decision_mask(agent), shift_left(ours))
-    assert mask[~decision_mask(agent)].all()
-    assert (rows["token_log_prob"][agent & ~learned] == 0).all()
 
 
 def networks(actor):
@@ -214,9 +192,6 @@ def test_evaluation_finds_the_stream_and_puts_it_back(actor):
     one, other = (play_games(env(), policy, games=8, seed=5).rows["tokens"] for _ in range(2))
     assert torch.equal(one, other)
     assert torch.equal(policy.stream.generator.get_state(), before)
-    alone = play_games(env(), speaker(actor), games=8, seed=5, exploration=ExplorationType.DETERMINISTIC)
-    calm = play_games(env(), policy, games=8, seed=5, exploration=ExplorationType.DETERMINISTIC)
-    assert torch.equal(calm.rows["tokens"], alone.rows["tokens"])
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         assert not mixed(actor, 1.0)(env().reset())["is_example"].any()
 
@@ -228,9 +203,6 @@ def test_a_copy_goes_on_with_the_same_turns(actor):
     twin = pickle.loads(pickle.dumps(policy))  # noqa: S301
     assert torch.equal(twin(td.clone())["is_example"], policy(td.clone())["is_example"])
     assert torch.equal(torch.get_rng_state(), state)
-    free = MixedPolicy(policy.policy, policy.example, 0.5)
-    draws = [p(td.clone())["is_example"] for _ in range(4) for p in (free, pickle.loads(pickle.dumps(free)))]  # noqa: S301
-    assert len({tuple(draw.flatten().tolist()) for draw in draws}) > 1
 
 
 def test_a_recurrent_policys_memory_is_its_own(actor):

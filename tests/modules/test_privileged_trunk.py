@@ -40,19 +40,9 @@ def with_privileged(count: int = 3, width: int = 4) -> TensorDict:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_are_those_of_the_joined_rows(kind: str) -> None:
-    """Each row alone, its privileged tokens written in front of its own."""
-    trunk, batch = Trunk(tiny_lm(kind)).eval(), with_privileged()
-    hidden = PrivilegedTrunk(trunk)(batch.clone())["hidden"]
-    for row, found in zip(batch, hidden, strict=True):
-        extra, own = row[PRIVILEGED][row[PRIVILEGED_MASK]], row["tokens"][row["attention_mask"]]
-        expected = trunk(torch.cat([extra, own])[None])[0, len(extra) :]
-        torch.testing.assert_close(found[: len(own)], expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_mask_may_exclude_any_of_the_tokens() -> None:
+def test_a_mask_may_exclude_any_of_the_tokens(kind: str) -> None:
     """Not only the last: each row alone, its real privileged tokens written in front of its own."""
-    trunk, batch = Trunk(tiny_lm()).eval(), with_privileged()
+    trunk, batch = Trunk(tiny_lm(kind)).eval(), with_privileged()
     batch[PRIVILEGED_MASK] = torch.tensor([[False, True, False, True], [False] * 4, [True, False, True, False]])
     hidden = PrivilegedTrunk(trunk)(batch.clone())["hidden"]
     for row, found in zip(batch, hidden, strict=True):
@@ -130,7 +120,7 @@ def test_a_critic_that_sees_the_hidden_word_predicts_the_return(privileged: bool
     critic = PrivilegedTrunk(own) if privileged else trunk_module(own)
     loss = PPOLoss(language_actor(causal_lm(**model)), value_module(ValueHead(WIDTH)), value_trunk=critic, gamma=1.0)
     optimizer = adamw(loss, 1e-2)
-    for _ in range(80):
+    for _ in range(40):
         out = loss(loss.estimate(batch))
         out["loss_critic"].backward()
         optimizer.step()

@@ -7,7 +7,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 
 from tests.modules.test_prefix_cache import Counter
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, reseal, rows, sliding_lm, tiny_lm
@@ -26,7 +25,6 @@ from torchrl_lang.modules import (
     load_language_model,
     save_language_model,
 )
-from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import DecisionTransformerLoss
 
 MODES = ("constant", "decremented")
@@ -59,9 +57,6 @@ def prompts():
     batch = rows(n=12)
     blank = torch.zeros_like(batch["tokens"])
     return batch.update({"agent_mask": blank.bool(), "token_reward": blank.float()})
-
-
-# -- the trunk ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,22 +99,6 @@ def test_a_larger_vocabulary_moves_the_ids_of_returns():
     assert (before >= V).any()
 
 
-def test_the_language_model_is_not_touched(tmp_path):
-    lm = tiny_lm()
-    keys, tokens = list(lm.state_dict()), rows()["tokens"]
-    logits = lm(tokens).logits
-    actor = conditioned(lm)
-    assert list(lm.state_dict()) == keys
-    assert torch.equal(lm(tokens).logits, logits)
-    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
-    assert language_model_of(actor).get_output_embeddings().weight is lm.get_input_embeddings().weight
-    assert len(list(actor.parameters())) == len(list(lm.parameters())) + 2
-    assert len(list(condition_on_returns(actor, None).parameters())) == len(list(lm.parameters()))
-
-
-# -- saving ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_saved_folder_holds_a_plain_model_and_the_embedding(tmp_path, kind):
     lm = tiny_lm(kind)
@@ -129,25 +108,16 @@ def test_a_saved_folder_holds_a_plain_model_and_the_embedding(tmp_path, kind):
     save_language_model(tmp_path / "plain", lm, tokenizer=TOKENIZER.config())
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("actor", "plain")]
     assert weights[0] == weights[1]
-    tokens = rows()["tokens"]
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
-    torch.testing.assert_close(again(tokens).logits, lm(tokens).logits)
     saved = load_language_model(tmp_path / "actor")
     held = saved.heads["returns"]
     assert held.config() == returns.config()
-    assert held.config() == {
-        "width": WIDTH, "low": -8.0, "high": 2.0, "mode": "decremented", "target": -1.5, "n_bins": 1001
-    }  # fmt: skip
+    assert [*held.config().values()] == [WIDTH, -8.0, 2.0, "decremented", -1.5, 1001]
     loaded = condition_on_returns(language_actor(saved.lm), held)
     batch = carrying(rows(), returns)
     assert torch.equal(loaded.get_dist(batch).logits, actor.get_dist(batch).logits)
-    tied = saved.lm.get_output_embeddings().weight is saved.lm.get_input_embeddings().weight
-    assert tied == (kind == "gpt2")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("mode", "other"), ("low", 9.0), ("target", 3.0), ("n_bins", 1), ("low", None), ("width", 0)]
-)
+@pytest.mark.parametrize(("name", "value"), [("mode", "other"), ("low", 9.0), ("target", 3.0), ("n_bins", 1)])
 def test_a_damaged_description_is_refused(tmp_path, name, value):
     folder = save_language_model(tmp_path / "m", tiny_lm(), {"returns": embedding()})
     reseal(folder, lambda content: content["heads"]["returns"]["options"].update({name: value}))
@@ -155,11 +125,7 @@ def test_a_damaged_description_is_refused(tmp_path, name, value):
         load_language_model(tmp_path / "m")
 
 
-# -- decoding ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["sample", "greedy", "beam", "best_of"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "method"), [("gpt2", "sample"), ("llama", "beam"), ("qwen2", "best_of")])
 def test_cached_equals_uncached_and_the_distribution_agrees(kind, method):
     actor, batch = conditioned(tiny_lm(kind)), prompts()
     batch["target_return"] = torch.linspace(-8, 2, 12)[:, None]
@@ -189,8 +155,7 @@ def corridor_policy(env, mode, *, target=-2.0, kind="gpt2", **options):
     return ReturnConditionedActor(inner, target)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize(("mode", "kind"), zip(MODES, ("gpt2", "llama"), strict=True))
 def test_games_with_a_reused_prefix_equal_games_without_one(corridor, mode, kind):
     def play(reuse):
         corridor.set_seed(5)

@@ -41,17 +41,10 @@ def make_rows(n=6, width=T, seed=0):
     )
 
 
-def actors():
-    lm = tiny_lm()
-    return {
-        "plain": language_actor(lm),
-        "utterances": UtteranceActor(language_actor(lm), CONTROL, 3, temperature=0.8, seed=0),
-    }
-
-
 @pytest.fixture(params=["plain", "utterances"])
 def actor(request):
-    return actors()[request.param]
+    plain = language_actor(tiny_lm())
+    return plain if request.param == "plain" else UtteranceActor(plain, CONTROL, 3, temperature=0.8, seed=0)
 
 
 def loss_of(actor, kind=GRPOLoss, **options):
@@ -134,14 +127,9 @@ def test_advantages_are_torchrl_s_own():
     """Games of the same hidden words: MCAdvantage of the steps, ours of the rows."""
     words, hidden = ["crane", "slate", "purge"], torch.arange(3).repeat_interleave(4)
     env = WordleEnv(words, batch_size=[12], max_tries=4, seed=0)
-    steps = env.rollout(
-        4,
-        RandomWordPlayer([*words, "mouse"], seed=0),
-        tensordict=env.reset(hidden_word=hidden),
-        auto_reset=False,
-        break_when_any_done=False,
-        break_when_all_done=True,
-    )
+    options = {"auto_reset": False, "break_when_any_done": False, "break_when_all_done": True}
+    player = RandomWordPlayer([*words, "mouse"], seed=0)
+    steps = env.rollout(4, player, tensordict=env.reset(hidden_word=hidden), **options)
     rows = rows_from_rollout(steps, unfinished="drop")
     ours = group_advantages(row_returns(rows), hidden).float()
     assert ours.abs().sum() > 1
@@ -158,7 +146,7 @@ def test_advantages_are_torchrl_s_own():
     torch.testing.assert_close(ours, torch.cat([advantage for _, advantage in found]))
 
 
-@pytest.mark.parametrize("make", [lambda: language_actor(tiny_lm()), policy, lambda: policy(temperature=0.5)])
+@pytest.mark.parametrize("make", [lambda: language_actor(tiny_lm()), lambda: policy(temperature=0.5)])
 def test_they_have_the_scorers_distribution(make):
     scorer = RowScorer(make())
     data = rows(4, 6, longest=6)

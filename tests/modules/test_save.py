@@ -7,17 +7,15 @@ import random
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 
 from tests.modules.featured_rows import F, feature_rows
-from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, heads, reseal, rows, tiny_lm
+from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, rows, tiny_lm
 from tests.processes import run
 from tests.text.test_hf_tokenizer import byte_level
-from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     FeatureEmbedding,
     QValueHead,
@@ -124,7 +122,7 @@ def test_a_saved_model_is_replaced_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("others", ["model of transformers", "notes beside", "notes below", "no model"])
+@pytest.mark.parametrize("others", ["model of transformers", "notes below", "no model"])
 def test_files_of_others_are_not_lost(tmp_path, others):
     folder = tmp_path / "model"
     if others == "model of transformers":
@@ -134,9 +132,8 @@ def test_files_of_others_are_not_lost(tmp_path, others):
         (folder / "thesis.tex").write_text("of years")
     else:
         save_language_model(folder, tiny_lm("llama"))
-        notes = folder / "notes" / "a.txt" if others == "notes below" else folder / "notes.txt"
-        notes.parent.mkdir(exist_ok=True)
-        notes.write_text("of mine")
+        (folder / "notes").mkdir()
+        (folder / "notes" / "a.txt").write_text("of mine")
     before = contents(folder)
     with pytest.raises(FileExistsError, match="give another folder, or delete it"):
         save_language_model(folder, tiny_lm("gpt2"))
@@ -158,23 +155,18 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("step", ["weights", "tokenizer", "heads", "checksums"])
+@pytest.mark.parametrize(
+    "step", ["transformers.PreTrainedModel.save_pretrained", "torchrl_lang._files.records.write_checksums"]
+)
 def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatch, step, existing):
     def stop(*args, **kwargs):
         raise _Killed
 
-    folder, old = tmp_path / "model", tiny_lm("llama")
+    folder = tmp_path / "model"
     if existing:
-        save_language_model(folder, old)
-    module = "torchrl_lang.modules.save"
-    target = {
-        "weights": "transformers.PreTrainedModel.save_pretrained",
-        "tokenizer": f"{module}.write_tokenizer",
-        "heads": f"{module}.write_heads",
-        "checksums": "torchrl_lang._files.records.write_checksums",
-    }[step]
+        save_language_model(folder, tiny_lm("llama"))
     with monkeypatch.context() as patch:
-        patch.setattr(target, stop)
+        patch.setattr(step, stop)
         with pytest.raises(_Killed):
             save_language_model(folder, tiny_lm("gpt2"), tokenizer=TOKENIZER.config())
     assert [path.name for path in tmp_path.iterdir()] == ["model"] * existing
@@ -182,7 +174,15 @@ def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatc
         assert load_language_model(folder).lm.config.model_type == "llama"
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+def test_what_cannot_be_saved(tmp_path):
+    trunk = TensorDictModule(nn.Embedding(5, 5), in_keys=["tokens"], out_keys=["logits"])
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
+    with pytest.raises(ValueError, match="Only an actor of a Trunk"):
+        save_language_model(tmp_path, ProbabilisticTensorDictSequential(trunk, prob))
+    head = ValueHead(WIDTH)
+    TensorDict.from_module(head).data.to_module(head, preserve_module_state=False)  # plain tensors, no parameters
+    with pytest.raises(ValueError, match="'target'] have no weights"):
+        save_language_model(tmp_path / "model", tiny_lm(), {"target": head})
     for broken in ("model", "head"):
         lm, value = tiny_lm(), heads()[1]
         with torch.no_grad():
@@ -192,8 +192,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head_kind", ["mlp", "residual"])
+@pytest.mark.parametrize(("kind", "head_kind"), [("gpt2", "mlp"), ("llama", "residual"), ("qwen2", "mlp")])
 def test_round_trip(tmp_path, kind, head_kind):
     lm, (q, v) = tiny_lm(kind), heads(kind=head_kind)
     actor = language_actor(lm, expose_pre_norm=True)
@@ -212,35 +211,12 @@ def test_round_trip(tmp_path, kind, head_kind):
     assert tied == (kind == "gpt2")
 
 
-def test_a_folder_of_someone_else_is_read(tmp_path):
-    tiny_lm().save_pretrained(tmp_path)
-    saved = load_language_model(tmp_path)
-    assert saved.heads == {}
-    assert saved.tokenizer is None
-
-
 def test_the_language_model_of_an_actor_shares_its_weights():
     lm = tiny_lm("llama")
     again = language_model_of(language_actor(lm))
     assert {id(p) for p in again.parameters()} == {id(p) for p in lm.parameters()}
     tokens = rows()["tokens"]
     torch.testing.assert_close(again(tokens).logits, lm(tokens).logits)
-
-
-def test_an_actor_that_is_no_hugging_face_model_is_refused(tmp_path):
-    trunk = TensorDictModule(nn.Embedding(5, 5), in_keys=["tokens"], out_keys=["logits"])
-    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
-    with pytest.raises(ValueError, match="Only an actor of a Trunk"):
-        save_language_model(tmp_path, ProbabilisticTensorDictSequential(trunk, prob))
-
-
-def test_heads_without_weights_are_refused(tmp_path):
-    lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
-    head = ValueHead(8)
-    TensorDict.from_module(head).data.to_module(head, preserve_module_state=False)  # plain tensors, no parameters
-    with pytest.raises(ValueError, match="'target'] have no weights"):
-        save_language_model(tmp_path / "model", lm, {"target": head})
-    assert not (tmp_path / "model").exists()
 
 
 def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path):
@@ -259,70 +235,15 @@ def batch():
     return rows.set("features", rows["features"].float())
 
 
-@pytest.mark.parametrize("hidden", [0, 7])
-@pytest.mark.parametrize("positions", [True, False])
-def test_a_saved_agent_reads_features_as_before(tmp_path, hidden, positions):
-    embedding = FeatureEmbedding(F, WIDTH, hidden=hidden, positions=positions)
-    actor = with_features(language_actor(tiny_lm()), embedding)
-    guidance = ValueGuidance(*heads(), beta=1.0)
-    policy = UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
-    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
-    assert agent.policy.in_keys == policy.in_keys
-    loaded = agent.policy.decoder.actor[0].module.features
-    assert loaded.config() == embedding.config()
-    for name, value in embedding.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value)
-    found, expected = agent.policy(batch()), policy(batch())
-    assert torch.equal(found["action"], expected["action"])
-    torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
-    manifest = json.loads((tmp_path / "agent" / "torchrl_lang.json").read_text())
-    assert manifest["heads"]["features"]["options"] == embedding.config()
-
-
-def saved_embedding(tmp_path):
-    lm, embedding = tiny_lm(), FeatureEmbedding(F, WIDTH, hidden=7)
-    return lm, embedding, save_language_model(tmp_path / "model", lm, {"features": embedding})
-
-
-@pytest.mark.parametrize(("name", "value"), [("features", 4), ("width", "16"), ("hidden", 0), ("further", 1)])
-def test_a_damaged_description_is_refused(tmp_path, name, value):
-    _, _, folder = saved_embedding(tmp_path)
-    reseal(folder, lambda content: content["heads"]["features"]["options"].update({name: value}))
-    with pytest.raises(FileError, match="features"):
-        load_language_model(folder)
-
-
-@pytest.mark.parametrize("damage", ["missing", "shape", "not finite"])
-def test_damaged_weights_are_refused(tmp_path, damage):
-    _, _, folder = saved_embedding(tmp_path)
-    weights = load_file(folder / "heads.safetensors")
-    name = "features.project.0.weight"
-    if damage == "missing":
-        del weights[name]
-    elif damage == "shape":
-        weights[name] = weights[name][:, 1:].contiguous()
-    else:
-        weights[name][0, 0] = torch.nan
-    save_file(weights, folder / "heads.safetensors")
-    with pytest.raises(FileError, match=name):
-        load_language_model(reseal(folder))
-
-
-def trunk_of_values(kind, *, seeing):
-    """Another model than the actor's, with a projector of its own if it sees."""
-    trunk = Trunk(tiny_lm(kind, seed=5))
-    return with_features(trunk, FeatureEmbedding(F, WIDTH, hidden=3) if seeing else None)
-
-
 @pytest.mark.parametrize("sees", ["both", "values", "actor"])
-def test_values_on_a_trunk_of_their_own_read_features_as_before(tmp_path, sees):
-    actor = language_actor(tiny_lm())
+def test_a_saved_agent_reads_features_as_before(tmp_path, sees):
+    actor, trunk = language_actor(tiny_lm()), Trunk(tiny_lm(seed=5))
     if sees != "values":
-        with_features(actor, FeatureEmbedding(F, WIDTH))
-    trunk = trunk_of_values("gpt2", seeing=sees != "actor")
-    policy = UtteranceActor(
-        actor, CONTROL, 4, method="greedy", guidance=ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
-    )
+        with_features(actor, FeatureEmbedding(F, WIDTH, positions=False))
+    if sees != "actor":
+        with_features(trunk, FeatureEmbedding(F, WIDTH, hidden=3))
+    guidance = ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
+    policy = UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
     agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
     loaded = agent.policy.decoder
     assert (loaded.actor[0].module.features is None) == (sees == "values")

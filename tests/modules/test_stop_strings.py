@@ -75,10 +75,3 @@ def test_the_environment_ends_the_utterance_and_the_policy_is_not_blamed(lm):
     assert (rows["token_reward"].sum(-1) == 3).all()
     td = rollout[:, 0]
     torch.testing.assert_close(policy.get_dist(td).log_prob(td["action"]), td["action_log_prob"], atol=1e-5, rtol=1e-5)
-
-
-def test_what_cannot_stop(lm):
-    with pytest.raises(ValueError, match="Stop strings are texts of at least one character"):
-        StopStrings(["a", ""], TOKENIZER)
-    with pytest.raises(ValueError, match="for method='sample' and 'greedy' only, got method='beam'"):
-        make_policy(lm, method="beam")

@@ -33,18 +33,6 @@ def test_hidden_states_are_what_the_language_model_reads(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_padding_changes_nothing_at_real_positions(kind):
-    trunk, batch = Trunk(tiny_lm(kind)), rows(width=20, longest=12)
-    real = batch["attention_mask"]
-    first = trunk(batch["tokens"], real)
-    junk = torch.where(real, batch["tokens"], torch.randint(6, real.shape))
-    torch.testing.assert_close(trunk(junk, real)[real], first[real], atol=1e-5, rtol=1e-5)
-    narrow = trunk(batch["tokens"][:, :12], real[:, :12])
-    torch.testing.assert_close(narrow[real[:, :12]], first[real], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_pre_norm_is_the_input_of_the_final_norm(kind):
     lm, batch = tiny_lm(kind), rows()
     hidden, pre_norm = Trunk(lm, expose_pre_norm=True)(batch["tokens"], batch["attention_mask"])
@@ -63,7 +51,7 @@ def test_any_batch_shape_and_int32_tokens():
     torch.testing.assert_close(shaped.reshape(6, 20, WIDTH), flat)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(kind):
     batch, gradients, calls = rows(), [], []
     for checkpointed in (False, True):
@@ -89,23 +77,18 @@ def test_a_copy_is_independent():
     torch.testing.assert_close(list(twin(tokens)), before)
 
 
-def test_rows_longer_than_the_model_are_refused():
+def test_errors_name_the_remedy():
     with pytest.raises(ValueError, match="41 tokens exceed the model's 40 positions"):
         Trunk(tiny_lm(max_length=40))(torch.zeros(1, 41, dtype=torch.int64))
-
-
-def test_an_unusual_final_norm_is_named():
     lm = causal_lm("opt", vocab_size=9, layers=1, width=8, heads=2, max_length=16, pad=CONTROL.pad)
     with pytest.raises(ValueError, match="final_norm="):
         Trunk(lm, expose_pre_norm=True)
-    with pytest.raises(ValueError, match="no module nowhere"):
-        Trunk(tiny_lm(), expose_pre_norm=True, final_norm="nowhere")
 
 
 def test_which_models_can_be_read_piece_by_piece():
-    assert all(Trunk(tiny_lm(kind)).supports_cache for kind in KINDS)
+    assert all(Trunk(tiny_lm(kind)).cache_obstacle is None for kind in KINDS)
     small = {"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "max_length": 16}
-    assert Trunk(causal_lm("mistral", sliding_window=4, **small)).supports_cache
+    assert Trunk(causal_lm("mistral", sliding_window=4, **small)).cache_obstacle is None
     obstacles = {
         "bloom": "it takes no position_ids",
         "gpt_neo": "its local attention builds masks of its own",
@@ -114,14 +97,14 @@ def test_which_models_can_be_read_piece_by_piece():
     config = {"gpt_neo": {"attention_types": [[["local"], 1]]}, "qwen3_next": {"layer_types": ["linear_attention"]}}
     for kind, obstacle in obstacles.items():
         trunk = Trunk(causal_lm(kind, **small, **config.get(kind, {})))
-        assert not trunk.supports_cache
+        assert trunk.cache_obstacle is not None
         assert re.search(obstacle, trunk.cache_obstacle)
     trunk = Trunk(tiny_lm("llama"))
     trunk.model.config._attn_implementation = "flash_attention_2"
     assert "attn_implementation='sdpa'" in trunk.cache_obstacle
 
 
-@pytest.mark.parametrize("groups", [2, 3, 7, "auto"])
+@pytest.mark.parametrize("groups", [3, "auto"])
 def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
     monkeypatch.setitem(groups_module._CALL, "cpu", 4)  # or rows this small would all be run together
     lm = causal_lm(vocab_size=11, layers=2, width=16, heads=2, max_length=24)
@@ -129,10 +112,7 @@ def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
     mask = torch.arange(20) < length[..., None]
     tokens = torch.randint(11, (2, 3, 20), generator=torch.Generator().manual_seed(0))
     outs, grads = [], []
-    for trunk in (
-        Trunk(lm, expose_pre_norm=True, length_groups=1),
-        Trunk(lm, expose_pre_norm=True, length_groups=groups),
-    ):
+    for trunk in (Trunk(lm, expose_pre_norm=True, length_groups=count) for count in (1, groups)):
         lm.zero_grad()
         states = trunk(tokens, mask)
         sum(state[mask].square().sum() for state in states).backward()
@@ -145,18 +125,14 @@ def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "expose_pre_norm", "backend"), [("gpt2", True, "aot_eager"), ("llama", False, "eager")]
-)
-def test_a_compiled_trunk_gives_the_same_states_and_gradients(kind, expose_pre_norm, backend):
-    lm, batch, found = tiny_lm(kind, layers=1), rows(), []
+def test_a_compiled_trunk_gives_the_same_states_and_gradients():
+    lm, batch, found = tiny_lm(layers=1), rows(), []
     for compiled in (False, True):
-        trunk = Trunk(lm, expose_pre_norm=expose_pre_norm)
+        trunk = Trunk(lm, expose_pre_norm=True)
         if compiled:
-            trunk.compile(backend=backend, fullgraph=True)
+            trunk.compile(backend="eager", fullgraph=True)
         lm.zero_grad()
         states = trunk(batch["tokens"], batch["attention_mask"])
-        states = states if expose_pre_norm else (states,)
         sum(state[batch["attention_mask"]].square().sum() for state in states).backward()
         grads = [p.grad.clone() for p in trunk.parameters()]
         found.append([state.detach()[batch["attention_mask"]] for state in states] + grads)
@@ -171,11 +147,10 @@ def no_blocks(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda trunk: pickle.loads(pickle.dumps(trunk))])  # noqa: S301
-def test_copies_of_a_compiled_trunk_compile_anew(copied, no_blocks):
+def test_copies_of_a_compiled_trunk_compile_anew(no_blocks):
     trunk, batch = Trunk(tiny_lm(layers=1)).compile(backend="eager"), rows()
     before = trunk(batch["tokens"])
-    other = copied(trunk)
+    other = pickle.loads(pickle.dumps(trunk))  # noqa: S301
     assert other.compiled
     assert not other._compiled
     with torch.no_grad():
@@ -206,10 +181,6 @@ def test_many_modes_do_not_crowd_each_other_out(no_blocks):
     assert len(frames) == 8
 
 
-def cost(groups, call):
-    return sum(rows.shape[0] * width + call for rows, width in groups)
-
-
 def best_cost(length, call):
     """By trying every way to cut the sorted rows."""
     ordered = sorted(max(n, 1) for n in length)
@@ -224,33 +195,16 @@ def best_cost(length, call):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 60))
 def test_no_split_costs_less(length, call):
-    groups = length_groups(torch.tensor(length), call=call)
-    assert cost(groups, call) == best_cost(length, call)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 3000), min_size=1, max_size=200), st.integers(0, 500))
-def test_each_row_stands_in_one_group_that_is_wide_enough(length, call):
     length = torch.tensor(length)
     groups = length_groups(length, call=call)
+    assert sum(chosen.shape[0] * width + call for chosen, width in groups) == best_cost(length.tolist(), call)
     assert torch.cat([chosen for chosen, _ in groups]).sort().values.tolist() == list(range(length.shape[0]))
-    for chosen, width in groups:
-        assert width == max(int(length[chosen].max()), 1)
+    assert all(width == max(int(length[chosen].max()), 1) for chosen, width in groups)
 
 
 def test_many_different_lengths_are_rounded_but_nearly_nothing_is_lost():
     length = torch.arange(1, 1001)
     groups = length_groups(length, call=0)
     assert len(groups) == 48
-    assert cost(groups, 0) <= 1.03 * int(length.sum())
-
-
-@pytest.mark.parametrize(("call", "widths"), [(0, [26, 38, 74]), (500, [38, 74]), (5000, [74])])
-def test_groups_as_worked_out_by_hand(call, widths):
-    # 40 rows of 26, 40 of 38, 10 of 74: running the first with the second costs 480 tokens, those with the last 2,880.
-    length = torch.tensor([26] * 40 + [38] * 40 + [74] * 10)
-    assert [width for _, width in length_groups(length, call=call)] == widths
-
-
-def test_no_rows_make_no_group():
-    assert length_groups(torch.zeros(0, dtype=torch.int64)) == []
+    assert sum(chosen.shape[0] * width for chosen, width in groups) <= 1.03 * int(length.sum())
+    assert length_groups(length[:0]) == []

@@ -14,7 +14,7 @@ from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from tests.modules.test_decoding import CLOSE, K, guidance, policy, spoken
-from tests.modules.toys import CONTROL, KINDS, WIDTH, heads, rows, tiny_lm
+from tests.modules.toys import CONTROL, WIDTH, heads, rows, tiny_lm
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import (
@@ -30,14 +30,8 @@ from torchrl_lang.modules import (
 
 def wordle_policy(env, **options):
     tokenizer = env.tokenizer
-    lm = causal_lm(
-        vocab_size=tokenizer.vocab_size,
-        layers=1,
-        width=16,
-        heads=2,
-        max_length=env.row_length,
-        pad=tokenizer.control.pad,
-    )
+    shape = {"vocab_size": tokenizer.vocab_size, "layers": 1, "width": 16, "heads": 2, "max_length": env.row_length}
+    lm = causal_lm(**shape, pad=tokenizer.control.pad)
     return UtteranceActor(language_actor(lm), tokenizer.control, env.action_length, **({"seed": 0} | options))
 
 
@@ -48,25 +42,21 @@ def test_writes_its_keys_and_nothing_of_the_size_of_the_vocabulary():
     assert said["action"].dtype == torch.int64
     assert said["action_log_prob"].shape == (7, 1)
     torch.testing.assert_close(said["token_log_prob"].sum(-1), said["action_log_prob"])
-    both = policy(diagnostics=True)(rows())
-    assert both["behavior_log_prob"].shape == both["token_entropy"].shape == (7, K)
 
 
 def test_seeds():
     batch = rows(n=32)
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    first, second = policy(seed=5), policy(seed=5)
-    assert torch.equal(first(batch.clone())["action"], second(batch.clone())["action"])
-    assert not torch.equal(policy(seed=6)(batch.clone())["action"], policy(seed=5)(batch.clone())["action"])
-    assert not torch.equal(
-        first(batch.clone())["action"], policy(seed=5)(batch.clone())["action"]
-    )  # the stream moves on
-    said = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        said.append(policy(seed=None)(batch.clone())["action"])
-    assert not torch.equal(*said)
+    first = policy(seed=5)
+    said = [actor(batch.clone())["action"] for actor in (first, policy(seed=5), policy(seed=6), first)]
+    assert torch.equal(said[0], said[1])
+    assert not torch.equal(said[0], said[2])
+    assert not torch.equal(said[0], said[3])  # the stream moves on
+    torch.set_rng_state(state)
+    one = policy(seed=None)(batch.clone())["action"]
+    torch.set_rng_state(state)
+    assert not torch.equal(one, policy(seed=None)(batch.clone())["action"])
     torch.set_rng_state(state)
     policy(seed=None)(batch.clone())
     assert torch.equal(state, torch.get_rng_state())
@@ -178,34 +168,22 @@ def by_whole_rows(actor, batch, action):
     return out.masked_fill(certain(action), torch.nan)
 
 
-@pytest.mark.parametrize("method", ["sample", "greedy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "method"), [("gpt2", "sample"), ("llama", "greedy"), ("qwen2", "sample")])
 @torch.no_grad()
 def test_values_are_those_of_a_pass_over_the_whole_row(kind, method):
     batch = rows(n=24)  # some end early, so that rows leave the batch
     actor = valued(kind, method=method, temperature=1.3)
+    plain = policy(kind, method=method, temperature=1.3)
     cached, uncached = (valued(kind, method=method, temperature=1.3, cached=c)(batch.clone()) for c in (True, False))
     assert torch.equal(cached["action"], uncached["action"])
     torch.testing.assert_close(cached["state_value"], uncached["state_value"], equal_nan=True, **CLOSE)
     expected = by_whole_rows(actor, batch, cached["action"])
     torch.testing.assert_close(cached["state_value"], expected, equal_nan=True, **CLOSE)
-    assert cached["state_value"].dtype == torch.float32
-    assert cached["state_value"].isnan().sum() == certain(cached["action"]).sum()
+    assert torch.equal(plain(batch.clone())["action"], cached["action"])
+    assert actor.out_keys == [*plain.out_keys, "state_value"]
     if method == "sample":
         lengths = spoken(cached["action"]).sum(-1)
         assert lengths.min() < K <= lengths.max()
-
-
-def test_what_is_said_stays_the_same_and_values_come_under_their_key():
-    batch, plain = rows(n=24), policy(guidance=guidance())
-    actor = valued(guidance=guidance())
-    expected, said = plain(batch.clone()), actor(batch.clone())
-    assert actor.out_keys == [*plain.out_keys, "state_value"]
-    assert set(said.keys()) == {*expected.keys(), "state_value"}
-    for key in plain.out_keys:
-        assert torch.equal(expected[key], said[key])
-    module = valued(guidance=guidance(), value=value_module(heads()[1]))
-    torch.testing.assert_close(module(batch.clone())["state_value"], said["state_value"], equal_nan=True)
 
 
 def test_a_value_of_ones_shows_the_slots():
@@ -213,7 +191,7 @@ def test_a_value_of_ones_shows_the_slots():
     with torch.no_grad():
         head.out_weight.zero_()
         head.out_bias.fill_(1.0)
-    said = valued(value=head)(rows(n=24))
+    said = valued(value=value_module(head))(rows(n=24))
     expected = spoken(said["action"]).float().masked_fill(certain(said["action"]), torch.nan)
     torch.testing.assert_close(said["state_value"], expected, equal_nan=True)
     one = valued(value=head, action_length=1)(rows(n=3))
@@ -233,15 +211,6 @@ def test_residual_heads_and_an_own_value_trunk():
     torch.testing.assert_close(said["state_value"], expected, equal_nan=True, **CLOSE)
     with pytest.raises(KeyError, match="ValueHead reads 'hidden_pre_norm'"):
         valued(value=value)
-
-
-def test_dropout_of_the_head_is_off_while_acting():
-    actor = language_actor(tiny_lm(), expose_pre_norm=True)
-    value = ValueHead(WIDTH, kind="residual", dropout=0.9).train()
-    said = [UtteranceActor(actor, CONTROL, K, value=value, seed=0)(rows())["state_value"] for _ in range(2)]
-    assert torch.equal(*(x.nan_to_num() for x in said))
-    assert not said[0].requires_grad
-    assert value.training
 
 
 def test_values_travel_from_a_rollout_into_rows():
@@ -290,14 +259,10 @@ def play(actor):
     return said
 
 
-WAYS = [("sample", True), ("sample", False), ("beam", True), ("best_of", True)]
-
-
-@pytest.mark.parametrize(("kind", "backend", "ways"), [("gpt2", "aot_eager", WAYS[:1]), ("llama", "eager", WAYS)])
-def test_compiled_decoding_says_the_same(kind, backend, ways):
-    lm, guidance = tiny_lm(kind, layers=1), ValueGuidance(heads()[0], beta=2.0)
-    plain, compiled = actors_of(lm), actors_of(lm, backend=backend)
-    for method, reuse in ways:
+def test_compiled_decoding_says_the_same():
+    lm, guidance = tiny_lm("llama", layers=1), ValueGuidance(heads()[0], beta=2.0)
+    plain, compiled = actors_of(lm), actors_of(lm, backend="eager")
+    for method, reuse in (("sample", True), ("beam", False)):
         options = {"method": method, "prefix_cache": reuse, "guidance": guidance}
         for expected, found in zip(play(plain(**options)), play(compiled(**options)), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -312,6 +277,5 @@ def test_one_graph_serves_all_steps_of_all_turns():
 
     actor = actors_of(tiny_lm(layers=1), backend=backend)(method="greedy")
     play(actor)
-    assert len(graphs) == 1
     play(actor)
     assert len(graphs) == 1

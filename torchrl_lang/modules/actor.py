@@ -19,17 +19,6 @@ from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
-__all__ = [
-    "ActorParts",
-    "LOGITS",
-    "NEXT_TOKEN",
-    "language_actor",
-    "linear_layer",
-    "split_actor",
-    "vocabulary_size",
-    "with_features",
-]
-
 LOGITS = "logits"
 NEXT_TOKEN = "next_token"
 
@@ -87,9 +76,7 @@ def language_actor(
         changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1)]
         if head is None or changes:
             reason = f"its configuration sets {changes}" if changes else "it has no language-model head"
-            raise ValueError(
-                f"{type(lm).__name__} needs its own head: {reason}. Pass head=, a module hidden -> logits."
-            )
+            raise ValueError(f"{type(lm).__name__} needs its own head: {reason}. Pass head=, hidden -> logits.")
     return ProbabilisticTensorDictSequential(
         trunk_module(trunk),
         TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS]),
@@ -137,10 +124,8 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
     prob = next((m for m in modules if isinstance(m, ProbabilisticTensorDictModule) and LOGITS in m.in_keys), None)
     before = [] if prob is None else modules[: modules.index(prob)]
     if prob is None or not any(LOGITS in module.out_keys for module in before):
-        keys = [(type(m).__name__, list(m.in_keys), list(m.out_keys)) for m in modules]
-        raise ValueError(
-            f"An actor needs a module that writes 'logits' and a distribution that reads them, got {keys}."
-        )
+        keys = [(list(m.in_keys), list(m.out_keys)) for m in modules]
+        raise ValueError(f"An actor needs a module that writes 'logits' and a distribution of them, got {keys}.")
     border = next((i for i, module in enumerate(before) if HIDDEN in module.out_keys), len(before) - 1) + 1
     head = before[border:]
     return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
@@ -204,14 +189,12 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
     """
     trunk = next((part for part in actor.modules() if isinstance(part, Trunk)), None)  # an actor's own is the first
     if trunk is None:
-        raise ValueError(
-            "Only the Trunk of a Hugging Face model reads features: build the actor with language_actor()."
-        )
+        raise ValueError("Only the Trunk of a Hugging Face model reads features: use language_actor().")
     if embedding is not None and not embedding.positions:
         learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
         if not learned and not any(name.endswith("rotary_emb") for name, _ in trunk.model.named_modules()):
             raise ValueError(
-                f"positions=False needs learned or rotary positions, as a {type(trunk.model).__name__} has not."
+                f"positions=False needs learned or rotary positions: {type(trunk.model).__name__} has none."
             )
     trunk.features = None if embedding is None else embedding.to(trunk.model.get_input_embeddings().weight.device)
     for module in actor.modules():

@@ -38,8 +38,6 @@ from torchrl_lang.schema import (
     entry,
 )
 
-__all__ = ["CHAIActor", "CandidateSampler", "candidate_features", "check_sampling_policy", "utterance_features"]
-
 # Tokens that the model reads at a time: with 768 numbers each, 400 MB of states and their running means.
 _TOKENS_AT_ONCE = 2**16
 
@@ -112,8 +110,7 @@ def candidate_features(
 def check_sampling_policy(user: str, policy: UtteranceActor) -> None:
     """Raise ValueError unless ``policy`` samples utterances with ends."""
     if policy.method != "sample" or policy.decoder.stop is not None:
-        given = f"method={policy.method!r}" + ("" if policy.decoder.stop is None else " and stop=")
-        raise ValueError(f"{user} needs utterances that are sampled to their end: method='sample', got {given}.")
+        raise ValueError(f"{user} needs method='sample' and no stop= texts, got method={policy.method!r}.")
 
 
 class CandidateSampler:

@@ -16,15 +16,6 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import check_options
 
-__all__ = [
-    "AdaptiveKLController",
-    "ConstantKLController",
-    "KLController",
-    "LagrangeKLController",
-    "ScheduledKLController",
-    "as_controller",
-]
-
 
 class KLController(nn.Module, ABC):
     """The coefficient of ``reward - coef * KL``: calling it returns the coefficient, :meth:`update` changes it.
@@ -169,8 +160,6 @@ def one_number(name: str, value: Tensor | float) -> float:
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}: take its mean.")
-    if isinstance(value, str):
-        raise TypeError(f"{name} must be a number or a tensor of one, got {value!r}.")
     return torch.as_tensor(value, dtype=torch.float32, device="cpu").item()
 
 
@@ -226,9 +215,7 @@ class ScheduledKLController(KLController):
         for _, coef in knots:
             check_options(coef=(coef, "[0, inf)"))
         if not knots or knots[0][0] < 0 or not all(left < right for (left, _), (right, _) in pairwise(knots)):
-            raise ValueError(
-                f"knots must be at least one pair (seen, coef), strictly increasing from 0 or later, got {knots}."
-            )
+            raise ValueError(f"knots must be pairs (seen, coef), strictly increasing from 0 or later, got {knots}.")
         super().__init__(_interpolate(knots, 0))
         self.knots = knots
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torchrl_lang._checks import check_options
 from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
 
-__all__ = ["FeatureEmbedding", "RowFeatures", "behind", "in_front", "reads_features", "take"]
-
 
 def in_front(front: Tensor, mask: Tensor, row: Tensor) -> Tensor:
     """Rows that begin with those entries of ``front`` that are real, in their order, without a gap.

@@ -14,21 +14,6 @@ from torch.distributed.tensor import DTensor
 from torchrl_lang.modules.heads import ActionValueHead, StackedHeads, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
-__all__ = [
-    "ACTION_VALUE",
-    "STATE_VALUE",
-    "States",
-    "UTTERANCE_VALUE",
-    "apply_head",
-    "check_writes",
-    "checked_values",
-    "missing_state",
-    "qvalue_module",
-    "value_module",
-    "with_heads",
-    "zero_states",
-]
-
 ACTION_VALUE = "action_value"
 STATE_VALUE = "state_value"
 UTTERANCE_VALUE = "utterance_value"
@@ -68,15 +53,13 @@ def checked_values(head: str, kind: str, states: TensorDictBase, run: Callable[[
         found = run()
     except Exception as error:
         given = ", ".join(f"{key} {list(value.shape)} of {value.dtype}" for key, value in states.items())
-        raise ValueError(
-            f"{head} fails on states of this model, {given}, for which it must give {_SHAPES[kind]}. ({error})"
-        ) from error
-    shape, values = list(found.shape), with_heads(found, kind)
+        raise ValueError(f"{head} fails on states of this model, {given}. ({error})") from error
+    values = with_heads(found, kind)
     axes, last = 3 if kind == ACTION_VALUE else 2, 1 if kind == STATE_VALUE else values.shape[-1]
-    if values.ndim != axes or values.shape[0] != states.shape[0] or values.shape[-1] != last:
-        raise ValueError(f"{head} must write {_SHAPES[kind]}, got {shape} for N = {states.shape[0]} states.")
-    if not values.is_floating_point():
-        raise ValueError(f"{head} must write floating-point numbers, got {values.dtype}.")
+    fits = values.ndim == axes and values.shape[0] == states.shape[0] and values.shape[-1] == last
+    if not fits or not values.is_floating_point():
+        given = f"{list(found.shape)} of {values.dtype} for N = {states.shape[0]} states"
+        raise ValueError(f"{head} must write floating-point numbers {_SHAPES[kind]}, got {given}.")
     return values
 
 
@@ -142,12 +125,9 @@ def _run_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Te
 
 def check_writes(name: str, head: nn.Module | None, key: str) -> None:
     """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, a key of values."""
-    if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
-        raise ValueError(
-            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}."
-        )
-    if isinstance(head, StackedHeads) and not isinstance(head, _WRITES[key]):
-        raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")
+    writes = key in head.out_keys if isinstance(head, TensorDictModuleBase) else isinstance(head, _WRITES[key])
+    if not writes and isinstance(head, TensorDictModuleBase | StackedHeads):
+        raise ValueError(f"{name} must write '{key}', a {type(head).__name__} does not.")
 
 
 def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:

@@ -15,19 +15,6 @@ from torchrl_lang.functional import linear_cross_entropy
 from torchrl_lang.functional.linear import LinearTerm, linear_margin
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
-__all__ = [
-    "ActionValueHead",
-    "HeadKind",
-    "LastLayer",
-    "OUT_STD",
-    "QValueHead",
-    "StackedHeads",
-    "UtteranceQValueHead",
-    "ValueHead",
-    "cast_like",
-    "few_of_many",
-]
-
 HeadKind = Literal["mlp", "residual", "deep"]
 
 OUT_STD = 0.01

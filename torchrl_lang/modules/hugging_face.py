@@ -16,21 +16,6 @@ from torch.distributed.tensor import DTensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = [
-    "adapter_layers",
-    "adapter_weights",
-    "attention_windows",
-    "base_module",
-    "cache_obstacle",
-    "check_causal",
-    "eval_mode",
-    "is_adapter",
-    "is_stochastic",
-    "merged_copy",
-    "refuse_merged",
-    "without_adapters",
-]
-
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
@@ -106,10 +91,8 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
     except (RuntimeError, NotImplementedError):
         return False
     if difference > limit:
-        raise ValueError(
-            f"{type(model).__name__} is not causal: a token's state changes with those after it. Use a decoder such as "
-            "'gpt2', 'llama' or 'qwen2'; some kinds have a setting, as in causal_lm('bert', is_decoder=True)."
-        )
+        advice = "Use a decoder such as 'gpt2', 'llama' or 'qwen2', or a setting like is_decoder=True."
+        raise ValueError(f"{type(model).__name__} is not causal: a token's state changes with those after it. {advice}")
     _checked.add(model)
     return True
 
@@ -160,8 +143,7 @@ def cache_obstacle(model: PreTrainedModel) -> str | None:
         return "its layers share keys and values"
     if config._attn_implementation not in _MASKED:
         return (
-            f"attn_implementation={config._attn_implementation!r} takes no mask over single keys: load the model with "
-            "attn_implementation='sdpa'"
+            f"{config._attn_implementation!r} takes no mask over single keys: load it with attn_implementation='sdpa'"
         )
     return None if _takes_positions(type(model).forward) else "it takes no position_ids"
 
@@ -283,9 +265,5 @@ def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
 
 def refuse_merged(layers: list[Any]) -> None:
     """Raise where adapters are merged into the base weights, and so cannot be switched off."""
-    merged = [layer for layer in layers if layer.merged_adapters]
-    if merged:
-        raise ValueError(
-            f"The adapters of {len(merged)} layers are merged into the base weights: call unmerge_adapter() on the "
-            "PEFT model first, or use frozen_copy(actor, share=False)."
-        )
+    if any(layer.merged_adapters for layer in layers):
+        raise ValueError("The adapters are merged: call unmerge_adapter() first, or frozen_copy(actor, share=False).")

@@ -39,16 +39,6 @@ from torchrl_lang._files import (
 from torchrl_lang.modules.agilerl.checkpoint import register_agilerl
 from torchrl_lang.modules.hugging_face import check_causal
 
-__all__ = [
-    "REMEDY",
-    "TRUST",
-    "causal_lm",
-    "check_model_folder",
-    "fit_vocabulary",
-    "load_causal_lm",
-    "quiet_transformers",
-]
-
 # Files to download: configuration and weights, but no code and no pickles.
 _DOWNLOADED = (
     "config.json",

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["equal_groups", "in_groups", "length_groups"]
-
 # Overhead of a model call, in tokens. Forward and backward on a CPU core it is 50 to 150, for models of 3 x 64 to
 # 4 x 128. GPUs get a large number, because small groups leave them idle.
 _CALL = {"cpu": 128}

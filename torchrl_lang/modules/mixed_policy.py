@@ -15,8 +15,6 @@ from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.schema import ACTION, DONE, IS_EXAMPLE, TOKENS, TRAIN_MASK, entry
 
-__all__ = ["MixedPolicy"]
-
 
 class MixedPolicy(TensorDictModuleBase):
     """Replaces a policy's turns by those of an example policy at random, for exploration or as demonstrations.
@@ -99,8 +97,7 @@ class MixedPolicy(TensorDictModuleBase):
         if self.prob and sampled:  # otherwise the example policy is not called
             example = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
         if action.shape != example.shape:
-            shapes = f"The policy's actions are {tuple(action.shape)} and the example's {tuple(example.shape)}"
-            raise ValueError(f"{shapes}: use the same action_length for both.")
+            raise ValueError(f"Actions {[*action.shape]} and {[*example.shape]}: use the same action_length for both.")
         for key in self.policy.out_keys:
             value = out.get(key, None)
             if value is not None:

@@ -10,8 +10,6 @@ from torchrl_lang.modules.features import behind, in_front
 from torchrl_lang.modules.trunk import Trunk, trunk_module
 from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, missing_entry
 
-__all__ = ["PrivilegedTrunk"]
-
 
 class PrivilegedTrunk(TensorDictModuleBase):
     """Runs a trunk over rows that begin with privileged information: the values' trunk of an asymmetric critic.
@@ -67,8 +65,9 @@ class PrivilegedTrunk(TensorDictModuleBase):
         tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
         privileged, real = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
         if privileged is None:
-            advice = "Keep it when rows are made, EpisodeRows(keep=['privileged'])."
-            raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, advice)
+            raise missing_entry(
+                "PrivilegedTrunk", [PRIVILEGED], tensordict, "EpisodeRows(keep=['privileged']) keeps it."
+            )
         real = torch.ones_like(privileged, dtype=torch.bool) if real is None else real
         joined = in_front(privileged.to(tokens.dtype), real, tokens)
         number = real.sum(-1)  # [*B]

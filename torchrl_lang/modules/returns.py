@@ -18,8 +18,6 @@ from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ACTION, ROW_KEYS, TARGET_RETURN, TOKENS, entry
 
-__all__ = ["ReturnConditionedActor", "ReturnEmbedding", "condition_on_returns", "conditioned_trunk"]
-
 
 class ReturnEmbedding(nn.Module):
     """Adds ``w * x + b`` to the embedding of a token, ``x`` in ``[-1, 1]`` the scaled return that the token carries.
@@ -93,11 +91,10 @@ class ReturnEmbedding(nn.Module):
 
     def check(self, returns: Tensor, name: str) -> None:
         """Raise ValueError unless all returns, any shape, lie in the range, up to the rounding to a bin."""
-        outside = self.outside(returns)
-        if bool(outside.any()):
+        if bool((outside := self.outside(returns)).any()):
+            found = f"got {float(returns[outside][0]):g}: give another one, or train with a wider low and high"
             raise ValueError(
-                f"{name} must lie in [{self.low:g}, {self.high:g}], the range of the ReturnEmbedding, got "
-                f"{float(returns[outside][0]):g}: give another return, or train with a wider low and high."
+                f"{name} must lie in [{self.low:g}, {self.high:g}], the range of the ReturnEmbedding, {found}."
             )
 
     def outside(self, returns: Tensor) -> Tensor:
@@ -180,9 +177,7 @@ def conditioned_trunk(reader: str, actor: nn.Module) -> tuple[Trunk, ReturnEmbed
     """The trunk of an actor and its embedding of returns; a ValueError in the name of ``reader`` if it has none."""
     trunk = RowScorer(actor).trunk
     if trunk is None or trunk.returns is None:
-        raise ValueError(
-            f"{reader} needs an actor that reads returns: condition_on_returns(actor, ReturnEmbedding(...))."
-        )
+        raise ValueError(f"{reader} needs an actor that reads returns, see condition_on_returns().")
     return trunk, trunk.returns
 
 

@@ -21,8 +21,6 @@ from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS, entry
 
-__all__ = ["DecisionBatch", "LinearLogits", "RowScorer", "refuse_steps", "row_log_prob"]
-
 
 def refuse_steps(tensordict: TensorDictBase, tokens_key: NestedKey = TOKENS) -> None:
     """Raise ValueError if ``tensordict`` holds steps of a rollout instead of rows."""

@@ -16,8 +16,6 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TOKENS, entry
 
-__all__ = ["RowTokenActor", "RowTokenDistribution"]
-
 
 class RowTokenDistribution(Distribution):
     """The distribution of the agent's tokens in rows ``[*B, T]``, each conditioned on the tokens before it.

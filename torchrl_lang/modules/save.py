@@ -31,25 +31,6 @@ from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapp
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = [
-    "FEATURES_HEAD",
-    "VALUE_FEATURES_HEAD",
-    "ModelRecord",
-    "SavedAgent",
-    "SavedModel",
-    "language_model_of",
-    "load_agent",
-    "load_language_model",
-    "push_agent",
-    "read_model",
-    "save_agent",
-    "save_language_model",
-    "saved_actor",
-    "saved_value_actor",
-    "saved_value_trunk",
-    "write_model",
-]
-
 FEATURES_HEAD = "features"
 """Name of the head that projects features for the language model, see :func:`~torchrl_lang.modules.with_features`."""
 VALUE_FEATURES_HEAD = "value_features"
@@ -469,8 +450,7 @@ def _describe_guidance(
         return record, heads, None
     trunk = trunk_of(guidance.value_trunk)
     if trunk is None:
-        kind = type(guidance.value_trunk).__name__
-        raise ValueError(f"The values' own trunk is a {kind}: only a Trunk of a Hugging Face model is saved.")
+        raise ValueError(f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk is saved.")
     # The model's head is the layer that reads the states, if one does.
     head: Any = guidance.qvalue.head if isinstance(guidance.qvalue, TokenProbabilities) else own_head(guidance.qvalue)
     layer = head.module if by_likelihood else None
@@ -482,11 +462,10 @@ def _describe_guidance(
 def _read_guidance(saved: SavedModel, record: GuidanceRecord | None, folder: Path) -> ValueGuidance | None:
     if record is None:
         return None
-    by_likelihood = record.values == "likelihoods"
-    if (saved.value_lm if by_likelihood else saved.heads.get("qvalue")) is None:
-        missing = "value_lm" if by_likelihood else "qvalue"
-        raise FileError(folder / _FOLDER.config, f"describes a guidance whose {missing!r} is missing", _REMEDY)
-    if by_likelihood:
+    needed = "value_lm" if record.values == "likelihoods" else "qvalue"
+    if {**saved.heads, "value_lm": saved.value_lm}.get(needed) is None:
+        raise FileError(folder / _FOLDER.config, f"describes a guidance whose {needed!r} is missing", _REMEDY)
+    if needed == "value_lm":
         return LikelihoodGuidance(saved_value_actor(saved), beta=record.beta, ratio=record.ratio)
     qvalue, value = saved.heads["qvalue"], saved.heads.get("value")
     trunk = saved_value_trunk(saved, qvalue, value)

@@ -19,8 +19,6 @@ from torchrl_lang.modules.hugging_face import is_adapter
 from torchrl_lang.modules.returns import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 
-__all__ = ["HEADS", "Head", "HeadRecord", "describe_heads", "own_head", "read_heads", "read_weights", "write_heads"]
-
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
 
@@ -62,13 +60,10 @@ def own_head(head: nn.Module) -> nn.Module:
 
 def describe_heads(heads: Mapping[str, nn.Module], lm: PreTrainedModel) -> dict[str, HeadRecord]:
     """The records of heads; ``lm`` is the model whose embedding a tied head reads."""
-    for name, head in heads.items():
-        if wrong := non_finite(head.named_parameters()):
-            raise ValueError(f"Head {name!r} has weights that are not finite ({', '.join(wrong)}): it is not saved.")
+    if wrong := [name for name, head in heads.items() if non_finite(head.named_parameters())]:
+        raise ValueError(f"The heads {wrong} have weights that are not finite: they are not saved.")
     if empty := [name for name, head in heads.items() if not _weights_of(head).state_dict()]:
-        raise ValueError(
-            f"The heads {empty} have no weights: give the network itself, such as loss.target_qvalue_network()."
-        )
+        raise ValueError(f"The heads {empty} have no weights: give a network, such as loss.target_qvalue_network().")
     return {name: _describe(name, head, lm) for name, head in heads.items()}
 
 
@@ -106,9 +101,9 @@ def read_heads(
     """
     custom = {name: record.module for name, record in records.items() if record.kind == "custom"}
     if custom.keys() != given.keys():
+        needed = f"needs modules for the heads {custom} of classes that are not this library's"
         raise ValueError(
-            f"{path.parent} was saved with the heads {custom} of classes that are not this library's, got "
-            f"heads={sorted(given)}: give a module for each of them, heads={{name: module}}, and no other."
+            f"{path.parent} {needed}: give heads={{name: module}} of these and no other, got heads={[*given]}."
         )
     heads: dict[str, Any] = {}
     for name, record in records.items():
@@ -160,9 +155,7 @@ def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, reme
         raise FileError(path, f"does not hold the {owner} tensors: {found[:300]}", remedy)
     wrong = [key for key, value in weights.items() if value.is_floating_point() < expected[key].is_floating_point()]
     if wrong := wrong or non_finite(weights.items()):
-        raise FileError(
-            path, f"holds weights that are not finite floating-point numbers: {', '.join(wrong[:3])}", remedy
-        )
+        raise FileError(path, f"holds weights that are not finite floating-point numbers: {wrong[0]}", remedy)
     return weights
 
 
@@ -173,9 +166,7 @@ def _tie(name: str, head: TiedQValueHead, lm: PreTrainedModel) -> Literal["input
         embedding = _embedding(lm, which)
         if getattr(embedding, "weight", None) is head.embedding.weight and not is_adapter(embedding):
             return which
-    raise ValueError(
-        f"Head {name!r} is tied to an embedding that is not in the language model, or that adapters change."
-    )
+    raise ValueError(f"Head {name!r} is tied to an embedding that is not in the language model, or adapters change it.")
 
 
 def _embedding(lm: PreTrainedModel, which: str) -> nn.Module:

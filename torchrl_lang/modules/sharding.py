@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-__all__ = ["gathered", "refuse_sharded", "refuse_untied", "run_through", "whole_weight"]
-
 T = TypeVar("T")
 
 _CALL = "_torchrl_lang_call"
@@ -28,9 +26,7 @@ _ADVICE = (
 def refuse_untied(headless: Any) -> None:
     """Raise RuntimeError if a model was sharded without its head although both share a weight."""
     if headless.config.tie_word_embeddings:
-        raise RuntimeError(
-            f"The head is tied to the embedding of {type(headless).__name__}, which was sharded without it. {_ADVICE}"
-        )
+        raise RuntimeError(f"The head is tied to the embedding, which was sharded without it. {_ADVICE}")
 
 
 def run_through(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -68,9 +64,7 @@ def refuse_sharded(module: nn.Module, what: str) -> None:
     """Raise ValueError if weights of ``module`` are sharded."""
     parts = any(isinstance(parameter, DTensor) for parameter in module.parameters())
     if parts or any(isinstance(child, FSDPModule) for child in module.modules()):
-        raise ValueError(
-            f"Weights that fully_shard has sharded cannot be {what}: do so before fully_shard, or load a second model."
-        )
+        raise ValueError(f"Sharded weights cannot be {what}: do so before fully_shard, or load a second model.")
 
 
 @contextmanager

@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 from torchrl_lang.modules.heads import ActionValueHead, HeadKind, LastLayer, QValueHead, cast_like
 from torchrl_lang.modules.sharding import whole_weight
 
-__all__ = ["LARGE_VOCABULARY", "TiedQValueHead", "default_qvalue_head"]
-
 
 class TiedQValueHead(ActionValueHead):
     """Action values whose last layer is a language model's embedding of the tokens: ``[*N, H] -> [*N, n_q, V]``.

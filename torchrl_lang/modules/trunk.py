@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from torchrl_lang._checks import check_options
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
@@ -21,16 +22,6 @@ from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
 if TYPE_CHECKING:
     from torchrl_lang.modules.returns import ReturnEmbedding
-
-__all__ = [
-    "FINAL_NORMS",
-    "HIDDEN",
-    "HIDDEN_PRE_NORM",
-    "Trunk",
-    "trunk_module",
-    "trunk_of",
-    "unwrapped",
-]
 
 HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
@@ -85,13 +76,10 @@ class Trunk(nn.Module):
         final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        if length_groups != "auto" and (type(length_groups) is not int or length_groups < 1):
-            raise ValueError(f"length_groups must be 'auto' or a number of at least 1, got {length_groups!r}.")
+        check_options(length_groups=(None if length_groups == "auto" else length_groups, 1))
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
-            raise TypeError(
-                f"A trunk needs a Hugging Face model, got {type(lm).__name__}: load one with load_causal_lm()."
-            )
+            raise TypeError(f"A trunk needs a Hugging Face model, got {type(lm).__name__}: use load_causal_lm().")
         self.model = model.base_model
         self.returns: ReturnEmbedding | None
         self.register_module("returns", None)  # see condition_on_returns
@@ -100,13 +88,15 @@ class Trunk(nn.Module):
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         self._is_checked = check_causal(self.model)  # if False, checked at the first call
-        self.expose_pre_norm = expose_pre_norm
-        self.length_groups = length_groups
+        self.expose_pre_norm, self.length_groups = expose_pre_norm, length_groups
         self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
         self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
         if expose_pre_norm:
-            self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
+            found = [name for name in ([final_norm] if final_norm else FINAL_NORMS) if hasattr(self.model, name)]
+            if not found:
+                raise ValueError(f"{type(self.model).__name__} has none of {list(FINAL_NORMS)}: give final_norm=.")
+            getattr(self.model, found[0]).register_forward_pre_hook(self._keep_pre_norm)
 
     @property
     def width(self) -> int:
@@ -128,11 +118,6 @@ class Trunk(nn.Module):
         """The language model, if :func:`torch.distributed.fsdp.fully_shard` has sharded its weights; else None."""
         found: Any = (owner for owner in self._owners if isinstance(owner, FSDPModule))
         return next(found, None)
-
-    @property
-    def supports_cache(self) -> bool:
-        """Whether rows can be read incrementally with a cache; see :attr:`cache_obstacle`."""
-        return self.cache_obstacle is None
 
     @property
     def cache_obstacle(self) -> str | None:
@@ -191,7 +176,6 @@ class Trunk(nn.Module):
             ``expose_pre_norm`` also the state before it.
         """
         read = self._row_features(tokens, features, features_mask)
-        self._check_room(tokens.shape[-1], 0 if read is None else read.places)
         if not self._is_checked and not torch.compiler.is_compiling():
             self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
@@ -214,22 +198,17 @@ class Trunk(nn.Module):
         return None if self.features is None else self.features.position_ids(slots, count, self.max_length)
 
     def _row_features(self, tokens: Tensor, features: Tensor | None, mask: Tensor | None) -> RowFeatures | None:
-        if (self.features is None) != (features is None):
-            raise (KeyError if features is None else ValueError)(
-                f"This trunk reads features: a row needs '{FEATURES}', float [*B, P, F], beside its tokens."
-                if features is None
-                else "This trunk reads no features: give it a projector, with_features(actor, FeatureEmbedding(...))."
-            )
-        return None if features is None else RowFeatures.of(features, mask, tokens.shape[:-1])
-
-    def _check_room(self, length: int, features: int) -> None:
-        room = self.room(features)
-        if room is not None and length > room:
-            beside = f" beside {features} features" if features else ""
-            needed = length + (self.max_length or 0) - room
-            raise ValueError(
-                f"Rows of {length} tokens{beside} exceed the model's {self.max_length} positions: max_length={needed}."
-            )
+        if self.features is not None and features is None:
+            raise KeyError(f"This trunk reads features: a row needs '{FEATURES}', float [*B, P, F], beside its tokens.")
+        if self.features is None and features is not None:
+            raise ValueError("This trunk reads no features: use with_features(actor, FeatureEmbedding(...)).")
+        read = None if features is None else RowFeatures.of(features, mask, tokens.shape[:-1])
+        places = 0 if read is None else read.places
+        if (room := self.room(places)) is not None and tokens.shape[-1] > room:
+            rows = f"Rows of {tokens.shape[-1]} tokens" + (f" beside {places} features" if places else "")
+            needed = tokens.shape[-1] + (self.max_length or 0) - room
+            raise ValueError(f"{rows} exceed the model's {self.max_length} positions: max_length={needed}.")
+        return read
 
     def _of_rows(self, tokens: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
         """States of the tokens of whole rows ``[N, T]``."""
@@ -305,14 +284,6 @@ class Trunk(nn.Module):
         # The saved input of the norm has a graph and does not belong in a copy.
         # The language model around this one is not copied, so a copy has no owner but itself.
         return dict(super().__getstate__()) | {"_pre_norm": None, "_owners": (), "_compiled": {}}
-
-    def _find_norm(self, name: str | None) -> nn.Module:
-        found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
-        if not found:
-            raise ValueError(
-                f"{type(self.model).__name__} has no module {name or list(FINAL_NORMS)}: give final_norm=."
-            )
-        return getattr(self.model, found[0])
 
     def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._pre_norm = args[0]

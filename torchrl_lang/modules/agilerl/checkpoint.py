@@ -6,32 +6,19 @@ import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from pydantic import ConfigDict, field_validator
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Model
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import Fields, FileError, non_finite, read_tensors
+from torchrl_lang._files import FileError, Record, non_finite, read_json, read_tensors
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.modules.heads import QValueHead, StackedHeads, ValueHead
-
-__all__ = [
-    "ACTIVATIONS",
-    "AgileRLAgent",
-    "AgileRLConfig",
-    "AgileRLForCausalLM",
-    "AgileRLModel",
-    "RENAMED",
-    "agilerl_agent",
-    "read_agilerl",
-    "register_agilerl",
-    "renamed",
-]
 
 ACTIVATIONS = ("Tanh", "ReLU", "ELU", "Softsign", "Sigmoid", "Softplus", "LeakyReLU", "GELU", "Identity")
 """Activations of AgileRL's networks without weights or random numbers, by their names there and in ``torch.nn``."""
@@ -102,18 +89,16 @@ class AgileRLModel(_PreTrained):
         check_options(activation=(config.activation, ACTIVATIONS))
         if config.hidden_size not in (config.n_embd, 2 * config.n_embd):
             raise ValueError(f"hidden_size must be n_embd={config.n_embd} or twice that, got {config.hidden_size}.")
+        same = ("vocab_size", "n_embd", "n_inner", "layer_norm_epsilon", "initializer_range")
+        sizes: dict[str, Any] = {name: getattr(config, name) for name in same}
         inner = GPT2Config(
-            vocab_size=config.vocab_size,
             n_positions=config.max_position_embeddings,
-            n_embd=config.n_embd,
             n_layer=config.num_hidden_layers,
             n_head=config.num_attention_heads,
-            n_inner=config.n_inner,
-            layer_norm_epsilon=config.layer_norm_epsilon,
-            initializer_range=config.initializer_range,
             bos_token_id=None,
             eos_token_id=None,
             attn_implementation=config._attn_implementation,
+            **sizes,
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
         )
         self.gpt = GPT2Model(inner)
@@ -138,26 +123,13 @@ class AgileRLModel(_PreTrained):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """As :class:`transformers.GPT2Model`."""
-        out = self.gpt(
-            input_ids=input_ids,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.policy(out.last_hidden_state), past_key_values=out.past_key_values
-        )
+        out = self.gpt(input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
+        return BaseModelOutputWithPast(self.policy(out.last_hidden_state), past_key_values=out.past_key_values)
 
 
 class AgileRLForCausalLM(_PreTrained):
@@ -209,7 +181,6 @@ RENAMED = {
     "cql_temp": "cql_temperature",
 }
 """Options of AgileRL's ``ILQL`` and their names in :class:`~torchrl_lang.objectives.ILQLLoss`."""
-_NETWORK: dict[str, type] = {"n_head": int, "activation": str, "layer_norm_eps": float, "dropout": float}
 _BLOCK = {
     "ln_1": "ln_1",
     "ln_2": "ln_2",
@@ -229,6 +200,31 @@ _POLICY = {"linear_layer_1": "0", "layer_norm_1": "1", "linear_layer_2": "3", "l
 
 Weights = Mapping[str, Tensor]
 Kind = TypeVar("Kind", bound=StackedHeads)
+
+
+class _Network(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    n_head: int
+    activation: str
+    layer_norm_eps: float
+    dropout: float
+
+
+class _Described(Record):
+    """Content of ``agent.json``."""
+
+    format: Literal["AgileRL ILQL"]
+    version: Literal[1]
+    net_config: _Network
+    options: dict[str, Any]
+
+    @field_validator("options")
+    @classmethod
+    def _complete(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if missing := sorted(set(OPTIONS) - options.keys()):
+            raise ValueError(f"also {missing}")
+        return options
 
 
 class AgileRLAgent(NamedTuple):
@@ -277,19 +273,13 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         raise FileError(folder, "is a file; AgileRL's checkpoints are pickles, which are never read", _REMEDY)
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}: {_REMEDY}.")
-    described = Fields.read(folder / "agent.json", remedy=_REMEDY)
-    if described.content.get("format") != "AgileRL ILQL" or described.content.get("version") != 1:
-        raise described.error("does not describe an agent of AgileRL's ILQL")
-    network, options = described.object("net_config"), described.object("options")
-    sizes: dict[str, Any] = {name: network.take(name, kind) for name, kind in _NETWORK.items()}
-    missing = sorted(set(OPTIONS) - options.content.keys())
-    if missing:
-        raise options.error(f"lacks the options {missing}")
+    path = folder / "agent.json"
+    described = _Described.parse(read_json(path, remedy=_REMEDY), path, remedy=_REMEDY)
     weights = read_tensors(folder / "agent.safetensors", remedy=_REMEDY)
     if wrong := non_finite(weights.items()):
         raise FileError(folder, f"holds weights that are not finite: {', '.join(wrong[:3])}", _REMEDY)
     try:
-        return agilerl_agent(weights, sizes, options.content)
+        return agilerl_agent(weights, described.net_config.model_dump(), described.options)
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise FileError(folder, f"holds no agent as ILQL builds it ({error})", _REMEDY) from error
 
@@ -350,9 +340,6 @@ def _equal(one: Weights, other: Weights) -> bool:
 def _lm(weights: Weights, network: Mapping[str, Any], vocab_size: int, head: Weights | None = None) -> PreTrainedModel:
     """A transformer with the tokenizer's embeddings; with ``head``, the weights of the policy's head, as a policy."""
     register_agilerl()
-    activation = network["activation"]
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"its activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
     embeddings, width = weights["transformer.wte.weight"].shape
     if embeddings < vocab_size:
         raise ValueError(f"it has {embeddings} embeddings for {vocab_size} tokens")
@@ -365,7 +352,7 @@ def _lm(weights: Weights, network: Mapping[str, Any], vocab_size: int, head: Wei
         n_inner=len(weights["transformer.h.0.mlp.model.mlp_linear_layer_1.weight"]),
         num_hidden_layers=layers,
         num_attention_heads=network["n_head"],
-        activation=activation,
+        activation=network["activation"],
         layer_norm_epsilon=network["layer_norm_eps"],
         dropout=network["dropout"],
         tie_word_embeddings=head is None,

@@ -18,8 +18,6 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-__all__ = ["OPTIONS", "export"]
-
 OPTIONS = (
     "alpha",
     "batch_size",

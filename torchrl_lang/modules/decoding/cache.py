@@ -11,8 +11,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from torchrl_lang.modules.hugging_face import attention_windows
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["RowCache", "scores", "swap_rows"]
-
 # GPU attention kernels are faster for a round number of slots; excess slots are masked. CPUs read the exact number.
 _ROUND = 16
 _SPARE = 1  # a slot that is never visible, so that a compiled step is not recompiled when all other slots are

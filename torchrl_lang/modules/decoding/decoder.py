@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -32,68 +32,57 @@ from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["Decoder", "Method"]
-
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
 
 class Decoder(nn.Module):
     """Generates utterances for rows, on plain tensors.
 
-    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options.
+    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options, which are attributes here.
     """
+
+    action_length: int
+    beams: int
+    candidates: int
+    advantage_weight: float
+    end_value_weight: float
+    log_prob_weight: float
+    diagnostics: bool
+    cached: bool
 
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
         rule: NextTokenDistribution,
         control: ControlTokens,
-        action_length: int,
+        stream: RandomStream,
         *,
         value: nn.Module | None,
-        beams: int,
-        candidates: int,
-        advantage_weight: float,
-        end_value_weight: float,
-        log_prob_weight: float,
-        stream: RandomStream,
-        diagnostics: bool,
-        cached: bool,
-        stop: StopStrings | None = None,
+        stop: StopStrings | None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        check_options(action_length=(action_length, 1), beams=(beams, 1), candidates=(candidates, 1))
+        vars(self).update(options)
+        check_options(action_length=(self.action_length, 1), beams=(self.beams, 1), candidates=(self.candidates, 1))
         parts, guidance = split_actor(actor), rule.guidance
         vocabulary = vocabulary_size(parts)
         _check_ids(vocabulary, rule, control)
-        if value is not None:
-            check_writes("value", value, STATE_VALUE)
-            _check_head("value", value, STATE_VALUE, parts.trunk, vocabulary)
-        if guidance is not None:
-            trunk = parts.trunk if guidance.value_trunk is None else guidance.value_trunk
-            _check_head("qvalue", guidance.qvalue, guidance._values, trunk, vocabulary)
-            if guidance.value is not None:
-                _check_head("value", guidance.value, STATE_VALUE, trunk, vocabulary)
-        if advantage_weight and (rule.guidance is None or rule.guidance.value is None):
+        trunk = parts.trunk if guidance is None or guidance.value_trunk is None else guidance.value_trunk
+        for name, head, kind, reads in (
+            ("value", value, STATE_VALUE, parts.trunk),
+            ("qvalue", getattr(guidance, "qvalue", None), getattr(guidance, "_values", ""), trunk),
+            ("value", getattr(guidance, "value", None), STATE_VALUE, trunk),
+        ):
+            if head is not None:
+                _check_head(name, head, kind, reads, vocabulary)
+        if self.advantage_weight and (guidance is None or guidance.value is None):
             raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
-        if end_value_weight and rule.guidance is None:
+        if self.end_value_weight and guidance is None:
             raise ValueError("end_value_weight ranks by Q: pass guidance=ValueGuidance(qvalue, beta=…).")
-        self.actor = actor
-        self.rule = rule
-        self.value = value
-        self.control = control
-        self.action_length = action_length
-        self.beams = beams
-        self.candidates = candidates
-        self.advantage_weight = advantage_weight
-        self.end_value_weight = end_value_weight
-        self.log_prob_weight = log_prob_weight
-        self.stream = stream
-        self.diagnostics = diagnostics
-        self.cached = cached
-        self.stop = stop
-        if cached:
-            warn_uncached([split_actor(actor).trunk, self.value_trunk])
+        self.actor, self.rule, self.value = actor, rule, value
+        self.control, self.stream, self.stop = control, stream, stop
+        if self.cached:
+            warn_uncached([parts.trunk, self.value_trunk])
 
     def generate(
         self,
@@ -158,14 +147,8 @@ class Decoder(nn.Module):
         self, prompt: Prompt, method: Method, uniform: Tensor | None, candidates: int, transcripts: Transcripts | None
     ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
-        runner = LanguageModelRunner(
-            self._parts,
-            self.value_trunk,
-            size=size,
-            cached=self.cached,
-            transcripts=transcripts,
-            features=prompt.features,
-        )
+        options = {"cached": self.cached, "transcripts": transcripts, "features": prompt.features}
+        runner = LanguageModelRunner(self._parts, self.value_trunk, size=size, **options)
         common = (runner, self.rule, prompt, self.control, self.action_length)
         row = torch.arange(prompt.length.shape[0], device=prompt.length.device)
         if method == "beam":
@@ -230,36 +213,36 @@ class Decoder(nn.Module):
             raise ValueError("A row without a token cannot be continued: rows begin with a control token.")
         limit, total = self.room(features), longest + self.action_length
         if limit is not None and total > limit:
-            positions = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None)
-            beside = "" if limit == positions else f" beside the features' {positions - limit}"
-            raise ValueError(
-                f"A row of {longest} tokens and action_length={self.action_length} exceed the model's {limit} positions"
-                f"{beside}: build the model with max_length={total + positions - limit} or more."
-            )
+            places = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None) - limit
+            beside = f" beside the features' {places}" if places else ""
+            needed = f"{beside}: build the model with max_length={total + places} or more."
+            raise ValueError(f"{longest} tokens and an action exceed the model's {limit} positions{needed}")
         return Prompt(tokens[:, :longest], length, features)
 
 
 def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     """Raise ValueError unless tokenizer, forbidden ids and model go together."""
-    forbidden = set(rule.forbidden.tolist())
-    allowed = vocabulary if rule.vocab_size is None else rule.vocab_size
-    if vocabulary is not None and allowed is not None and allowed > vocabulary:
-        message = (
-            f"The tokenizer has {allowed} ids, but the model's vocabulary only {vocabulary}: use fit_vocabulary()."
-        )
-        raise ValueError(message)
-    if beyond := sorted(token for token in {*control.ids(), *forbidden} if not 0 <= token < (vocabulary or math.inf)):
-        raise ValueError(f"forbidden or control contains the ids {beyond}, outside the vocabulary of {vocabulary}.")
-    if allowed is not None and not any(token not in forbidden for token in range(allowed)):
-        raise ValueError(f"forbidden contains all {allowed} ids: no token is left to generate.")
-    if allowed is not None and control.end_of_action >= allowed:
-        raise ValueError(f"vocab_size={allowed} excludes the end-of-action token {control.end_of_action}.")
+    forbidden, size = set(rule.forbidden.tolist()), math.inf if vocabulary is None else vocabulary
+    allowed = size if rule.vocab_size is None else rule.vocab_size
+    beyond = sorted(token for token in {*control.ids(), *forbidden} if not 0 <= token < size)
+    for wrong, message in (
+        (allowed > size, f"The tokenizer has {allowed} ids, but the model's vocabulary only {size}: fit_vocabulary()."),
+        (beyond, f"forbidden or control contains the ids {beyond}, outside the vocabulary of {size}."),
+        (
+            allowed < math.inf and forbidden >= {*range(int(allowed))},
+            f"forbidden contains all {allowed} ids: no token is left to generate.",
+        ),
+        (control.end_of_action >= allowed, f"vocab_size={allowed} excludes the end of action {control.end_of_action}."),
+    ):
+        if wrong:
+            raise ValueError(message)
 
 
 def _check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase, vocabulary: int | None) -> None:
     """Raise unless the head reads states of the trunk; it is tried out on zeros."""
     model = trunk_of(trunk)
     keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    check_writes(name, head, kind)
     if unwritten := [key for key in keys if key not in trunk.out_keys]:
         raise missing_state(unwritten[0], trunk.out_keys, getattr(head, "module", head))
     states = None if model is None else zero_states(keys, model.width, [model, head])

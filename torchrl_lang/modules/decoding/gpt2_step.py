@@ -19,8 +19,6 @@ from transformers.pytorch_utils import Conv1D
 from torchrl_lang.modules.decoding.cache import RowCache, scores
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["GPT2Step", "fast_gelu"]
-
 # Attributes of plain modules. Models with others (adapters, quantised layers, cross attention) use their own code.
 _PARTS: dict[type, dict[str, type]] = {
     GPT2Model: {"wte": nn.Embedding, "wpe": nn.Embedding, "drop": nn.Dropout, "h": nn.ModuleList, "ln_f": nn.LayerNorm},

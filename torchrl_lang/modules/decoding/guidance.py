@@ -18,8 +18,6 @@ from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANC
 from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 
-__all__ = ["LikelihoodGuidance", "TokenProbabilities", "UtteranceValueGuidance", "VALUE_STATES", "ValueGuidance"]
-
 VALUE_STATES = "value_"
 """Beginning of the names of a separate value trunk's states."""
 

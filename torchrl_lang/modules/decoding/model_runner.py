@@ -23,19 +23,6 @@ from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
-__all__ = [
-    "CachedRunner",
-    "LanguageModelRunner",
-    "ModelRunner",
-    "PrefillChunk",
-    "RecomputingRunner",
-    "cacheable",
-    "cacheable_trunks",
-    "make_runner",
-    "prefill_chunks",
-    "warn_uncached",
-]
-
 # Rows are read in two groups if that saves this many tokens (about the overhead of a call) and this fraction of all
 # tokens, because a group's keys and values have to be gathered.
 _WORTH_A_CALL, _WORTH_A_GATHER = 256, 0.25
@@ -124,8 +111,7 @@ class CachedRunner(ModelRunner):
         step: GPT2Step | None = None,
         features: RowFeatures | None = None,
     ) -> None:
-        self.trunk = trunk
-        self.cache = cache
+        self.trunk, self.cache = trunk, cache
         self.features = None if trunk.features is None else features
         self._places = 0 if self.features is None else self.features.places
         self._count = None if self.features is None else self.features.number
@@ -200,9 +186,7 @@ class RecomputingRunner(ModelRunner):
     """Reads each row from its beginning for every token: slow, but correct for any trunk."""
 
     def __init__(self, trunk: TensorDictModuleBase, size: int, features: RowFeatures | None = None) -> None:
-        self.trunk = trunk
-        self.size = size
-        self.features = features
+        self.trunk, self.size, self.features = trunk, size, features
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
         """See :class:`ModelRunner`."""
@@ -226,12 +210,6 @@ class RecomputingRunner(ModelRunner):
         return {key: value[row, position] for key, value in states.items()}
 
 
-def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
-    """The trunk in a module if it can read rows incrementally."""
-    model = trunk_of(trunk)
-    return model if model is not None and model.supports_cache else None
-
-
 def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
     """Warn, once per process and kind of model, about models that cannot read rows incrementally."""
     for trunk in trunks:
@@ -246,16 +224,6 @@ def _warn_once(model: str, obstacle: str) -> None:
         f"{model} decodes without a key-value cache: {obstacle}. Every token costs a pass over its whole row.",
         stacklevel=2,
     )
-
-
-def make_runner(
-    trunk: TensorDictModuleBase, size: int, *, cached: bool, features: RowFeatures | None = None
-) -> ModelRunner:
-    """A runner for rows of up to ``size`` tokens; cached if requested and possible."""
-    model = cacheable(trunk) if cached else None
-    if model is None:
-        return RecomputingRunner(trunk, size, features)
-    return CachedRunner(model, RowCache(size + (0 if features is None else features.places)), features=features)
 
 
 def read_rows(
@@ -290,18 +258,18 @@ class LanguageModelRunner(ModelRunner):
         transcripts: Transcripts | None = None,
         features: RowFeatures | None = None,
     ) -> None:
-        self.parts = parts
-        self.transcripts = transcripts
-        self.runners: list[ModelRunner]
-        trunks = [parts.trunk] if value_trunk is None else [parts.trunk, value_trunk]
-        if transcripts is None:
-            self.runners = [make_runner(trunk, size, cached=cached, features=features) for trunk in trunks]
-        else:
-            models = cacheable_trunks(parts, value_trunk)
-            kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
-            self.runners = [
-                CachedRunner(trunk, cache, size, step=step, features=features) for trunk, cache, step in kept
-            ]
+        self.parts, self.transcripts = parts, transcripts
+        self.runners: list[ModelRunner] = []
+        slots = size + (0 if features is None else features.places)
+        steps = [] if transcripts is None else transcripts.steps(cacheable_trunks(parts, value_trunk))
+        for i, trunk in enumerate(trunk for trunk in (parts.trunk, value_trunk) if trunk is not None):
+            model = trunk_of(trunk) if cached else None
+            if transcripts is not None and model is not None:
+                self.runners.append(CachedRunner(model, transcripts.caches[i], size, step=steps[i], features=features))
+            elif model is not None and model.cache_obstacle is None:
+                self.runners.append(CachedRunner(model, RowCache(slots), features=features))
+            else:
+                self.runners.append(RecomputingRunner(trunk, size, features))
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
         """See :class:`ModelRunner`; ``known`` is that of the transcripts."""
@@ -340,6 +308,6 @@ class LanguageModelRunner(ModelRunner):
 
 def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
     """All trunks of a model; none if one of them cannot read rows incrementally."""
-    found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
-    models = [model for model in found if model is not None]
-    return models if len(models) == len(found) else []
+    models = [trunk_of(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
+    found = [model for model in models if model is not None and model.cache_obstacle is None]
+    return found if len(found) == len(models) else []

@@ -17,8 +17,6 @@ from torchrl_lang.modules.heads import few_of_many
 from torchrl_lang.text.chat_tokenizer import decode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["NextTokenDistribution", "StopStrings"]
-
 # Additional candidates for tokens that tie with the k-th best one, which happens in half precision.
 _TIES = 14
 

@@ -16,8 +16,6 @@ from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["Compaction", "PrefixCache", "Transcripts", "WeightSnapshot", "compaction"]
-
 _ADAPTERS = "_disable_adapters"  # attribute of PEFT layers: whether their adapters are off
 _CHUNK = 1 << 22  # number of half-precision entries that are converted to float32 at a time
 

@@ -16,8 +16,6 @@ from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import STATE_VALUE, apply_head
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["Prompt", "Utterances", "beam_search", "gather_token", "pick", "sample_utterances"]
-
 
 class Prompt(NamedTuple):
     """Rows to continue."""

@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -35,8 +35,6 @@ from torchrl_lang.schema import (
     ControlTokens,
     entry,
 )
-
-__all__ = ["UtteranceActor", "UtteranceDistribution"]
 
 
 class UtteranceDistribution(Distribution):
@@ -80,11 +78,7 @@ class UtteranceDistribution(Distribution):
 
         The last slot of an utterance without an end is impossible.
         """
-        if action.shape != (*self.batch_shape, *self.event_shape):
-            expected = (*self.batch_shape, *self.event_shape)
-            raise ValueError(
-                f"Utterances of shape {expected} expected (batch, action_length), got {tuple(action.shape)}."
-            )
+        have_shapes((ACTION, action, (*self.batch_shape, *self.event_shape)))
         if not action.numel():
             return torch.zeros(action.shape, device=action.device)
         flat = action.reshape(-1, action.shape[-1])
@@ -276,17 +270,17 @@ class UtteranceActor(TensorDictModuleBase):
             actor,
             rule,
             control,
-            action_length,
+            RandomStream(seed, generator=generator),
             value=value,
+            stop=stop,
+            action_length=action_length,
             beams=beams,
             candidates=candidates,
             advantage_weight=advantage_weight,
             end_value_weight=end_value_weight,
             log_prob_weight=log_prob_weight,
-            stream=RandomStream(seed, generator=generator),
             diagnostics=diagnostics,
             cached=cached,
-            stop=stop,
         )
         self.in_keys = [TOKENS, ATTENTION_MASK, *([FEATURES, FEATURES_MASK] if self.decoder.reads_features else [])]
         self._per_token = [ACTION, TOKEN_LOG_PROB, *([BEHAVIOR_LOG_PROB, TOKEN_ENTROPY] if diagnostics else [])]

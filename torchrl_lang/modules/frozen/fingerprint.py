@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-__all__ = ["defining_weights", "fingerprint"]
-
 _CHUNK = 1 << 22  # elements copied to the CPU at a time
 
 

@@ -24,8 +24,6 @@ from torchrl_lang.modules.hugging_face import (
 )
 from torchrl_lang.modules.sharding import refuse_sharded
 
-__all__ = ["CurrentPolicy", "FrozenActor", "HeldActor", "adapters_off", "frozen_copy"]
-
 
 class HeldActor(ABC):
     """An actor that a transform or loss runs without having its weights among its own parameters.
@@ -75,15 +73,9 @@ class CurrentPolicy(HeldActor):
                 training mode.
         """
         if not self._original:
-            raise RuntimeError(
-                "This is a copy of the policy, which would not be trained: keep the policy's log-probability and the "
-                "parameters of its distribution in the data, or use the transform in the training process."
-            )
+            raise RuntimeError("This copy of the policy would not be trained: keep the log-probability in the data.")
         if not self._in_own_thread() and any(module.training for module in self.actor.modules()):
-            raise RuntimeError(
-                "Running the policy here would switch it from training to evaluation mode in another thread than the "
-                "one that trains it: keep its log-probability in the data, use no prefetch=, or call policy.eval()."
-            )
+            raise RuntimeError("The policy trains in another thread: use no prefetch=, or call policy.eval().")
         with torch.no_grad(), eval_mode(self.actor):
             yield
 
@@ -134,10 +126,7 @@ class FrozenActor(HeldActor):
         if self._copied:
             return nullcontext() if self.differentiable else torch.no_grad()
         if not self._in_own_thread():
-            raise RuntimeError(
-                "adapters_off switches the policy's own adapters, and this is another thread than the one that made it "
-                "(e.g. of a buffer with prefetch=): use frozen_copy(actor), or call the transform in the training loop."
-            )
+            raise RuntimeError("Only the thread that called adapters_off may run it: use frozen_copy, or no prefetch=.")
         return without_adapters(self.actor)
 
     @property
@@ -164,16 +153,12 @@ class FrozenActor(HeldActor):
         own = dict(self._weights())
         kinds, theirs = ({n: (t.shape, t.dtype) for n, t in weights.items()} for weights in (own, state))
         if differ := [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]:
-            raise ValueError(
-                f"The state is of another reference: names, shapes or dtypes differ at {_first(differ)}. If it is the "
-                "dtype, convert what holds the reference before loading (.to(dtype))."
-            )
+            found = f"names, shapes or dtypes differ at {_first(differ)}"
+            raise ValueError(f"The state is of another reference: {found}; convert what holds it first, by .to(dtype).")
         differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
         if differ:
-            raise ValueError(
-                f"Weights that the reference shares with the policy differ from the state: {_first(differ)}. Load the "
-                "policy first, or make the reference with frozen_copy(actor, share=False)."
-            )
+            found = f"Weights that the reference shares with the policy differ from the state: {_first(differ)}"
+            raise ValueError(f"{found}: load the policy first, or use frozen_copy(actor, share=False).")
         for name in own.keys() - self._shared_names:
             own[name].copy_(state[name])
         self._remember()
@@ -210,20 +195,16 @@ class FrozenActor(HeldActor):
         """
         if not self._shared_names or torch.compiler.is_compiling():
             return
+        found = ""
         if any(layer.merged_adapters for layer in self._adapters):
-            raise RuntimeError(
-                "The reference changed: the policy's adapters are merged into weights that the reference shares; call "
-                "unmerge_adapter() on the PEFT model, or use frozen_copy(actor, share=False)."
-            )
-        trains = any(tensor.requires_grad for tensor in self._shared)
-        if not trains and [tensor._version for tensor in self._shared] == self._versions:
-            return
-        if trains or not torch.equal(self._current(), self.fingerprint):
-            raise RuntimeError(
-                "The reference changed: weights that the reference shares with the policy were "
-                f"{'set to train' if trains else 'modified'}; use frozen_copy(actor, share=False)."
-            )
-        self._look()
+            found = "have adapters merged into them; call unmerge_adapter(), or"
+        elif any(tensor.requires_grad for tensor in self._shared):
+            found = "were set to train;"
+        elif [tensor._version for tensor in self._shared] != self._versions:
+            found = "" if torch.equal(self._current(), self.fingerprint) else "were modified;"
+            self._look()
+        if found:
+            raise RuntimeError(f"The reference changed: weights it shares {found} use frozen_copy(actor, share=False).")
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
@@ -287,9 +268,8 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
         >>> bool(y == net(x)), y.requires_grad
         (True, False)
     """
-    lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
-    if lazy:
-        raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
+    if any(is_lazy(tensor) for tensor in (*actor.parameters(), *actor.buffers())):
+        raise ValueError("The actor has weights without a value yet: run it once first.")
     refuse_sharded(actor, "copied")
     adapters = adapter_layers(actor) if share else []
     refuse_merged(adapters)
@@ -332,8 +312,7 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
     training = [name for name, tensor in base if tensor.requires_grad]
     if training:
         raise ValueError(
-            f"{len(training)} weights other than the adapters' train, {_first(training)}, so the actor without "
-            "adapters changes, too. Freeze them (bias='none'), or use frozen_copy(actor)."
+            f"Other weights than the adapters' train: {_first(training)}: freeze them, or use frozen_copy."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False, adapters=layers)
 

@@ -14,15 +14,6 @@ from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.frozen.fingerprint import defining_weights
 from torchrl_lang.modules.trunk import FINAL_NORMS, Trunk, unwrapped
 
-__all__ = [
-    "SharedLowerLayers",
-    "applies_dropout",
-    "outside_parameters",
-    "shared_depth",
-    "train_top_layers",
-    "transformer_blocks",
-]
-
 
 def train_top_layers(actor: nn.Module, layers: int) -> int:
     """Freeze embeddings and all but the last ``layers`` transformer blocks, in place.
@@ -86,8 +77,7 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
     found = list(_lists_of(headless, depth))
     if len(found) != 1:
         raise ValueError(
-            f"{type(headless).__name__} must hold its blocks in one nn.ModuleList of num_hidden_layers={depth}, found "
-            f"{len(found)} such lists: select the parameters to train by requires_grad_() yourself."
+            f"{type(headless).__name__} has no single list of its {depth} blocks, found {len(found)} such lists."
         )
     return found[0]
 
@@ -193,11 +183,8 @@ class SharedLowerLayers:
         eval_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     ) -> None:
         if policy.length_groups != reference.length_groups:
-            groups = f"length_groups={policy.length_groups} and {reference.length_groups}"
-            raise ValueError(f"Policy and reference must split their batches alike, got {groups}.")
-        self.policy = policy
-        self.reference = reference
-        self.eval_mode = eval_mode
+            raise ValueError("Policy and reference must have the same length_groups.")
+        self.policy, self.reference, self.eval_mode = policy, reference, eval_mode
 
     @property
     def depth(self) -> int:

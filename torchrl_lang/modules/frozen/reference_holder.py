@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torchrl_lang.modules.frozen.fingerprint import fingerprint
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 
-__all__ = ["ReferenceHolder"]
-
 _FINGERPRINT = "reference_fingerprint"
 _WEIGHTS = "reference_weights."
 
