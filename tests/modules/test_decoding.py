@@ -270,7 +270,7 @@ def test_sliding_windows_decode_with_a_cache_as_without(kind, method):
 def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes_and_says_so_once():
     lm = causal_lm("bloom", vocab_size=TOKENIZER.vocab_size, layers=2, width=WIDTH, heads=2, max_length=40).eval()
     _warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="BloomModel decodes without a key-value cache: it takes no position_ids"):
+    with pytest.warns(UserWarning, match="BloomModel decodes without a key-value cache.*: it takes no position_ids"):
         actor = UtteranceActor(language_actor(lm), CONTROL, K, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

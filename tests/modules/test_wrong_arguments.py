@@ -47,7 +47,7 @@ WRONG = [
     (lambda: policy(value=ValueHead(WIDTH, kind="residual")), KeyError, "ValueHead reads 'hidden_pre_norm'"),
     (lambda: policy(forbidden=[3, V]), ValueError, r"ids \[12\]"),
     (lambda: policy(forbidden=range(V)), ValueError, "all 12 ids"),
-    (lambda: policy(vocab_size=CONTROL.end_of_action), ValueError, "end-of-action"),
+    (lambda: policy(vocab_size=CONTROL.end_of_action), ValueError, "end of action"),
     (lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K), ValueError, "12 ids, but .* only 9"),
     (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "language_actor"),
     (lambda: policy(action_length=0), ValueError, "action_length"),
@@ -56,7 +56,7 @@ WRONG = [
     (lambda: policy(method="best_of", advantage_weight=1.0), ValueError, "advantage_weight"),
     (lambda: RowTokenActor(tiny_lm()), TypeError, "got GPT2"),
     (lambda: ValueHead(0), ValueError, "width"),
-    (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(\)"),
+    (lambda: language_actor("gpt2"), TypeError, r"got str: use load_causal_lm\(\)"),
     (lambda: MixedPolicy(policy(), silent, 0.5), ValueError, "example must write 'action'"),
     (lambda: MixedPolicy(policy(), policy(), 1.5), ValueError, "prob"),
 ]

@@ -300,7 +300,7 @@ def test_rows_of_a_hugging_face_tokenizer_and_of_its_chat_template(home, tmp_pat
 
 def test_values_are_tied_to_the_embedding_of_a_large_vocabulary(home, tmp_path, chat_model, monkeypatch):
     """And the saved run has them."""
-    monkeypatch.setattr("torchrl_lang.modules.tied_qvalue_head.LARGE_VOCABULARY", 100)
+    monkeypatch.setattr("torchrl_lang.modules.heads.LARGE_VOCABULARY", 100)
     assert main(train("ilql", home, tmp_path / "run", "--tokenizer", str(chat_model), "--chat", "--steps", "2")) == 0
     run = load_run(tmp_path / "run")
     assert isinstance(run.model.heads["target_qvalue"], TiedQValueHead)

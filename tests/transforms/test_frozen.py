@@ -19,8 +19,7 @@ from torchrl.data import ListStorage, ReplayBuffer
 
 from tests.modules.toys import rows, tiny_lm
 from torchrl_lang.modules import language_actor
-from torchrl_lang.modules.frozen.fingerprint import fingerprint
-from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, adapters_off, fingerprint, frozen_copy
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.transforms import KLConstrainedTransform
 

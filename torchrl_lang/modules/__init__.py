@@ -9,7 +9,7 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.modules.head_values import qvalue_module, value_module
-from torchrl_lang.modules.heads import QValueHead, UtteranceQValueHead, ValueHead
+from torchrl_lang.modules.heads import QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, default_qvalue_head
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
@@ -25,7 +25,6 @@ from torchrl_lang.modules.save import (
     save_agent,
     save_language_model,
 )
-from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead, default_qvalue_head
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = [

@@ -77,17 +77,10 @@ def language_actor(
         if head is None or changes:
             reason = f"its configuration sets {changes}" if changes else "it has no language-model head"
             raise ValueError(f"{type(lm).__name__} needs its own head: {reason}. Pass head=, hidden -> logits.")
-    return ProbabilisticTensorDictSequential(
-        trunk_module(trunk),
-        TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS]),
-        ProbabilisticTensorDictModule(
-            in_keys=[LOGITS],
-            out_keys=[out_key],
-            distribution_class=Categorical,
-            return_log_prob=True,
-            log_prob_key=f"{out_key}_log_prob",
-        ),
-    )
+    layer = TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS])
+    options = {"distribution_class": Categorical, "return_log_prob": True, "log_prob_key": f"{out_key}_log_prob"}
+    prob = ProbabilisticTensorDictModule(in_keys=[LOGITS], out_keys=[out_key], **options)
+    return ProbabilisticTensorDictSequential(trunk_module(trunk), layer, prob)
 
 
 class ActorParts(NamedTuple):

@@ -9,6 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional import find_utterances, turn_end_mask
 from torchrl_lang.functional.decisions import UtteranceSpans, row_length, running_mean
@@ -20,23 +21,7 @@ from torchrl_lang.modules.head_values import UTTERANCE_VALUE, apply_head, check_
 from torchrl_lang.modules.hugging_face import eval_mode, is_stochastic
 from torchrl_lang.modules.row_scoring import refuse_steps
 from torchrl_lang.modules.trunk import HIDDEN
-from torchrl_lang.schema import (
-    ACTION,
-    ACTION_LOG_PROB,
-    AGENT_MASK,
-    ATTENTION_MASK,
-    CANDIDATE_FEATURE,
-    CANDIDATE_LOG_PROB,
-    CANDIDATE_MASK,
-    DONE,
-    STATE_MASK,
-    STATE_POSITION,
-    TERMINATED,
-    TOKEN_LOG_PROB,
-    TOKENS,
-    UTTERANCE_FEATURE,
-    entry,
-)
+from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, entry
 
 # Tokens that the model reads at a time: with 768 numbers each, 400 MB of states and their running means.
 _TOKENS_AT_ONCE = 2**16
@@ -110,7 +95,9 @@ def candidate_features(
 def check_sampling_policy(user: str, policy: UtteranceActor) -> None:
     """Raise ValueError unless ``policy`` samples utterances with ends."""
     if policy.method != "sample" or policy.decoder.stop is not None:
-        raise ValueError(f"{user} needs method='sample' and no stop= texts, got method={policy.method!r}.")
+        raise ValueError(
+            f"{user} needs utterances with ends, no stop= and method='sample', got method={policy.method!r}."
+        )
 
 
 class CandidateSampler:
@@ -175,14 +162,15 @@ class CandidateSampler:
         Rows have the features that the policy's language model reads, if it reads some.
         """
         refuse_steps(rows)
-        names = (TOKENS, ATTENTION_MASK, AGENT_MASK, TERMINATED)
+        names = (TOKENS, ATTENTION_MASK, schema.AGENT_MASK, schema.TERMINATED)
         given = {name: entry(rows, name) for name in names}
         shape = given[TOKENS].shape[:-1]
         flat = {name: value.reshape(shape.numel(), value.shape[-1]) for name, value in given.items()}
         total, device = shape.numel(), next(self.policy.decoder.actor.parameters()).device
         starts = range(0, total, self.rows_at_a_time)
         blocks = [{name: value[i : i + self.rows_at_a_time] for name, value in flat.items()} for i in starts]
-        states = max((_most_states(self._spans(block)) for block in blocks), default=1)
+        counts = [self._spans(block).row.bincount() for block in blocks]
+        states = max([1, *(int(count.max()) for count in counts if count.numel())])
         row_features = self.policy.decoder.features(type(self).__name__, rows, shape)
         columns = self._empty(total, states, self._width(device, row_features))
         for start, block in zip(starts, blocks, strict=True):
@@ -192,17 +180,16 @@ class CandidateSampler:
             self._fill(columns[start:done], block, device, own)
             if self.progress is not None:
                 self.progress(done, total)
-        out = rows.copy()
-        for key, value in columns.items():
-            out.set(key, value.reshape(*shape, *value.shape[1:]).to(flat[TOKENS].device))
-        return out
+        home = flat[TOKENS].device
+        return rows.copy().update({key: x.reshape(*shape, *x.shape[1:]).to(home) for key, x in columns.items()})
 
     def _width(self, device: torch.device, row_features: RowFeatures | None) -> int:
         """``H``, the width of a feature of an utterance."""
         trunk, one = split_actor(self.policy.decoder.actor).trunk, torch.zeros(1, 1, dtype=torch.int64, device=device)
-        nothing: RowFeatures | None = None
+        nothing = None
         if row_features is not None:
-            nothing = RowFeatures(torch.zeros(1, *row_features.values.shape[1:], device=device), None)
+            zeros = torch.zeros(1, *row_features.values.shape[1:], device=device)
+            nothing = RowFeatures.of(zeros, None, zeros.shape[:1])
         return utterance_features(trunk, one, one[0] + 1, one, nothing).shape[-1]
 
     def _spans(self, block: Mapping[str, Tensor]) -> UtteranceSpans:
@@ -213,17 +200,11 @@ class CandidateSampler:
 
     def _empty(self, rows: int, states: int, width: int) -> TensorDict:
         """Columns of zeros for ``rows`` rows of ``states`` states."""
-        return TensorDict(
-            {
-                STATE_POSITION: torch.zeros(rows, states, dtype=torch.int64),
-                STATE_MASK: torch.zeros(rows, states, dtype=torch.bool),
-                UTTERANCE_FEATURE: torch.zeros(rows, states, width),
-                CANDIDATE_MASK: torch.zeros(rows, states, dtype=torch.bool),
-                CANDIDATE_FEATURE: torch.zeros(rows, states, self.candidates, width),
-                CANDIDATE_LOG_PROB: torch.zeros(rows, states, self.candidates),
-            },
-            batch_size=[rows],
-        )
+        zeros = torch.zeros(rows, states, self.candidates, width)
+        columns = {schema.STATE_POSITION: zeros[..., 0, 0].long(), schema.UTTERANCE_FEATURE: zeros[..., 0, :].clone()}
+        columns |= {schema.CANDIDATE_FEATURE: zeros, schema.CANDIDATE_LOG_PROB: zeros[..., 0].clone()}
+        masks = {key: zeros[..., 0, 0].bool() for key in (schema.STATE_MASK, schema.CANDIDATE_MASK)}
+        return TensorDict(columns | masks, batch_size=[rows])
 
     def _fill(
         self, out: TensorDict, block: Mapping[str, Tensor], device: torch.device, row_features: RowFeatures | None
@@ -233,34 +214,31 @@ class CandidateSampler:
         # Each state's slot is its number among the states of its row.
         first = torch.searchsorted(spans.row, spans.row)
         slot = torch.arange(len(spans.row), device=spans.row.device) - first
-        out[STATE_POSITION][spans.row, slot], out[STATE_MASK][spans.row, slot] = spans.position, True
+        out[schema.STATE_POSITION][spans.row, slot], out[schema.STATE_MASK][spans.row, slot] = spans.position, True
         row, of_utterance = spans.row[spans.state], slot[spans.state]
-        end = torch.zeros_like(out[STATE_POSITION])
+        end = torch.zeros_like(out[schema.STATE_POSITION])
         end[row, of_utterance] = spans.end
         trunk, end = split_actor(self.policy.decoder.actor).trunk, end.to(device)
         feature = utterance_features(trunk, tokens, end.amax(-1) + 1, end, row_features).float().cpu()
-        out[UTTERANCE_FEATURE][row, of_utterance] = feature[row, of_utterance]
-        chosen = self._with_candidates(spans, block[TERMINATED].squeeze(-1).cpu(), row_features)
+        out[schema.UTTERANCE_FEATURE][row, of_utterance] = feature[row, of_utterance]
+        is_last = torch.ones_like(spans.row, dtype=torch.bool)
+        is_last[spans.state] = False
+        wanted = ~(is_last & block[schema.TERMINATED].squeeze(-1).cpu()[spans.row])
+        if (limit := self.policy.decoder.room(row_features)) is not None:
+            wanted &= spans.position + 1 + self.policy.decoder.action_length <= limit
+        chosen = wanted.nonzero().squeeze(-1)
         row, slot, read = spans.row[chosen], slot[chosen], spans.position[chosen] + 1
         order = read.argsort()  # prefixes of similar length are read and continued together
         for part in order.split(self.rows_at_a_time) if len(order) else ():
             of = row[part].to(device)
-            features, log_prob = self._sample(
-                tokens[of], read[part].to(device), None if row_features is None else row_features.select(of)
-            )
+            own = None if row_features is None else row_features.select(of)
+            features, log_prob = self._sample(tokens[of], read[part].to(device), own)
             place = row[part], slot[part]
-            out[CANDIDATE_MASK][place] = True
-            out[CANDIDATE_FEATURE][place], out[CANDIDATE_LOG_PROB][place] = features.float().cpu(), log_prob.cpu()
-
-    def _with_candidates(self, spans: UtteranceSpans, terminated: Tensor, row_features: RowFeatures | None) -> Tensor:
-        """Indices of the states in which candidates are sampled, int64 ``[M]``."""
-        is_last = torch.ones_like(spans.row, dtype=torch.bool)
-        is_last[spans.state] = False
-        wanted = ~(is_last & terminated[spans.row])
-        limit = self.policy.decoder.room(row_features)
-        if limit is not None:
-            wanted &= spans.position + 1 + self.policy.decoder.action_length <= limit
-        return wanted.nonzero().squeeze(-1)
+            out[schema.CANDIDATE_MASK][place] = True
+            out[schema.CANDIDATE_FEATURE][place], out[schema.CANDIDATE_LOG_PROB][place] = (
+                features.float().cpu(),
+                log_prob.cpu(),
+            )
 
     def _sample(self, tokens: Tensor, length: Tensor, row_features: RowFeatures | None) -> tuple[Tensor, Tensor]:
         """Features ``[M, C, H]`` and log-probabilities ``[M, C]`` of candidates for prefixes ``[M, T]``."""
@@ -269,11 +247,6 @@ class CandidateSampler:
         drawn = self.policy.decoder.generate(tokens, attention, candidates=self.candidates, features=row_features)
         features = candidate_features(self.policy, tokens, length, drawn.action, row_features)
         return features, drawn.token_log_prob.sum(-1).unflatten(0, (-1, self.candidates))
-
-
-def _most_states(spans: UtteranceSpans) -> int:
-    """The greatest number of states of a row, at least 1."""
-    return max(int(spans.row.bincount().max()), 1) if spans.row.numel() else 1
 
 
 class CHAIActor(TensorDictModuleBase):

@@ -136,13 +136,10 @@ class KLController(nn.Module, ABC):
         if not self._changes or torch.compiler.is_compiling() or self._process == os.getpid() or self.shared:
             return
         self._process = os.getpid()
-        warnings.warn(
-            f"This {type(self).__name__} was made in another process and is not shared with it: updates there do not "
-            "arrive here, nor the other way round. Call controller.share_memory() before it is sent to workers, or "
-            "ignore this if each worker is meant to have its own.",
-            RuntimeWarning,
-            stacklevel=3,
+        found = (
+            f"This {type(self).__name__} is not shared with the process that made it: updates there do not arrive here"
         )
+        warnings.warn(f"{found}. Call share_memory() before it is sent to workers.", RuntimeWarning, stacklevel=3)
 
     def extra_repr(self) -> str:
         """The present state and the options."""

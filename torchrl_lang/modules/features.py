@@ -66,8 +66,8 @@ class RowFeatures(NamedTuple):
 
     values: Tensor
     """float ``[N, P, F]``, zero where masked."""
-    mask: Tensor | None
-    """bool ``[N, P]``: True on real features; None where all are real."""
+    mask: Tensor
+    """bool ``[N, P]``: True on real features."""
 
     @classmethod
     def of(cls, values: Tensor, mask: Tensor | None, batch: torch.Size) -> RowFeatures:
@@ -79,26 +79,21 @@ class RowFeatures(NamedTuple):
         """
         check_row_features(values, mask, batch)
         values = values.reshape(-1, *values.shape[-2:])
-        if mask is None:
-            return cls(values, None)
-        mask = mask.reshape(values.shape[:2])
+        mask = values.new_ones(values.shape[:2], dtype=torch.bool) if mask is None else mask.reshape(values.shape[:2])
         # Not multiplied: a masked feature may be anything, NaN included.
         return cls(torch.where(mask.unsqueeze(-1), values, 0), mask)
 
     @classmethod
-    def read(cls, tensordict: TensorDictBase, batch: torch.Size) -> RowFeatures | None:
-        """The entries ``features`` and ``features_mask`` of rows of shape ``batch``; None without ``features``."""
-        values = tensordict.get(FEATURES, None)
-        return None if values is None else cls.of(values, tensordict.get(FEATURES_MASK, None), batch)
+    def read(cls, tensordict: TensorDictBase, batch: torch.Size, reader: str = "") -> RowFeatures | None:
+        """The entries ``features`` and ``features_mask`` of rows of shape ``batch``.
 
-    @classmethod
-    def needed(cls, reader: str, tensordict: TensorDictBase, batch: torch.Size) -> RowFeatures:
-        """As :meth:`read`; a KeyError in the name of ``reader`` if there is no ``features``."""
-        found = cls.read(tensordict, batch)
-        if found is None:
-            advice = f"Add the features, float [*B, P, F], as '{FEATURES}': the model was given a FeatureEmbedding."
-            raise missing_entry(reader, [FEATURES], tensordict, advice)
-        return found
+        Without ``features`` None, or a KeyError in the name of a ``reader``.
+        """
+        if FEATURES in tensordict.keys():
+            return cls.of(tensordict.get(FEATURES), tensordict.get(FEATURES_MASK, None), batch)
+        if reader:
+            raise missing_entry(reader, [FEATURES], tensordict, "The model reads features, float [*B, P, F], of rows.")
+        return None
 
     @property
     def places(self) -> int:
@@ -108,40 +103,28 @@ class RowFeatures(NamedTuple):
     @property
     def number(self) -> Tensor:
         """int64 ``[N]``: the number of each row's real features."""
-        if self.mask is None:
-            return torch.full(self.values.shape[:1], self.places, device=self.values.device)
         return self.mask.sum(-1)
 
     def entries(self) -> dict[str, Tensor]:
         """The entries of rows that these are."""
-        return {FEATURES: self.values} if self.mask is None else {FEATURES: self.values, FEATURES_MASK: self.mask}
+        return {FEATURES: self.values, FEATURES_MASK: self.mask}
 
     def select(self, rows: Tensor) -> RowFeatures:
         """The features of some rows, int64 or bool, as a copy."""
-        return RowFeatures(self.values[rows], None if self.mask is None else self.mask[rows])
+        return RowFeatures(self.values[rows], self.mask[rows])
 
     def to(self, device: torch.device) -> RowFeatures:
         """The same on a device."""
-        return RowFeatures(self.values.to(device), None if self.mask is None else self.mask.to(device))
+        return RowFeatures(self.values.to(device), self.mask.to(device))
 
     def equals(self, other: RowFeatures | None) -> Tensor:
         """Bool ``[N]``: True on rows that surely have the same features."""
-        n, device = self.values.shape[0], self.values.device
-        if other is None or self.values.shape != other.values.shape or (self.mask is None) != (other.mask is None):
-            return torch.zeros(n, dtype=torch.bool, device=device)
-        same = (self.values == other.values).flatten(1).all(-1)
-        return same if self.mask is None or other.mask is None else same & (self.mask == other.mask).all(-1)
-
-    def in_front_of(self, projected: Tensor, embedded: Tensor) -> Tensor:
-        """Rows of projected features ``[N, P, H]`` and embedded tokens ``[N, T, H]``, ``[N, P + T, H]``."""
-        if self.mask is None:
-            return torch.cat([projected, embedded], 1)
-        return in_front(projected, self.mask, embedded)
+        if other is None or self.values.shape != other.values.shape:
+            return torch.zeros_like(self.mask[:, :1].any(-1))
+        return (self.values == other.values).flatten(1).all(-1) & (self.mask == other.mask).all(-1)
 
     def of_tokens(self, states: Tensor) -> Tensor:
         """The states of the tokens among those of all places, ``[N, P + T, H] -> [N, T, H]``."""
-        if self.mask is None:
-            return states[:, self.places :]
         return behind(states, self.number, states.shape[1] - self.places)
 
 
@@ -189,17 +172,6 @@ class FeatureEmbedding(nn.Module):
             raise ValueError(f"FeatureEmbedding reads features of width {self.features}, got {values.shape[-1]}.")
         return self.project(values.to(next(self.parameters()).dtype))
 
-    def room(self, max_length: int | None, features: int) -> int | None:
-        """Number of tokens that fit beside ``features`` of a row in a model of ``max_length`` positions; None: any."""
-        return max_length - features if max_length is not None and self.positions else max_length
-
-    def position_ids(self, slots: Tensor, count: Tensor, max_length: int | None) -> Tensor | None:
-        """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
-        if self.positions:
-            return None
-        last = None if max_length is None else max_length - 1  # padding may lie behind
-        return (slots - count[:, None]).clamp(0, last)
-
     def embed(self, features: RowFeatures, embedded: Tensor, learned: nn.Module | None) -> Tensor:
         """Put projected features in front of embedded tokens, ``[N, T, H] -> [N, P + T, H]``.
 
@@ -213,7 +185,7 @@ class FeatureEmbedding(nn.Module):
             # The model adds the embedding of place 0 to features that take no position.
             place = torch.zeros((), dtype=torch.int64, device=embedded.device)
             projected = projected - learned(place).to(embedded.dtype)
-        return features.in_front_of(projected, embedded)
+        return in_front(projected, features.mask, embedded)
 
 
 def reads_features(module: nn.Module | None) -> bool:

@@ -109,18 +109,18 @@ def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> T
 
     Values have an axis of heads, as those of this library's heads.
     """
-    found = _run_head(head, states, out_key)
+    own: Any = head
+    keys: Any = own.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    if type(head) is TensorDictModule and len(keys) == len(head.out_keys) == 1:
+        own = own.module  # the same, without a tensordict for every token
+    if missing := [key for key in keys if key not in states]:
+        raise missing_state(missing[0], states, own)
+    if isinstance(own, TensorDictModuleBase):
+        inputs = {key: states[key] for key in keys}
+        found = own(TensorDict(inputs, batch_size=states[keys[0]].shape[:1])).get(out_key)
+    else:
+        found = own(states[keys[0]])
     return with_heads(found, out_key) if out_key in _WRITES else found
-
-
-def _run_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    if isinstance(head, TensorDictModuleBase):
-        keys: Any = head.in_keys
-        if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:
-            return head.module(_read(states, keys[0], head.module))  # the same, without a tensordict for every token
-        inputs = {key: _read(states, key, head) for key in keys}
-        return head(TensorDict(inputs, batch_size=next(iter(inputs.values())).shape[:1])).get(out_key)
-    return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
 
 
 def check_writes(name: str, head: nn.Module | None, key: str) -> None:
@@ -128,12 +128,6 @@ def check_writes(name: str, head: nn.Module | None, key: str) -> None:
     writes = key in head.out_keys if isinstance(head, TensorDictModuleBase) else isinstance(head, _WRITES[key])
     if not writes and isinstance(head, TensorDictModuleBase | StackedHeads):
         raise ValueError(f"{name} must write '{key}', a {type(head).__name__} does not.")
-
-
-def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
-    if key not in states:
-        raise missing_state(key, states, head)
-    return states[key]
 
 
 def missing_state(key: NestedKey, written: Iterable[NestedKey], head: nn.Module) -> KeyError:

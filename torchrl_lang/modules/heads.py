@@ -1,18 +1,22 @@
-"""Value heads: small networks with stacked weights for state values and action values."""
+"""Value heads: small networks with stacked weights for state values and action values, tied to an embedding or not."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional import linear_cross_entropy
 from torchrl_lang.functional.linear import LinearTerm, linear_margin
+from torchrl_lang.modules.sharding import whole_weight
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 HeadKind = Literal["mlp", "residual", "deep"]
@@ -78,22 +82,22 @@ class StackedHeads(nn.Module):
             return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
         if self.kind == "deep":
             x = torch.baddbmm(self.in_bias.unsqueeze(1), hidden.expand(n, -1, -1), self.in_weight.mT)
-            x = torch.baddbmm(self.mid_bias.unsqueeze(1), self._norm1(x).relu(), self.mid_weight.mT)
-            return self._norm2(x).relu()
-        x = self._norm1(hidden)  # [n, N, H]
+            x = torch.baddbmm(
+                self.mid_bias.unsqueeze(1), _norm(x, self.norm1_weight, self.norm1_bias).relu(), self.mid_weight.mT
+            )
+            return _norm(x, self.norm2_weight, self.norm2_bias).relu()
+        x = _norm(hidden, self.norm1_weight, self.norm1_bias)  # [n, N, H]
         x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)
         x = torch.baddbmm(self.mid_bias.unsqueeze(1), F.gelu(x), self.mid_weight.mT)
-        return self._norm2(hidden + self.dropout(x))
-
-    def _norm1(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:]) * self.norm1_weight + self.norm1_bias
-
-    def _norm2(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:]) * self.norm2_weight + self.norm2_bias
+        return _norm(hidden + self.dropout(x), self.norm2_weight, self.norm2_bias)
 
     def outputs(self, hidden: Tensor) -> Tensor:
         """Output of the last layer, ``[N, H] -> [n, N, out]``."""
         return torch.baddbmm(self.out_bias.unsqueeze(1), self.features(hidden), self.out_weight.mT)
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:]) * weight + bias
 
 
 def cast_like(states: Tensor, weight: Tensor) -> Tensor:
@@ -254,24 +258,16 @@ class ActionValueHead(StackedHeads, ABC):
         """
         return self.among(hidden, action.unsqueeze(-1)).squeeze(-1)
 
-    def cql_term(
-        self,
-        hidden: Tensor,
-        action: Tensor,
-        temperature: Tensor | float = 1.0,
-        *,
-        chunk_size: int | None = None,
-        recompute: bool = False,
-    ) -> LinearTerm:
+    def cql_term(self, hidden: Tensor, action: Tensor, temperature: Tensor | float = 1.0, **options: Any) -> LinearTerm:
         """:func:`~torchrl_lang.functional.cql_term` of the values of ``forward``, computed in chunks.
 
         Args:
             hidden: float ``[N, H]``.
             action: int64 ``[N]``.
             temperature: ``T > 0``.
-            chunk_size: positions whose values over the vocabulary are in memory at a time; None for a few dozen
-                megabytes.
-            recompute: see :func:`~torchrl_lang.functional.linear_cross_entropy`; True for losses of ``each``.
+            **options: ``chunk_size``, positions whose values over the vocabulary are in memory at a time (default a few
+                dozen megabytes), and ``recompute``, see :func:`~torchrl_lang.functional.linear_cross_entropy`; True
+                for losses of ``each``.
 
         Returns:
             ``total``, the sum over decisions and heads; ``each``, ``[N, n_q]``; and ``taken``, ``[N, n_q]``, the values
@@ -284,20 +280,11 @@ class ActionValueHead(StackedHeads, ABC):
             >>> head, hidden, action = QValueHead(8, vocab_size=5), torch.randn(3, 8), torch.tensor([4, 0, 2])
             >>> torch.testing.assert_close(head.cql_term(hidden, action).each, cql_term(head(hidden), action))
         """
-        options = {"temperature": temperature, "chunk_size": chunk_size, "recompute": recompute}
-        return self._term(linear_cross_entropy, hidden, action, **options)
+        return self._term(linear_cross_entropy, hidden, action, temperature=temperature, **options)
 
-    def margin_term(
-        self,
-        hidden: Tensor,
-        action: Tensor,
-        margin: float = 0.0,
-        *,
-        chunk_size: int | None = None,
-        recompute: bool = False,
-    ) -> LinearTerm:
+    def margin_term(self, hidden: Tensor, action: Tensor, margin: float = 0.0, **options: Any) -> LinearTerm:
         """:func:`~torchrl_lang.functional.margin_term` of the values of ``forward``; otherwise as :meth:`cql_term`."""
-        return self._term(linear_margin, hidden, action, margin=margin, chunk_size=chunk_size, recompute=recompute)
+        return self._term(linear_margin, hidden, action, margin=margin, **options)
 
     def _term(self, function: Callable[..., LinearTerm], hidden: Tensor, action: Tensor, **options: Any) -> LinearTerm:
         """A term of the last layer per decision: ``each`` and ``taken`` ``[N, n_q]``.
@@ -357,3 +344,144 @@ class QValueHead(ActionValueHead):
     def last_layer(self, hidden: Tensor) -> LastLayer:
         """The last layer and its input, for states ``[N, H]``."""
         return LastLayer(self.features(hidden), self.out_weight, self.out_bias)
+
+
+class TiedQValueHead(ActionValueHead):
+    """Action values whose last layer is a language model's embedding of the tokens: ``[*N, H] -> [*N, n_q, V]``.
+
+    With ``E`` ``[V, D]`` the embedding and ``f_k`` the features of head ``k`` (see :class:`QValueHead`)::
+
+        Q_k(h, a) = <W_k f_k(h) + b_k, E_a> + w_k . f_k(h) + c_k
+
+    The last two terms are one number per state and head, so ``E`` need not represent a value that all tokens share; the
+    CQL and margin terms do not depend on them. ``out_weight`` ``[n_q, D + 1, 2H]`` and ``out_bias`` ``[n_q, D + 1]``
+    contain ``W, b`` and, as last row, ``w, c``. Initial values are as near zero as those of a :class:`QValueHead`.
+
+    The head holds a reference to the language model's embedding, not a copy: ``E`` is not among its parameters, nor in
+    its ``state_dict``, nor in a loss's target parameters (a target head reads the current ``E``), and it moves to
+    another device with the language model only. :func:`copy.deepcopy` ties the copied head to the copied embedding if
+    the same call copies the language model before it, as in a loss or an actor; otherwise both share ``E``.
+    :func:`~torchrl_lang.modules.save_language_model` records which embedding it is. A loss none of whose networks
+    contains ``E`` has its fingerprint in the ``state_dict``, and loading beside another embedding raises.
+
+    After Hugging Face's ``resize_token_embeddings`` replaces the embedding, build a new head.
+
+    If ``E`` is in half precision and the head is not, the last product uses the precision of ``E``, because a converted
+    copy of ``E`` would be as large as the vocabulary.
+
+    By default no gradient flows from the values to ``E``. This saves the largest of the three products of a term over
+    the vocabulary, and the memory of its gradient.
+
+    Args:
+        width: ``H``.
+        embedding: a module with ``weight`` ``[V, D]``: ``lm.get_output_embeddings()``, whose rows are trained to be
+            compared with states, or ``lm.get_input_embeddings()``; often they share one weight.
+        n_heads: ``n_q``.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: dropout probability of the ``"residual"`` kind.
+        detach_embedding: False trains ``E`` on the values as well, whatever a loss's ``detach_qvalue``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import TiedQValueHead, causal_lm
+        >>> lm = causal_lm(vocab_size=900, layers=1, width=8, heads=2, max_length=16)
+        >>> head = TiedQValueHead(8, lm.get_output_embeddings())
+        >>> head(torch.randn(3, 8)).shape, sum(p.numel() for p in head.parameters())
+        (torch.Size([3, 2, 900]), 594)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        embedding: nn.Module,
+        *,
+        n_heads: int = 2,
+        kind: HeadKind = "mlp",
+        dropout: float = 0.0,
+        detach_embedding: bool = True,
+    ) -> None:
+        weight: Any = embedding.weight
+        super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout)
+        self.detach_embedding = detach_embedding
+        self._owned_elsewhere = _Reference(embedding)
+        with torch.no_grad():  # initial values have the same variance as with an own row per token
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            norm = torch.linalg.vector_norm(weight, dtype=wide) / max(weight.shape[0], 1) ** 0.5
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            self.out_weight[:, :-1] /= torch.where(norm > 0, norm, 1).to(self.out_weight.device)
+            self.out_weight[:, -1] = 0.0
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The module that holds ``E``."""
+        return self._owned_elsewhere.module
+
+    @property
+    def vocab_size(self) -> int:
+        """``V``, the current number of rows of the embedding."""
+        return self._owned_elsewhere.module.weight.shape[0]
+
+    def config(self) -> dict[str, Any]:
+        """Arguments, beside the embedding, that build a head of the same shape."""
+        own = {"n_heads": self.out_weight.shape[0], "detach_embedding": self.detach_embedding}
+        return super().config() | own
+
+    def last_layer(self, hidden: Tensor) -> LastLayer:
+        """The last layer and its input, for states ``[N, H]``."""
+        out = self.outputs(hidden)  # [n_q, N, D + 1]
+        weight = whole_weight(self.embedding)
+        weight = weight.detach() if self.detach_embedding else weight
+        return LastLayer(cast_like(out[..., :-1], weight), weight.unsqueeze(0), shift=out[..., -1])
+
+
+class _Reference:
+    """Holds a module that belongs to another one: not registered, and not copied on its own."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reference:
+        reference = copy(self)
+        reference.module = memo.get(id(self.module), self.module)
+        return reference
+
+
+LARGE_VOCABULARY = 16_384
+"""Number of token ids above which heads are tied by default.
+
+An own last layer has ``n_q * V * 2H`` weights. At this size and ``H = 1024`` that is 67 million for two heads, and
+Qwen's 151,936 ids would need 620 million, more than the whole model of that width.
+"""
+
+
+def default_qvalue_head(
+    lm: PreTrainedModel,
+    *,
+    tied: bool | None = None,
+    n_heads: int = 2,
+    kind: HeadKind = "mlp",
+    dropout: float = 0.0,
+) -> QValueHead | TiedQValueHead:
+    """A Q head that fits a language model, on its device.
+
+    Args:
+        lm: the model; its output embedding is that of a tied head.
+        tied: whether the head is a :class:`TiedQValueHead`; by default if there are more than
+            :data:`LARGE_VOCABULARY` ids.
+        n_heads: ``n_q``.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: dropout probability of the ``"residual"`` kind.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm, default_qvalue_head
+        >>> small, large = (
+        ...     causal_lm(vocab_size=size, layers=1, width=8, heads=2, max_length=16) for size in (100, 50_000)
+        ... )
+        >>> type(default_qvalue_head(small)).__name__, type(default_qvalue_head(large)).__name__
+        ('QValueHead', 'TiedQValueHead')
+    """
+    width, embedding = lm.config.hidden_size, lm.get_output_embeddings()
+    size = embedding.weight.shape[0]
+    if size > LARGE_VOCABULARY if tied is None else tied:
+        return TiedQValueHead(width, embedding, n_heads=n_heads, kind=kind, dropout=dropout).to(lm.device)
+    return QValueHead(width, size, n_heads=n_heads, kind=kind, dropout=dropout).to(lm.device)

@@ -87,25 +87,19 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
         return True
     try:
         with torch.no_grad(), eval_mode(model), torch.autocast(device.type, enabled=False):
-            difference, limit = _difference(states, length, device)
+            alike = length // 2
+            tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
+            tokens[0, alike:], tokens[1, alike:] = 0, 1
+            hidden = states(tokens)[:, :alike]
+            one, other = hidden.double()
+            difference = float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
     except (RuntimeError, NotImplementedError):
         return False
-    if difference > limit:
+    if difference > (_HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING):
         advice = "Use a decoder such as 'gpt2', 'llama' or 'qwen2', or a setting like is_decoder=True."
         raise ValueError(f"{type(model).__name__} is not causal: a token's state changes with those after it. {advice}")
     _checked.add(model)
     return True
-
-
-def _difference(states: Callable[[Tensor], Tensor], length: int, device: torch.device) -> tuple[float, float]:
-    """The mean difference of the states of a common beginning, relative to their size, and the tolerance."""
-    alike = length // 2
-    tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
-    tokens[0, alike:], tokens[1, alike:] = 0, 1
-    hidden = states(tokens)[:, :alike]
-    limit = _HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING
-    one, other = hidden.double()
-    return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30)), limit
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -254,11 +248,9 @@ def adapter_layers(actor: nn.Module) -> list[Any]:
 def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
     """The weights of the adapters."""
     for layer in adapter_layers(actor):
-        for name in layer.adapter_layer_names:
-            held = getattr(layer, name, None)
+        for held in (getattr(layer, name, None) for name in layer.adapter_layer_names):
             if isinstance(held, nn.Module):
-                yield from held.parameters()
-                yield from held.buffers()
+                yield from (*held.parameters(), *held.buffers())
             elif isinstance(held, Tensor):
                 yield held
 

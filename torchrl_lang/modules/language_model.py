@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
+from pydantic import ConfigDict, Field
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -22,10 +23,11 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from torchrl_lang._checks import check_heads, one_of
+from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import (
     Fields,
     FileError,
+    Record,
     TensorHeader,
     check_loaded_weights,
     check_model_config,
@@ -86,16 +88,9 @@ def causal_lm(
         ('llama', torch.Size([35, 16]))
     """
     check_heads(width, heads)
-    fields: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "max_position_embeddings": max_length,
-        "pad_token_id": pad,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+    fields: dict[str, Any] = {"vocab_size": vocab_size, "num_hidden_layers": layers, "hidden_size": width}
+    fields |= {"num_attention_heads": heads, "max_position_embeddings": max_length}
+    fields |= {"pad_token_id": pad, "bos_token_id": None, "eos_token_id": None}
     if kind == "gpt2":
         fields |= {"activation_function": "gelu_pytorch_tanh", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
     else:
@@ -175,19 +170,15 @@ def load_causal_lm(
 
 
 def _quantization(kind: str) -> BitsAndBytesConfig:
-    one_of("quantize", kind, ("4bit", "8bit"))
+    check_options(quantize=(kind, ("4bit", "8bit")))
     if find_spec("bitsandbytes") is None:
         raise ImportError("quantize= needs bitsandbytes: pip install 'torchrl-lang[bitsandbytes]'.")
     if not torch.cuda.is_available():
         raise ValueError(f"quantize={kind!r} needs CUDA, which torch does not find here: load the model without it.")
     if kind == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.bfloat16}
+    return BitsAndBytesConfig(load_in_4bit=True, **nf4)
 
 
 def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
@@ -197,16 +188,12 @@ def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
     folder = Path(name_or_path)
     if not folder.is_dir():
         prefix = f"{subfolder}/" if subfolder else ""
+        patterns = [prefix + name for name in _DOWNLOADED]
         try:
-            found = snapshot_download(
-                str(name_or_path), allow_patterns=[prefix + name for name in _DOWNLOADED], **options
-            )
+            folder = Path(snapshot_download(str(name_or_path), allow_patterns=patterns, **options))
         except (OSError, ValueError) as error:
-            raise OSError(
-                f"There is no model {str(name_or_path)!r}, neither as a folder nor on the Hugging Face hub "
-                f"({one_line(error)}): check the name and the connection."
-            ) from error
-        folder = Path(found)
+            found = f"There is no folder or model of the Hugging Face hub {str(name_or_path)!r} ({one_line(error)})"
+            raise OSError(f"{found}: check the name and the connection.") from error
     return folder / subfolder
 
 
@@ -255,6 +242,12 @@ _Files = Mapping[Path, Mapping[str, TensorHeader]]
 """The tensor headers of the weight files."""
 
 
+class _Index(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    weight_map: Annotated[dict[str, Annotated[str, Field(pattern=r"\.safetensors$")]], Field(min_length=1)]
+
+
 def check_model_folder(folder: Path) -> None:
     """Reject a Hugging Face folder that transformers must not or cannot read.
 
@@ -265,8 +258,17 @@ def check_model_folder(folder: Path) -> None:
             or its configuration does not match its weights.
     """
     config = Fields.read(folder / _CONFIG, remedy=REMEDY)
-    _refuse_other_kinds(folder)
-    _check_type(config)
+    for pattern, found, remedy in (
+        ("custom_generate", "code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"),
+        ("adapter_config.json", "PEFT adapters, not a complete model", "load it with PEFT, merge and save the result"),
+        ("shard-*-model-*.safetensors", "a distributed checkpoint", "consolidate it into model.safetensors"),
+    ):
+        if any(folder.glob(pattern)):
+            raise FileError(folder, f"holds {found}", remedy)
+    kind = config.take("model_type", str)
+    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        needs = "needs code of its own for" if "auto_map" in config.content else "is not a causal language model but of"
+        raise FileError(folder, f"{needs} the model type {shorten(kind)}, which is not run", TRUST)
     check_model_config(config)
     if (folder / "generation_config.json").exists():
         read_json(folder / "generation_config.json", remedy=REMEDY)
@@ -277,41 +279,15 @@ def check_model_folder(folder: Path) -> None:
         _check_dtypes(lm, files)
 
 
-def _refuse_other_kinds(folder: Path) -> None:
-    """Reject folders of which transformers would read or run more than a configuration and safetensors files."""
-    for pattern, found, remedy in (
-        ("custom_generate", "code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"),
-        ("adapter_config.json", "PEFT adapters, not a complete model", "load it with PEFT, merge and save the result"),
-        ("shard-*-model-*.safetensors", "a distributed checkpoint", "consolidate it into model.safetensors"),
-    ):
-        if any(folder.glob(pattern)):
-            raise FileError(folder, f"holds {found}", remedy)
-
-
-def _check_type(config: Fields) -> None:
-    kind = config.take("model_type", str)
-    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        if "auto_map" in config.content:
-            raise FileError(
-                config.path.parent, f"needs code of its own for the model type {shorten(kind)}, which is not run", TRUST
-            )
-        raise config.error(f"names the model type {shorten(kind)}, not a causal language model of transformers")
-
-
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder."""
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).exists():
-        if any(folder.glob("*.bin")):
-            remedy = "convert them to safetensors if you trust them"
-            raise FileError(folder, "holds pickled weights (.bin), which are never read", remedy)
-        raise FileError(folder / _WEIGHTS, "is missing", REMEDY)
-    weights = Fields.read(folder / _INDEX, remedy=REMEDY).object("weight_map")
-    names = sorted({weights.take(name, str) for name in weights.content})
-    wrong = [name for name in names if not name.endswith(".safetensors")]
-    if wrong or not names:
-        raise weights.error(f"names the files {shorten(wrong)}, expected safetensors files")
+        pickles = " (pickled weights, .bin, are never read)" if any(folder.glob("*.bin")) else ""
+        raise FileError(folder / _WEIGHTS, f"is missing{pickles}", REMEDY)
+    index = _Index.parse(read_json(folder / _INDEX, remedy=REMEDY), folder / _INDEX, remedy=REMEDY)
+    names = sorted(set(index.weight_map.values()))
     return [file_in(folder, name, remedy=REMEDY, links=True) for name in names]
 
 

@@ -160,13 +160,9 @@ class RowScorer:
 
     def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:
         """Log-probability of each action, float ``[N]``."""
-        log_prob = torch.cat(
-            [
-                self.log_softmax(states, batch.place[part]).gather(-1, batch.action[part, None]).squeeze(-1)
-                for part in self.parts(batch, states)
-            ]
-        )
-        return self.with_certain_ends(batch, log_prob)
+        parts = [(batch.place[part], batch.action[part, None]) for part in self.parts(batch, states)]
+        log_prob = [self.log_softmax(states, place).gather(-1, action) for place, action in parts]
+        return self.with_certain_ends(batch, torch.cat(log_prob).squeeze(-1))
 
     def with_certain_ends(self, batch: DecisionBatch, log_prob: Tensor) -> Tensor:
         """Log-probabilities ``[N]`` with those of last slots replaced: 0 for the end of an utterance, else ``-inf``."""

@@ -23,10 +23,10 @@ from torchrl_lang.modules.decoding.guidance import (
 )
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import base_module, merged_copy
 from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
 from torchrl_lang.modules.saved_heads import HEADS, Head, HeadRecord, describe_heads, own_head, read_heads, write_heads
-from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer

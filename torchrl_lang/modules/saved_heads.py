@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 
 from torchrl_lang._files import FileError, Record, non_finite, read_tensors
 from torchrl_lang.modules.features import FeatureEmbedding
-from torchrl_lang.modules.heads import ActionValueHead, QValueHead, UtteranceQValueHead, ValueHead
+from torchrl_lang.modules.heads import ActionValueHead, QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.hugging_face import is_adapter
 from torchrl_lang.modules.returns import ReturnEmbedding
-from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
@@ -34,15 +33,10 @@ _KINDS: dict[str, Callable[..., Head]] = {
 class HeadRecord(Record):
     """The class of a head and its constructor's arguments."""
 
-    kind: Literal[
-        "QValueHead",
-        "TiedQValueHead",
-        "UtteranceQValueHead",
-        "ValueHead",
-        "ReturnEmbedding",
-        "FeatureEmbedding",
-        "custom",
-    ]
+    kind: (
+        Literal["QValueHead", "TiedQValueHead", "UtteranceQValueHead", "ValueHead"]
+        | Literal["ReturnEmbedding", "FeatureEmbedding", "custom"]
+    )
     options: dict[str, Any] = {}
     embedding: Literal["input", "output"] | None = None
     """That of a tied head."""

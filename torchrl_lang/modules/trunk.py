@@ -191,11 +191,15 @@ class Trunk(nn.Module):
 
     def room(self, features: int) -> int | None:
         """Number of tokens that fit beside a number of ``features`` of a row, which may be 0; None if unlimited."""
-        return self.max_length if self.features is None else self.features.room(self.max_length, features)
+        taken = features if self.features is not None and self.features.positions else 0
+        return None if self.max_length is None else self.max_length - taken
 
     def position_ids(self, slots: Tensor, count: Tensor) -> Tensor | None:
         """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
-        return None if self.features is None else self.features.position_ids(slots, count, self.max_length)
+        if self.features is None or self.features.positions:
+            return None
+        last = None if self.max_length is None else self.max_length - 1  # padding may lie behind
+        return (slots - count[:, None]).clamp(0, last)
 
     def _row_features(self, tokens: Tensor, features: Tensor | None, mask: Tensor | None) -> RowFeatures | None:
         if self.features is not None and features is None:

@@ -16,11 +16,11 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.frozen.fingerprint import fingerprint
+from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
+from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.networks import (
     as_head,

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang._files import folder_lock, remove_leftovers
-from torchrl_lang.modules.frozen.fingerprint import fingerprint
+from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.options import check_record, write_config, write_options

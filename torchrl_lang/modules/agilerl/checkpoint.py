@@ -166,37 +166,16 @@ def register_agilerl() -> None:
 _REMEDY = (
     "write a folder with `export` of torchrl_lang/modules/agilerl/export.py where AgileRL is installed, and give that"
 )
-RENAMED = {
-    "gamma": "gamma",
-    "tau": "expectile",
-    "beta": "advantage_temperature",
-    "clip_weight": "weight_clip",
-    "transition_weight": "transition_weight",
-    "value_min": "value_min",
-    "value_max": "value_max",
-    "detach_v": "detach_value",
-    "detach_q": "detach_qvalue",
-    "detach_pi": "detach_actor",
-    "dm_margin": "margin",
-    "cql_temp": "cql_temperature",
-}
+RENAMED = {name: name for name in ("gamma", "transition_weight", "value_min", "value_max")}
+RENAMED |= {"tau": "expectile", "beta": "advantage_temperature", "clip_weight": "weight_clip", "dm_margin": "margin"}
+RENAMED |= {"detach_v": "detach_value", "detach_q": "detach_qvalue", "detach_pi": "detach_actor"}
+RENAMED |= {"cql_temp": "cql_temperature"}
 """Options of AgileRL's ``ILQL`` and their names in :class:`~torchrl_lang.objectives.ILQLLoss`."""
-_BLOCK = {
-    "ln_1": "ln_1",
-    "ln_2": "ln_2",
-    "attn.c_attn": "attn.c_attn",
-    "attn.c_proj": "attn.c_proj",
-    "mlp.model.mlp_linear_layer_1": "mlp.c_fc",
-    "mlp.model.mlp_linear_layer_output": "mlp.c_proj",
-}
-_HEAD = {
-    "linear_layer_1": "in",
-    "layer_norm_1": "norm1",
-    "linear_layer_2": "mid",
-    "layer_norm_2": "norm2",
-    "linear_layer_output": "out",
-}
-_POLICY = {"linear_layer_1": "0", "layer_norm_1": "1", "linear_layer_2": "3", "layer_norm_2": "4"}
+_BLOCK = {name: name for name in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj")}
+_BLOCK |= {"mlp.model.mlp_linear_layer_1": "mlp.c_fc", "mlp.model.mlp_linear_layer_output": "mlp.c_proj"}
+_LAYERS = ("linear_layer_1", "layer_norm_1", "linear_layer_2", "layer_norm_2")
+_HEAD = {**dict(zip(_LAYERS, ("in", "norm1", "mid", "norm2"), strict=True)), "linear_layer_output": "out"}
+_POLICY = dict(zip(_LAYERS, "0134", strict=True))
 
 Weights = Mapping[str, Tensor]
 Kind = TypeVar("Kind", bound=StackedHeads)
@@ -299,22 +278,19 @@ def agilerl_agent(weights: Weights, network: Mapping[str, Any], options: Mapping
     online = [_part(weights, name) for name in qvalues]
     targets = [_part(weights, f"target_{name}") for name in qvalues]
     if options["double_q"] and _equal(*online) and not _equal(*targets):
-        warnings.warn(
-            "AgileRL's checkpoints hold the first Q head twice in place of the second: its target head stands in.",
-            stacklevel=2,
-        )
+        warnings.warn("The checkpoint holds the first Q head twice: the second is its target's.", stacklevel=2)
         online[1] = targets[1]
-    value, vocabulary = [_part(weights, "v")], _sizes(online[0])[1]
-    return AgileRLAgent(
-        _lm(_part(weights, "actor"), network, vocabulary, _part(weights, "pi")),
-        _lm(_part(weights, "model"), network, vocabulary),
-        _lm(_part(weights, "actor_target"), network, vocabulary),
-        _filled(QValueHead(*_sizes(online[0]), n_heads=len(online), kind="deep"), online),
-        _filled(ValueHead(_sizes(value[0])[0], kind="deep"), value),
-        _filled(QValueHead(*_sizes(targets[0]), n_heads=len(targets), kind="deep"), targets),
-        renamed(options),
-        {"tau": options["alpha"]} | {name: options[name] for name in ("lr", "weight_decay", "batch_size")},
+    width, vocabulary = _sizes(online[0])
+    policy, values, target = (
+        _lm(_part(weights, name), network, vocabulary, _part(weights, "pi") if name == "actor" else None)
+        for name in ("actor", "model", "actor_target")
     )
+    qvalue, target_qvalue = (
+        _filled(QValueHead(width, vocabulary, n_heads=len(nets), kind="deep"), nets) for nets in (online, targets)
+    )
+    value = _filled(ValueHead(width, kind="deep"), [_part(weights, "v")])
+    training = {"tau": options["alpha"]} | {name: options[name] for name in ("lr", "weight_decay", "batch_size")}
+    return AgileRLAgent(policy, values, target, qvalue, value, target_qvalue, renamed(options), training)
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,13 +40,11 @@ class RowCache(Cache):
 
     def __init__(self, size: int, *, rows: int | None = None) -> None:
         super().__init__(layer_class_to_replicate=_RowLayer)
-        self.size = size
-        self._capacity = rows
+        self.size, self._capacity, self._visible = size, rows, size
         self._rows: Tensor | None = None
         self._positions: Tensor | None = None
         self._slots: Tensor | None = None
         self._dtype: torch.dtype | None = None
-        self._visible = size
 
     def extend(
         self,
@@ -82,10 +80,8 @@ class RowCache(Cache):
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
         # Hugging Face models take the mask as it is; those with several kinds of layers take one per kind.
-        masks = {
-            kind: scores(positions, slots, self._dtype, window)
-            for kind, window in attention_windows(trunk.model.config).items()
-        }
+        windows = attention_windows(trunk.model.config).items()
+        masks = {kind: scores(positions, slots, self._dtype, window) for kind, window in windows}
         mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
         more = {"position_ids": positions, "attention_mask": mask, **more}
         return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
@@ -121,9 +117,8 @@ class RowCache(Cache):
             self.layers.append(_RowLayer())
         layer = self.layers[layer_idx]
         if not layer.is_initialized:
-            layer.allocate(
-                key_states, value_states, self._capacity or key_states.shape[0], _rounded(self.size) + _SPARE
-            )
+            rows, slots = self._capacity or key_states.shape[0], _rounded(self.size) + _SPARE
+            layer.allocate(key_states, value_states, rows, slots)
         if self._positions is None:
             return layer.write_front(key_states, value_states, self._rows)
         if self._slots is None:  # the same for all layers

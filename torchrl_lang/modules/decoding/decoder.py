@@ -194,7 +194,7 @@ class Decoder(nn.Module):
 
     def features(self, reader: str, tensordict: TensorDictBase, batch: torch.Size) -> RowFeatures | None:
         """The features of rows of shape ``batch``; None if no trunk reads them, a KeyError if they are missing."""
-        return RowFeatures.needed(reader, tensordict, batch) if self.reads_features else None
+        return RowFeatures.read(tensordict, batch, reader) if self.reads_features else None
 
     def room(self, features: RowFeatures | None) -> int | None:
         """Number of tokens that all models can read after the features of a row; None if unlimited."""

@@ -28,11 +28,8 @@ _PARTS: dict[type, dict[str, type]] = {
 }
 
 # Taken at import, so that faster kernels installed before are used.
-_KINDS: set[Any] = {*_PARTS, *(kind for parts in _PARTS.values() for kind in parts.values())} - {
-    nn.Module,
-    nn.ModuleList,
-}
-_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS}
+_KINDS: set[Any] = {*_PARTS, *(kind for parts in _PARTS.values() for kind in parts.values())}
+_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS - {nn.Module, nn.ModuleList}}
 
 # Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
 _REUSED = 1 << 22

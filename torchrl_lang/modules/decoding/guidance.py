@@ -83,14 +83,9 @@ class ValueGuidance(nn.Module):
             raise ValueError("weighting='sign' and clip need the state value: pass value=.")
         # The trunk before the heads, so that a copy of this module ties a head to the copied trunk.
         self.value_trunk = trunk_module(value_trunk) if isinstance(value_trunk, Trunk) else value_trunk
-        self.qvalue = qvalue
-        self.value = value
-        self.beta = beta
-        self.weighting = weighting
-        self.clip = clip
-        self.include_logits = include_logits
-        self.value_min = value_min
-        self.value_max = value_max
+        self.qvalue, self.value = qvalue, value
+        self.beta, self.weighting, self.clip, self.include_logits = beta, weighting, clip, include_logits
+        self.value_min, self.value_max = value_min, value_max
 
     def forward(self, hidden: Tensor, hidden_pre_norm: Tensor | None = None) -> Tensor:
         """The term for every next token, ``[N, H] -> [N, V]``."""
@@ -133,9 +128,7 @@ class ValueGuidance(nn.Module):
 
     def _least_q(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
         least = self._action_values(states, tokens).amin(-2)
-        if self.value_min is None and self.value_max is None:
-            return least
-        return least.clamp(self.value_min, self.value_max)
+        return least if self.value_min is self.value_max is None else least.clamp(self.value_min, self.value_max)
 
     def _action_values(self, states: Mapping[str, Tensor], tokens: Tensor | None) -> Tensor:
         """``[N, n_q, V]``, or of some tokens ``[N, n_q, k]``."""

@@ -220,10 +220,7 @@ def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
 
 @cache
 def _warn_once(model: str, obstacle: str) -> None:
-    warnings.warn(
-        f"{model} decodes without a key-value cache: {obstacle}. Every token costs a pass over its whole row.",
-        stacklevel=2,
-    )
+    warnings.warn(f"{model} decodes without a key-value cache, each token by its whole row: {obstacle}.", stacklevel=2)
 
 
 def read_rows(

@@ -66,12 +66,8 @@ class NextTokenDistribution(nn.Module):
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         check_options(vocab_size=(vocab_size, 1))
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
-        self.vocab_size = vocab_size
-        self.temperature = temperature
-        self.top_k = top_k
-        self.top_p = top_p
-        self.min_p = min_p
-        self.guidance = guidance
+        self.vocab_size, self.guidance = vocab_size, guidance
+        self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
 
     def forward(self, states: States) -> Tensor:
         """Log-probability of every next token, ``[N, V]``; ``states`` has ``logits`` and the inputs of guidance."""
@@ -93,9 +89,8 @@ class NextTokenDistribution(nn.Module):
 
     def _log_prob(self, logits: Tensor, states: States, tokens: Tensor | None = None) -> Tensor:
         """Log-probability among some tokens, with their logits; by default among all."""
-        logits = filter_logits(
-            logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
-        )
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        logits = filter_logits(logits, temperature=self.temperature, **filters)
         if self.guidance is None:
             return logits.log_softmax(-1)
         # A constant: it depends on the logits only through the set of removed tokens.

@@ -185,8 +185,7 @@ class Transcripts:
         if moves.holes.shape[0] == 0:
             return
         for values in (self.tokens, self.known, self.place, *(self.features or ())):
-            if values is not None:
-                swap_rows(values, moves.holes, moves.movers)
+            swap_rows(values, moves.holes, moves.movers)
         for cache in self.caches:
             cache.swap(moves.holes, moves.movers)
 

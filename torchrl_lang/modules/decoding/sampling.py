@@ -127,10 +127,8 @@ def sample_utterances(
     """
     position, longest = prompt.length, prompt.tokens.shape[-1]
     out = Utterances.empty(position.shape[0] * candidates, action_length, control, position.device)
-    if action_length == 1 and value is not None:
-        out.state_value.fill_(torch.nan)
     if action_length == 1:
-        return out
+        return out if value is None else out._replace(state_value=out.state_value.fill_(torch.nan))
     states = runner.prefill(prompt.tokens, position)
     if candidates > 1:
         copies = torch.arange(position.shape[0], device=position.device).repeat_interleave(candidates)
@@ -169,9 +167,8 @@ def sample_utterances(
         if active <= 0.75 * finished.shape[0]:
             moves = compaction(~finished)
             runner.compact(moves)
-            row, token, position, finished, written = (
-                x[moves.order] for x in (row, token, position, finished, written)
-            )
+            kept = (row, token, position, finished, written)
+            row, token, position, finished, written = (x[moves.order] for x in kept)
             uniform = None if uniform is None else uniform[moves.order]
         states = runner.decode(token, position, longest + slot + 1)
         position = position + 1
@@ -282,9 +279,8 @@ def beam_search(
         out.action[:, slot] = token
         out.token_log_prob[:, slot] = gather_token(log_prob, token)
         if diagnostics:
-            out.behavior_log_prob[:, slot] = gather_token(rule.behavior(states)[parent], token).masked_fill(
-                finished, 0.0
-            )
+            raw = gather_token(rule.behavior(states)[parent], token)
+            out.behavior_log_prob[:, slot] = raw.masked_fill(finished, 0.0)
             out.token_entropy[:, slot] = categorical_entropy(log_prob)
         finished = finished | (token == control.end_of_action)
         if slot == action_length - 2 or bool(finished.all()):  # the only synchronization with the device

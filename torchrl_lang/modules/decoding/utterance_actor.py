@@ -67,11 +67,8 @@ class UtteranceDistribution(Distribution):
         mode: Method = "greedy",
     ) -> None:
         super().__init__(tokens.shape[:-1], torch.Size([decoder.action_length]), validate_args=False)
-        self.decoder = decoder
-        self._mode: Method = mode
-        self.tokens = tokens
-        self.attention_mask = attention_mask
-        self._features = features
+        self.decoder, self._mode, self._features = decoder, mode, features
+        self.tokens, self.attention_mask = tokens, attention_mask
 
     def token_log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible.
@@ -111,11 +108,8 @@ class UtteranceDistribution(Distribution):
         drawn = self.decoder.generate(
             self.tokens, self.attention_mask, method="sample", candidates=shape.numel(), features=self._features
         )
-        return (
-            drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
-            .movedim(-2, 0)
-            .reshape(*shape, *self.batch_shape, *self.event_shape)
-        )
+        action = drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
+        return action.movedim(-2, 0).reshape(*shape, *self.batch_shape, *self.event_shape)
 
     @property
     def mode(self) -> Tensor:
@@ -294,14 +288,9 @@ class UtteranceActor(TensorDictModuleBase):
         method = self.method
         if method in ("sample", "best_of") and not is_stochastic():
             method = "greedy"
-        found = self.decoder.generate(
-            tokens,
-            attention_mask,
-            method=method,
-            done=tensordict.get(DONE, None),
-            features=self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1]),
-            prefix_cache=self._prefix_cache,
-        )
+        features = self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1])
+        options = {"done": tensordict.get(DONE, None), "features": features, "prefix_cache": self._prefix_cache}
+        found = self.decoder.generate(tokens, attention_mask, method=method, **options)
         shape = (*tokens.shape[:-1], found.action.shape[-1])
         for key in self._per_token:  # named as the entries of Utterances
             tensordict.set(key, getattr(found, key).reshape(shape))

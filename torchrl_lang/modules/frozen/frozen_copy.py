@@ -1,11 +1,12 @@
-"""Frozen copies of an actor that share the weights which do not train, and the current policy."""
+"""Frozen copies of an actor that share the weights which do not train, their fingerprints, and the current policy."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +15,6 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
 from torchrl_lang.modules.hugging_face import (
     adapter_layers,
     adapter_weights,
@@ -23,6 +23,52 @@ from torchrl_lang.modules.hugging_face import (
     without_adapters,
 )
 from torchrl_lang.modules.sharding import refuse_sharded
+
+_CHUNK = 1 << 22  # elements copied to the CPU at a time
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
+    """BLAKE2b-256 (RFC 7693) over name, dtype, shape and bytes of each tensor, in the given order.
+
+    Any dtype, device and memory layout; about a second for each gigabyte of weights.
+
+    Args:
+        tensors: names and tensors, e.g. ``module.named_parameters()``.
+
+    Returns:
+        uint8 ``[32]`` on the CPU.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.frozen.frozen_copy import fingerprint
+        >>> weight = torch.arange(6.0).reshape(2, 3)
+        >>> same = fingerprint([("weight", weight.T.contiguous().T)])
+        >>> torch.equal(fingerprint([("weight", weight)]), same), torch.equal(fingerprint([("bias", weight)]), same)
+        (True, False)
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    for name, tensor in tensors:
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode() + b"\n")
+        flat = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().reshape(-1)
+        for chunk in flat.split(_CHUNK):
+            digest.update(chunk.cpu().contiguous().view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+
+def defining_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers of ``module`` by name, each once.
+
+    Non-persistent buffers are left out: they follow from the configuration.
+    """
+    yield from module.named_parameters()
+    derived = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, child in module.named_modules(remove_duplicate=False)
+        for name in child._non_persistent_buffers_set
+    }
+    for name, buffer in module.named_buffers():
+        if name not in derived:
+            yield name, buffer
 
 
 class HeldActor(ABC):
@@ -107,10 +153,8 @@ class FrozenActor(HeldActor):
         adapters: Collection[Any] = (),
     ) -> None:
         super().__init__(actor)
-        self._adapters = list(adapters)
-        self.differentiable = differentiable
-        self._copied = copied
-        self._shared_names = frozenset(shared)
+        self._adapters, self._shared_names = list(adapters), frozenset(shared)
+        self._copied, self.differentiable = copied, differentiable
         self._fingerprint: Tensor | None = None
         self._remember()
 
@@ -126,7 +170,7 @@ class FrozenActor(HeldActor):
         if self._copied:
             return nullcontext() if self.differentiable else torch.no_grad()
         if not self._in_own_thread():
-            raise RuntimeError("Only the thread that called adapters_off may run it: use frozen_copy, or no prefetch=.")
+            raise RuntimeError("adapters_off was called in another thread: use frozen_copy(actor), or no prefetch=.")
         return without_adapters(self.actor)
 
     @property
@@ -197,14 +241,16 @@ class FrozenActor(HeldActor):
             return
         found = ""
         if any(layer.merged_adapters for layer in self._adapters):
-            found = "have adapters merged into them; call unmerge_adapter(), or"
+            found = "changed, adapters are merged into them: unmerge_adapter(), or"
         elif any(tensor.requires_grad for tensor in self._shared):
             found = "were set to train;"
         elif [tensor._version for tensor in self._shared] != self._versions:
-            found = "" if torch.equal(self._current(), self.fingerprint) else "were modified;"
-            self._look()
+            if torch.equal(self._current(), self.fingerprint):
+                return self._look()
+            found = "were modified;"
         if found:
-            raise RuntimeError(f"The reference changed: weights it shares {found} use frozen_copy(actor, share=False).")
+            what = "The reference changed: weights that the reference shares with the policy"
+            raise RuntimeError(f"{what} {found} use frozen_copy(actor, share=False).")
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
@@ -311,9 +357,7 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
     base = list(_base_weights(actor))
     training = [name for name, tensor in base if tensor.requires_grad]
     if training:
-        raise ValueError(
-            f"Other weights than the adapters' train: {_first(training)}: freeze them, or use frozen_copy."
-        )
+        raise ValueError(f"Some weights other than the adapters' train, {_first(training)}: freeze them.")
     return FrozenActor(actor, [name for name, _ in base], copied=False, adapters=layers)
 
 

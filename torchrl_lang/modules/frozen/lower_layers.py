@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.frozen.fingerprint import defining_weights
+from torchrl_lang.modules.frozen.frozen_copy import defining_weights
 from torchrl_lang.modules.trunk import FINAL_NORMS, Trunk, unwrapped
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang.modules.frozen.fingerprint import fingerprint
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, fingerprint
 
 _FINGERPRINT = "reference_fingerprint"
 _WEIGHTS = "reference_weights."
@@ -52,7 +51,7 @@ class ReferenceHolder(nn.Module):
         if self._frozen is None:
             return
         self._frozen.check_unchanged()
-        destination[prefix + _FINGERPRINT] = self._frozen.fingerprint
+        destination[prefix + _FINGERPRINT] = self._frozen.frozen_copy
         if self.embed_weights:
             destination.update({prefix + _WEIGHTS + name: value for name, value in self._frozen.state().items()})
 
@@ -80,12 +79,9 @@ def _compare(module: ReferenceHolder, _: object) -> None:
     saved, weights, errors = found
     if not weights:
         if not module._frozen.accept(saved):
-            errors.append(
-                f"The state was made with another reference model ({_short(saved)}) than this {type(module).__name__} "
-                f"holds ({_short(module._frozen.fingerprint)}), or in another dtype: build it from the weights that "
-                "the first run started from, converted as in that run (.to), or save with embed_weights=True to "
-                "restore them."
-            )
+            found = f"{_short(saved)} is not this {type(module).__name__}'s {_short(module._frozen.frozen_copy)}"
+            advice = "build it from the first run's weights and dtype, or save with embed_weights=True"
+            errors.append(f"The state was made with another reference model: {found}; {advice}.")
     elif not torch.equal(saved, fingerprint(sorted(weights.items()))):
         errors.append("The weights of the reference in the state are not those that were saved with it.")
     else:
