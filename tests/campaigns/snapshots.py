@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.data import RowDataset, load_dataset
-from torchrl_lang.modules import SavedModel, load_language_model
+from torchrl_lang.modules import load_language_model
+from torchrl_lang.modules.save import SavedModel
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.training import Checkpointer, RandomState
 

@@ -14,7 +14,6 @@ from tests.modules.toys import WIDTH, tiny_lm
 from tests.objectives.test_qsft import logits_of, uneven
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.modules import (
-    LikelihoodGuidance,
     QValueHead,
     TiedQValueHead,
     UtteranceActor,
@@ -24,7 +23,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     row_log_prob,
 )
-from torchrl_lang.modules.decoding.guidance import VALUE_STATES
+from torchrl_lang.modules.decoding.guidance import VALUE_STATES, LikelihoodGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.sampling import pick
 from torchrl_lang.schema import ControlTokens

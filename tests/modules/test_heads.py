@@ -22,13 +22,13 @@ from torchrl_lang.modules import (
     ValueHead,
     causal_lm,
     default_qvalue_head,
-    fit_vocabulary,
     language_actor,
     load_language_model,
     qvalue_module,
     save_language_model,
     value_module,
 )
+from torchrl_lang.modules.language_model import fit_vocabulary
 
 N, H, D = 10, 8, 6
 KINDS = pytest.mark.parametrize("kind", ["mlp", "residual", "deep"])

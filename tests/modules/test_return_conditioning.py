@@ -20,11 +20,11 @@ from torchrl_lang.modules import (
     Trunk,
     UtteranceActor,
     condition_on_returns,
-    fit_vocabulary,
     language_actor,
     load_language_model,
     save_language_model,
 )
+from torchrl_lang.modules.language_model import fit_vocabulary
 from torchrl_lang.objectives import DecisionTransformerLoss
 
 MODES = ("constant", "decremented")

@@ -17,7 +17,6 @@ from tests.modules import toys
 from tests.modules.toys import CONTROL, TOKENIZER, heads, reseal, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
-    LikelihoodGuidance,
     QValueHead,
     TiedQValueHead,
     Trunk,
@@ -34,6 +33,7 @@ from torchrl_lang.modules import (
     save_agent,
     save_language_model,
 )
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
 from torchrl_lang.text import ChatTokenizer, RowFormat
 
 

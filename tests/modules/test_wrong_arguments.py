@@ -17,11 +17,11 @@ from torchrl_lang.modules import (
     UtteranceActor,
     ValueGuidance,
     ValueHead,
-    fit_vocabulary,
     language_actor,
     qvalue_module,
     value_module,
 )
+from torchrl_lang.modules.language_model import fit_vocabulary
 
 V = TOKENIZER.vocab_size
 Q, STATE = heads()

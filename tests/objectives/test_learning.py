@@ -22,7 +22,6 @@ from torchrl_lang.data import row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer, corridor_value
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
-    LikelihoodGuidance,
     QValueHead,
     UtteranceActor,
     UtteranceQValueHead,
@@ -35,6 +34,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
 from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss, UtteranceILQLLoss
 from torchrl_lang.training import adamw, train_steps
 from torchrl_lang.transforms import frozen_copy

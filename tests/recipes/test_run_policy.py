@@ -10,7 +10,8 @@ import torch
 
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
-from torchrl_lang.modules import CHAIActor, LikelihoodGuidance, ReturnConditionedActor, UtteranceActor
+from torchrl_lang.modules import CHAIActor, ReturnConditionedActor, UtteranceActor
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
 from torchrl_lang.recipes.load_run import RunDecoding, load_run
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]

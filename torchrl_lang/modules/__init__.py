@@ -3,22 +3,20 @@
 from torchrl_lang.modules.actor import language_actor, with_features
 from torchrl_lang.modules.agilerl.checkpoint import read_agilerl
 from torchrl_lang.modules.chai import CandidateSampler, CHAIActor
-from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, UtteranceValueGuidance, ValueGuidance
+from torchrl_lang.modules.decoding.guidance import UtteranceValueGuidance, ValueGuidance
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.modules.head_values import qvalue_module, value_module
 from torchrl_lang.modules.heads import QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, default_qvalue_head
-from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.language_model import causal_lm, load_causal_lm
 from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.modules.returns import ReturnConditionedActor, ReturnEmbedding, condition_on_returns
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.row_token_actor import RowTokenActor
 from torchrl_lang.modules.save import (
-    SavedAgent,
-    SavedModel,
     load_agent,
     load_language_model,
     push_agent,
@@ -31,15 +29,12 @@ __all__ = [
     "CHAIActor",
     "CandidateSampler",
     "FeatureEmbedding",
-    "LikelihoodGuidance",
     "MixedPolicy",
     "PrivilegedTrunk",
     "QValueHead",
     "ReturnConditionedActor",
     "ReturnEmbedding",
     "RowTokenActor",
-    "SavedAgent",
-    "SavedModel",
     "StopStrings",
     "TiedQValueHead",
     "Trunk",
@@ -51,7 +46,6 @@ __all__ = [
     "causal_lm",
     "condition_on_returns",
     "default_qvalue_head",
-    "fit_vocabulary",
     "language_actor",
     "load_agent",
     "load_causal_lm",

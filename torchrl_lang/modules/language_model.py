@@ -218,7 +218,8 @@ def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False
     round number. An :class:`~torchrl_lang.modules.UtteranceActor` does not generate ids beyond the tokenizer's.
 
     Examples:
-        >>> from torchrl_lang.modules import causal_lm, fit_vocabulary
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.modules.language_model import fit_vocabulary
         >>> lm = causal_lm(vocab_size=10, layers=1, width=8, heads=2, max_length=8)
         >>> fit_vocabulary(lm, 13).get_output_embeddings().weight.shape
         torch.Size([13, 8])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -151,8 +151,7 @@ def save_language_model(
         >>> sorted(saved.heads), saved.lm.config.vocab_size
         (['value'], 11)
     """
-    config = None if tokenizer is None else dict(tokenizer)
-    return write_model(folder, lm, heads, tokenizer=config, value_lm=value_lm)
+    return write_model(folder, lm, heads, tokenizer=tokenizer and dict(tokenizer), value_lm=value_lm)
 
 
 def write_model(
@@ -249,11 +248,9 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
         True
     """
     parts = split_actor(actor)
-    trunk = getattr(parts.trunk, "module", None)
-    head: nn.Module | None = parts.head.module if isinstance(parts.head, TensorDictModule) else None
-    if not isinstance(trunk, Trunk) or not isinstance(base_module(head), nn.Linear):
-        kinds = f"{type(trunk).__name__} and {type(head).__name__}"
-        raise ValueError(f"Only an actor of a Trunk and a linear head is a Hugging Face model, got {kinds}.")
+    trunk, head = trunk_of(parts.trunk), getattr(parts.head, "module", None)
+    if trunk is None or not isinstance(base_module(head), nn.Linear):
+        raise ValueError(f"Only an actor of a Trunk and a linear head is a Hugging Face model, got {parts}.")
     return _model_around(trunk, head)
 
 
@@ -337,7 +334,7 @@ def save_agent(
 
     Args:
         folder: as for :func:`save_language_model`.
-        policy: over a Hugging Face model; its guidance may be a :class:`~torchrl_lang.modules.LikelihoodGuidance`. A
+        policy: over a Hugging Face model; its guidance may be a ``LikelihoodGuidance``. A
             value trunk of its own, with its projector of features, is saved as a second model. Of heads that are not of
             this library the weights are saved; loading needs modules to fill, ``load_agent(folder, heads={"qvalue":
             module})``.
@@ -373,18 +370,15 @@ def save_agent(
         raise ValueError("save_agent cannot write returns: use save_language_model with the head 'returns'.")
     heads |= {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
     options = {**vars(rule), **vars(decoder), "method": policy.method, "forbidden": tuple(rule.forbidden.tolist())}
-    agent = AgentRecord(
-        action_length=decoder.action_length,
-        decoding=DecodingRecord(**{name: options[name] for name in DecodingRecord.model_fields}),
-        stop=None if decoder.stop is None else decoder.stop.texts,
-        guidance=guidance,
-        task=dict(task or {}),
-    )
+    decoding = DecodingRecord(**{name: options[name] for name in DecodingRecord.model_fields})
+    stop = None if decoder.stop is None else decoder.stop.texts
+    described = {"decoding": decoding, "stop": stop, "guidance": guidance, "task": dict(task or {})}
+    agent = AgentRecord(action_length=decoder.action_length, **described)
     kept = {name: head for name, head in heads.items() if head is not None}
     custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]
     card = _card(task or {}, data, results, command, custom)
-    described = {"tokenizer": tokenizer.config(), "agent": agent}
-    return write_model(folder, decoder.actor, kept, value_lm=value_lm, card=card, **described)
+    own = {"tokenizer": tokenizer.config(), "agent": agent}
+    return write_model(folder, decoder.actor, kept, value_lm=value_lm, card=card, **own)
 
 
 def load_agent(
@@ -414,23 +408,14 @@ def load_agent(
     remedy = "save it with save_agent, or read it with load_language_model"
     if agent is None or saved.tokenizer is None:
         raise FileError(Path(folder) / _FOLDER.config, "describes no agent", remedy)
-    try:
-        tokenizer = tokenizer_from_config(saved.tokenizer)
-    except ValueError as error:
-        raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
+    tokenizer = tokenizer_from_config(saved.tokenizer)
     for part in (saved.lm, saved.value_lm, *saved.heads.values()):
         if part is not None:
             part.to(device)
-    policy = UtteranceActor(
-        saved_actor(saved),
-        tokenizer.control,
-        agent.action_length,
-        guidance=_read_guidance(saved, agent.guidance, Path(folder)),
-        value=saved.heads.get("state_value"),
-        seed=seed,
-        stop=None if agent.stop is None else StopStrings(agent.stop, tokenizer),
-        **dict(agent.decoding),
-    )
+    stop = None if agent.stop is None else StopStrings(agent.stop, tokenizer)
+    guidance, value = _read_guidance(saved, agent.guidance, Path(folder)), saved.heads.get("state_value")
+    options = {"guidance": guidance, "value": value, "seed": seed, "stop": stop, **dict(agent.decoding)}
+    policy = UtteranceActor(saved_actor(saved), tokenizer.control, agent.action_length, **options)
     return SavedAgent(policy, tokenizer, agent.task)
 
 

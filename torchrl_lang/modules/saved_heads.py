@@ -62,13 +62,12 @@ def describe_heads(heads: Mapping[str, nn.Module], lm: PreTrainedModel) -> dict[
 
 
 def _describe(name: str, head: Any, lm: PreTrainedModel) -> HeadRecord:
-    kind = type(head).__name__
+    kind: Any = type(head).__name__
     if _KINDS.get(kind) is type(head):
         tied = _tie(name, head, lm) if isinstance(head, TiedQValueHead) else None
         return HeadRecord(kind=kind, options=head.config(), embedding=tied)
-    keys: dict[str, Any] = {}
-    if type(head) is TensorDictModule:
-        keys = {"in_keys": tuple(head.in_keys), "out_keys": tuple(head.out_keys)}
+    wrapped = type(head) is TensorDictModule
+    keys: Any = {key: tuple(getattr(head, key)) for key in ("in_keys", "out_keys")} if wrapped else {}
     return HeadRecord(kind="custom", module=type(_weights_of(head)).__name__, **keys)
 
 
@@ -80,10 +79,12 @@ def _weights_of(head: nn.Module) -> nn.Module:
 
 def write_heads(path: Path, heads: Mapping[str, nn.Module]) -> None:
     """Write the weights of heads as ``<name>.<parameter>``."""
-    weights = {
-        f"{name}.{key}": value for name, head in heads.items() for key, value in _weights_of(head).state_dict().items()
-    }
+    weights = _named({name: _weights_of(head) for name, head in heads.items()})
     save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, path)
+
+
+def _named(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {f"{name}.{key}": value for name, one in modules.items() for key, value in one.state_dict().items()}
 
 
 def read_heads(
@@ -107,12 +108,11 @@ def read_heads(
             heads[name] = given[name]
         else:
             heads[name] = TensorDictModule(given[name], list(record.in_keys), list(record.out_keys or ()))
-    weights_of = {name: _weights_of(head) for name, head in heads.items()}
-    expected = {f"{name}.{key}": value for name, one in weights_of.items() for key, value in one.state_dict().items()}
+    modules = {name: _weights_of(head) for name, head in heads.items()}
     if custom:
         remedy = f"give heads= modules of the shapes that were saved, or {remedy}"
-    weights = read_weights(path, expected, "heads'", remedy=remedy)
-    for name, head in weights_of.items():
+    weights = read_weights(path, _named(modules), "heads'", remedy=remedy)
+    for name, head in modules.items():
         own = {key: weights[f"{name}.{key}"].clone() for key in head.state_dict()}
         head.load_state_dict(own, assign=name not in custom)
         head.eval()

@@ -43,7 +43,7 @@ class QSFTLoss(RowLoss):
     This is least where ``p(a | s)`` is ``pi(a | s) E[w]``, plus a part of the remaining mass: a value that is the
     smaller, the rarer the token in the data, which ``p / pi`` undoes in the backup. No head is added, so a pretrained
     model starts as it is. The policy is ``pi(a | s) exp(beta p(a | s))``, see
-    :class:`~torchrl_lang.modules.LikelihoodGuidance`. With ``w = 1`` everywhere the loss is behaviour cloning.
+    ``LikelihoodGuidance``. With ``w = 1`` everywhere the loss is behaviour cloning.
 
     Values must be probabilities: the paper asks for discounted returns in [0, 1]. Give ``value_min`` and ``value_max``,
     the least and the greatest return to go, and values are probabilities in units of that interval: ``w = (y -

@@ -16,17 +16,16 @@ from torchrl_lang._files import Fields, FileError, write_file
 from torchrl_lang.envs.game_turn import padded_features
 from torchrl_lang.modules import (
     CHAIActor,
-    LikelihoodGuidance,
     ReturnConditionedActor,
     ReturnEmbedding,
-    SavedModel,
     UtteranceActor,
     UtteranceValueGuidance,
     ValueGuidance,
     condition_on_returns,
     load_language_model,
 )
-from torchrl_lang.modules.save import saved_actor, saved_value_actor, saved_value_trunk
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
+from torchrl_lang.modules.save import SavedModel, saved_actor, saved_value_actor, saved_value_trunk
 from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes

@@ -15,16 +15,15 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.modules import (
     FeatureEmbedding,
-    SavedModel,
     UtteranceActor,
     causal_lm,
-    fit_vocabulary,
     load_causal_lm,
     save_language_model,
     train_top_layers,
 )
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.save import FEATURES_HEAD, saved_actor
+from torchrl_lang.modules.language_model import fit_vocabulary
+from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.load_run import load_model, refuse_returns

@@ -19,16 +19,9 @@ from torchrl.objectives import LossModule
 from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
-from torchrl_lang.modules import (
-    MixedPolicy,
-    SavedModel,
-    UtteranceActor,
-    ValueHead,
-    save_language_model,
-    train_top_layers,
-)
+from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, train_top_layers
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.save import FEATURES_HEAD, saved_actor
+from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games

@@ -17,7 +17,6 @@ from torchrl_lang.evaluation import imitation_loss, value_report
 from torchrl_lang.evaluation.value_report import ValueReport
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
 from torchrl_lang.modules import (
-    LikelihoodGuidance,
     ValueGuidance,
     ValueHead,
     default_qvalue_head,
@@ -25,6 +24,7 @@ from torchrl_lang.modules import (
     save_language_model,
     value_module,
 )
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
 from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, language_model_of, saved_actor
 from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss

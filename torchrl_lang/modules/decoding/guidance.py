@@ -213,7 +213,8 @@ class LikelihoodGuidance(ValueGuidance):
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, causal_lm, language_actor
+        >>> from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+        >>> from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
         >>> control, size = CharTokenizer.from_alphabet("abc").control, {"layers": 1, "width": 8, "heads": 2}
         >>> pi, p = (language_actor(causal_lm(vocab_size=11, max_length=16, **size)) for _ in range(2))
         >>> policy = UtteranceActor(pi, control, 4, guidance=LikelihoodGuidance(p, beta=8.0), method="greedy")

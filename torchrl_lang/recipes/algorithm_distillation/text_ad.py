@@ -29,7 +29,8 @@ from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
 from torchrl_lang.algorithm_distillation.language.records import TextSplit, episode_records, group_episodes
 from torchrl_lang.data import row_buffer
 from torchrl_lang.evaluation.tables import format_columns
-from torchrl_lang.modules import fit_vocabulary, language_actor, load_causal_lm, save_language_model
+from torchrl_lang.modules import language_actor, load_causal_lm, save_language_model
+from torchrl_lang.modules.language_model import fit_vocabulary
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.algorithm_distillation.options import TextAD, TextHistoryOptions
 from torchrl_lang.recipes.models import new_lm
