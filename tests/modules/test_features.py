@@ -58,15 +58,6 @@ def test_sliding_windows_count_features_as_places(kind):
 
 
 @pytest.mark.parametrize(("kind", "positions"), OPTIONS[:2])
-def test_a_row_without_real_features_has_the_states_of_a_model_without_them(kind, positions):
-    lm, batch = tiny_lm(kind).double(), feature_rows()
-    plain = Trunk(lm)(batch["tokens"])
-    batch["features_mask"] = torch.zeros(7, P, dtype=torch.bool)
-    found = reading(lm=lm, positions=positions)[0].module(*inputs(batch))
-    torch.testing.assert_close(real_states(found, batch), real_states(plain, batch), **TIGHT)
-
-
-@pytest.mark.parametrize(("kind", "positions"), OPTIONS[:2])
 def test_masked_features_and_the_padding_of_features_change_nothing(kind, positions):
     trunk, batch = reading(kind, positions=positions, hidden=7)[0].module, feature_rows()
     expected = real_states(trunk(*inputs(batch)), batch)
@@ -86,17 +77,6 @@ def test_the_causal_kernel_needs_no_mask():
     trunk(*inputs(batch))
     assert all(call.get("attention_mask") is None and call.get("position_ids") is None for call in seen)
     assert seen
-
-
-def test_pre_norm_states_and_the_shape_of_a_batch():
-    batch = feature_rows("some", n=6)
-    actor = reading(expose_pre_norm=True)
-    states = actor[0](batch.clone())
-    shaped = actor[0](batch.reshape(2, 3))
-    for key in ("hidden", "hidden_pre_norm"):
-        torch.testing.assert_close(shaped[key].flatten(0, 1), states[key], **TIGHT)
-    normed = actor[0].module.model.ln_f(states["hidden_pre_norm"])
-    torch.testing.assert_close(real_states(normed, batch), real_states(states["hidden"], batch), **TIGHT)
 
 
 def test_what_does_not_fit_is_refused():

@@ -134,16 +134,6 @@ def test_rows_that_end_and_begin_again_with_other_features():
         batch = torch.where(done, fresh, new)
 
 
-def test_a_change_of_the_projector_clears_the_cache():
-    actor = actor_of(scale=2.0)
-    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
-    batch = carried(batch, agree(both, batch)["action"])
-    agree(both, batch)
-    with torch.no_grad():
-        actor[0].module.features.project.weight[0, 0] += 1.0
-    agree(both, batch)
-
-
 def test_prompts_read_in_two_groups():
     """Few rows with many new tokens are read apart from those with few."""
     lm = tiny_lm(max_length=700).double()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.modules.toys import CONTROL, rows, tiny_lm
+from tests.modules.toys import CONTROL, rows
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers, transformer_blocks
 
@@ -30,23 +30,9 @@ def test_exactly_the_top_trains(kind, layers, config):
     expected = set(top.parameters())
     if not lm.config.tie_word_embeddings:
         expected.add(lm.get_output_embeddings().weight)
-    count = train_top_layers(language_actor(lm), layers)
+    count = train_top_layers(UtteranceActor(language_actor(lm), CONTROL, 4, vocab_size=12), layers)
     assert trains(lm) == expected
     assert count == sum(p.numel() for p in expected)
-
-
-def test_every_way_to_hold_a_model_is_understood():
-    counts = []
-    for hold in (
-        lambda lm: lm,
-        lambda lm: language_actor(lm),
-        lambda lm: UtteranceActor(language_actor(lm), CONTROL, 4),
-    ):
-        counts.append(train_top_layers(hold(tiny_lm("llama")), 1))
-    assert counts[0] == counts[1] == counts[2] > 0
-    lm = tiny_lm("gpt2")
-    assert transformer_blocks(UtteranceActor(language_actor(lm), CONTROL, 4)) is lm.transformer.h
-    assert transformer_blocks(lm.base_model) is lm.transformer.h
 
 
 def test_errors_say_what_is_wrong():

@@ -27,7 +27,6 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
-from torchrl_lang.transforms import KLConstrainedTransform, RowReference, frozen_copy
 
 WORDS = ["crane", "slate", "purge", "mouse"]
 
@@ -169,21 +168,6 @@ def test_advantages_go_through_examples(actor):
     assert checked.any()
     target = rows["value_target"].gather(-1, first).squeeze(-1)
     torch.testing.assert_close(target[checked], rows["token_reward"].sum(-1)[checked], atol=1e-5, rtol=1e-5)
-
-
-def test_rewards_near_a_reference_leave_examples_alone(actor, rows):
-    with torch.random.fork_rng():
-        torch.manual_seed(9)
-        other = copy.deepcopy(actor)
-        for parameter in other.parameters():
-            parameter.data.add_(0.05 * torch.randn_like(parameter))
-    reference = RowReference(frozen_copy(speaker(other)))
-    near = KLConstrainedTransform(reference, 0.5, mask_key="train_mask")(rows)
-    example = rows["agent_mask"] & ~rows["train_mask"]
-    assert (near["kl"][example] == 0).all()
-    assert (near["kl"][rows["train_mask"]] != 0).any()
-    assert torch.equal(near["token_reward"][example], near["raw_reward"][example])
-    torch.testing.assert_close(near["token_reward"], near["raw_reward"] - 0.5 * near["kl"])
 
 
 def test_evaluation_finds_the_stream_and_puts_it_back(actor):

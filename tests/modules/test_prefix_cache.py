@@ -309,20 +309,6 @@ def test_copies_and_state_dicts_know_nothing_of_it():
     assert kept_of(actor) is None
 
 
-def test_memory_is_allocated_once_and_holds_no_graph():
-    actor, batch = pair(lm_of(), method="greedy")[0], rows(N, WIDTH, longest=2)
-    seen = set()
-    for _ in range(5):
-        batch = grown(batch, actor(batch.clone())["action"])
-        layers = [layer for cache in kept_of(actor).caches for layer in cache.layers]
-        seen.add(tuple((x.data_ptr(), x.shape) for layer in layers for x in (layer.keys, layer.values)))
-        assert not any(x.requires_grad for layer in layers for x in (layer.keys, layer.values))
-    assert len(seen) == 1
-    assert all(shape == (N, 81, 2, 8) for _, shape in seen.pop())  # WIDTH + K, rounded up, and a spare one
-    actor(batch[:2])
-    assert kept_of(actor).caches[0].layers[0].keys.shape[0] == 2
-
-
 def test_rows_that_come_trimmed_find_room():
     actors, batch = full_utterances(), rows(N, WIDTH, longest=2)
     counter = Counter(actors[0].decoder.actor[0].module)

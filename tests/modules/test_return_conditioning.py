@@ -24,7 +24,6 @@ from torchrl_lang.modules import (
     load_language_model,
     save_language_model,
 )
-from torchrl_lang.modules.language_model import fit_vocabulary
 from torchrl_lang.objectives import DecisionTransformerLoss
 
 MODES = ("constant", "decremented")
@@ -85,18 +84,6 @@ def test_embeddings_with_code_of_their_own_are_used():
         returns = ReturnEmbedding(WIDTH, 0.0, 1.0).double()  # zero
         again = condition_on_returns(actor, returns)[0].module(carrying(batch, returns)["tokens"])
         assert torch.equal(again, plain)
-
-
-def test_a_larger_vocabulary_moves_the_ids_of_returns():
-    lm = tiny_lm()
-    actor = conditioned(lm, target=-3.0)
-    policy = ReturnConditionedActor(UtteranceActor(actor, CONTROL, K, method="greedy"))
-    before = policy.conditioned(prompts())["tokens"]
-    fit_vocabulary(lm, V + 5)
-    after = policy.conditioned(prompts())["tokens"]
-    assert torch.equal(before % V, after % (V + 5))
-    assert torch.equal(before // V, after // (V + 5))
-    assert (before >= V).any()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
@@ -28,7 +28,6 @@ from torchrl_lang._files import (
     Fields,
     FileError,
     Record,
-    TensorHeader,
     check_loaded_weights,
     check_model_config,
     file_in,
@@ -239,9 +238,6 @@ _COUNTS = re.compile(r"(layers|n_layer|experts|blocks|labels)$")
 _MANY = 1024
 _LARGE_BUFFERS = 1 << 28
 
-_Files = Mapping[Path, Mapping[str, TensorHeader]]
-"""The tensor headers of the weight files."""
-
 
 class _Index(Record):
     model_config = ConfigDict(extra="ignore")
@@ -275,9 +271,21 @@ def check_model_folder(folder: Path) -> None:
         read_json(folder / "generation_config.json", remedy=REMEDY)
     files = {path: read_tensor_headers(path, remedy=REMEDY) for path in _weight_files(folder)}
     lm = _described(config, sum(len(headers) for headers in files.values()))
-    _check_sizes(config, lm, files)
-    if "quantization_config" not in config.content:  # quantized weights are packed into integers
-        _check_dtypes(lm, files)
+    # A model far larger than the weights could exhaust the memory.
+    held = sum(prod(header.shape) for headers in files.values() for header in headers.values())
+    needed, buffers = (sum(tensor.numel() for tensor in tensors) for tensors in (lm.parameters(), lm.buffers()))
+    # Quantized weights are packed, for instance sixteen numbers of two bits in an int32.
+    if needed > 16 * held or buffers > max(8 * held, _LARGE_BUFFERS):
+        raise config.error(f"describes a model of {needed + buffers} numbers, but its weights have {held}")
+    if "quantization_config" in config.content:
+        return
+    # Transformers would cast weights that are not floating-point numbers without a warning.
+    prefix = f"{lm.base_model_prefix}."  # missing in files of the headless model
+    own = {name.removeprefix(prefix) for name, _ in lm.named_parameters()}
+    for path, headers in files.items():
+        for name, header in headers.items():
+            if name.removeprefix(prefix) in own and not header.dtype.startswith(("F", "BF")):
+                raise FileError(path, f"holds {name} as {header.dtype}, expected floating-point numbers", REMEDY)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -303,23 +311,3 @@ def _described(config: Fields, tensors: int) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(described, trust_remote_code=False)
     except Exception as error:  # model code raises any kind of exception for unexpected values
         raise config.error(f"describes no model ({one_line(error)})") from error
-
-
-def _check_sizes(config: Fields, lm: PreTrainedModel, files: _Files) -> None:
-    """Reject a configuration of a model far larger than the weights, which could exhaust the memory."""
-    held = sum(prod(header.shape) for headers in files.values() for header in headers.values())
-    needed = sum(parameter.numel() for parameter in lm.parameters())
-    buffers = sum(buffer.numel() for buffer in lm.buffers())
-    # Quantized weights are packed, for instance sixteen numbers of two bits in an int32.
-    if needed > 16 * held or buffers > max(8 * held, _LARGE_BUFFERS):
-        raise config.error(f"describes a model of {needed + buffers} numbers, but its weights have {held}")
-
-
-def _check_dtypes(lm: PreTrainedModel, files: _Files) -> None:
-    """Reject weights that are not floating-point numbers, which transformers would cast without a warning."""
-    prefix = f"{lm.base_model_prefix}."  # missing in files of the headless model
-    parameters = {name.removeprefix(prefix) for name, _ in lm.named_parameters()}
-    for path, headers in files.items():
-        for name, header in headers.items():
-            if name.removeprefix(prefix) in parameters and not header.dtype.startswith(("F", "BF")):
-                raise FileError(path, f"holds {name} as {header.dtype}, expected floating-point numbers", REMEDY)

@@ -66,14 +66,8 @@ class ReturnEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         target = high if target is None else target
-        check_options(
-            width=(width, 1),
-            mode=(mode, ("constant", "decremented")),
-            high=(high, "(-inf, inf)"),
-            low=(low, f"(-inf, {high}]"),
-            target=(target, "(-inf, inf)"),
-            n_bins=(n_bins, 2),
-        )
+        check_options(width=(width, 1), mode=(mode, ("constant", "decremented")), n_bins=(n_bins, 2))
+        check_options(high=(high, "(-inf, inf)"), low=(low, f"(-inf, {high}]"), target=(target, "(-inf, inf)"))
         self.low, self.high, self.mode, self.target, self.n_bins = low, high, mode, target, n_bins
         self.check(torch.tensor(target, dtype=torch.float64, device="cpu"), "target")  # also under the meta device
         self.weight = nn.Parameter(torch.zeros(width))
@@ -86,8 +80,7 @@ class ReturnEmbedding(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Arguments that build an embedding of the same shape, range and mode."""
-        names = ("width", "low", "high", "mode", "target", "n_bins")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("width", "low", "high", "mode", "target", "n_bins")}
 
     def check(self, returns: Tensor, name: str) -> None:
         """Raise ValueError unless all returns, any shape, lie in the range, up to the rounding to a bin."""
@@ -219,8 +212,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
     def __init__(self, actor: UtteranceActor, target_return: float | None = None) -> None:
         super().__init__()
         _, returns = conditioned_trunk(type(self).__name__, actor)
-        self.actor = actor
-        self.target_return = returns.target if target_return is None else target_return
+        self.actor, self.target_return = actor, returns.target if target_return is None else target_return
         returns.check(torch.tensor(self.target_return, dtype=torch.float64), TARGET_RETURN)
         self.in_keys = list(dict.fromkeys([*ROW_KEYS, *actor.in_keys]))
         self.out_keys = list(actor.out_keys)
@@ -242,15 +234,9 @@ class ReturnConditionedActor(TensorDictModuleBase):
         else:
             have_shapes((TARGET_RETURN, target, shape))
             returns.check(target, TARGET_RETURN)
+        options = {"target": target, "tokens": tokens, "end_of_action": self.actor.decoder.control.end_of_action}
         conditions = return_conditions(
-            attention_mask,
-            agent_mask,
-            token_reward,
-            returns.mode,
-            target=target,
-            tokens=tokens,
-            end_of_action=self.actor.decoder.control.end_of_action,
-            continued=True,
+            attention_mask, agent_mask, token_reward, returns.mode, continued=True, **options
         )
         return tensordict.copy().set(TOKENS, returns.condition(tokens, conditions, trunk.vocab_size))
 

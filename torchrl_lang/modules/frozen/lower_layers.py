@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -133,9 +134,8 @@ def shared_depth(policy: Trunk, reference: Trunk) -> int:
         pairs = list(zip(transformer_blocks(policy), transformer_blocks(reference), strict=True))
     except ValueError:
         return 0
-    if not _same(*(outside_parameters(trunk, norm=False) for trunk in (policy, reference))):
-        return 0
-    if not _same(*(_further_parameters(trunk) for trunk in (policy, reference))):
+    first, second = (chain(outside_parameters(trunk, norm=False), _further(trunk)) for trunk in (policy, reference))
+    if not _same(first, second):
         return 0
     depth = 0
     for block, twin in pairs:
@@ -230,11 +230,8 @@ class _RecordedBlock(nn.Module):
 def _recording(trunk: Trunk, depth: int) -> Iterator[list[Any]]:
     """Collect what the last of ``depth`` blocks returns, once for each run of the model."""
     outputs: list[Any] = []
-    if not depth:
-        yield outputs
-        return
-    block = transformer_blocks(trunk)[depth - 1]
-    with block.register_forward_hook(lambda _, args, output: outputs.append(_detached(output))):
+    last = transformer_blocks(trunk)[depth - 1] if depth else nn.Identity()
+    with last.register_forward_hook(lambda _, args, output: outputs.append(_detached(output))):
         yield outputs
 
 
@@ -258,12 +255,9 @@ def _detached(output: Any) -> Any:
     return tuple(_detached(part) for part in output) if isinstance(output, tuple) else output
 
 
-def _further_parameters(trunk: Trunk) -> Iterator[tuple[str, nn.Parameter]]:
-    """Those of the embeddings of returns and features, which the first block reads."""
-    parts = {"returns": trunk.returns, "features": trunk.features}
-    return (
-        (f"{name}.{key}", p) for name, part in parts.items() if part is not None for key, p in part.named_parameters()
-    )
+def _further(trunk: Trunk) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of the embeddings of returns and features, which the first block reads."""
+    return (item for item in trunk.named_parameters() if item[0].startswith(("returns.", "features.")))
 
 
 def _same(weights: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Tensor]]) -> bool:
