@@ -111,7 +111,7 @@ def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> T
     """
     own: Any = head
     keys: Any = own.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
-    if type(head) is TensorDictModule and len(keys) == len(head.out_keys) == 1:
+    if type(head) is TensorDictModule and len(keys) == len(own.out_keys) == 1:
         own = own.module  # the same, without a tensordict for every token
     if missing := [key for key in keys if key not in states]:
         raise missing_state(missing[0], states, own)

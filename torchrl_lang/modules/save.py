@@ -372,7 +372,7 @@ def save_agent(
     options = {**vars(rule), **vars(decoder), "method": policy.method, "forbidden": tuple(rule.forbidden.tolist())}
     decoding = DecodingRecord(**{name: options[name] for name in DecodingRecord.model_fields})
     stop = None if decoder.stop is None else decoder.stop.texts
-    described = {"decoding": decoding, "stop": stop, "guidance": guidance, "task": dict(task or {})}
+    described: Any = {"decoding": decoding, "stop": stop, "guidance": guidance, "task": dict(task or {})}
     agent = AgentRecord(action_length=decoder.action_length, **described)
     kept = {name: head for name, head in heads.items() if head is not None}
     custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]

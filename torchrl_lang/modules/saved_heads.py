@@ -30,13 +30,15 @@ _KINDS: dict[str, Callable[..., Head]] = {
 }
 
 
+_Kind = Literal[
+    "QValueHead", "TiedQValueHead", "UtteranceQValueHead", "ValueHead", "ReturnEmbedding", "FeatureEmbedding", "custom"
+]
+
+
 class HeadRecord(Record):
     """The class of a head and its constructor's arguments."""
 
-    kind: (
-        Literal["QValueHead", "TiedQValueHead", "UtteranceQValueHead", "ValueHead"]
-        | Literal["ReturnEmbedding", "FeatureEmbedding", "custom"]
-    )
+    kind: _Kind
     options: dict[str, Any] = {}
     embedding: Literal["input", "output"] | None = None
     """That of a tied head."""

@@ -147,7 +147,7 @@ class Decoder(nn.Module):
         self, prompt: Prompt, method: Method, uniform: Tensor | None, candidates: int, transcripts: Transcripts | None
     ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
-        options = {"cached": self.cached, "transcripts": transcripts, "features": prompt.features}
+        options: Any = {"cached": self.cached, "transcripts": transcripts, "features": prompt.features}
         runner = LanguageModelRunner(self._parts, self.value_trunk, size=size, **options)
         common = (runner, self.rule, prompt, self.control, self.action_length)
         row = torch.arange(prompt.length.shape[0], device=prompt.length.device)

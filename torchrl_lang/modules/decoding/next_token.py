@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ class NextTokenDistribution(nn.Module):
 
     def _log_prob(self, logits: Tensor, states: States, tokens: Tensor | None = None) -> Tensor:
         """Log-probability among some tokens, with their logits; by default among all."""
-        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        filters: Any = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         logits = filter_logits(logits, temperature=self.temperature, **filters)
         if self.guidance is None:
             return logits.log_softmax(-1)

@@ -51,7 +51,7 @@ class ReferenceHolder(nn.Module):
         if self._frozen is None:
             return
         self._frozen.check_unchanged()
-        destination[prefix + _FINGERPRINT] = self._frozen.frozen_copy
+        destination[prefix + _FINGERPRINT] = self._frozen.fingerprint
         if self.embed_weights:
             destination.update({prefix + _WEIGHTS + name: value for name, value in self._frozen.state().items()})
 
@@ -79,7 +79,7 @@ def _compare(module: ReferenceHolder, _: object) -> None:
     saved, weights, errors = found
     if not weights:
         if not module._frozen.accept(saved):
-            found = f"{_short(saved)} is not this {type(module).__name__}'s {_short(module._frozen.frozen_copy)}"
+            found = f"{_short(saved)} is not this {type(module).__name__}'s {_short(module._frozen.fingerprint)}"
             advice = "build it from the first run's weights and dtype, or save with embed_weights=True"
             errors.append(f"The state was made with another reference model: {found}; {advice}.")
     elif not torch.equal(saved, fingerprint(sorted(weights.items()))):
