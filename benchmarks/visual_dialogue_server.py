@@ -20,17 +20,13 @@ import torch
 from benchmarks.common import interleaved, median, one_core, ratio, row
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
-    DialogueModels,
-    DialogueTraining,
     LocalDialogueModels,
     RemoteModels,
-    SplitFiles,
     VisualDialogues,
     generate_visual_dialogues,
-    save_dialogue_models,
     train_dialogue_models,
 )
-from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score
+from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, answer_and_score
 
 BATCH, CLIENTS, POOL, MIN_SPEED = 32, 64, 1000, 200
 SMOKE = {"BATCH": 4, "CLIENTS": 2, "POOL": 40}
@@ -41,23 +37,17 @@ Questions = tuple[list[Dialogue], list[str], torch.Tensor]
 def run(quick: bool = False) -> list[dict[str, Any]]:
     with TemporaryDirectory() as home:
         data = _prepared(Path(home), quick)
-        files = SplitFiles.in_folder(home + "/data", "val", npy=True)
         local = LocalDialogueModels(home + "/models", data.features.all())
-        with _serving(home + "/models", files.features) as url:
+        with _serving(home + "/models", data.features.path) as url:
             return _measure(RemoteModels(url), local, _questions(data), repeats=5 if quick else 40)
 
 
 def _prepared(home: Path, quick: bool) -> VisualDialogues:
     """Small models in ``home/models``, trained until answers have the length of those in the data."""
     generate_visual_dialogues(home / "data", {"train": 300 if quick else 1500, "val": POOL}, npy=True)
-    splits = {}
-    for split in ("train", "val"):
-        files = SplitFiles.in_folder(home / "data", split, npy=True)
-        splits[split] = VisualDialogues(files.dialogues, files.features, split)
-    options = DialogueTraining(guesser_epochs=2, answerer_epochs=4)
-    models = train_dialogue_models(splits["train"].dialogues, splits["train"].features, options)
-    save_dialogue_models(models, home / "models")
-    return splits["val"]
+    train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
+    train_dialogue_models(train.dialogues, train.features, guesser_epochs=2, answerer_epochs=4).save(home / "models")
+    return val
 
 
 @contextmanager

@@ -32,7 +32,7 @@ LAYERS = {
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
-RECIPES_OF_TASKS = ("folder", "prepare", "reward_recipe", "serve", "task")
+RECIPES_OF_TASKS = ("folder", "prepare", "task")
 """Files of a task's folder that rank with ``recipes``; ``recipes`` imports them lazily."""
 
 
@@ -76,7 +76,7 @@ def test_optional_packages_are_imported_in_one_file_each():
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(path.name)
     found = {
-        "h5py": {"features.py"},
+        "h5py": {"files.py"},
         "matplotlib": {"plots.py"},
         "peft": {"online.py"},
         "profanity_check": {"rewards.py"},

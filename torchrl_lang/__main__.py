@@ -68,13 +68,13 @@ COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
         "compute the rewards of a dataset",
         {
             "visual_dialogue": Recipe(
-                "tasks.visual_dialogue:VisualDialogueRewards", "envs.visual_dialogue.reward_recipe:main"
+                "tasks.visual_dialogue:VisualDialogueRewards", "envs.visual_dialogue.prepare:compute_rewards"
             )
         },
     ),
     "serve": (
         "serve models over HTTP",
-        {"visual_dialogue": Recipe("tasks.visual_dialogue:ServeVisualDialogue", "envs.visual_dialogue.serve:main")},
+        {"visual_dialogue": Recipe("tasks.visual_dialogue:ServeVisualDialogue", "envs.visual_dialogue.prepare:serve")},
     ),
     "solve": (
         "find the best possible play",

@@ -29,6 +29,7 @@ from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.folder import WORDS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.task import RedditTask
+from torchrl_lang.envs.visual_dialogue.data import SceneRows
 from torchrl_lang.envs.visual_dialogue.prepare import measured_tokens, texts_of
 from torchrl_lang.text import (
     CharTokenizer,
@@ -135,14 +136,11 @@ class World:
         self.chat = ChatTokenizer(source, RowFormat.from_chat_template(source))
         vd.generate_visual_dialogues(home / "dialogues", {"train": 12, "val": 3}, feature_size=64, npy=True)
         data = self.dialogues("train")
-        trained = vd.train_dialogue_models(
-            data.dialogues, data.features, vd.DialogueTraining(guesser_epochs=1, answerer_epochs=1, width=8)
-        )
-        vd.save_dialogue_models(trained, home / "models")
+        options = {"guesser_epochs": 1, "answerer_epochs": 1, "width": 8}
+        vd.train_dialogue_models(data.dialogues, data.features, **options).save(home / "models")
 
     def dialogues(self, split: str) -> vd.VisualDialogues:
-        files = vd.SplitFiles.in_folder(self.home / "dialogues", split, npy=True)
-        return vd.VisualDialogues(files.dialogues, files.features, split)
+        return vd.VisualDialogues.in_folder(self.home / "dialogues", split)
 
     @cached_property
     def models(self) -> vd.LocalDialogueModels:
@@ -250,7 +248,7 @@ def dialogue_files(world: World, text: str, random: Random, home: Path) -> bool:
     tokenizer = word_tokenizer(texts_of(data.dialogues), unknown=True)
     tokens = measured_tokens(tokenizer, {train: data.dialogues})
     make = partial(
-        vd.SceneRows(data, tokenizer, tokens.row_length, rewards=vd.DialogueRewards(mode="env_stops")), range(1), 0
+        SceneRows(data, tokenizer, tokens.row_length, rewards=vd.DialogueRewards(mode="env_stops")), range(1), 0
     )
     if UNKNOWN in text:
         refused(make, of=UNKNOWN)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.demos import Trainings
-from torchrl_lang.envs.visual_dialogue.prepare import PrepareVisualDialogue, main
+from torchrl_lang.envs.visual_dialogue.prepare import main
+from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
 
 SMALL = {
     "train": 48,

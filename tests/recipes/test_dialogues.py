@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import folder_lock, read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset, row_buffer
-from torchrl_lang.envs.visual_dialogue import Dialogue, Round
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
+from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
-from torchrl_lang.envs.visual_dialogue.serve import run_questioner
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import TiedQValueHead, language_actor
 from torchrl_lang.recipes.load_run import load_run

@@ -13,7 +13,7 @@ from tests.processes import spawned
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.data import load_dataset, write_dataset
-from torchrl_lang.envs.visual_dialogue.serve import run_questioner
+from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.modules.save import saved_actor

@@ -8,14 +8,8 @@ import random
 import numpy as np
 
 from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap, image
-from torchrl_lang.envs.visual_dialogue import (
-    Dialogue,
-    Round,
-    SplitFiles,
-    VisualDialogueEnv,
-    VisualDialogues,
-    compute_reward_caches,
-)
+from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv, VisualDialogues, compute_reward_caches
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz 0123456789,?<>")
@@ -27,10 +21,10 @@ def write_world(home, many, *, measure="rank", models=None):
     """A split "val" with ``many`` images; captions have one length, questions name one or two words."""
     models, draw = models or WordOverlap(), random.Random(0)
     np.save(home / "images_val.npy", np.stack([image(seed).numpy() for seed in range(many)]))
-    files = SplitFiles.in_folder(home, "val", npy=True)
+    path = home / "visdial_0.5_val.json"
     dialogues = [Dialogue(f"a {draw.choice(SHORT)} {draw.choice(SHORT)}") for _ in range(many)]
-    _write(files.dialogues, [each._replace(rounds=(Round("?", "no"),) * 10) for each in dialogues])
-    features = VisualDialogues(files.dialogues, files.features, "val").features.all()
+    _write(path, [each._replace(rounds=(Round("?", "no"),) * 10) for each in dialogues])
+    features = VisualDialogues.in_folder(home, "val").features.all()
     for _ in range(10):
         asked = [f"is it {' or '.join(draw.sample(WORDS, draw.choice((1, 2))))}?" for _ in range(many)]
         answers = models.answers(dialogues, asked, features)
@@ -38,10 +32,9 @@ def write_world(home, many, *, measure="rank", models=None):
             each._replace(rounds=(*each.rounds, Round(*turn)))
             for each, *turn in zip(dialogues, asked, answers, strict=True)
         ]
-    _write(files.dialogues, dialogues)
+    _write(path, dialogues)
     compute_reward_caches(models, dialogues, lambda rows: features[list(rows)]).save(home, "val")
-    cache = files.rank_rewards if measure == "rank" else files.distance_rewards
-    return VisualDialogues(files.dialogues, files.features, "val", rewards=cache)
+    return VisualDialogues.in_folder(home, "val", rewards=measure)
 
 
 def make_env(data, models=None, *, tokenizer=TOKENIZER, batch_size=(1,), **options):

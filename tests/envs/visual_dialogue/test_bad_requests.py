@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from tests.envs.visual_dialogue.conftest import make_batch
-from tests.envs.visual_dialogue.test_protocol import form, health, post, send
+from tests.envs.visual_dialogue.test_server import form, health, post, send
 
 ASKING = ("fetch_a_bot_response", "step", "step_rank")
 ROUTES = (*ASKING, "fetch_q_bot_response", "fetch_reward", "fetch_reward_rank")
@@ -38,10 +38,7 @@ WRONG = {  # changed fields, status, the field that is named, a part of the mess
     "no history": ({"history": None}, 400, "history", "no field"),
     "history is no JSON": ({"history": "[{"}, 400, "history", "JSON"),
     "history is deep": ({"history": DEEP}, 400, "history", "JSON"),
-    "history is an object": ({"history": "{}"}, 400, "history", "list"),
-    "history of texts": ({"history": '["is it red?"]'}, 400, "history", "history.0"),
     "history without a text": ({"history": '[{"speaker": "question"}]'}, 400, "history", "history.0.text"),
-    "text is a number": ({"history": '[{"speaker": "question", "text": 3}]'}, 400, "history", "string"),
     "answer first": ({"history": '[{"speaker": "answer", "text": "no"}]'}, 400, "history", "alternate"),
     "another speaker": ({"history": '[{"speaker": "me", "text": "no"}]'}, 400, "history", "'question' or 'answer'"),
     "ends with an answer": ({"history": history("is it red?", "no")}, 400, "history", "end with a question"),
@@ -51,14 +48,10 @@ WRONG = {  # changed fields, status, the field that is named, a part of the mess
     "no caption": ({"caption": None}, 400, "caption", "no field"),
     "a long caption": ({"caption": "x" * 2001}, 413, "caption", "2000"),
     "no features": ({"img_features": None}, 400, "img_features", "no field"),
-    "features are no list": ({"img_features": "1.0"}, 400, "img_features", "list"),
     "too few features": ({"img_features": "[1.0]"}, 400, "img_features", "1 image features, expected 16"),
     "NaN": ({"img_features": f"[{ONES} NaN]"}, 400, "img_features", ""),
     "infinity": ({"img_features": f"[{ONES} 1e999]"}, 400, "img_features", "img_features.15"),
     "a large number": ({"img_features": f"[{ONES} 1e30]"}, 400, "img_features", "1e+30"),
-    "null": ({"img_features": f"[{ONES} null]"}, 400, "img_features", "None"),
-    "true": ({"img_features": f"[{ONES} true]"}, 400, "img_features", "True"),
-    "a long integer": ({"img_features": f"[{ONES} {'9' * 5000}]"}, 400, "img_features", ""),
     "other decoding": ({"generation_kwargs": '{"inference": "sample"}'}, 400, "generation_kwargs", "greedy"),
 }
 
@@ -82,15 +75,11 @@ BATCH = {
 WRONG_BATCHES = {
     "no JSON": (b"{", 400, "body"),
     "not UTF-8": (b"\xff\xfe{", 400, "body"),
-    "a list": (b"[]", 400, "body"),
     "no route": ({"route": None}, 400, "route"),
     "unknown route": ({"route": "health"}, 400, "route"),
-    "route is a list": ({"route": []}, 400, "route"),
     "unknown field": ({"captions": []}, 400, "captions"),
     "caption is a text": ({"caption": "a"}, 400, "caption"),
     "unequal lengths": ({"caption": ["a", "b"]}, 400, "body"),
-    "caption in a list": ({"caption": [["a"]]}, 400, "caption"),
-    "features of none": ({"img_features": [None]}, 400, "img_features"),
     "too many": ({name: BATCH[name] * 65 for name in ("history", "caption", "img_features")}, 413, "history"),
 }
 
@@ -113,13 +102,9 @@ def test_other_errors(server):
     assert send(server, "step", b"x" * (server.limits["body"] + 1))[0] == 413
     twice = post(server, "step", [("history", "[]"), ("history", "[]")])[1]
     assert (twice["field"], twice["error"]) == ("history", "has history twice")
-    assert post(server, "fetch_q_bot_response", valid("fetch_q_bot_response"))[0] == 200
-
-
-def test_the_type_of_a_form_has_any_case_and_parameters(server):
-    body = urllib.parse.urlencode(valid()).encode()
     kind = {"Content-Type": "Application/X-WWW-Form-URLencoded; charset=utf-8"}
-    assert send(server, "step_rank", body, **kind)[0] == 200
+    body = urllib.parse.urlencode(valid("fetch_q_bot_response")).encode()
+    assert send(server, "fetch_q_bot_response", body, **kind)[0] == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /batch HTTP/1.1\r\nX: y\r\n"])
@@ -240,24 +225,18 @@ def damaged_head(rng, route):
     body = urllib.parse.urlencode(valid(route)).encode()
     lines = sized(body)
     odd = ["Transfer-Encoding: chunked", "Content-Length: 3", "no colon", ": empty", "X: " + "y" * 70_000, "é: é"]
-    odd += [
-        "Expect: 100-continue",
-        "Upgrade: websocket",
-        "Connection: upgrade",
-        "Content-Encoding: gzip",
-        "Host: other",
-    ]
-    odd += ["Content-Type: \x00", "Content-Type: text/plain"]
+    odd += ["Expect: 100-continue", "Upgrade: websocket", "Connection: upgrade", "Content-Encoding: gzip"]
+    odd += ["Host: other", "Content-Type: \x00", "Content-Type: text/plain"]
     lines.insert(rng.randrange(len(lines) + 1), rng.choice(odd))
     data = request(route, body, lines)
     return data.replace(b"POST", rng.choice([b"POST", b"GET", b"PUT", b"P\x00T", b"", b"CONNECT"]), 1)
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_requests_end_in_an_error_or_a_reply(server):
+def test_hundreds_of_damaged_requests_end_in_an_error_or_a_reply(server):
     rng, statuses = random.Random(0), []
     kinds = (damaged_field, damaged_json, damaged_bytes, damaged_size, damaged_head)
-    for number in range(1000):
+    for number in range(300):
         route = rng.choice(ROUTES)
         data = kinds[number % len(kinds)](rng, route)
         status, content = raw(server, data)
@@ -267,5 +246,5 @@ def test_a_thousand_damaged_requests_end_in_an_error_or_a_reply(server):
             assert reply.keys() == {"error", "field"}, (number, reply)
             assert not any(part in reply["error"] for part in ("Traceback", "site-packages", "torchrl_lang", ".py"))
         statuses.append(status)
-    assert 20 < statuses.count(200) < 500  # some damage is harmless, most is not
+    assert 6 < statuses.count(200) < 150  # some damage is harmless, most is not
     assert post(server, "step_rank", valid())[0] == 200

@@ -7,8 +7,8 @@ import torch
 
 from tests.envs.scripted_server import Scripted
 from tests.envs.visual_dialogue.conftest import make_batch
-from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round
-from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score, last_round_rewards
+from torchrl_lang.envs.visual_dialogue import RemoteModels
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round, answer_and_score, last_round_rewards
 
 FAST = {"first_wait": 0.001, "longest_wait": 0.01}
 HEALTH = (200, {"feature_size": 16, "limits": {"items": 64}})
@@ -41,14 +41,7 @@ def test_replies_that_are_none_of_the_protocol(reply, message):
         RemoteModels(server.url).distances(*make_batch(1)[::2])
 
 
-def test_a_percentile_is_at_most_one():
-    with Scripted(HEALTH, (200, [7])) as server, pytest.raises(ValueError, match="less than or equal to 1"):
-        RemoteModels(server.url).percentiles(*make_batch(1)[::2])
-
-
-@pytest.mark.parametrize(
-    "reply", [["yes"], [["yes"]], [[1.0, "yes"]], [["yes", None]], [["yes", 1e300]], [["yes", -1.5]], [["yes", True]]]
-)
+@pytest.mark.parametrize("reply", [["yes"], [["yes"]], [[1.0, "yes"]], [["yes", -1.5]], [["yes", True]]])
 def test_steps_are_an_answer_and_a_reward(reply):
     with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match="The reply of http"):
         RemoteModels(server.url).answer_and_score(*make_batch(1))
@@ -58,12 +51,6 @@ def test_steps_are_an_answer_and_a_reward(reply):
 def test_a_server_of_something_else(health):
     with Scripted((200, health)) as server, pytest.raises(ValueError, match="give the feature_size"):
         RemoteModels(server.url)
-
-
-def test_features_of_other_dialogues():
-    models = RemoteModels("http://localhost:1", feature_size=16)
-    with pytest.raises(ValueError, match="one row of features for each of 1 dialogues"):
-        models.answers([Dialogue("a")], ["b"], torch.ones(2, 16))
 
 
 def test_the_bytes_of_the_original_protocol():

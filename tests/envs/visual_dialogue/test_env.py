@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, tokenizer_of
-from tests.envs.helpers import say_after
+from tests.envs.helpers import action, say_after
 from tests.envs.visual_dialogue.played_world import ROW, TOKENIZER, make_env, write_world
-from tests.envs.visual_dialogue.word_overlap import WordOverlap
+from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
 from torchrl_lang.envs import TokenEnv, check_language_env
-from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueRewards, PercentileCutoff, Round, played_rounds
+from torchrl_lang.envs.visual_dialogue import DialogueRewards, DialogueServer, RemoteModels, played_rounds
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.rewards import STOP
-from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.schema import ROW_KEYS, check_row
 from torchrl_lang.text import ChatTokenizer, RowFormat, from_row, to_rows
 
 SCENES = 9
@@ -51,7 +52,6 @@ REWARDS = [
     DialogueRewards(penalty="soft", soft_substrings=True, penalty_value=-0.5),
     DialogueRewards(cutoff=lambda initial, progress: len(progress) == 3),
     DialogueRewards("agent_stops"),
-    DialogueRewards("agent_stops", scale=3.0),
     DialogueRewards("10_stop"),
     DialogueRewards("10_stop", scale=-2.0, shift=0.5),
 ]
@@ -65,7 +65,7 @@ def test_replayed_episodes_of_the_data_are_its_rows(data, rewards):
     found = replay(make_env(data, rewards=rewards, batch_size=[len(scenes)]), scenes, list(map(questions_of, episodes)))
     for key in (*ROW_KEYS, "terminated", "truncated"):
         assert torch.equal(found[key], expected[key]), key
-    fixed = rewards.mode == "10_stop" or not isinstance(rewards.cutoff, PercentileCutoff | None)
+    fixed = rewards.mode == "10_stop" or rewards.cutoff is not None
     assert fixed or len({len(episode.turns) for episode in episodes}) > 1
 
 
@@ -79,18 +79,6 @@ def test_replayed_chats_of_the_data_are_its_rows(data, mode):
         assert torch.equal(found[key], expected[key]), key
     rounds = played_rounds(found, tokenizer)
     assert [list(scene.dialogue.rounds) for scene in data.scenes(rewards)] == rounds
-
-
-@pytest.mark.parametrize("mode", ["env_stops", "agent_stops"])
-def test_only_the_environment_scales_and_shifts_what_the_data_does_not(data, mode):
-    plain, scaled = DialogueRewards(mode), DialogueRewards(mode, scale=2.0, shift=0.25)
-    episodes, scenes = data.episodes(plain), [scene.image for scene in data.scenes(plain)]
-    asked = list(map(questions_of, episodes))
-    found = replay(make_env(data, rewards=scaled, batch_size=[len(scenes)]), scenes, asked)
-    for row, episode in zip(found, episodes, strict=True):
-        expected = [2.0 * turn.reward + 0.25 for turn in episode.turns if turn.by_agent]
-        rewards = [turn.reward for turn in from_row(row, TOKENIZER).turns if turn.by_agent]
-        assert rewards == pytest.approx(expected, abs=1e-6)  # that of <stop> is 0.25
 
 
 def test_rewards_ends_and_progress_of_plain_loops(data):
@@ -117,6 +105,8 @@ def test_rewards_ends_and_progress_of_plain_loops(data):
         by_round = row["progress"].cumsum(-1)[: len(percentile)]
         torch.testing.assert_close(by_round, torch.tensor(percentile), atol=1e-6, rtol=0)
         assert not row["progress"][len(percentile) :].any()
+        assert torch.equal(row["features"], image)
+        assert row["features_mask"].tolist() == [True]
     assert rounds > 3 * SCENES
 
 
@@ -133,26 +123,6 @@ def test_ten_rounds_end_a_dialogue_in_every_mode(data):
 # -- entries -----------------------------------------------------------------------------------------------------------
 
 
-def test_observations_after_a_reset(data):
-    td = make_env(data, batch_size=[2]).reset(game_seed=seeds(4, 1))
-    images = data.features.rows([4, 1])
-    assert torch.equal(td["features"], images[:, None])
-    assert td["features_mask"].tolist() == [[True], [True]]
-    captions = [Dialogue(data.dialogues[scene].caption) for scene in (4, 1)]
-    assert torch.equal(td["progress"][:, 0], WordOverlap().percentiles(captions, images))
-    assert not td["progress"][:, 1:].any()
-    assert TOKENIZER.decode(td["tokens"][0][td["attention_mask"][0]]) == f"<s>{data.dialogues[4].caption}</s>"
-
-
-def test_an_agent_that_does_not_see(data):
-    env = make_env(data, image=False)
-    assert {"features", "features_mask"}.isdisjoint(env.reset().keys())
-    assert not env.step(env.reset().set("action", env.action_spec.rand()))["next"].keys() & {
-        "features",
-        "features_mask",
-    }
-
-
 def test_distances(data):
     rewards = DialogueRewards("10_stop")
     models, env = WordOverlap(), make_env(data, rewards=rewards, measure="distance", batch_size=[1])
@@ -165,11 +135,9 @@ def test_distances(data):
     assert td["progress"][0, :3].tolist() == pytest.approx([before, after - before, 0.0], abs=1e-6)
 
 
-def test_the_distances_of_a_cache_are_the_rewards(tmp_path):
-    data, rewards = write_world(tmp_path, 3, measure="distance"), DialogueRewards("10_stop")
-    asked = list(map(questions_of, data.episodes(rewards)))
-    found = replay(make_env(data, rewards=rewards, measure="distance", batch_size=[3]), range(3), asked)
-    assert torch.equal(found["token_reward"], to_rows(data.episodes(rewards), TOKENIZER, ROW)["token_reward"])
+def test_an_agent_that_does_not_see(data):
+    env = make_env(data, image=False)
+    assert {"features", "features_mask"}.isdisjoint(env.reset().keys())
 
 
 def test_a_row_that_begins_anew_leaves_the_others_as_they_are(data):
@@ -219,12 +187,6 @@ def test_the_rules_of_language_environments(data, mode):
     check_language_env(token_env, lambda n: TokenEnv(make([n], **short)), utterances=["red?", "wet?"])
 
 
-def test_every_scene_is_drawn(data):
-    env = make_env(data, batch_size=[400])
-    env.reset()
-    assert (env.game_seed.bincount(minlength=SCENES) > 20).all()
-
-
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_dialogues_in_turn(data, batch):
     env, seen = make_env(data, order="cycle", batch_size=[batch]), []
@@ -234,3 +196,161 @@ def test_dialogues_in_turn(data, batch):
     assert seen == [number % SCENES for number in range(len(seen))]
     with pytest.raises(ValueError, match="order"):
         make_env(data, order="sorted")
+
+
+# -- what the models are asked -----------------------------------------------------------------------------------------
+
+
+class Recorder(WordOverlap):
+    """Remembers what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.scored = [], []
+
+    def answers(self, dialogues, questions, features):
+        self.asked.append((list(dialogues), list(questions)))
+        return super().answers(dialogues, questions, features)
+
+    def percentiles(self, dialogues, features):
+        self.scored.append(list(dialogues))
+        return super().percentiles(dialogues, features)
+
+
+def test_the_models_are_asked_once_a_step_about_rows_that_play(data):
+    models = Recorder()
+    env = make_env(data, models, rewards=DialogueRewards("agent_stops"), batch_size=[3])
+    td = env.reset(game_seed=seeds(0, 1, 2))
+    assert ([len(each) for each in models.scored], models.asked) == ([3], [])
+    td = say_after(env, td, "red?", f"no more {STOP}", "wet?")
+    [(dialogues, questions)] = models.asked
+    assert questions == ["red?", "wet?"]
+    assert dialogues == [Dialogue(data.dialogues[scene].caption) for scene in (0, 2)]
+    assert td["done"].flatten().tolist() == [False, True, False]
+    say_after(env, td, STOP, "cat?", STOP)
+    assert len(models.asked) == 1
+    assert len(models.scored) == 2  # at the reset, and once for the completed rounds
+
+
+def _env_and_reset(data, models, **options):
+    env = make_env(data, models, rewards=DialogueRewards("10_stop"), **options)
+    return env, env.reset(game_seed=seeds(0))
+
+
+@pytest.mark.parametrize(
+    ("read", "gets"),
+    [
+        (lambda text: "", "\N{REPLACEMENT CHARACTER}"),
+        (lambda text: " \n\t", "\N{REPLACEMENT CHARACTER}"),
+        (lambda text: "a\ud800b", "a\N{REPLACEMENT CHARACTER}b"),
+        (lambda text: "word " * 1000, ("word " * 1000)[:1000]),
+        (lambda text: f" {text}?", " red??"),  # verbatim
+        (None, "red?"),
+    ],
+)
+def test_what_the_models_get_of_a_question(data, read, gets):
+    models = Recorder()
+    env, td = _env_and_reset(data, models, read=read)
+    td = say_after(env, say_after(env, td, "red?"), "red?")
+    assert [questions for _, questions in models.asked] == [[gets], [gets]]
+    assert models.asked[1][0][0].rounds[0].question == gets
+    assert [turn.text for turn in from_row(td[0], TOKENIZER).turns if turn.by_agent] == ["red?", "red?"]
+
+
+def test_wrong_options(data):
+    class Wider(WordOverlap):
+        def __init__(self):
+            super().__init__()
+            self.feature_size = 17
+
+    with pytest.raises(ValueError, match=r"take images of 17 features, but .*images_val\.npy has 16"):
+        make_env(data, Wider())
+    with pytest.raises(ValueError, match="has no percentile to end at"):
+        make_env(data, measure="distance")
+    make_env(data, measure="distance", rewards=DialogueRewards(cutoff=lambda initial, progress: True))
+    with pytest.raises(ValueError, match="measure must be"):
+        make_env(data, measure="percentile")
+    for scene in (-1, SCENES):
+        with pytest.raises(ValueError, match=f"no dialogue {scene}: game_seed is a number below {SCENES}"):
+            make_env(data).reset(game_seed=seeds(scene))
+
+
+# -- models behind HTTP ------------------------------------------------------------------------------------------------
+
+
+class Asker:
+    """Asks about random words, sometimes nothing, sometimes any tokens; sometimes it stops."""
+
+    def __init__(self, env, seed=0):
+        self.env, self.draw = env, torch.Generator().manual_seed(seed)
+
+    def __call__(self, td):
+        n = td.numel()
+        texts = [self._text() for _ in range(n)]
+        ids = action(self.env, *texts)
+        anything = torch.randint(self.env.tokenizer.vocab_size, ids.shape, generator=self.draw)
+        some = torch.rand(n, 1, generator=self.draw) < 0.2
+        return td.set("action", torch.where(some, anything, ids))
+
+    def _text(self):
+        word = WORDS[int(torch.randint(len(WORDS), (), generator=self.draw))]
+        return ["", "?", "<stop>", *[f"is it {word}?"] * 7][int(torch.randint(10, (), generator=self.draw))]
+
+
+BEHIND_HTTP = [
+    DialogueRewards(penalty="hard"),
+    DialogueRewards("agent_stops", scale=2.0, shift=1.0),
+    DialogueRewards("10_stop"),
+]
+
+
+@pytest.mark.parametrize("rewards", BEHIND_HTTP, ids=lambda each: each.mode)
+def test_the_numbers_are_those_of_the_models_in_process(data, models, server, rewards):
+    def make(used):
+        return make_env(data, used, rewards=rewards, batch_size=[6])
+
+    first, second = (
+        env.rollout(25, Asker(env), break_when_any_done=False) for env in (make(models), make(RemoteModels(server.url)))
+    )
+    assert (first == second).all()
+    assert first["next", "done"][:, :-1].any(1).all()  # every row is reset
+    check_row(first.reshape(-1))
+
+
+def test_one_request_a_step_and_one_a_reset(data, server):
+    client = RemoteModels(server.url)
+
+    def requests():
+        return client.health()["counts"]["requests"]
+
+    env = make_env(data, client, rewards=DialogueRewards("10_stop"), batch_size=[5])
+    before = requests()
+    td = env.reset()
+    assert requests() == before + 1
+    for turn in range(1, 4):
+        td = say_after(env, td, *["is it red?"] * 5)
+        assert requests() == before + 1 + turn
+
+
+def test_the_original_protocol(data, models, server):
+    """A server without batches and ``/health`` gives the same rows, at one request a dialogue."""
+    client = RemoteModels(server.url, feature_size=models.feature_size)
+    made = (make_env(data, used, rewards=BEHIND_HTTP[0], batch_size=[3]) for used in (models, client))
+    one, other = (env.rollout(8, Asker(env), break_when_any_done=False) for env in made)
+    assert (one == other).all()
+
+
+def test_a_server_that_has_gone(data, models):
+    with DialogueServer(models) as server:
+        client = RemoteModels(server.url, retries=1, first_wait=0.001, longest_wait=0.01)
+        env = make_env(data, client)
+        td = env.reset()
+    with pytest.raises(ConnectionError, match="answered none of 2 requests"):
+        say_after(env, td, "red?")
+    with pytest.raises(RuntimeError, match="call reset"):
+        say_after(env, td, "red?")
+    with pytest.raises(ConnectionError):
+        env.reset()
+    with DialogueServer(models, port=server.port):
+        td = say_after(env, env.reset(), "red?")
+    assert [turn.text for turn in from_row(td[0], TOKENIZER).turns][1] == "red?"

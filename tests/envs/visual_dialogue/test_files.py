@@ -1,13 +1,29 @@
 """The real layouts are read as they are, and every mistake names file, item and field."""
 
 import json
+import pickle
 
+import numpy as np
 import pytest
+import torch
 
-from tests.envs.visual_dialogue.real_files import CAPTION, write_dialogues, write_numbered, write_rewards
+from tests.envs.visual_dialogue.real_files import (
+    CAPTION,
+    FEATURES,
+    raw_features,
+    write_dialogues,
+    write_hdf5,
+    write_numbered,
+)
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.visual_dialogue import Round, SplitFiles
-from torchrl_lang.envs.visual_dialogue.files import read_additional_scenes, read_dialogues, read_reward_cache
+from torchrl_lang.envs.visual_dialogue.dialogue import Round
+from torchrl_lang.envs.visual_dialogue.files import (
+    ImageFeatures,
+    SplitFiles,
+    read_additional_scenes,
+    read_dialogues,
+    read_reward_cache,
+)
 
 SCENE = {"caption": "a dog", "image": 2, "dialog": [{"question": "is it red?", "answer": "no"}], "rewards": [0.5, 0.1]}
 
@@ -102,16 +118,6 @@ def test_other_files_are_not_dialogues(tmp_path, content):
         read_dialogues(path)
 
 
-def test_both_reward_caches(tmp_path):
-    files = SplitFiles.in_folder(tmp_path, "train")
-    assert (files.rank_rewards.name, files.distance_rewards.name) == (
-        "train_rank_reward_cache1.json",
-        "train_reward_cache2.json",
-    )
-    assert (files.dialogues.name, files.features.name) == ("visdial_0.5_train.json", "data_img.h5")
-    assert read_reward_cache(write_rewards(files.rank_rewards, 2), 2) == [(0.6, *[0.0625] * 10)] * 2
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -142,9 +148,9 @@ def test_additional_scenes_of_any_length(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"image": 3}, r'3 as "0\.image", of 3 rows'),
+        ({"image": 3}, "item 0 with image 3 of 3"),
         ({"image": -1}, r'-1 as "0\.image"'),
-        ({"rewards": [0.5]}, r'1 numbers as "0\.rewards"'),
+        ({"rewards": [0.5]}, "1 rewards of 1 rounds"),
         ({"stop": True}, r"0\.stop"),
         ({"dialog": SCENE["dialog"] * 11, "rewards": [0.5] * 12}, r"0\.dialog"),
     ],
@@ -161,3 +167,76 @@ def test_pickles_are_never_read(tmp_path):
     path.write_bytes(b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00]\x94.")
     with pytest.raises(FileError, match="is not UTF-8 text"):
         read_additional_scenes(path, images=3)
+
+
+# -- image features ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["hdf5", "npy"])
+def written(request, tmp_path):
+    """A file of features by split, and what it holds."""
+    raw = raw_features(7)
+    if request.param == "hdf5":
+        pytest.importorskip("h5py")
+        return write_hdf5(tmp_path / "data_img.h5", train=raw_features(3), val=raw), raw
+    np.save(tmp_path / "images_val.npy", raw)
+    return tmp_path / "images_val.npy", raw
+
+
+def test_rows_in_any_order(written):
+    path, raw = written
+    features = ImageFeatures(path, "val")
+    assert (len(features), features.feature_size) == (7, FEATURES)
+    found = features.rows([5, 0, 5, 2])
+    expected = raw[[5, 0, 5, 2]] / np.sqrt((raw[[5, 0, 5, 2]] ** 2).sum(1, keepdims=True))
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+    assert features.rows([]).shape == (0, FEATURES)
+    assert torch.equal(torch.cat(list(features.blocks(3))), features.all())
+    assert torch.equal(features.all(), features.rows(range(7)))
+    np.testing.assert_array_equal(ImageFeatures(path, "val", normalize=False).rows([1, 3]).numpy(), raw[[1, 3]])
+
+
+def test_a_copy_in_another_process_opens_the_file_again(written):
+    features = ImageFeatures(written[0], "val")
+    copy = pickle.loads(pickle.dumps(features))  # noqa: S301 (as a data loader sends it to its workers)
+    assert torch.equal(copy.rows([3]), features.rows([3]))
+
+
+@pytest.mark.parametrize(
+    ("row", "found"), [(np.zeros(FEATURES), "with the norm 0.0"), (np.full(FEATURES, np.nan), "with the norm nan")]
+)
+def test_rows_without_a_direction(tmp_path, row, found):
+    raw = raw_features(5)
+    raw[3] = row
+    np.save(tmp_path / "images_val.npy", raw)
+    features = ImageFeatures(tmp_path / "images_val.npy", "val")
+    assert features.rows([0, 4]).isfinite().all()
+    with pytest.raises(FileError, match="row 3") as caught:
+        features.rows([4, 3])
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("array", [np.ones(5), np.ones((5, 4), dtype=int), np.ones((0, 4)), np.ones((2, 3, 4))])
+def test_wrong_shapes_and_dtypes(tmp_path, array):
+    np.save(tmp_path / "images_val.npy", array)
+    with pytest.raises(FileError, match=r"has no array of floating-point numbers .*its shape is"):
+        ImageFeatures(tmp_path / "images_val.npy", "val")
+
+
+def test_pickled_arrays_are_not_read(tmp_path):
+    np.save(tmp_path / "images_val.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(FileError, match=r"has no array .*that can be read"):
+        ImageFeatures(tmp_path / "images_val.npy", "val")
+
+
+def test_hdf5_files_that_are_none_or_have_no_such_split(tmp_path):
+    pytest.importorskip("h5py")
+    path = write_hdf5(tmp_path / "data_img.h5", train=raw_features(2))
+    with pytest.raises(FileError, match='has no dataset "images_val" '):
+        ImageFeatures(path, "val")
+    path.write_bytes(path.read_bytes()[:600])
+    with pytest.raises(FileError, match="that can be read"):
+        ImageFeatures(path, "train")
+    with pytest.raises(FileError, match="is missing"):
+        ImageFeatures(tmp_path / "other.h5", "train")

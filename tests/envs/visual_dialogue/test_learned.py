@@ -4,19 +4,14 @@ import pytest
 import torch
 
 from torchrl_lang.envs.visual_dialogue import (
-    Dialogue,
-    DialogueTraining,
+    DialogueRewards,
     LocalDialogueModels,
-    PercentileCutoff,
-    Round,
-    SplitFiles,
     VisualDialogues,
     generate_visual_dialogues,
-    save_dialogue_models,
     train_dialogue_models,
 )
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.generate import ATTRIBUTES
-from torchrl_lang.envs.visual_dialogue.models.local import load_dialogue_models
 from torchrl_lang.envs.visual_dialogue.rewards import is_yes_no
 
 pytestmark = pytest.mark.slow
@@ -26,22 +21,12 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory):
     """Models, held-out dialogues and the features of their images."""
     home = tmp_path_factory.mktemp("learned")
-    generate_visual_dialogues(home / "data", {"train": 2000, "val": 400}, npy=True, seed=3)
-    train, val = (
-        VisualDialogues(files.dialogues, files.features, split)
-        for split in ("train", "val")
-        for files in [SplitFiles.in_folder(home / "data", split, npy=True)]
-    )
-    options = DialogueTraining(guesser_epochs=20, answerer_epochs=10)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        saved = train_dialogue_models(train.dialogues, train.features, options)
-    finally:
-        torch.set_num_threads(threads)
-    save_dialogue_models(saved, home / "models")
+    generate_visual_dialogues(home / "data", {"train": 1200, "val": 300}, npy=True, feature_size=64, seed=3)
+    train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
+    options = {"guesser_epochs": 10, "answerer_epochs": 8, "width": 64}
+    train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
     pool = val.features.all()
-    return LocalDialogueModels(load_dialogue_models(home / "models"), pool), val.dialogues, pool
+    return LocalDialogueModels(home / "models", pool), val.dialogues, pool
 
 
 def prefixes(dialogues, rounds):
@@ -66,17 +51,13 @@ def test_captions_are_not_informative_and_every_round_helps(by_round):
     assert mean[-1] > 0.88
 
 
-def test_distances_fall_with_every_round(trained):
-    models, dialogues, pool = trained
-    mean = torch.stack([models.distances(prefixes(dialogues, rounds), pool).mean() for rounds in range(11)])
-    assert (mean.diff() < 0).all()
-
-
 def test_the_cutoff_is_reached_after_some_questions(by_round):
-    cutoff, ends = PercentileCutoff(), []
+    ends = []
     for values in by_round.double():
         progress = values.diff().tolist()
-        ends.append(next((end for end in range(1, 11) if cutoff(float(values[0]), progress[:end])), 10))
+        ends.append(
+            next((end for end in range(1, 11) if DialogueRewards().is_last(float(values[0]), progress[:end])), 10)
+        )
     assert 4 <= sum(ends) / len(ends) <= 6
     assert sum(end == 1 for end in ends) < 0.25 * len(ends)
 
@@ -86,12 +67,6 @@ def test_each_kind_of_question_carries_information(trained, by_round):
     for deleted in (True, False):
         rest = [each._replace(rounds=tuple(r for r in each.rounds if is_closed(r) != deleted)) for each in dialogues]
         assert models.percentiles(rest, pool).mean() < by_round[:, -1].mean() - 0.03
-
-
-def test_different_questions_beat_a_repeated_one(trained, by_round):
-    models, dialogues, pool = trained
-    repeated = [each._replace(rounds=each.rounds[:1] * 5) for each in dialogues]
-    assert models.percentiles(repeated, pool).mean() < by_round[:, 5].mean() - 0.05
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["yes-no", "open"])
@@ -112,14 +87,5 @@ def test_asking_the_models_reaches_the_image(trained):
     for attribute in ATTRIBUTES[:10]:
         question = f"{attribute.open_questions[0][0]}?"
         answers = models.answers(asked, [question] * len(asked), pool)
-        asked = [
-            each._replace(rounds=(*each.rounds, Round(question, answer)))
-            for each, answer in zip(asked, answers, strict=True)
-        ]
+        asked = [each.then(question, answer) for each, answer in zip(asked, answers, strict=True)]
     assert models.percentiles(asked, pool).mean() > 0.9
-
-
-def test_unknown_words_are_answered(trained):
-    models, dialogues, pool = trained
-    answers = models.answers(prefixes(dialogues[:2], 0), ["quel temps fait-il ?", "\N{BLACK HEART SUIT}"], pool[:2])
-    assert all(answers)

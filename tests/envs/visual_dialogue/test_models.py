@@ -2,26 +2,29 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue import (
-    Dialogue,
-    DialogueTraining,
     LocalDialogueModels,
-    Round,
-    SplitFiles,
     VisualDialogues,
     generate_visual_dialogues,
-    save_dialogue_models,
     train_dialogue_models,
 )
-from torchrl_lang.envs.visual_dialogue.models.local import SavedDialogueModels, load_dialogue_models
-from torchrl_lang.envs.visual_dialogue.models.networks import Answerer, ImageGuesser, Whitening, rank_percentile
-from torchrl_lang.envs.visual_dialogue.models.training import answerer_loss, guesser_loss
-from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN, DialogueBatch, WordIndex
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
+from torchrl_lang.envs.visual_dialogue.models import TrainedModels, answerer_loss, guesser_loss, rank_percentile
+from torchrl_lang.envs.visual_dialogue.networks import (
+    BEGIN,
+    END,
+    PAD,
+    UNKNOWN,
+    DialogueBatch,
+    Whitening,
+    WordIndex,
+    join_words,
+    split_words,
+)
 
 SIZE = 16
 DIALOGUES = [
@@ -42,10 +45,8 @@ def words():
 def saved(words):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = {"width": 24, "embedding": 8}
-        return SavedDialogueModels(
-            words, ImageGuesser(len(words), SIZE, **sizes).eval(), Answerer(len(words), SIZE, **sizes).eval()
-        )
+        saved = TrainedModels.untrained(words, feature_size=SIZE, width=24, embedding=8)
+        return saved._replace(guesser=saved.guesser.eval(), answerer=saved.answerer.eval())
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +86,6 @@ def test_values_by_round_are_those_of_prefixes(models, pool):
         assert distances == pytest.approx(models.distances(parts, repeated).double().tolist(), rel=1e-6)
 
 
-def test_every_part_of_a_dialogue_counts(models, pool):
-    base = DIALOGUES[0]
-    changed = [
-        base._replace(caption="a cat at the beach"),
-        base._replace(rounds=(base.rounds[0]._replace(answer="white"), base.rounds[1])),
-        base._replace(rounds=(base.rounds[0], base.rounds[1]._replace(question="is it red?"))),
-        base._replace(rounds=base.rounds[::-1]),
-    ]
-    distances = models.distances([base, *changed], pool[[0] * 5])
-    assert len(set(distances.tolist())) == 5
-
-
-def test_distance_is_the_mean_squared_difference(models, saved, pool, words):
-    with torch.no_grad():
-        predicted = saved.guesser.predict(DialogueBatch.of(DIALOGUES, words)).numpy()
-    expected = ((predicted - pool[:4].numpy()) ** 2).mean(1)
-    np.testing.assert_allclose(models.distances(DIALOGUES, pool[:4]).numpy(), expected, rtol=1e-4)
-
-
 def test_percentile_against_a_plain_loop(models, saved, pool, words):
     with torch.no_grad():
         predicted = saved.guesser.predict(DialogueBatch.of(DIALOGUES, words)).numpy()
@@ -116,12 +98,15 @@ def test_percentile_against_a_plain_loop(models, saved, pool, words):
 
 
 def test_percentiles_by_hand():
+    def rank_of(predicted, true, pool):
+        return rank_percentile(predicted, true, pool, pool.square().sum(-1))
+
     pool = torch.eye(4)
     predicted = torch.tensor([[0.9, 0.5, 0.3, 0.1]]).expand(4, -1)
-    assert rank_percentile(predicted, pool, pool).tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert rank_of(predicted, pool, pool).tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2])
     # An image that is not in the pool, behind all of it, and two copies of one image.
-    assert rank_percentile(predicted[:1], -torch.ones(1, 4), pool).item() == 0.0
-    assert rank_percentile(predicted[:1], pool[:1], torch.cat([pool[:1], pool[:1]])).item() == pytest.approx(2 / 3)
+    assert rank_of(predicted[:1], -torch.ones(1, 4), pool).item() == 0.0
+    assert rank_of(predicted[:1], pool[:1], torch.cat([pool[:1], pool[:1]])).item() == pytest.approx(2 / 3)
 
 
 def test_guesser_loss_averages_the_rounds_that_exist(saved, words, pool):
@@ -163,28 +148,10 @@ def test_answers_are_the_most_probable_words(saved, words, pool):
         assert set(found[row].tolist()[len(ids) - 1 :]) <= {END}
 
 
-def test_results_have_no_gradient_and_weights_are_copied(models, saved, pool):
-    before = models.distances(DIALOGUES, pool[:4])
-    assert not before.requires_grad
-    assert before.dtype == torch.float32
-    with torch.no_grad():
-        for parameter in saved.guesser.parameters():
-            parameter.add_(1.0)
-    assert torch.equal(models.distances(DIALOGUES, pool[:4]), before)
-    assert all(parameter.dtype == torch.float32 for parameter in saved.guesser.parameters())
-
-
-def test_no_dialogues(models):
-    assert models.answers([], [], torch.empty(0, SIZE)) == []
-    assert len(models.distances([], torch.empty(0, SIZE))) == len(models.percentiles([], torch.empty(0, SIZE))) == 0
-
-
 def test_wrong_arguments(models, saved, pool):
     with pytest.raises(ValueError, match=r"features must have shape \[4, 16\], got \[3, 16\]"):
         models.distances(DIALOGUES, pool[:3])
-    with pytest.raises(ValueError, match="a question for each of 4 dialogues, got 1"):
-        models.answers(DIALOGUES, ["a?"], pool[:4])
-    with pytest.raises(ValueError, match=r"features \[P, 16\]"):
+    with pytest.raises(ValueError, match=r"pool must have shape \[3, 16\]"):
         LocalDialogueModels(saved, torch.zeros(3, 5))
 
 
@@ -206,7 +173,7 @@ def test_whitened_features_have_similar_deviations():
 
 
 def test_saved_models_are_the_same(models, saved, pool, tmp_path):
-    save_dialogue_models(saved, tmp_path / "models")
+    saved.save(tmp_path / "models")
     assert {path.suffix for path in (tmp_path / "models").iterdir()} == {".json", ".safetensors"}
     stream = torch.random.get_rng_state()
     loaded = LocalDialogueModels(tmp_path / "models", pool)
@@ -217,15 +184,15 @@ def test_saved_models_are_the_same(models, saved, pool, tmp_path):
 
 @pytest.mark.parametrize("name", ["config.json", "guesser.safetensors", "answerer.safetensors", "checksums.json"])
 def test_damaged_and_missing_files(saved, tmp_path, name):
-    save_dialogue_models(saved, tmp_path / "models")
+    saved.save(tmp_path / "models")
     path = tmp_path / "models" / name
     content = path.read_bytes()
     path.write_bytes(content[:-7] + b"x" + content[-6:])
     with pytest.raises(FileError, match="train and save the models again"):
-        load_dialogue_models(tmp_path / "models")
+        TrainedModels.load(tmp_path / "models")
     path.unlink()
     with pytest.raises(FileError, match="is missing"):
-        load_dialogue_models(tmp_path / "models")
+        TrainedModels.load(tmp_path / "models")
 
 
 def rewrite(folder, change):
@@ -242,33 +209,30 @@ def rewrite(folder, change):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda c: c["guesser"].update(width=25), "of shape"),
-        (lambda c: c["guesser"].update(width=1 << 20), "of shape"),  # 13 TB of weights
-        (lambda c: c["guesser"].update(width=1 << 40), "guesser.width"),
-        (lambda c: c["answerer"].update(feature_size=0), '"answerer.feature_size"'),
-        (lambda c: c["words"].append("zebra"), "of shape"),
-        (lambda c: c["words"].append(c["words"][0]), "a word twice"),
-        (lambda c: c.update(version=2), "has version 2"),
+        (lambda c: c.update(width=1 << 20), "does not fit config.json"),  # 13 TB of weights
+        (lambda c: c.update(width=1 << 40), '"width"'),
+        (lambda c: c.update(feature_size=0), '"feature_size"'),
+        (lambda c: c["words"].append("zebra"), "does not fit config.json"),
+        (lambda c: c["words"].append(c["words"][0]), "each is there once"),
+        (lambda c: c.update(version=1), "has version 1, but this release reads version 2"),
     ],
 )
 def test_configurations_that_do_not_fit(saved, tmp_path, change, found):
-    save_dialogue_models(saved, tmp_path / "models")
+    saved.save(tmp_path / "models")
     rewrite(tmp_path / "models", change)
     with pytest.raises(FileError) as caught:
-        load_dialogue_models(tmp_path / "models")
+        TrainedModels.load(tmp_path / "models")
     assert found in str(caught.value)
 
 
-def test_models_that_cannot_be_saved(saved, words, tmp_path):
-    with pytest.raises(ValueError, match="16 features and an answerer of 3"):
-        save_dialogue_models(saved._replace(answerer=Answerer(len(words), 3)), tmp_path / "models")
+def test_models_that_cannot_be_saved(saved, tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(FileExistsError, match="is not empty"):
-        save_dialogue_models(saved, tmp_path)
+        saved.save(tmp_path)
     with torch.no_grad():
         saved.guesser.feature[0].bias[0] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        save_dialogue_models(saved, tmp_path / "models")
+        saved.save(tmp_path / "models")
     assert not (tmp_path / "models").exists()
 
 
@@ -278,19 +242,18 @@ def test_models_that_cannot_be_saved(saved, words, tmp_path):
 @pytest.fixture
 def data(tmp_path):
     generate_visual_dialogues(tmp_path / "data", {"train": 12}, feature_size=64, npy=True)
-    files = SplitFiles.in_folder(tmp_path / "data", "train", npy=True)
-    return VisualDialogues(files.dialogues, files.features, "train")
+    return VisualDialogues.in_folder(tmp_path / "data", "train")
 
 
-TINY = DialogueTraining(guesser_epochs=2, answerer_epochs=1, batch_size=5, width=8, embedding=8)
+TINY = {"guesser_epochs": 2, "answerer_epochs": 1, "batch_size": 5, "width": 8, "embedding": 8}
 
 
 def test_training_repeats_and_leaves_the_random_stream(data):
     before, seen = torch.get_rng_state(), []
-    first = train_dialogue_models(data.dialogues, data.features, TINY, report=lambda *each: seen.append(each))
+    first = train_dialogue_models(data.dialogues, data.features, **TINY, report=lambda *each: seen.append(each))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(5)
-    again = train_dialogue_models(data.dialogues, data.features, TINY)
+    again = train_dialogue_models(data.dialogues, data.features, **TINY)
     for part in ("guesser", "answerer"):
         one, two = getattr(first, part).state_dict(), getattr(again, part).state_dict()
         assert all(torch.equal(one[name], two[name]) for name in one)
@@ -300,9 +263,56 @@ def test_training_repeats_and_leaves_the_random_stream(data):
 
 def test_wrong_training_data_and_options(data):
     with pytest.raises(ValueError, match="got 11 dialogues, 12 features"):
-        train_dialogue_models(data.dialogues[1:], data.features, TINY)
+        train_dialogue_models(data.dialogues[1:], data.features, **TINY)
     with pytest.raises(ValueError, match="a dialogue with rounds"):
-        train_dialogue_models([Dialogue("a")] * 12, data.features, TINY)
+        train_dialogue_models([Dialogue("a")] * 12, data.features, **TINY)
     for wrong in ({"batch_size": 0}, {"guesser_rate": 0.0}, {"answerer_rate": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            DialogueTraining(**wrong)
+            train_dialogue_models(data.dialogues, data.features, **wrong)
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("can't", ["ca", "n't"]),
+        ("I don\N{RIGHT SINGLE QUOTATION MARK}t think so", ["i", "do", "n't", "think", "so"]),
+        ("is it red?", ["is", "it", "red", "?"]),
+        ("it's 10, maybe.", ["it", "'s", "10", ",", "maybe", "."]),
+        ("no", ["no"]),
+        ("  ", []),
+    ],
+)
+def test_splitting_and_joining(text, words):
+    assert split_words(text) == words
+    assert split_words(join_words(words)) == words
+
+
+def test_joined_texts_have_no_spaces_before_punctuation():
+    words = ["ca", "n't", "see", "it", ",", "is", "it", "the", "dog", "'s", "?"]
+    assert join_words(words) == "can't see it, is it the dog's?"
+    assert join_words(["?", "n'tx", "a", "-", "b"]) == "? n'tx a - b"
+
+
+def test_ids_of_rare_words():
+    words = WordIndex.of_texts(["a dog and a cat", "a dog"], least=2)
+    assert words.words == ("a", "dog")
+    assert words.ids(["a red dog", "", "dog"]).tolist() == [[4, UNKNOWN, 5], [PAD, PAD, PAD], [5, PAD, PAD]]
+    assert words.ids(["a " * 50]).tolist() == [[4] * 40]
+    assert words.ids([""]).shape == (1, 1)
+    assert words.text([4, UNKNOWN, 5, END, 5]) == "a dog"
+    assert words.text([]) == ""
+
+
+def test_batches_place_rounds():
+    words = WordIndex.of_texts(["a b c d"])
+    a, b, c, d = words.ids(["a b c d"])[0].tolist()
+    batch = DialogueBatch.of([Dialogue("a"), Dialogue("b", (Round("c", "d"), Round("d c", "")))], words)
+    assert batch.rounds.tolist() == [0, 2]
+    assert batch.caption.tolist() == [[a], [b]]
+    assert batch.questions.tolist() == [[[PAD, PAD]] * 2, [[c, PAD], [d, c]]]
+    assert batch.answers.tolist() == [[[PAD], [PAD]], [[d], [PAD]]]
+    assert DialogueBatch.of([Dialogue("a")], words).questions.shape[:2] == (1, 0)
+    assert torch.equal(batch.rows(torch.tensor([1])).questions, batch.questions[1:])

@@ -1,4 +1,4 @@
-"""`prepare visual_dialogue`: what it leaves, and that a killed call continues with the same result."""
+"""Commands of visual dialogue: what `prepare` leaves, also when it is killed, reward caches, and the server."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from tests.envs.visual_dialogue.word_overlap import WordOverlap
 from tests.recipes.conftest import SMALL
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError
+from torchrl_lang._files import FileError, folder_lock
 from torchrl_lang.envs import visual_dialogue as vd
-from torchrl_lang.envs.visual_dialogue import prepare
-from torchrl_lang.envs.visual_dialogue.files import read_reward_cache
+from torchrl_lang.envs.visual_dialogue import models, prepare
+from torchrl_lang.envs.visual_dialogue.files import SplitFiles, read_reward_cache
 from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder, measured_tokens
 from torchrl_lang.envs.visual_dialogue.scoring import RewardCaches
 from torchrl_lang.recipes.datasets import open_dataset
@@ -39,15 +39,15 @@ def content(folder, *, without=("prepare.json",)):
 
 def test_rewards_are_those_of_the_models_round_by_round(prepared_dialogues):
     folder = PreparedFolder(str(prepared_dialogues))
-    models = folder.models()
+    trained = folder.models()
     for split, many in (("train", 48), ("val", 10), ("test", 13)):
         data = folder.data(split)
         distances = read_reward_cache(folder.files(split).distance_rewards, many)
         for number in range(0, many, 4):
             dialogue, image = data.dialogues[number], data.features.rows([number])
             parts = [dialogue._replace(rounds=dialogue.rounds[:end]) for end in range(11)]
-            ranks = [float(models.percentiles([part], image)) for part in parts]
-            far = [float(models.distances([part], image)) for part in parts]
+            ranks = [float(trained.percentiles([part], image)) for part in parts]
+            far = [float(trained.distances([part], image)) for part in parts]
             assert list(data.rewards[number]) == [ranks[0], *(after - before for before, after in pairwise(ranks))]
             assert list(distances[number]) == pytest.approx([far[0], *(a - b for a, b in pairwise(far))], abs=1e-6)
 
@@ -80,7 +80,7 @@ def test_tokens_are_the_words_of_training_and_every_dialogue_fits(prepared_dialo
     tokens = folder.tokens()
     assert tokens.tokenizer.config() == word_tokenizer([*texts, "<stop>"]).config()
     every = [dialogue for split in ("train", "val", "test") for dialogue in folder.data(split).dialogues]
-    assert tokens[1:] == measured_tokens(tokens.tokenizer, {prepared_dialogues: every})[1:]
+    assert tokens == measured_tokens(tokens.tokenizer, {prepared_dialogues: every})
     count = {text: len(tokens.tokenizer.encode(text)) for each in every for r in each.rounds for text in r}
     assert tokens.question == max(count[r.question] for each in every for r in each.rounds)
     assert tokens.answer == max(count[r.answer] for each in every for r in each.rounds)
@@ -118,7 +118,7 @@ def whole(tmp_path_factory):
     [
         (prepare, "generate_visual_dialogues", 1),
         (prepare, "train_dialogue_models", 1),
-        (prepare, "save_dialogue_models", 1),
+        (models.TrainedModels, "save", 1),
         (vd.LocalDialogueModels, "by_round", 1),
         (vd.LocalDialogueModels, "by_round", 4),
         (RewardCaches, "save", 2),
@@ -139,31 +139,6 @@ def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, na
     assert content(tmp_path / "cut") == whole
 
 
-@pytest.mark.slow
-def test_existing_files_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_path, monkeypatch, capsys):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = PreparedFolder(str(prepared_dialogues))
-    texts = " ".join(text for each in folder.data("train").dialogues for r in each.rounds for text in (r[0], r[1]))
-    words = {word: number for number, word in enumerate(["<unk>", "?", *sorted(set(texts.replace("?", "").split()))])}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "tokenizer")
-    monkeypatch.chdir(prepared_dialogues)  # the files may be given by a relative path
-    more = ("--files", "data", "--tokenizer", tmp_path / "tokenizer")
-    assert command(tmp_path / "out", *more, sizes=TINY) == 0
-    monkeypatch.chdir(tmp_path)
-    found = PreparedFolder(str(tmp_path / "out"))
-    assert not (tmp_path / "out" / "data").exists()
-    assert found.tokens().tokenizer.config()["kind"] == "huggingface"
-    assert found.data("test").dialogues == folder.data("test").dialogues
-    assert torch.equal(found.data("test").features.all(), folder.data("test").features.all())
-    assert len(found.data("train").rewards) == 48
-    assert command(tmp_path / "other", "--files", tmp_path) == 2
-    assert "visdial_0.5_train.json" in capsys.readouterr().err
-
-
 def test_features_that_cannot_be_read_are_found_before_the_training(prepared_dialogues, tmp_path, capsys):
     shutil.copytree(prepared_dialogues / "data", tmp_path / "files")
     features = np.load(tmp_path / "files" / "images_val.npy")
@@ -175,20 +150,8 @@ def test_features_that_cannot_be_read_are_found_before_the_training(prepared_dia
     assert "epoch" not in shown.out
 
 
-@pytest.mark.slow
-def test_existing_files_with_features_in_hdf5(tmp_path):
-    pytest.importorskip("h5py")
-    splits = {"train": 12, "val": 4, "test": 5}
-    vd.generate_visual_dialogues(tmp_path / "files", splits, feature_size=64, seed=7)
-    assert command(tmp_path / "out", "--files", tmp_path / "files", sizes=TINY) == 0
-    found = PreparedFolder(str(tmp_path / "out"))
-    assert {split: len(found.data(split)) for split in splits} == splits
-    assert found.files("test").features == tmp_path / "files" / "data_img.h5"
-    assert not list((tmp_path / "files").glob("*reward*"))  # the user's folder stays as it was
-
-
 def test_a_text_that_the_tokenizer_lacks():
-    dialogues = [vd.Dialogue("caf\N{LATIN SMALL LETTER E WITH ACUTE}", (vd.Round("is it red?", "no"),))]
+    dialogues = [vd.Dialogue("caf\N{LATIN SMALL LETTER E WITH ACUTE}").then("is it red?", "no")]
     with pytest.raises(FileError) as error:
         measured_tokens(word_tokenizer(["cafe"]), {Path("a.json"): [vd.Dialogue("", ()), *dialogues]})
     assert str(error.value).startswith(
@@ -228,3 +191,65 @@ def test_files_as_people_write_them(prepared_dialogues, tmp_path, monkeypatch):
         for row, mask in zip(records.rows["tokens"], records.rows["attention_mask"], strict=True)
     ]
     assert all(f" it\u2019s a caf\xe9\n{unknown}</s>" in text and text.count(unknown) == 1 for text in shown)
+
+
+# -- rewards and the server --------------------------------------------------------------------------------------------
+
+
+def rewards(home, out, *more, split="val"):
+    files = SplitFiles.in_folder(home / "data", split)
+    given = ["--dialogues", str(files.dialogues), "--features", str(files.features), "--split", split]
+    return main(["rewards", "visual_dialogue", *given, "--out", str(out), "--batch-size", "4", *more])
+
+
+def caches(folder):
+    files = SplitFiles.in_folder(folder, "val")
+    return [json.loads(path.read_text()) for path in (files.rank_rewards, files.distance_rewards)]
+
+
+@pytest.mark.slow
+def test_caches_of_models_in_process_and_behind_http(prepared_dialogues, tmp_path, capsys):
+    pytest.importorskip("uvicorn")
+    assert rewards(prepared_dialogues, tmp_path / "local", "--models", str(prepared_dialogues / "models")) == 0
+    assert "10 of 10 dialogues" in capsys.readouterr().out
+    with vd.DialogueServer(PreparedFolder(str(prepared_dialogues)).models()) as server:
+        assert rewards(prepared_dialogues, tmp_path / "http", "--server", server.url) == 0
+    assert caches(tmp_path / "local") == caches(tmp_path / "http")
+    names = sorted(path.name for path in (tmp_path / "local").iterdir())
+    assert names == ["val_rank_reward_cache1.json", "val_reward_cache2.json"]
+    for path, start in zip(SplitFiles.in_folder(tmp_path / "local", "val")[2:], (1.0, 10.0), strict=True):
+        rows = read_reward_cache(path, 10)
+        assert {len(row) for row in rows} == {11}
+        assert all(0 <= row[0] <= start for row in rows)
+
+
+def test_an_interrupted_command_continues(prepared_dialogues, tmp_path, capsys):
+    assert rewards(prepared_dialogues, tmp_path / "whole", "--models", str(prepared_dialogues / "models")) == 0
+    with interrupted_at(vd.LocalDialogueModels, "by_round", 2):
+        assert rewards(prepared_dialogues, tmp_path / "cut", "--models", str(prepared_dialogues / "models")) == 130
+    capsys.readouterr()
+    assert rewards(prepared_dialogues, tmp_path / "cut", "--models", str(prepared_dialogues / "models")) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "8 of 10 dialogues"
+    assert caches(tmp_path / "cut") == caches(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("items", [1, 1000])
+def test_a_server_accepts_the_batches_that_it_offers(items):
+    """Features of full batches fit into its limit of bytes."""
+    body = {"route": "percentile", "img_features": [[-0.12345678901234567e-10] * 16] * 100}
+    assert vd.DialogueServer(WordOverlap(), items=items).limits["body"] >= items / 100 * len(json.dumps(body))
+
+
+@pytest.mark.parametrize("host", ["", "\xe9..x"])
+def test_a_host_that_cannot_be_used_is_an_error_of_one_line(prepared_dialogues, host, capsys):
+    files = SplitFiles.in_folder(prepared_dialogues / "data", "val")
+    given = ["--models", str(prepared_dialogues / "models"), "--features", str(files.features), "--host", host]
+    assert main(["serve", "visual_dialogue", *given]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_one_process_at_a_time_computes_rewards(prepared_dialogues, tmp_path, capsys):
+    """Two would append to one file."""
+    with folder_lock(tmp_path, "computes rewards"):
+        assert rewards(prepared_dialogues, tmp_path, "--models", str(prepared_dialogues / "models")) == 2
+    assert "Another process computes rewards in" in capsys.readouterr().err

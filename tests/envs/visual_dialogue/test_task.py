@@ -16,11 +16,13 @@ from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
-from torchrl_lang.envs.visual_dialogue import DialogueServer, PercentileCutoff, QuestionPlayer, Round
-from torchrl_lang.envs.visual_dialogue.task import VisualDialogueData, VisualDialogueTask
+from torchrl_lang.envs.visual_dialogue import DialogueRewards, DialogueServer, QuestionPlayer
+from torchrl_lang.envs.visual_dialogue.dialogue import Round
+from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueData
 from torchrl_lang.text import from_row
 
 YES_NO = {
@@ -71,7 +73,7 @@ def test_rows_that_end_at_the_cutoff(prepared_dialogues, tmp_path, penalty):
     assert generate(prepared_dialogues, tmp_path / "data", "--penalty", penalty, "--penalty-value", -3) == 0
     expected = []
     for item, (initial, *changes) in zip(*files_of(prepared_dialogues), strict=True):
-        over = [end for end in range(1, 11) if PercentileCutoff()(initial, changes[:end])]
+        over = [end for end in range(1, 11) if DialogueRewards().is_last(initial, changes[:end])]
         end = over[0] if over else 10
         replies = [each["answer"] for each in item["dialog"][:end]]
         rewards = [-1.0 - 3.0 * bool(YES_NO[penalty](reply)) for reply in replies]
@@ -181,25 +183,6 @@ def test_the_data_player_does_not_repeat_itself(task):
     assert [tokenizer.decode(again(td)["action"][0].tolist()) for _ in range(300)] == drawn
 
 
-def test_a_dialogue_that_has_ended_needs_no_new_question(task):
-    """Policies are called for such rows, too."""
-    tokenizer = task.tokenizer()
-    control = tokenizer.control
-    row = [token for letter in "abcdefghij" for token in (*tokenizer.encode(letter), control.end_of_action)]
-    td = TensorDict(tokens=torch.tensor([row]), agent_mask=torch.ones(1, len(row), dtype=torch.bool))
-    assert QuestionPlayer("abcdefghij", tokenizer, 2, seed=0)(td)["action"].shape == (1, 2)
-
-
-def test_questions_that_no_player_can_ask(task):
-    with pytest.raises(ValueError, match="at least 10 different questions, got 2"):
-        QuestionPlayer(["a", "b"] * 20, task.tokenizer(), 4)
-    td = TensorDict(tokens=torch.zeros(1, 3, dtype=torch.int64), agent_mask=torch.zeros(1, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"has \d+ tokens with its end, but action_length=2"):
-        QuestionPlayer([f"is it {letter}?" for letter in "abcdefghij"], task.tokenizer(), 2)(td)
-    with pytest.raises(ValueError, match="player='nobody' is unknown"):
-        task.player("nobody")
-
-
 # -- the task -------------------------------------------------------------------------------------------------------
 
 
@@ -232,26 +215,6 @@ def test_a_folder_that_was_not_prepared(tmp_path, capsys):
     assert "There is no finished visual dialogue in" in capsys.readouterr().err
     with pytest.raises(ValueError, match="cannot be made without a dataset of it"):
         VisualDialogueTask.without_notes()
-
-
-def test_environments_share_data_and_models(task):
-    first, second = task.env(1), task.env(2, split="train")
-    assert first.data is second.data
-    assert first.models is second.models
-    assert first.tokenizer is second.tokenizer
-    assert task.env(1, split="val").data is not first.data
-    with pytest.raises(ValueError, match="split='dev' is unknown"):
-        task.env(1, split="dev")
-
-
-@pytest.mark.slow
-def test_an_evaluation_plays_every_dialogue_once(task):
-    assert [task.number_of_games(split) for split in (None, "val", "train")] == [13, 10, 48]
-    for split, many in (("test", 13), (None, 10)):
-        more = {} if split is None else {"split": split}
-        _, records = task.evaluate(task.player("data", 0).policy, games=many, seed=0, batch=4, **more)
-        captions = [from_row(row, task.tokenizer()).turns[0].text for row in records.rows]
-        assert captions == [each.caption for each in task.data(split or "val").dialogues]
 
 
 def made_records(task, dialogues, progress, terminated):

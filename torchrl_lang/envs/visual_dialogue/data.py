@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
 
 from torchrl_lang._files import FileError
 from torchrl_lang.data.generate import EpisodeSampler
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
-from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure
 from torchrl_lang.envs.visual_dialogue.files import (
     ROUNDS,
-    SceneRecord,
+    ImageFeatures,
+    Scene,
+    SplitFiles,
     read_additional_scenes,
     read_dialogues,
     read_reward_cache,
@@ -26,48 +26,33 @@ from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.rows import to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["Scene", "SceneRows", "VisualDialogues", "scene_episode", "scenes_of", "whole_scene"]
+__all__ = ["SceneRows", "VisualDialogues"]
 
 
-class Scene(NamedTuple):
-    """A dialogue that ends where its environment, or its agent, ended it."""
-
-    dialogue: Dialogue
-    image: int
-    """Row of its image in the features."""
-    initial: float
-    """Percentile or distance after the caption."""
-    progress: tuple[float, ...]
-    """Its change in each round."""
-    stopped: bool
-    """Whether the agent wrote ``<stop>`` after the last round."""
-
-
-def scenes_of(record: SceneRecord, rewards: DialogueRewards) -> Iterator[Scene]:
+def scenes_of(scene: Scene, rewards: DialogueRewards) -> Iterator[Scene]:
     """The scenes of a dialogue of ten rounds: one, or in mode "agent_stops" eleven.
 
     In mode "env_stops" the dialogue is cut after its first last round. In mode "agent_stops" the agent stops after 0,
     1, ..., 9 rounds, and does not need to after ten. In mode "10_stop" the dialogue stays as it is.
     """
     if rewards.mode == "agent_stops":
-        yield from (_cut(record, rounds, stopped=rounds < ROUNDS) for rounds in range(ROUNDS + 1))
+        yield from (scene.first(rounds, stopped=rounds < ROUNDS) for rounds in range(ROUNDS + 1))
     else:
-        yield whole_scene(record, rewards)
+        yield ended_scene(scene, rewards)
 
 
-def whole_scene(record: SceneRecord, rewards: DialogueRewards) -> Scene:
-    """One scene of a dialogue of any length; in mode "agent_stops" a shorter one than ten rounds ends with a stop.
+def ended_scene(scene: Scene, rewards: DialogueRewards) -> Scene:
+    """A dialogue of any length up to its end; in mode "agent_stops" a shorter one than ten rounds ends with a stop.
 
     Raises:
         ValueError: the dialogue does not end within its rounds.
     """
-    rounds = len(record.dialogue.rounds)
+    rounds = len(scene.dialogue.rounds)
     if rewards.mode == "agent_stops":
-        return _cut(record, rounds, stopped=rounds < ROUNDS)
-    initial, *progress = record.rewards
+        return scene._replace(stopped=rounds < ROUNDS)
     for end in range(1, rounds + 1):
-        if rewards.is_last(initial, progress[:end]):
-            return _cut(record, end, stopped=False)
+        if rewards.is_last(scene.initial, scene.progress[:end]):
+            return scene.first(end)
     raise ValueError(f"it does not end within its {rounds} rounds in mode {rewards.mode!r}")
 
 
@@ -84,11 +69,6 @@ def scene_episode(scene: Scene, rewards: DialogueRewards) -> Episode:
     if scene.stopped:
         turns.append(Turn(STOP, 0.0))
     return Episode(turns, terminated=True)
-
-
-def _cut(record: SceneRecord, rounds: int, *, stopped: bool) -> Scene:
-    dialogue = record.dialogue.first(rounds)
-    return Scene(dialogue, record.image, record.rewards[0], tuple(record.rewards[1 : rounds + 1]), stopped)
 
 
 class VisualDialogues:
@@ -109,11 +89,10 @@ class VisualDialogues:
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.envs.visual_dialogue import SplitFiles, VisualDialogues, generate_visual_dialogues
+        >>> from torchrl_lang.envs.visual_dialogue import VisualDialogues, generate_visual_dialogues
         >>> with tempfile.TemporaryDirectory() as home:
         ...     generate_visual_dialogues(home, {"val": 5}, feature_size=64, npy=True)
-        ...     files = SplitFiles.in_folder(home, "val", npy=True)
-        ...     data = VisualDialogues(files.dialogues, files.features, "val")
+        ...     data = VisualDialogues.in_folder(home, "val")
         ...     len(data), data.features.rows([4]).shape
         (5, torch.Size([1, 64]))
     """
@@ -128,7 +107,7 @@ class VisualDialogues:
         additional: str | Path | None = None,
         normalize: bool = True,
     ) -> None:
-        self.dialogues: Sequence[Dialogue]
+        self.dialogues: list[Dialogue]
         self.dialogues, self.image_ids = read_dialogues(dialogues)
         self.features = ImageFeatures(features, split, normalize=normalize)
         if len(self.features) != len(self.dialogues):
@@ -142,6 +121,13 @@ class VisualDialogues:
         """Number of dialogues, without additional scenes."""
         return len(self.dialogues)
 
+    @classmethod
+    def in_folder(cls, folder: str | Path, split: str, *, rewards: Measure | None = None) -> VisualDialogues:
+        """The data of a split in a folder of files with the names of the real ones, with rewards of a measure."""
+        files = SplitFiles.in_folder(folder, split)
+        cache = {None: None, "rank": files.rank_rewards, "distance": files.distance_rewards}[rewards]
+        return cls(files.dialogues, files.features, split, rewards=cache)
+
     def scenes(self, rewards: DialogueRewards) -> list[Scene]:
         """The dialogues cut where they end, in order, then the additional scenes; see :func:`scenes_of`.
 
@@ -149,10 +135,16 @@ class VisualDialogues:
             ValueError: there is no cache of rewards.
             FileError: an additional scene does not end.
         """
-        records = map(self.record, range(len(self)))
-        return [scene for record in records for scene in scenes_of(record, rewards)] + self._additional(rewards)
+        scenes = [scene for number in range(len(self)) for scene in scenes_of(self.scene(number), rewards)]
+        for number, scene in enumerate(self.additional):
+            try:
+                scenes.append(ended_scene(scene, rewards))
+            except ValueError as error:
+                found, remedy = f"has a wrong item {number} ({error})", "leave it out, or use another mode or cutoff"
+                raise FileError(str(self._additional_path), found, remedy) from error
+        return scenes
 
-    def record(self, number: int) -> SceneRecord:
+    def scene(self, number: int) -> Scene:
         """A dialogue with all its rounds and their rewards.
 
         Raises:
@@ -162,22 +154,11 @@ class VisualDialogues:
             raise ValueError(
                 "Scenes need a cache of rewards: give rewards, for instance train_rank_reward_cache1.json."
             )
-        return SceneRecord(self.dialogues[number], number, self.rewards[number])
+        return Scene(self.dialogues[number], number, self.rewards[number])
 
     def episodes(self, rewards: DialogueRewards) -> list[Episode]:
         """The scenes as episodes with rewards, see :func:`scene_episode`."""
         return [scene_episode(scene, rewards) for scene in self.scenes(rewards)]
-
-    def _additional(self, rewards: DialogueRewards) -> list[Scene]:
-        scenes = []
-        for number, record in enumerate(self.additional):
-            try:
-                scenes.append(whole_scene(record, rewards))
-            except ValueError as error:
-                assert self._additional_path is not None
-                remedy = "leave it out, or use another mode or cutoff rule"
-                raise FileError(self._additional_path, f"has a wrong item {number} ({error})", remedy) from error
-        return scenes
 
 
 class SceneRows(EpisodeSampler):
@@ -198,13 +179,13 @@ class SceneRows(EpisodeSampler):
     Examples:
         >>> import json, pathlib, tempfile
         >>> from torchrl_lang.text import word_tokenizer
-        >>> from torchrl_lang.envs.visual_dialogue import DialogueRewards, SceneRows, SplitFiles, VisualDialogues
-        >>> from torchrl_lang.envs.visual_dialogue import generate_visual_dialogues
+        >>> from torchrl_lang.envs.visual_dialogue import DialogueRewards, VisualDialogues, generate_visual_dialogues
+        >>> from torchrl_lang.envs.visual_dialogue.data import SceneRows
         >>> with tempfile.TemporaryDirectory() as home:
         ...     generate_visual_dialogues(home, {"train": 5}, feature_size=64, npy=True)
-        ...     files = SplitFiles.in_folder(home, "train", npy=True)
-        ...     _ = files.rank_rewards.write_text(json.dumps([[0.5, 0.125, 0.125] + [0] * 8] * 5))
-        ...     data = VisualDialogues(files.dialogues, files.features, "train", rewards=files.rank_rewards)
+        ...     cache = pathlib.Path(home, "train_rank_reward_cache1.json")
+        ...     _ = cache.write_text(json.dumps([[0.5, 0.125, 0.125] + [0] * 8] * 5))
+        ...     data = VisualDialogues.in_folder(home, "train", rewards="rank")
         ...     rows = SceneRows(data, word_tokenizer([]), 400, rewards=DialogueRewards())(range(3), seed=0)
         >>> rows["features"].shape, rows["token_reward"].sum(-1)
         (torch.Size([3, 1, 64]), tensor([-1., -1., -1.]))
@@ -224,7 +205,7 @@ class SceneRows(EpisodeSampler):
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
         """See :meth:`EpisodeSampler.__call__`."""
-        scenes = [scene for number in numbers for scene in scenes_of(self.data.record(number), self.rewards)]
+        scenes = [scene for number in numbers for scene in scenes_of(self.data.scene(number), self.rewards)]
         rows = to_rows([scene_episode(scene, self.rewards) for scene in scenes], self.tokenizer, self.row_length)
         if self.image:
             rows[FEATURES] = self.data.features.rows([scene.image for scene in scenes])[:, None]

@@ -1,26 +1,29 @@
-"""A dialogue about an image, and the models that answer its questions and guess the image."""
+"""Dialogues about images, and what models that answer questions and guess the image are asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-__all__ = ["Dialogue", "DialogueModels", "Round"]
+__all__ = ["Dialogue", "DialogueModels", "Measure", "Round", "answer_and_score", "last_round_rewards", "measured"]
+
+Measure = Literal["rank", "distance"]
+"""Measure of a reward: the percentile of the true image, or the distance of the guessed feature to the true one."""
 
 
 class Round(NamedTuple):
-    """A question of the agent and the reply to it.
+    """A question of the agent, with its question mark, and the reply to it.
 
     Examples:
-        >>> from torchrl_lang.envs.visual_dialogue import Round
+        >>> from torchrl_lang.envs.visual_dialogue.dialogue import Round
         >>> Round("is it red?", "no").answer
         'no'
     """
 
     question: str
-    """With its question mark."""
     answer: str
 
 
@@ -28,11 +31,11 @@ class Dialogue(NamedTuple):
     """The caption of an image and the rounds about it.
 
     Examples:
-        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round
-        >>> dialogue = Dialogue("a dog", (Round("is it red?", "no"), Round("what colour is it?", "white")))
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue
+        >>> dialogue = Dialogue("a dog").then("is it red?", "no").then("what colour is it?", "white")
         >>> dialogue.first(1)
         Dialogue(caption='a dog', rounds=(Round(question='is it red?', answer='no'),))
-        >>> dialogue.first(0).then("is it red?", "no").texts
+        >>> dialogue.first(1).texts
         ['a dog', 'is it red?', 'no']
     """
 
@@ -79,3 +82,53 @@ class DialogueModels(Protocol):
         The nearest image has rank 1.
         """
         ...
+
+
+def answer_and_score(
+    models: DialogueModels,
+    dialogues: Sequence[Dialogue],
+    questions: Sequence[str],
+    features: Tensor,
+    *,
+    measure: Measure = "rank",
+) -> tuple[list[str], list[float]]:
+    """Answer one question of each dialogue, and score the round that this completes, see :func:`last_round_rewards`.
+
+    Models behind HTTP do it in one request.
+    """
+    in_one_call: Any = getattr(models, "answer_and_score", None)
+    if in_one_call is not None:
+        answered: tuple[list[str], list[float]] = in_one_call(dialogues, questions, features, measure=measure)
+        return answered
+    answers = models.answers(dialogues, questions, features)
+    completed = [dialogue.then(*turn) for dialogue, *turn in zip(dialogues, questions, answers, strict=True)]
+    return answers, last_round_rewards(models, completed, features, measure=measure)
+
+
+def last_round_rewards(
+    models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, *, measure: Measure = "rank"
+) -> list[float]:
+    """The reward of the last round of each dialogue; without rounds, the initial value itself.
+
+    With ``d`` the distance and ``p`` the percentile after ``t`` rounds, the reward of round ``t`` is ``d_{t-1} - d_t``
+    or ``p_t - p_{t-1}``; that of no round is ``d_0`` or ``p_0`` (arXiv 2206.11871, visual dialogue).
+    """
+    rows = [row for row, dialogue in enumerate(dialogues) if dialogue.rounds]
+    before = [dialogues[row].first(-1) for row in rows]
+    repeated = torch.cat([features, features[rows]]) if rows else features
+    values = measured(models, [*dialogues, *before], repeated, measure)
+    rewards, sign = values[: len(dialogues)], 1 if measure == "rank" else -1
+    for row, earlier in zip(rows, values[len(dialogues) :], strict=True):
+        rewards[row] = sign * (rewards[row] - earlier)
+    return rewards
+
+
+def measured(models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, measure: Measure) -> list[float]:
+    """The distance or percentile after each dialogue's last round, as Python numbers.
+
+    Differences of these are exact, so that a client which adds rewards up gets the same number.
+    """
+    if not dialogues:
+        return []
+    score = models.distances if measure == "distance" else models.percentiles
+    return score(dialogues, features).double().tolist()

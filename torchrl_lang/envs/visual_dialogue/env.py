@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -13,12 +13,11 @@ from torchrl.data import Unbounded
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
-from torchrl_lang.envs.text_game import UNREADABLE, OnBadText, TextGameEnv
+from torchrl_lang.envs.text_game import UNREADABLE, GameOptions, TextGameEnv
 from torchrl_lang.envs.visual_dialogue.data import VisualDialogues
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Measure, answer_and_score, measured
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
-from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards, PercentileCutoff
-from torchrl_lang.envs.visual_dialogue.scoring import Measure, answer_and_score, measured
+from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
 from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -80,9 +79,8 @@ class VisualDialogueEnv(TextGameEnv):
             ``"distance"`` of the guess.
         image: whether the agent sees the image.
         order: ``"random"`` draws dialogues from the environment's seed, ``"cycle"`` plays them in turn.
-        tokenizer, row_length, action_length, read, on_bad_text, batch_size, seed, device: as in
-            :class:`~torchrl_lang.envs.TextGameEnv`. In mode "agent_stops" the tokenizer must be able to encode
-            ``<stop>``.
+        tokenizer, **options: as in :class:`~torchrl_lang.envs.TextGameEnv`. In mode "agent_stops" the tokenizer must be
+            able to encode ``<stop>``.
 
     Raises:
         ValueError: models and data have different features, or a percentile is to end dialogues with
@@ -91,8 +89,7 @@ class VisualDialogueEnv(TextGameEnv):
     Examples:
         >>> import tempfile, torch
         >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.envs.visual_dialogue import SplitFiles, VisualDialogueEnv, VisualDialogues
-        >>> from torchrl_lang.envs.visual_dialogue import generate_visual_dialogues
+        >>> from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv, VisualDialogues, generate_visual_dialogues
         >>> class Models:
         ...     feature_size = 64
         ...     def answers(self, dialogues, questions, features):
@@ -101,8 +98,7 @@ class VisualDialogueEnv(TextGameEnv):
         ...         return torch.tensor([0.5 + 0.125 * len(dialogue.rounds) for dialogue in dialogues])
         >>> home = tempfile.TemporaryDirectory()
         >>> generate_visual_dialogues(home.name, {"val": 5}, feature_size=64, npy=True)
-        >>> files = SplitFiles.in_folder(home.name, "val", npy=True)
-        >>> data = VisualDialogues(files.dialogues, files.features, "val")
+        >>> data = VisualDialogues.in_folder(home.name, "val")
         >>> tokenizer = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz ?'")
         >>> env = VisualDialogueEnv(data, Models(), tokenizer, row_length=100, action_length=8)
         >>> td = env.reset(game_seed=torch.tensor([3]))
@@ -131,13 +127,7 @@ class VisualDialogueEnv(TextGameEnv):
         measure: Measure = "rank",
         image: bool = True,
         order: Literal["random", "cycle"] = "random",
-        row_length: int,
-        action_length: int,
-        read: Callable[[str], str] | None = None,
-        on_bad_text: OnBadText = "truncate",
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[GameOptions],
     ) -> None:
         check_options(measure=(measure, get_args(Measure)), order=(order, ("random", "cycle")))
         self.data, self.models, self.measure, self.order = data, models, measure, order
@@ -148,24 +138,11 @@ class VisualDialogueEnv(TextGameEnv):
                 f"The models take images of {models.feature_size} features, but {data.features.path} has {size}: give "
                 "the features that the models were trained on."
             )
-        if measure == "distance" and isinstance(self.rewards.cutoff, PercentileCutoff):
-            raise ValueError(
-                "A PercentileCutoff needs percentiles, got measure='distance': use measure='rank', a cutoff of your "
-                "own, or another mode."
-            )
+        if measure == "distance" and self.rewards.ends_by_percentile:
+            raise ValueError("measure='distance' has no percentile to end at: give a cutoff, or another mode.")
         self._plays: dict[int, _Play] = {}
-        super().__init__(
-            cast(Any, lambda: None),  # there are no game objects
-            tokenizer,
-            row_length=row_length,
-            action_length=action_length,
-            read=read,
-            features=(1, size) if image else None,
-            on_bad_text=on_bad_text,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+        no_game: Any = lambda: None  # noqa: E731  # the models play all rows at once
+        super().__init__(no_game, tokenizer, features=(1, size) if image else None, **options)
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return episode % len(self.data) if self.order == "cycle" else random_index(self._key, episode, len(self.data))

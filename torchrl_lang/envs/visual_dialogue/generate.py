@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -12,19 +13,9 @@ import numpy as np
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import refuse_content, write_file, write_folder
-from torchrl_lang.envs.visual_dialogue.features import write_hdf5
-from torchrl_lang.envs.visual_dialogue.files import ROUNDS, SplitFiles
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS, SplitFiles, h5py_module
 
-__all__ = [
-    "ATTRIBUTES",
-    "Attribute",
-    "CAPTIONS",
-    "SHARED_SCALE",
-    "SPLITS",
-    "YES_NO",
-    "generate_visual_dialogues",
-    "image_features",
-]
+__all__ = ["ATTRIBUTES", "CAPTIONS", "YES_NO", "generate_visual_dialogues", "image_features"]
 
 
 class Attribute(NamedTuple):
@@ -50,80 +41,42 @@ The first replies are yes-or-no answers under all of the paper's definitions, th
 """
 
 
-ATTRIBUTES: tuple[Attribute, ...] = (
-    Attribute(
-        "animal",
-        ("dog", "cat", "horse", "cow", "bird", "sheep"),
-        (("what animal is it", "a {}"), ("which animal can you see", "{}"), ("what kind of animal is there", "a {}")),
-        "the animal is a {}",
-    ),
-    Attribute(
-        "place",
-        ("beach", "park", "street", "kitchen", "field", "forest"),
-        (("where is it", "at the {}"), ("what place is this", "a {}"), ("where was the photo taken", "at the {}")),
-        "this place is a {}",
-    ),
-    Attribute(
-        "person",
-        ("man", "woman", "boy", "girl"),
-        (("who is with the animal", "a {}"), ("which person can you see", "a {}")),
-        "the person is a {}",
-    ),
-    Attribute(
-        "toy",
-        ("ball", "stick", "rope", "frisbee", "bone"),
-        (("what toy is there", "a {}"), ("what does the person hold", "a {}"), ("which toy do you see", "{}")),
-        "the toy is a {}",
-    ),
-    Attribute(
-        "colour",
-        ("black", "white", "brown", "gray", "orange"),
-        (("what colour is the animal", "{}"), ("which colour does the animal have", "it's {}")),
-        "the animal is {}",
-    ),
-    Attribute(
-        "weather",
-        ("sunny", "cloudy", "rainy", "windy"),
-        (("how is the weather", "{}"), ("what is the weather like", "it's {}")),
-        "the weather is {}",
-    ),
-    Attribute(
-        "time",
-        ("morning", "midday", "evening", "night"),
-        (("what time of day is it", "{}"), ("when was the photo taken", "in the {}")),
-        "the time of day is {}",
-    ),
-    Attribute(
-        "shirt",
-        ("red", "blue", "green", "yellow", "pink"),
-        (("what colour is the shirt", "{}"), ("which shirt does the person wear", "a {} one")),
-        "the shirt is {}",
-    ),
-    Attribute(
-        "people",
-        ("one", "two", "three", "four"),
-        (("how many people are there", "{}"), ("how many persons can you see", "i see {}")),
-        "the number of people is {}",
-    ),
-    Attribute(
-        "pose",
-        ("standing", "sitting", "lying"),
-        (("what is the animal doing", "it's {}"), ("how is the animal posing", "{}")),
-        "the animal is {}",
-    ),
-    Attribute(
-        "fence",
-        ("wooden", "metal"),
-        (("what is the fence made of", "{}"), ("which fence is there", "a {} one")),
-        "the fence is {}",
-    ),
-    Attribute(
-        "photo",
-        ("old", "recent"),
-        (("how old is the photo", "{}"), ("from when is the photo", "it's {}")),
-        "the photo is {}",
-    ),
-)
+_TABLE = """\
+animal: dog cat horse cow bird sheep | the animal is a {}
+    what animal is it? a {} / which animal can you see? {} / what kind of animal is there? a {}
+place: beach park street kitchen field forest | this place is a {}
+    where is it? at the {} / what place is this? a {} / where was the photo taken? at the {}
+person: man woman boy girl | the person is a {}
+    who is with the animal? a {} / which person can you see? a {}
+toy: ball stick rope frisbee bone | the toy is a {}
+    what toy is there? a {} / what does the person hold? a {} / which toy do you see? {}
+colour: black white brown gray orange | the animal is {}
+    what colour is the animal? {} / which colour does the animal have? it's {}
+weather: sunny cloudy rainy windy | the weather is {}
+    how is the weather? {} / what is the weather like? it's {}
+time: morning midday evening night | the time of day is {}
+    what time of day is it? {} / when was the photo taken? in the {}
+shirt: red blue green yellow pink | the shirt is {}
+    what colour is the shirt? {} / which shirt does the person wear? a {} one
+people: one two three four | the number of people is {}
+    how many people are there? {} / how many persons can you see? i see {}
+pose: standing sitting lying | the animal is {}
+    what is the animal doing? it's {} / how is the animal posing? {}
+fence: wooden metal | the fence is {}
+    what is the fence made of? {} / which fence is there? a {} one
+photo: old recent | the photo is {}
+    how old is the photo? {} / from when is the photo? it's {}
+"""
+"""For each attribute its name, its values and a claim, then open questions and their replies."""
+
+
+def _attribute(head: str, questions: str) -> Attribute:
+    name, values, claim = re.split(": | [|] ", head)
+    pairs = [each.split("? ") for each in questions.strip().split(" / ")]
+    return Attribute(name, tuple(values.split()), tuple((question, reply) for question, reply in pairs), claim)
+
+
+ATTRIBUTES = tuple(map(_attribute, _TABLE.splitlines()[::2], _TABLE.splitlines()[1::2]))
 
 CAPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("animal",), ("a {} looks at the camera", "there is a {} in the picture", "picture of a {}")),
@@ -175,8 +128,6 @@ def image_features(values: np.ndarray, feature_size: int, rng: np.random.Generat
 SPLITS: Mapping[str, int] = {"train": 3000, "val": 500, "test": 500}
 """Default numbers of dialogues."""
 
-_LEAST_FEATURES = 64
-
 
 def generate_visual_dialogues(
     folder: str | Path,
@@ -209,17 +160,16 @@ def generate_visual_dialogues(
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.envs.visual_dialogue import SplitFiles, generate_visual_dialogues
-        >>> from torchrl_lang.envs.visual_dialogue.files import read_dialogues
+        >>> from torchrl_lang.envs.visual_dialogue import VisualDialogues, generate_visual_dialogues
         >>> with tempfile.TemporaryDirectory() as home:
         ...     generate_visual_dialogues(home, {"train": 20}, npy=True)
-        ...     dialogues, _ = read_dialogues(SplitFiles.in_folder(home, "train").dialogues)
+        ...     dialogues = VisualDialogues.in_folder(home, "train").dialogues
         >>> dialogues[0].caption, dialogues[0].rounds[2]
         ('a woman is having fun', Round(question='how many persons can you see?', answer='i see four'))
     """
     check_options(
         splits=(len(splits), 1),
-        feature_size=(feature_size, f"[{_LEAST_FEATURES}, {1 << 20}]"),
+        feature_size=(feature_size, f"[64, {1 << 20}]"),
         yes_no=(yes_no, "[0, 1]"),
         **{f"splits[{name!r}]": (many, 1) for name, many in splits.items()},
     )
@@ -237,8 +187,10 @@ def generate_visual_dialogues(
         if npy:
             for name, array in features.items():
                 np.save(target / f"{name}.npy", array)
-        else:
-            write_hdf5(target / "data_img.h5", features)
+        else:  # without times the same arrays give the same bytes
+            with h5py_module().File(target / "data_img.h5", "w", track_order=False) as file:
+                for name, array in features.items():
+                    file.create_dataset(name, data=array, track_times=False)
 
 
 def _item(values: list[int], image_id: int, yes_no: float, random: Random) -> dict[str, Any]:
@@ -247,21 +199,17 @@ def _item(values: list[int], image_id: int, yes_no: float, random: Random) -> di
     named, forms = random.choice(CAPTIONS)
     others = [each for each in ATTRIBUTES if each.name not in named]
     rounds = [
-        _yes_no_round(each, shown[each.name], random)
-        if random.random() < yes_no
-        else _open_round(each, shown[each.name], random)
+        _round(each, shown[each.name], random, closed=random.random() < yes_no)
         for each in random.sample(others, ROUNDS)
     ]
     caption = random.choice(forms).format(*(shown[name] for name in named))
     return {"caption": caption, "image_id": image_id, "dialog": rounds}
 
 
-def _open_round(attribute: Attribute, value: str, random: Random) -> dict[str, str]:
-    question, answer = random.choice(attribute.open_questions)
-    return {"question": question, "answer": answer.format(value)}
-
-
-def _yes_no_round(attribute: Attribute, value: str, random: Random) -> dict[str, str]:
+def _round(attribute: Attribute, value: str, random: Random, *, closed: bool) -> dict[str, str]:
+    if not closed:
+        question, answer = random.choice(attribute.open_questions)
+        return {"question": question, "answer": answer.format(value)}
     holds = random.random() < 0.5
     asked = value if holds else random.choice([other for other in attribute.values if other != value])
     form, yes, no = random.choice(YES_NO)

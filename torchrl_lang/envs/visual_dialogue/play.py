@@ -124,16 +124,13 @@ def played_rounds(rows: TensorDictBase, tokenizer: Tokenizer) -> list[list[Round
         >>> played_rounds(to_rows([Episode(turns, terminated=True)], tokenizer, 40), tokenizer)
         [[Round(question='is it red?', answer='no')]]
     """
-    return [_rounds(row, tokenizer) for row in rows]
-
-
-def _rounds(row: TensorDictBase, tokenizer: Tokenizer) -> list[Round]:
-    turns, rounds = from_row(row, tokenizer).turns, list[Round]()
-    for number, turn in enumerate(turns):
-        replied = number + 1 < len(turns) and not turns[number + 1].by_agent
-        if turn.by_agent and (replied or STOP not in turn.text):
-            rounds.append(Round(turn.text, turns[number + 1].text if replied else ""))
-    return rounds
+    found: list[list[Round]] = []
+    for row in rows:
+        turns = from_row(row, tokenizer).turns
+        replies = [None if turn.by_agent else turn.text for turn in turns[1:]] + [None]
+        asked = [(turn.text, reply) for turn, reply in zip(turns, replies, strict=True) if turn.by_agent]
+        found.append([Round(text, reply or "") for text, reply in asked if reply is not None or STOP not in text])
+    return found
 
 
 def yes_no_rate(rounds: Sequence[Sequence[Round]], penalty: Penalty, *, substrings: bool = False) -> Tensor:
@@ -145,7 +142,8 @@ def yes_no_rate(rounds: Sequence[Sequence[Round]], penalty: Penalty, *, substrin
         substrings: see there.
 
     Examples:
-        >>> from torchrl_lang.envs.visual_dialogue import Round, yes_no_rate
+        >>> from torchrl_lang.envs.visual_dialogue.dialogue import Round
+        >>> from torchrl_lang.envs.visual_dialogue.play import yes_no_rate
         >>> asked = [Round("is it red?", "no"), Round("how many?", "two")]
         >>> yes_no_rate([asked, asked[1:], []], "hard")
         tensor([0.5000, 0.0000, 0.0000])

@@ -1,4 +1,4 @@
-"""Prepare visual dialogue: dialogues and image features, trained models, rewards of every round, a tokenizer."""
+"""The commands of visual dialogue: prepare dialogues, models, rewards and a tokenizer, compute rewards, serve."""
 
 from __future__ import annotations
 
@@ -6,39 +6,37 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from tqdm import tqdm
 
 from torchrl_lang._files import FileError, Record, folder_lock, remove_leftovers
-from torchrl_lang.envs.visual_dialogue import (
-    Dialogue,
-    DialogueModels,
-    DialogueRewards,
-    DialogueTraining,
-    LocalDialogueModels,
-    SplitFiles,
-    VisualDialogues,
-    generate_visual_dialogues,
-    save_dialogue_models,
-    train_dialogue_models,
-)
-from torchrl_lang.envs.visual_dialogue.data import whole_scene
-from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
-from torchrl_lang.envs.visual_dialogue.files import ROUNDS, read_reward_cache
-from torchrl_lang.envs.visual_dialogue.rewards import STOP
-from torchrl_lang.envs.visual_dialogue.scoring import Measure, unfinished_rewards, write_reward_caches
+from torchrl_lang.envs.visual_dialogue.data import VisualDialogues, ended_scene
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Measure
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS, ImageFeatures, SplitFiles, read_reward_cache
+from torchrl_lang.envs.visual_dialogue.generate import generate_visual_dialogues
+from torchrl_lang.envs.visual_dialogue.models import LocalDialogueModels, train_dialogue_models
+from torchrl_lang.envs.visual_dialogue.protocol import RemoteModels, RequestError
+from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
+from torchrl_lang.envs.visual_dialogue.scoring import unfinished_rewards, write_reward_caches
+from torchrl_lang.envs.visual_dialogue.server import DialogueServer, Questioner
+from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import check_record, read_options, write_options
-from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
+from torchrl_lang.recipes.tasks.visual_dialogue import (
+    PrepareVisualDialogue,
+    ServeVisualDialogue,
+    VisualDialogueRewards,
+)
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
-__all__ = ["POOL", "PrepareVisualDialogue", "PreparedFolder", "local_models", "main"]
+__all__ = ["POOL", "PreparedFolder", "compute_rewards", "main", "serve"]
 
 RECORD, TOKENS, FIGURES = "prepare.json", "tokens.json", "figures.json"
 """The options of ``prepare``; the tokenizer and its lengths; what was measured, which is written last."""
@@ -52,11 +50,32 @@ _BATCH = 64
 _Length = Annotated[int, Field(ge=1)]
 
 
-class _Tokens(Record):
-    tokenizer: dict[str, Any]
+class DialogueTokens(Record):
+    """A tokenizer, and the longest texts of the files in its tokens."""
+
+    VERSION: ClassVar[int] = 2
+    config: dict[str, Any]
     caption: _Length
     question: _Length
     answer: _Length
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return tokenizer_from_config(self.config)
+
+    @property
+    def action_length(self) -> int:
+        """Tokens of a question and its end."""
+        return self.question + 1
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row with the longest caption, ten of the longest questions and answers, and all control tokens.
+
+        ``2 + caption + 10 (question + 1 + answer + 1) + 1``
+        """
+        return 3 + self.caption + 10 * (self.action_length + self.answer + 1)
 
 
 class _Figures(Record):
@@ -77,28 +96,6 @@ class _Figures(Record):
                 f"held-out accuracy of the answerer: {self.answer_accuracy:.3f}",
             ]
         )
-
-
-class DialogueTokens(NamedTuple):
-    """A tokenizer, and the longest texts of the files in its tokens."""
-
-    tokenizer: Tokenizer
-    caption: int
-    question: int
-    answer: int
-
-    @property
-    def action_length(self) -> int:
-        """Tokens of a question and its end."""
-        return self.question + 1
-
-    @property
-    def row_length(self) -> int:
-        """Tokens of a row with the longest caption, ten of the longest questions and answers, and all control tokens.
-
-        ``2 + caption + 10 (question + 1 + answer + 1) + 1``
-        """
-        return 3 + self.caption + 10 * (self.action_length + self.answer + 1)
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,7 @@ class PreparedFolder:
     def files(self, split: str) -> SplitFiles:
         """The files of a split: dialogues and features here or where ``--files`` named them, rewards always here."""
         given = read_options(Path(self.folder) / RECORD).take("files", str, "")
-        source = Path(given or Path(self.folder) / "data")
-        found = SplitFiles.in_folder(source, split, npy=not (source / "data_img.h5").exists())
+        found = SplitFiles.in_folder(given or Path(self.folder) / "data", split)
         rewards = SplitFiles.in_folder(self.folder, split)
         return found._replace(rank_rewards=rewards.rank_rewards, distance_rewards=rewards.distance_rewards)
 
@@ -153,8 +149,7 @@ class PreparedFolder:
     def tokens(self) -> DialogueTokens:
         """The tokenizer and the lengths."""
         self.check()
-        found = _Tokens.read(Path(self.folder) / TOKENS, remedy="run `prepare visual_dialogue` again")
-        return DialogueTokens(tokenizer_from_config(found.tokenizer), found.caption, found.question, found.answer)
+        return DialogueTokens.read(Path(self.folder) / TOKENS, remedy="run `prepare visual_dialogue` again")
 
 
 def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
@@ -182,10 +177,10 @@ def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue
 
     longest = {"caption": 0, "question": length(STOP), "answer": 0}
     for path, dialogues in files.items():
-        for number, dialogue in enumerate(dialogues):
-            texts = {"caption": dialogue.caption}
-            for place, each in enumerate(dialogue.rounds):
-                texts |= {f"dialog.{place}.{name}": text for name, text in each._asdict().items()}
+        for number, (caption, rounds) in enumerate(dialogues):
+            texts = {"caption": caption}
+            for place, each in enumerate(rounds):
+                texts |= {f"dialog.{place}.{kind}": text for kind, text in each._asdict().items()}
             for name, text in texts.items():
                 kind = name.rpartition(".")[-1]
                 try:
@@ -193,7 +188,7 @@ def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue
                 except ValueError as error:
                     problem = f'has a text as "item {number}.{name}" that cannot be encoded ({error})'
                     raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
-    return DialogueTokens(tokenizer, **longest)
+    return DialogueTokens(config=tokenizer.config(), **longest)
 
 
 def main(options: PrepareVisualDialogue) -> Path:
@@ -203,29 +198,18 @@ def main(options: PrepareVisualDialogue) -> Path:
         options = replace(options, files=options.files.resolve())
     with folder_lock(options.out, "prepares"):
         remove_leftovers(options.out)
-        _check_options(options)
-        prepared = PreparedFolder(str(options.out.resolve()))
+        record = options.out / RECORD
+        if record.exists():
+            check_record(record, options, free=("out",))
+        elif any(options.out.iterdir()):
+            raise FileExistsError(f"{options.out} is not empty and was not made by `prepare`: give another --out.")
+        else:
+            write_options(record, options)
         if not (options.out / FIGURES).exists():
-            _prepare(options, prepared)
+            _prepare(options, PreparedFolder(str(options.out.resolve())))
         print(_Figures.read(options.out / FIGURES, remedy="delete it and run the same command again"))
     print(f"prepared visual dialogue in {options.out}", flush=True)
     return options.out
-
-
-def _check_options(options: PrepareVisualDialogue) -> None:
-    """Record the options, or check that they are those of the calls before.
-
-    Raises:
-        ValueError: they are others.
-        FileExistsError: the folder holds something else.
-    """
-    record = options.out / RECORD
-    if record.exists():
-        check_record(record, options, free=("out",))
-        return
-    if any(options.out.iterdir()):
-        raise FileExistsError(f"{options.out} is not empty and was not made by `prepare`: give another --out.")
-    write_options(record, options)
 
 
 def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
@@ -236,25 +220,26 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
         with _timed(f"generate {splits} dialogues"):
             choices: dict[str, Any] = {name: getattr(options, name) for name in ("feature_size", "yes_no", "seed")}
             generate_visual_dialogues(generated, splits, npy=True, **choices)
-    found = {split: _read(prepared, split) for split in _SPLITS}
+    files = {split: prepared.files(split) for split in _SPLITS}
+    found = {split: VisualDialogues(each.dialogues, each.features, split) for split, each in files.items()}
     if not prepared.models_folder.exists():  # what is wrong with them is found before models are trained
         for data in found.values():
             for _ in data.features.blocks():
                 pass
     with _timed("measure the tokens of all dialogues"):
-        every = {prepared.files(split).dialogues: data.dialogues for split, data in found.items()}
+        every = {files[split].dialogues: data.dialogues for split, data in found.items()}
         tokens = measured_tokens(_tokenizer(options, found["train"]), every)
-        _Tokens(**{**tokens._asdict(), "tokenizer": tokens.tokenizer.config()}).write(options.out / TOKENS)
+        tokens.write(options.out / TOKENS)
     if not prepared.models_folder.exists():
         with _timed(f"train guesser and answerer on {len(found['train'])} dialogues"):
-            _train(options, prepared, found["train"])
+            _train(options, found["train"], prepared.models_folder)
     models = prepared.models()
     for split, data in found.items():
         _score(prepared, models, split, data)
     pool = found[POOL]
-    pool.rewards = read_reward_cache(prepared.files(POOL).rank_rewards, len(pool))
+    pool.rewards = read_reward_cache(files[POOL].rank_rewards, len(pool))
     progress = torch.tensor(pool.rewards, dtype=torch.float64)  # [N, 11]
-    ends = [len(whole_scene(pool.record(number), DialogueRewards()).progress) for number in range(len(pool))]
+    ends = [len(ended_scene(pool.scene(number), DialogueRewards()).progress) for number in range(len(pool))]
     _Figures(
         dialogues={split: len(data) for split, data in found.items()},
         action_length=tokens.action_length,
@@ -265,11 +250,6 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
     ).write(options.out / FIGURES)
 
 
-def _read(prepared: PreparedFolder, split: str) -> VisualDialogues:
-    files = prepared.files(split)
-    return VisualDialogues(files.dialogues, files.features, split)
-
-
 def _tokenizer(options: PrepareVisualDialogue, train: VisualDialogues) -> Tokenizer:
     if options.tokenizer is not None:
         return HFTokenizer(options.tokenizer)
@@ -277,15 +257,15 @@ def _tokenizer(options: PrepareVisualDialogue, train: VisualDialogues) -> Tokeni
     return word_tokenizer(texts_of(train.dialogues), unknown=options.files is not None)
 
 
-def _train(options: PrepareVisualDialogue, prepared: PreparedFolder, train: VisualDialogues) -> None:
-    choices = {name: getattr(options, name) for name in ("guesser_epochs", "answerer_epochs", "width", "seed")}
+def _train(options: PrepareVisualDialogue, train: VisualDialogues, folder: Path) -> None:
     epochs = {"guesser": options.guesser_epochs, "answerer": options.answerer_epochs}
 
     def report(name: str, epoch: int, loss: float) -> None:
         print(f"{name}: epoch {epoch} of {epochs[name]}, loss {loss:.3f}", flush=True)
 
-    trained = train_dialogue_models(train.dialogues, train.features, DialogueTraining(**choices), report=report)
-    save_dialogue_models(trained, prepared.models_folder)
+    more: Any = {f"{name}_epochs": many for name, many in epochs.items()}
+    more |= {"width": options.width, "seed": options.seed}
+    train_dialogue_models(train.dialogues, train.features, report=report, **more).save(folder)
 
 
 def _score(prepared: PreparedFolder, models: DialogueModels, split: str, data: VisualDialogues) -> None:
@@ -324,3 +304,54 @@ def _timed(what: str) -> Iterator[None]:
     began = time.monotonic()
     yield
     print(f"  {time.monotonic() - began:.0f} s", flush=True)
+
+
+# -- further commands --------------------------------------------------------------------------------------------------
+
+
+def compute_rewards(options: VisualDialogueRewards) -> None:
+    """Compute the reward caches of a file of dialogues and save them."""
+    data = VisualDialogues(options.dialogues, options.features, options.split)
+    with folder_lock(options.out, "computes rewards"):
+        write_reward_caches(
+            local_models(options.models, options.features, options.split)
+            if options.models is not None
+            else RemoteModels(str(options.server)),
+            data.dialogues,
+            data.features.rows,
+            options.out,
+            options.split,
+            batch_size=options.batch_size,
+            on_batch=lambda done: print(f"{done} of {len(data)} dialogues", flush=True),
+        )
+    print(f"wrote the reward caches of {len(data)} dialogues to {options.out}")
+
+
+def serve(options: ServeVisualDialogue) -> None:
+    """Serve models over HTTP until SIGTERM or SIGINT."""
+    server = DialogueServer(
+        local_models(options.models, options.features, options.split),
+        None if options.questioner is None else run_questioner(options.questioner),
+        name=options.models.resolve().name,
+        **{name: getattr(options, name) for name in ("host", "port", "items", "queue")},
+    )
+    server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
+
+
+def run_questioner(folder: Path) -> Questioner:
+    """Asks as a finished run does, by greedy decoding."""
+    run = load_run(folder)
+    if FEATURES_HEAD in run.model.heads:
+        raise ValueError(
+            f"The run in {folder} reads image features, which requests for questions do not have: give one that was "
+            "trained on data of `generate visual_dialogue --no-image`."
+        )
+
+    def ask(dialogues: Sequence[Dialogue]) -> list[str]:
+        try:
+            return run.replies([each.texts for each in dialogues])
+        except ValueError as error:  # of a character that its tokenizer does not know, or a full row
+            message = "is too long for the questioner, or has a character that it cannot read"
+            raise RequestError(422, message, "history") from error
+
+    return ask

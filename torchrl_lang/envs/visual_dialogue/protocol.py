@@ -1,4 +1,4 @@
-"""The server's protocol, for the server and its client: routes, requests, replies and errors.
+"""The server's protocol and its client: routes, requests, replies and errors.
 
 The routes and fields are those of the server that the ILQL paper (arXiv 2206.11871) used: a form with ``history``, a
 JSON list of ``{"speaker": "question" | "answer", "text": ...}``, ``caption``, ``img_features``, a JSON list of numbers,
@@ -8,19 +8,21 @@ fields, each a list with one item a dialogue; its reply is the list of what that
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import torch
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Json, Strict, TypeAdapter, ValidationError
 from torch import Tensor
 
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang._files import mistake
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
-from torchrl_lang.envs.visual_dialogue.scoring import Measure
+from torchrl_lang._http import JSONOverHTTP
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure, Round
 
-__all__ = ["BATCH", "REPLIES", "ROUTES", "Greedy", "Health", "RequestBatch", "RequestError", "Route", "history_of"]
+__all__ = ["REPLIES", "ROUTES", "RemoteModels", "RequestBatch", "RequestError", "read_request"]
 
 BATCH = "batch"
 """The route of batches."""
@@ -111,18 +113,6 @@ class _Batch(BaseModel):
     generation_kwargs: Greedy = Greedy()
 
 
-class _Limits(BaseModel):
-    items: Annotated[int, Field(ge=1)]
-
-
-class Health(BaseModel):
-    """The part of the reply of ``/health`` that a client needs."""
-
-    model_config = ConfigDict(strict=True)
-    feature_size: Annotated[int, Field(ge=1)]
-    limits: _Limits
-
-
 class RequestError(ValueError):
     """A request cannot be answered.
 
@@ -143,22 +133,6 @@ class RequestBatch(NamedTuple):
     dialogues: list[Dialogue]
     questions: list[str]
     features: Tensor | None  # float32 [N, F]
-
-    @classmethod
-    def joined(cls, batches: Sequence[RequestBatch]) -> RequestBatch:
-        """One batch of several of the same route."""
-        parts = [batch.features for batch in batches if batch.features is not None]
-        return cls(
-            [dialogue for batch in batches for dialogue in batch.dialogues],
-            [question for batch in batches for question in batch.questions],
-            torch.cat(parts) if parts else None,
-        )
-
-
-def history_of(dialogue: Dialogue, question: str | None = None) -> list[dict[str, str]]:
-    """The field ``history`` of a dialogue, and of a new question."""
-    texts = dialogue.texts[1:] + ([] if question is None else [question])
-    return [{"speaker": ("question", "answer")[place % 2], "text": text} for place, text in enumerate(texts)]
 
 
 def read_request(body: bytes, route: str, *, items: int, feature_size: int) -> tuple[str, RequestBatch]:
@@ -227,3 +201,161 @@ def _texts(history: Sequence[_Utterance], kind: Route) -> list[str]:
         ending = "a question" if kind.asks else "an answer, or be empty"
         raise RequestError(400, f"has a history of {len(history)} texts, which must end with {ending}", "history")
     return [each.text for each in history]
+
+
+# -- the client --------------------------------------------------------------------------------------------------------
+
+_NAMES = {(route.replies, route.measure): name for name, route in ROUTES.items()}
+
+
+class _Limits(BaseModel):
+    items: Annotated[int, Field(ge=1)]
+
+
+class _Health(BaseModel):
+    """The part of the reply of ``/health`` that a client needs."""
+
+    model_config = ConfigDict(strict=True)
+    feature_size: Annotated[int, Field(ge=1)]
+    limits: _Limits
+
+
+_HEALTH = TypeAdapter(_Health)
+
+
+class RemoteModels:
+    """The models of a server, as :class:`~torchrl_lang.envs.visual_dialogue.DialogueModels`.
+
+    Requests are sent again, after a growing and jittered wait, if the server cannot be reached, does not answer in
+    time, or replies 503 or another 5xx; the server keeps nothing between requests, so nothing is lost. Connections are
+    reused. Threads may share a client.
+
+    Args:
+        url: address of the server.
+        feature_size: of an original server, whose protocol has no batches and no ``/health``: one request a dialogue is
+            sent, and for a distance or percentile one a round. None for the server of this library.
+        **connection: ``timeout``, seconds of a request, ``retries``, and ``first_wait`` and ``longest_wait``, seconds
+            before a retry.
+
+    Raises:
+        ConnectionError: after all retries there is no reply.
+        ValueError: the server rejects a request, or its reply is none of the protocol.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer, RemoteModels
+        >>> class Models:
+        ...     feature_size = 2
+        ...     def answers(self, dialogues, questions, features):
+        ...         return ["no"] * len(questions)
+        >>> with DialogueServer(Models()) as server:
+        ...     RemoteModels(server.url).answers([Dialogue("a cat")], ["is it black?"], torch.ones(1, 2))
+        ['no']
+    """
+
+    def __init__(self, url: str, *, feature_size: int | None = None, **connection: Any) -> None:
+        check_options(feature_size=(feature_size, 1))
+        self._http = JSONOverHTTP(url, **connection)
+        self._items: int | None = None  # of a batch; None: the server has no batches
+        if feature_size is None:
+            health = self._checked(_HEALTH, self.health(), "; give the feature_size of an original server")
+            feature_size, self._items = health.feature_size, health.limits.items
+        self.feature_size: int = feature_size
+
+    def health(self) -> Any:
+        """The server's report about itself."""
+        return self._http.get("/health")
+
+    def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
+        """The reply to one new question of each dialogue; features float ``[N, F]``."""
+        return self._replies("fetch_a_bot_response", dialogues, questions, features)
+
+    def questions(self, dialogues: Sequence[Dialogue]) -> list[str]:
+        """The next question of each dialogue, by the server's questioner."""
+        return self._replies("fetch_q_bot_response", dialogues)
+
+    def distances(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        """Float ``[N]``: squared distance between predicted and true image feature, after the last round."""
+        return self._values("distance", dialogues, features)
+
+    def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        """Float ``[N]`` in [0, 1]: percentile of the true image, after the last round."""
+        return self._values("rank", dialogues, features)
+
+    def answer_and_score(
+        self,
+        dialogues: Sequence[Dialogue],
+        questions: Sequence[str],
+        features: Tensor,
+        *,
+        measure: Measure = "rank",
+    ) -> tuple[list[str], list[float]]:
+        """Answers and rewards of the rounds that they complete; one request a batch."""
+        steps = self._replies(_NAMES["step", measure], dialogues, questions, features)
+        return [answer for answer, _ in steps], [reward for _, reward in steps]
+
+    def close(self) -> None:
+        """Close idle connections; the next request opens one again."""
+        self._http.close()
+
+    def _values(self, measure: Measure, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        if self._items is not None:
+            values = self._replies(_NAMES["value", measure], dialogues, None, features)
+        else:
+            values = [self._sum(measure, *each) for each in zip(dialogues, features, strict=True)]
+        return torch.tensor(values, dtype=torch.float32, device=features.device)
+
+    def _sum(self, measure: Measure, dialogue: Dialogue, feature: Tensor) -> float:
+        """A value from rewards: the initial one, and its change in each round, which a distance counts downwards."""
+        prefixes = [dialogue.first(count) for count in range(len(dialogue.rounds) + 1)]
+        repeated = feature.expand(len(prefixes), -1)
+        first, *changes = self._replies(_NAMES["reward", measure], prefixes, None, repeated)
+        return first + sum(changes) * (1 if measure == "rank" else -1)
+
+    def _replies(
+        self,
+        route: str,
+        dialogues: Sequence[Dialogue],
+        questions: Sequence[str] | None = None,
+        features: Tensor | None = None,
+    ) -> list[Any]:
+        """The reply of a route to each dialogue, asked in batches or one at a time."""
+        asked = [None] * len(dialogues) if questions is None else questions
+        columns: dict[str, list[Any]] = {
+            "history": [_history(*each) for each in zip(dialogues, asked, strict=True)],
+            "caption": [dialogue.caption for dialogue in dialogues],
+        }
+        if features is not None:
+            have_shapes(("features", features, (len(dialogues), self.feature_size)))
+            columns["img_features"] = features.float().tolist()
+        ask, step = (self._single, 1) if self._items is None else (self._batch, self._items)
+        replies: list[Any] = []
+        for start in range(0, len(dialogues), step):
+            part = {name: column[start : start + step] for name, column in columns.items()}
+            replies += self._checked(REPLIES[route], ask(route, part))
+            if len(replies) != min(start + step, len(dialogues)):
+                raise ValueError(f"{self._http.url} sent {len(replies)} replies, expected {len(dialogues)}.")
+        return replies
+
+    def _single(self, route: str, columns: dict[str, list[Any]]) -> list[Any]:
+        """One dialogue, by the original protocol."""
+        form = {name: value if name == "caption" else json.dumps(value) for name, [value] in columns.items()}
+        if ROUTES[route].replies != "reward":
+            form["generation_kwargs"] = json.dumps(Greedy().model_dump())
+        return [self._http.post(f"/{route}", urlencode(form).encode(), "application/x-www-form-urlencoded")]
+
+    def _batch(self, route: str, columns: dict[str, list[Any]]) -> Any:
+        body = json.dumps({"route": route, **columns}).encode()
+        return self._http.post(f"/{BATCH}", body, "application/json")
+
+    def _checked(self, expected: TypeAdapter[Any], reply: Any, hint: str = "") -> Any:
+        try:
+            return expected.validate_python(reply)
+        except ValidationError as error:
+            raise ValueError(f"The reply of {self._http.url} {mistake(error)}{hint}.") from None
+
+
+def _history(dialogue: Dialogue, question: str | None) -> list[dict[str, str]]:
+    """The field ``history`` of a dialogue, and of a new question."""
+    texts = dialogue.texts[1:] + ([] if question is None else [question])
+    return [{"speaker": ("question", "answer")[place % 2], "text": text} for place, text in enumerate(texts)]

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 
-__all__ = ["CutoffRule", "DialogueRewards", "Mode", "PENALTIES", "Penalty", "PercentileCutoff", "STOP", "is_yes_no"]
+__all__ = ["DialogueRewards", "is_yes_no"]
 
 Penalty = Literal["none", "soft", "hard", "conservative"]
 PENALTIES: tuple[Penalty, ...] = get_args(Penalty)
 
 _WHOLE_WORD = re.compile(r"\b(?:yes|no)\b")
 _CONSERVATIVE = (
-    "not",
-    "don't",
-    "don\N{RIGHT SINGLE QUOTATION MARK}t",
-    "can't",
-    "can\N{RIGHT SINGLE QUOTATION MARK}t",
-    "cannot",
-    "fairly",
-    "could",
-    "think so",
-    "okay",
-    "maybe",
-    "yes",
-    "no",
-    "looks",
-    "appears",
-    "tell",
-    "mostly just",
+    *("not", "don't", "don\N{RIGHT SINGLE QUOTATION MARK}t", "can't", "can\N{RIGHT SINGLE QUOTATION MARK}t", "cannot"),
+    *("fairly", "could", "think so", "okay", "maybe", "yes", "no", "looks", "appears", "tell", "mostly just"),
 )
 
 
@@ -75,38 +59,6 @@ CutoffRule = Callable[[float, Sequence[float]], bool]
 
 
 @dataclass(frozen=True)
-class PercentileCutoff:
-    """A dialogue ends when its rounds have covered a fraction of the distance to the goal:
-
-    ``sum(progress) / (goal - initial) >= fraction``
-
-    Where the initial value has reached the goal, nothing is left to cover and the dialogue ends after its first round.
-    (The ILQL paper's code divides by zero there.)
-
-    Args:
-        goal: the percentile to reach.
-        fraction: of the distance from the initial percentile to the goal.
-
-    Examples:
-        >>> from torchrl_lang.envs.visual_dialogue import PercentileCutoff
-        >>> cutoff = PercentileCutoff()
-        >>> cutoff(0.6, [0.125]), cutoff(0.6, [0.125, 0.1])
-        (False, True)
-    """
-
-    goal: float = 1.0
-    fraction: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_options(goal=(self.goal, _ANY), fraction=(self.fraction, _ANY))
-
-    def __call__(self, initial: float, progress: Sequence[float]) -> bool:
-        """Whether the rounds so far have covered the fraction."""
-        distance = self.goal - initial
-        return distance <= 0 or sum(progress) / distance >= self.fraction
-
-
-@dataclass(frozen=True)
 class DialogueRewards:
     """The end of a dialogue and the rewards of its questions.
 
@@ -120,6 +72,10 @@ class DialogueRewards:
     10_stop      after ten rounds                              the value of its round
     ===========  ============================================  =========================================================
 
+    The cutoff rule is that the rounds have covered a fraction of the distance from the initial percentile to the goal:
+    ``sum(progress) / (goal - initial) >= fraction``. Where the initial value has reached the goal, nothing is left to
+    cover and the dialogue ends after its first round. (The ILQL paper's code divides by zero there.)
+
     An environment rewards ``scale * reward + shift``. In a dataset the ILQL paper's code, and so :attr:`of_dataset`,
     leaves out scale and shift in mode "env_stops" and for ``<stop>``.
 
@@ -130,8 +86,10 @@ class DialogueRewards:
         penalty_value: added to the reward of a question with such a reply.
         scale: factor of the rewards.
         shift: added to the scaled rewards.
-        cutoff: the rule of mode "env_stops", default :class:`PercentileCutoff`.
+        cutoff: another rule for mode "env_stops".
         soft_substrings: see ``substrings`` of :func:`is_yes_no`.
+        goal: the percentile to reach.
+        fraction: of the distance to the goal.
 
     Raises:
         ValueError: the mode or penalty is unknown, a number is not finite, or the option has no meaning in the mode.
@@ -150,11 +108,15 @@ class DialogueRewards:
     penalty_value: float = -2.0
     scale: float = 1.0
     shift: float = 0.0
-    cutoff: CutoffRule | None = field(default=None)
+    cutoff: CutoffRule | None = None
     soft_substrings: bool = False
+    goal: float = 1.0
+    fraction: float = 0.5
 
     def __post_init__(self) -> None:
-        numbers = {name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift")}
+        numbers = {
+            name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift", "goal", "fraction")
+        }
         check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **numbers)
         if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
             raise ValueError(
@@ -163,13 +125,16 @@ class DialogueRewards:
             )
         if self.soft_substrings and self.penalty != "soft":
             raise ValueError(f"soft_substrings=True needs penalty='soft', got penalty={self.penalty!r}.")
-        if self.mode == "env_stops" and self.cutoff is None:
-            object.__setattr__(self, "cutoff", PercentileCutoff())
 
     @property
     def of_dataset(self) -> DialogueRewards:
         """The rewards of the same questions in a dataset; see the class for the difference."""
         return replace(self, scale=1.0, shift=0.0) if self.mode == "env_stops" else self
+
+    @property
+    def ends_by_percentile(self) -> bool:
+        """Whether a percentile that is reached ends a dialogue."""
+        return self.mode == "env_stops" and self.cutoff is None
 
     def is_last(self, initial: float, progress: Sequence[float]) -> bool:
         """Whether a dialogue ends after the rounds so far.
@@ -180,7 +145,12 @@ class DialogueRewards:
         """
         if len(progress) >= ROUNDS:
             return True
-        return self.cutoff is not None and len(progress) > 0 and self.cutoff(initial, progress)
+        if self.mode != "env_stops" or not progress:
+            return False
+        if self.cutoff is not None:
+            return self.cutoff(initial, progress)
+        distance = self.goal - initial
+        return distance <= 0 or sum(progress) / distance >= self.fraction
 
     def question(self, value: float, answer: str, *, last: bool) -> float:
         """The reward of a question.
@@ -190,8 +160,6 @@ class DialogueRewards:
             answer: the reply.
             last: whether its round is the last one.
         """
-        if not math.isfinite(value):
-            raise ValueError(f"The value of a round must be finite, got {value} for the reply {answer!r}.")
         if self.mode == "env_stops":
             asked_yes_no = is_yes_no(answer, self.penalty, substrings=self.soft_substrings)
             value = (0.0 if last else -1.0) + (self.penalty_value if asked_yes_no else 0.0)

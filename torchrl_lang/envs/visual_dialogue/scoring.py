@@ -1,4 +1,4 @@
-"""Rewards of dialogues and answered questions, from models in process or behind HTTP, and caches of them in files."""
+"""Caches of the rewards of dialogues, computed by models in process or behind HTTP."""
 
 from __future__ import annotations
 
@@ -8,93 +8,23 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, write_file
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, measured
 from torchrl_lang.envs.visual_dialogue.files import SplitFiles
 
-__all__ = [
-    "AnsweredQuestions",
-    "Measure",
-    "RewardCaches",
-    "answer_and_score",
-    "compute_reward_caches",
-    "last_round_rewards",
-    "measured",
-    "unfinished_rewards",
-    "write_reward_caches",
-]
+__all__ = ["RewardCaches", "compute_reward_caches", "unfinished_rewards", "write_reward_caches"]
 
-Measure = Literal["rank", "distance"]
-"""Measure of a reward: the percentile of the true image, or the distance of the guessed feature to the true one."""
 _Row = tuple[list[float], list[float]]
 """Distance and percentile, first the initial value, then the reward of each round."""
 _ROW = TypeAdapter(_Row, config=ConfigDict(allow_inf_nan=False))
 _TOLERANCE = 1e-4
 """Relative to the largest number of a row."""
-
-
-class AnsweredQuestions(NamedTuple):
-    """A batch's answers and the rewards of the questions that led to them."""
-
-    answers: list[str]
-    rewards: list[float]
-
-
-def answer_and_score(
-    models: DialogueModels,
-    dialogues: Sequence[Dialogue],
-    questions: Sequence[str],
-    features: Tensor,
-    *,
-    measure: Measure = "rank",
-) -> AnsweredQuestions:
-    """Answer one question of each dialogue, and score the round that this completes, see :func:`last_round_rewards`.
-
-    Models behind HTTP do it in one request.
-    """
-    in_one_call: Any = getattr(models, "answer_and_score", None)
-    if in_one_call is not None:
-        answered: AnsweredQuestions = in_one_call(dialogues, questions, features, measure=measure)
-        return answered
-    answers = models.answers(dialogues, questions, features)
-    completed = [dialogue.then(*turn) for dialogue, *turn in zip(dialogues, questions, answers, strict=True)]
-    return AnsweredQuestions(answers, last_round_rewards(models, completed, features, measure=measure))
-
-
-def last_round_rewards(
-    models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, *, measure: Measure = "rank"
-) -> list[float]:
-    """The reward of the last round of each dialogue; without rounds, the initial value itself.
-
-    With ``d`` the distance and ``p`` the percentile after ``t`` rounds, the reward of round ``t`` is ``d_{t-1} - d_t``
-    or ``p_t - p_{t-1}``; that of no round is ``d_0`` or ``p_0`` (arXiv 2206.11871, visual dialogue).
-    """
-    rows = [row for row, dialogue in enumerate(dialogues) if dialogue.rounds]
-    before = [dialogues[row].first(-1) for row in rows]
-    repeated = torch.cat([features, features[rows]]) if rows else features
-    values = measured(models, [*dialogues, *before], repeated, measure)
-    rewards, sign = values[: len(dialogues)], 1 if measure == "rank" else -1
-    for row, earlier in zip(rows, values[len(dialogues) :], strict=True):
-        rewards[row] = sign * (rewards[row] - earlier)
-    return rewards
-
-
-def measured(models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, measure: Measure) -> list[float]:
-    """The distance or percentile after each dialogue's last round, as Python numbers.
-
-    Differences of these are exact, so that a client which adds rewards up gets the same number.
-    """
-    if not dialogues:
-        return []
-    score = models.distances if measure == "distance" else models.percentiles
-    return score(dialogues, features).double().tolist()
 
 
 class RewardCaches(NamedTuple):
@@ -137,22 +67,20 @@ def compute_reward_caches(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round, compute_reward_caches
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, compute_reward_caches
         >>> class Models:
         ...     def distances(self, dialogues, features):
         ...         return torch.tensor([2.0 - 0.5 * len(dialogue.rounds) for dialogue in dialogues])
         ...     def percentiles(self, dialogues, features):
         ...         return torch.tensor([0.5 + 0.25 * len(dialogue.rounds) for dialogue in dialogues])
-        >>> dialogues = [Dialogue("a cat", (Round("is it black?", "no"),))]
+        >>> dialogues = [Dialogue("a cat").then("is it black?", "no")]
         >>> compute_reward_caches(Models(), dialogues, lambda rows: torch.ones(len(rows), 2))
         RewardCaches(distance=[[2.0, 0.5]], rank=[[0.5, 0.25]])
     """
     check_options(batch_size=(batch_size, 1))
-    done: list[_Row] = []
-    if partial is not None:
-        done = _unfinished(Path(partial), dialogues)
-        if done and not _alike(done[0], _rows(models, dialogues[:1], features([0]))[0]):
-            raise _other(partial, "was computed with other models or features")
+    done = [] if partial is None else _unfinished(Path(partial), dialogues)
+    if done and not _alike(done[0], _rows(models, dialogues[:1], features([0]))[0]):
+        raise _other(partial, "was computed with other models or features")
     for first in range(len(done), len(dialogues), batch_size):
         last = min(first + batch_size, len(dialogues))
         rows = _rows(models, dialogues[first:last], features(range(first, last)))
@@ -193,12 +121,12 @@ def _rows(models: DialogueModels, dialogues: Sequence[Dialogue], features: Tenso
     by_round: Any = getattr(models, "by_round", None)  # of models that score all rounds of a dialogue in one pass
     if by_round is not None:
         return [(_changes(far, -1), _changes(rank, 1)) for far, rank in by_round(dialogues, features)]
-    prefixes = [[each.first(count) for count in range(len(each.rounds) + 1)] for each in dialogues]
-    owners = [owner for owner, of_one in enumerate(prefixes) for _ in of_one]
-    flat = [prefix for of_one in prefixes for prefix in of_one]
-    down, up = (iter(measured(models, flat, features[owners], measure)) for measure in ("distance", "rank"))
+    ends = [1 + len(each.rounds) for each in dialogues]
+    flat = [each.first(count) for each, end in zip(dialogues, ends, strict=True) for count in range(end)]
+    repeated = features[[row for row, end in enumerate(ends) for _ in range(end)]]
+    far, rank = (iter(measured(models, flat, repeated, measure)) for measure in ("distance", "rank"))
     return [
-        (_changes([next(down) for _ in of_one], -1), _changes([next(up) for _ in of_one], 1)) for of_one in prefixes
+        (_changes(list(itertools.islice(far, end)), -1), _changes(list(itertools.islice(rank, end)), 1)) for end in ends
     ]
 
 
@@ -223,9 +151,6 @@ def _unfinished(path: Path, dialogues: Sequence[Dialogue]) -> list[_Row]:
         rows = [_ROW.validate_json(line) for line in lines]
     except ValueError as error:
         raise _other(path, "is damaged") from error
-    lengths = [len(dialogue.rounds) + 1 for dialogue in dialogues]
-    if any(len(values) != length for row, length in zip(rows, lengths, strict=False) for values in row):
-        raise _other(path, "is damaged")
     if complete != content:
         os.truncate(path, len(complete))
     return rows
@@ -240,5 +165,5 @@ def _alike(one: _Row, other: _Row) -> bool:
     )
 
 
-def _other(path: str | Path, found: str) -> FileError:
-    return FileError(path, found, "delete it to begin again, or give the dialogues and models of before")
+def _other(path: str | Path | None, found: str) -> FileError:
+    return FileError(str(path), found, "delete it to begin again, or give the dialogues and models of before")

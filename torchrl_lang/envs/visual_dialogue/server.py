@@ -6,32 +6,38 @@ import asyncio
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Callable
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels
-from torchrl_lang.envs.visual_dialogue.model_queue import ModelQueue, Questioner
+from torchrl_lang.envs.visual_dialogue.dialogue import (
+    Dialogue,
+    DialogueModels,
+    answer_and_score,
+    last_round_rewards,
+    measured,
+)
 from torchrl_lang.envs.visual_dialogue.protocol import (
     BATCH,
     LONGEST_TEXT,
     MOST_ROUNDS,
+    REPLIES,
     ROUTES,
+    RequestBatch,
     RequestError,
     read_request,
 )
 
-if TYPE_CHECKING:
-    import uvicorn
-    from starlette.applications import Starlette
-
-__all__ = ["DialogueServer"]
+__all__ = ["DialogueServer", "ModelQueue", "Questioner"]
 
 _LOG = logging.getLogger(__name__)
 _BACKLOG = 128
@@ -47,6 +53,129 @@ _READ_TO_REJECT = 4
 _FORM = "application/x-www-form-urlencoded"
 _NUMBER, _TEXTS = 32, 2**22
 """Bytes of an image feature, and of all texts of a request, at most."""
+Questioner = Callable[[Sequence[Dialogue]], list[str]]
+"""Asks the next question of each dialogue; it raises :class:`RequestError` for a dialogue that it cannot read."""
+
+
+class _Work(NamedTuple):
+    route: str
+    batch: RequestBatch
+    replies: Future[list[Any]]
+
+
+class ModelQueue:
+    """Runs the models for many requests, in one thread, in the order of their arrival.
+
+    All requests that wait while the models are busy are answered next, those of one route as one batch. If a batch
+    fails, its requests are answered one at a time, so that only those that are at fault fail.
+
+    Args:
+        models: that answer and guess.
+        questioner: that asks, if any.
+        size: requests that may wait.
+        batch: dialogues at which a batch is full; the request that fills it is not split.
+    """
+
+    def __init__(self, models: DialogueModels, questioner: Questioner | None, *, size: int, batch: int = 256) -> None:
+        self.models, self.questioner, self.batch = models, questioner, batch
+        self.counts = Counter({"batches": 0, "dialogues": 0, "failures": 0})
+        self._waiting: queue.Queue[_Work | None] = queue.Queue(size)
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="visual dialogue models", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return self._waiting.qsize()
+
+    def submit(self, route: str, batch: RequestBatch) -> Future[list[Any]]:
+        """The replies to come, one a dialogue.
+
+        Raises:
+            RequestError: 503, if the queue is full.
+        """
+        work = _Work(route, batch, Future())
+        try:
+            self._waiting.put_nowait(work)
+        except queue.Full:
+            raise RequestError(503, f"{self._waiting.maxsize} requests are waiting: send it again later") from None
+        return work.replies
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Answer what waits, then stop."""
+        try:
+            self._waiting.put(None, timeout=timeout)
+        except queue.Full:  # the models hang; the thread ends with the process
+            return
+        self._thread.join(timeout)
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        while not self._ended:
+            works = self._next()
+            for route in dict.fromkeys(work.route for work in works):
+                self._answer([work for work in works if work.route == route])
+
+    def _next(self) -> list[_Work]:
+        """All that waits, up to a full batch."""
+        works: list[_Work] = []
+        dialogues = 0
+        while not works or (dialogues < self.batch and not self._waiting.empty()):
+            work = self._waiting.get()
+            if work is None:
+                self._ended = True
+                break
+            if work.replies.set_running_or_notify_cancel():
+                works.append(work)
+                dialogues += len(work.batch.dialogues)
+        return works
+
+    def _answer(self, works: Sequence[_Work]) -> None:
+        """Answer requests of one route together; if that fails, one at a time."""
+        dialogues = [dialogue for work in works for dialogue in work.batch.dialogues]
+        questions = [question for work in works for question in work.batch.questions]
+        features = [work.batch.features for work in works if work.batch.features is not None]
+        joined = RequestBatch(dialogues, questions, torch.cat(features) if features else None)
+        self.counts.update(batches=1, dialogues=len(dialogues))
+        try:
+            replies = iter(self._replies(works[0].route, joined) if dialogues else [])
+        except Exception as error:
+            if len(works) == 1:
+                self._fail(works[0], error)
+                return
+            for work in works:
+                self._answer([work])
+            return
+        for work in works:
+            work.replies.set_result([next(replies) for _ in work.batch.dialogues])
+
+    def _fail(self, work: _Work, error: Exception) -> None:
+        """The client gets no more than that it failed; the reason is for the server's log."""
+        if not isinstance(error, RequestError):
+            self.counts["failures"] += 1
+            _LOG.error("The models failed on a request of %s.", work.route, exc_info=error)
+            error = RequestError(500, "the models failed on this request; the server's log has the reason")
+        work.replies.set_exception(error)
+
+    def _replies(self, route: str, batch: RequestBatch) -> list[Any]:
+        """Replies that the protocol has; raises ValueError for others."""
+        kind, (dialogues, questions, _) = ROUTES[route], batch
+        features: Any = batch.features  # given where the route needs them, as its measure is
+        measure: Any = kind.measure
+        if kind.replies == "question" and self.questioner is None:
+            raise RequestError(404, "this server has no questioner: start it with one")
+        ways: dict[str, Callable[[], Any]] = {
+            "question": lambda: self.questioner(dialogues),  # type: ignore[misc]
+            "answer": lambda: self.models.answers(dialogues, questions, features),
+            "step": lambda: zip(
+                *answer_and_score(self.models, dialogues, questions, features, measure=measure), strict=True
+            ),
+            "reward": lambda: last_round_rewards(self.models, dialogues, features, measure=measure),
+            "value": lambda: measured(self.models, dialogues, features, measure),
+        }
+        checked: list[Any] = REPLIES[route].validate_python(list(ways[kind.replies]()))
+        if len(checked) != len(dialogues):
+            raise ValueError(f"Expected {len(dialogues)} replies of the models, got {len(checked)}.")
+        return checked
 
 
 class DialogueServer:
@@ -105,7 +234,7 @@ class DialogueServer:
         }
         self._counts = Counter({"requests": 0, "rejected": 0})
         self._began = 0.0
-        self._running: tuple[uvicorn.Server, threading.Thread, ModelQueue] | None = None
+        self._running: tuple[Any, threading.Thread, ModelQueue] | None = None
 
     @property
     def url(self) -> str:
@@ -115,7 +244,7 @@ class DialogueServer:
 
     def start(self) -> None:
         """Listen, and answer in a thread of its own."""
-        server = _web_server(self._app())
+        server = self._web_server()
         listening = _listening(self.host, self.port)
         self.port, self._began = listening.getsockname()[1], time.monotonic()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="HTTP server")
@@ -134,11 +263,8 @@ class DialogueServer:
     def run(self, announce: Callable[[str], object]) -> None:
         """Serve until SIGTERM or SIGINT; ``announce`` is called with the address. For the main thread."""
         stops: list[int] = []
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            stops.append(number)
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, lambda number, frame: stops.append(number)) for number in numbers}
         try:
             with self:
                 announce(self.url)
@@ -155,18 +281,14 @@ class DialogueServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def _queue(self) -> ModelQueue:
-        assert self._running is not None
-        return self._running[2]
-
     def _health(self) -> dict[str, Any]:
+        waiting = self._running[2]  # type: ignore[index]
         return {
             "model": self.name,
             "feature_size": self.models.feature_size,
             "questioner": self.questioner is not None,
-            "queue": len(self._queue),
-            "counts": {**self._counts, **self._queue.counts},
+            "queue": len(waiting),
+            "counts": {**self._counts, **waiting.counts},
             "limits": self.limits,
             "uptime": time.monotonic() - self._began,
         }
@@ -178,7 +300,7 @@ class DialogueServer:
             raise RequestError(415, f"must be a form, sent as {_FORM}", "body")
         sizes = {"items": self.limits["items"], "feature_size": self.models.feature_size}
         name, batch = await asyncio.to_thread(read_request, body, route, **sizes)
-        replies = await asyncio.wrap_future(self._queue.submit(name, batch))
+        replies = await asyncio.wrap_future(self._running[2].submit(name, batch))  # type: ignore[index]
         return replies if route == BATCH else replies[0]
 
     async def _body(self, declared: int, chunks: AsyncIterable[bytes]) -> bytes:
@@ -198,15 +320,18 @@ class DialogueServer:
             raise RequestError(413, f"is larger than {largest} bytes", "body")
         return bytes(body)
 
-    def _app(self) -> Starlette:
+    def _web_server(self) -> Any:
         try:
+            import uvicorn
             from starlette.applications import Starlette
             from starlette.exceptions import HTTPException
             from starlette.requests import ClientDisconnect, Request
             from starlette.responses import JSONResponse
             from starlette.routing import Route
         except ImportError as error:
-            raise ImportError("DialogueServer needs Starlette: pip install 'torchrl-lang[visdial]'.") from error
+            raise ImportError(
+                "DialogueServer needs starlette and uvicorn: pip install 'torchrl-lang[visdial]'."
+            ) from error
 
         def failure(status: int, message: str, field: str | None = None) -> JSONResponse:
             headers = {"retry-after": "1"} if status == 503 else {}
@@ -243,32 +368,24 @@ class DialogueServer:
         handlers: Any = {RequestError: rejected, HTTPException: no_route, ClientDisconnect: incomplete}
         app = Starlette(routes=routes, exception_handlers={**handlers, Exception: failed})
         app.router.redirect_slashes = False
-        return app
+        config = uvicorn.Config(
+            app,
+            http=_protocol(),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # the server logs what matters
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        return uvicorn.Server(config)
 
 
 def _error(message: str, field: str | None = None) -> dict[str, str | None]:
     return {"error": message, "field": field}
-
-
-def _web_server(app: Starlette) -> uvicorn.Server:
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ImportError("DialogueServer needs uvicorn: pip install 'torchrl-lang[visdial]'.") from error
-    config = uvicorn.Config(
-        app,
-        http=_protocol(),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="critical",  # the server logs what matters
-        access_log=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
-    return uvicorn.Server(config)
 
 
 def _protocol() -> Any:
@@ -312,11 +429,8 @@ def _protocol() -> Any:
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 body = json.dumps(_error(msg)).encode()
-                headers = [
-                    ("content-type", "application/json"),
-                    ("content-length", str(len(body))),
-                    ("connection", "close"),
-                ]
+                headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+                headers += [("connection", "close")]
                 for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event) or b"")
             self.transport.close()

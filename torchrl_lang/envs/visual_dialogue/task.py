@@ -13,30 +13,21 @@ from torch import Tensor
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields
 from torchrl_lang.data import EpisodeSampler, PolicySampler
-from torchrl_lang.envs.visual_dialogue import (
-    DialogueModels,
-    DialogueRewards,
-    QuestionPlayer,
-    RemoteModels,
-    Round,
-    SceneRows,
-    VisualDialogueEnv,
-    VisualDialogues,
-    played_rounds,
-    yes_no_rate,
-)
-from torchrl_lang.envs.visual_dialogue.env import PROGRESS
+from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
+from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, Measure, Round
+from torchrl_lang.envs.visual_dialogue.env import PROGRESS, VisualDialogueEnv
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.envs.visual_dialogue.play import QuestionPlayer, played_rounds, yes_no_rate
 from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
-from torchrl_lang.envs.visual_dialogue.rewards import Mode, Penalty
-from torchrl_lang.envs.visual_dialogue.scoring import Measure
+from torchrl_lang.envs.visual_dialogue.protocol import RemoteModels
+from torchrl_lang.envs.visual_dialogue.rewards import DialogueRewards, Mode, Penalty
 from torchrl_lang.evaluation import GameRecords, Summary, summarize
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS, VisualDialogueData, VisualDialoguePlay
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
+__all__ = ["VisualDialogueTask", "rounds_of"]
 
 _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
@@ -90,9 +81,8 @@ class VisualDialogueTask(Task):
 
     def __post_init__(self) -> None:
         one_of("measure", self.measure, get_args(Measure))
-        if self.mode == "env_stops" and self.measure == "distance":
+        if self.rewards.ends_by_percentile and self.measure == "distance":
             raise ValueError("Mode 'env_stops' needs measure='rank': its end is a percentile.")
-        _ = self.rewards
 
     @classmethod
     def from_notes(cls, notes: Fields) -> VisualDialogueTask:

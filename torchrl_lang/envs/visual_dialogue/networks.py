@@ -1,25 +1,116 @@
-"""The networks of visual dialogues: an encoder of dialogues, the image guesser, and the answerer."""
+"""The networks of visual dialogues: words and dialogues as tensors, an encoder, the image guesser, and the answerer."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from torchrl_lang._checks import have_shapes
-from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN, DialogueBatch
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 
-__all__ = [
-    "Answerer",
-    "DialogueEncoder",
-    "ImageGuesser",
-    "WHITENED",
-    "Whitening",
-    "after_last_round",
-    "rank_percentile",
-    "squared_distances",
-]
+__all__ = ["Answerer", "DialogueBatch", "ImageGuesser", "Whitening", "WordIndex", "join_words", "split_words"]
+
+PAD, UNKNOWN, BEGIN, END = range(4)
+"""Ids that are not words."""
+MAX_WORDS = 40
+"""Words of a caption, question or answer that the models read."""
+
+_SPECIAL = 4
+_WORD = re.compile(r"\w+(?=n't\b)|n't\b|'\w+|\w+|[^\w\s]")
+_TYPOGRAPHIC = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{LEFT SINGLE QUOTATION MARK}": "'"})
+
+
+def split_words(text: str) -> list[str]:
+    """The lower-case words of a text; contractions and punctuation are words of their own."""
+    return _WORD.findall(text.translate(_TYPOGRAPHIC).lower())
+
+
+def join_words(words: Iterable[str]) -> str:
+    """The text of words: contractions and punctuation follow the word before them without a space."""
+    return re.sub(r" (?=n't(?: |$)|'|[?!.,;:](?: |$))", "", " ".join(words))
+
+
+class WordIndex:
+    """The ids of words; other words have the id of an unknown word.
+
+    Args:
+        words: the words, each once.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self._ids = {word: number for number, word in enumerate(self.words, start=_SPECIAL)}
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str], *, least: int = 1) -> WordIndex:
+        """The words that occur at least ``least`` times in some texts, the most frequent first."""
+        counts = Counter(word for text in texts for word in split_words(text))
+        return cls(sorted((word for word, many in counts.items() if many >= least), key=lambda w: (-counts[w], w)))
+
+    def __len__(self) -> int:
+        """Number of ids: the words and four others."""
+        return len(self.words) + _SPECIAL
+
+    def ids(self, texts: Sequence[str]) -> Tensor:
+        """The ids of the first words of texts, int64 ``[N, L]``, right-padded to the longest of them, at least 1."""
+        rows = [[self._ids.get(word, UNKNOWN) for word in split_words(text)[:MAX_WORDS]] for text in texts]
+        width = max(map(len, rows), default=1) or 1
+        return torch.tensor([row + [PAD] * (width - len(row)) for row in rows], dtype=torch.int64).view(-1, width)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ids up to the end; ids that are not words are left out."""
+        until = list(ids)[: list(ids).index(END)] if END in ids else ids
+        return join_words(self.words[each - _SPECIAL] for each in until if each >= _SPECIAL)
+
+
+class DialogueBatch(NamedTuple):
+    """Dialogues of different numbers of rounds, right-padded."""
+
+    caption: Tensor
+    """Int64 ``[N, L]``."""
+    questions: Tensor
+    """Int64 ``[N, R, L]``."""
+    answers: Tensor
+    """Int64 ``[N, R, L]``."""
+    rounds: Tensor
+    """Number of rounds, int64 ``[N]``."""
+
+    @classmethod
+    def of(cls, dialogues: Sequence[Dialogue], words: WordIndex) -> DialogueBatch:
+        """The ids of dialogues."""
+        rounds = torch.tensor([len(each.rounds) for each in dialogues], dtype=torch.int64)
+        pairs = [each for dialogue in dialogues for each in dialogue.rounds]
+        texts = [each.question for each in pairs], [each.answer for each in pairs]
+        captions = words.ids([each.caption for each in dialogues])
+        return cls(captions, *(_placed(words.ids(each), rounds) for each in texts), rounds)
+
+    def to(self, device: torch.device | str) -> DialogueBatch:
+        """The batch on a device."""
+        return DialogueBatch(*(each.to(device) for each in self))
+
+    def rows(self, index: Tensor) -> DialogueBatch:
+        """Some of the dialogues."""
+        return DialogueBatch(*(each[index] for each in self))
+
+
+def with_begin_and_end(ids: Tensor) -> Tensor:
+    """Right-padded ids ``[..., L]`` with the begin id in front and the end id behind, ``[..., L + 2]``."""
+    wider = functional.pad(ids, (1, 1), value=PAD)
+    wider[..., 0] = BEGIN
+    return wider.scatter(-1, (ids != PAD).sum(-1, keepdim=True) + 1, END)
+
+
+def _placed(ids: Tensor, rounds: Tensor) -> Tensor:
+    """The ids ``[N, R, L]`` of texts ``[sum(rounds), L]`` in the order of dialogues and rounds."""
+    most = int(rounds.max()) if len(rounds) else 0
+    placed = torch.full((len(rounds), most, ids.shape[-1]), PAD)
+    placed[torch.arange(most) < rounds[:, None]] = ids
+    return placed
 
 
 class DialogueEncoder(nn.Module):
@@ -53,12 +144,13 @@ class DialogueEncoder(nn.Module):
         rounds = self.round(torch.cat([asked, answered, asked * answered], dim=-1))
         return self.gru(torch.cat([caption, rounds], dim=1))[0]
 
+    def last(self, batch: DialogueBatch) -> Tensor:
+        """The states after the last rounds, ``[N, H]``."""
+        return self(batch)[torch.arange(len(batch.rounds), device=batch.rounds.device), batch.rounds]
+
     def _means(self, ids: Tensor) -> Tensor:
         """Mean embeddings ``[N, R, E]`` of texts ``[N, R, L]``."""
         return self.words(ids.flatten(0, 1)).unflatten(0, ids.shape[:2])
-
-
-_TIE = 1e-6
 
 
 class ImageGuesser(nn.Module):
@@ -83,37 +175,7 @@ class ImageGuesser(nn.Module):
 
     def predict(self, batch: DialogueBatch) -> Tensor:
         """The feature predicted after the last round, ``[N, F]``."""
-        return self.feature(after_last_round(self.encoder(batch), batch.rounds))
-
-
-def after_last_round(states: Tensor, rounds: Tensor) -> Tensor:
-    """The states ``[N, H]`` after the last round, from those after each round, ``[N, 1 + R, H]``."""
-    return states[torch.arange(len(states), device=states.device), rounds]
-
-
-def squared_distances(predicted: Tensor, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-    """``|p - f|^2`` for each prediction ``[N, F]`` and image ``[P, F]``, ``[N, P]``; ``sizes``: ``|f|^2``, ``[P]``."""
-    sizes = images.square().sum(-1) if sizes is None else sizes
-    return predicted.square().sum(-1, keepdim=True) - 2 * predicted @ images.T + sizes
-
-
-def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor, sizes: Tensor | None = None) -> Tensor:
-    """``1 - rank / (P + 1)`` of the true image among it and the pool, ``[N]``; the nearest image has rank 1.
-
-    As the server of the ILQL paper (arXiv 2206.11871) does, the true image counts beside the pool, also where the pool
-    has it, too. The rank counts the images of the pool that are nearer than the true one by more than 1e-6 (rounding
-    may place its copy a little nearer), and the true one.
-
-    Args:
-        predicted: ``[N, F]``.
-        true: features of the true images, ``[N, F]``.
-        pool: features of all images, ``[P, F]``.
-        sizes: the squared lengths of the pool's features, ``[P]``, where they are at hand.
-    """
-    distances = squared_distances(predicted, pool, sizes)
-    own = (predicted - true).square().sum(-1, keepdim=True)
-    nearer = (distances < own - _TIE).sum(-1)
-    return 1 - (1 + nearer).to(predicted.dtype) / (len(pool) + 1)
+        return self.feature(self.encoder.last(batch))
 
 
 WHITENED = 4096
@@ -142,7 +204,6 @@ class Whitening(nn.Module):
 
     def fit(self, features: Tensor) -> None:
         """Set the components to those of some features, ``[N, F]``."""
-        have_shapes(("features", features, (len(features), len(self.mean))))
         sample = features.to(self.mean)
         self.mean.copy_(sample.mean(0))
         many = min(self.directions.shape[1], len(sample))
@@ -176,7 +237,6 @@ class Answerer(nn.Module):
 
     def __init__(self, vocab_size: int, feature_size: int, *, width: int = 128, embedding: int = 64) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {"feature_size": feature_size, "width": width, "embedding": embedding}
         self.encoder = DialogueEncoder(vocab_size, width=width, embedding=embedding)
         self.components = Whitening(feature_size, _COMPONENTS)
         components = self.components.directions.shape[1]

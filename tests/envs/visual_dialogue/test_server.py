@@ -1,19 +1,24 @@
-"""The server's protocol, with a client that is written here from its description alone."""
+"""The server: its protocol, by a client written here from its description alone, and the queue of its models."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.envs.visual_dialogue.conftest import make_batch
-from torchrl_lang.envs.visual_dialogue import DialogueServer, RemoteModels, Round
-from torchrl_lang.envs.visual_dialogue.scoring import answer_and_score, last_round_rewards
+from tests.envs.visual_dialogue.word_overlap import WordOverlap, ask
+from torchrl_lang.envs.visual_dialogue import DialogueServer, RemoteModels
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round, answer_and_score, last_round_rewards
+from torchrl_lang.envs.visual_dialogue.protocol import RequestBatch, RequestError
+from torchrl_lang.envs.visual_dialogue.server import ModelQueue
 
 GREEDY = '{"inference": "greedy", "beamSize": 1}'
 
@@ -76,11 +81,6 @@ def test_a_batch_is_answered_like_its_dialogues(server, route):
     assert send(server, "batch", json.dumps(body).encode()) == (200, [post(server, route, each)[1] for each in forms])
 
 
-def test_an_empty_batch_is_answered(server):
-    body = {"route": "step", "history": [], "caption": [], "img_features": []}
-    assert send(server, "batch", json.dumps(body).encode()) == (200, [])
-
-
 def test_health(server):
     before = health(server)
     post(server, "fetch_q_bot_response", form(make_batch(1)[0][0]))
@@ -114,7 +114,7 @@ def test_sixty_four_clients_at_once(server, models):
         thread.start()
     for thread in threads:
         thread.join()
-    assert replies == {row: [(200, [expected.answers[row], expected.rewards[row]])] * 3 for row in range(64)}
+    assert replies == {row: [(200, [each[row] for each in expected])] * 3 for row in range(64)}
     after = health(server)["counts"]
     assert after["dialogues"] - before["dialogues"] == 64 * 3
     assert after["batches"] - before["batches"] < 64 * 3  # some that waited were answered together
@@ -143,13 +143,136 @@ def test_models_behind_http_and_in_process_give_the_same_numbers(server, models)
         assert remote.distances([], torch.empty(0, 16)).shape == (0,)
 
 
-def test_an_original_server_is_never_asked_for_batches(models):
+# -- the models' thread ------------------------------------------------------------------------------------------------
+
+
+class Held(WordOverlap):
+    """Waits before it answers, records the captions of its batches, and fails on some."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.batches = threading.Event(), []
+
+    def answers(self, dialogues, questions, features):
+        self.batches.append([dialogue.caption for dialogue in dialogues])
+        assert self.go.wait(60)
+        if "fault" in self.batches[-1]:
+            raise RuntimeError("/home/somewhere/weights.bin")
+        return super().answers(dialogues, questions, features)
+
+    def distances(self, dialogues, features):
+        found = super().distances(dialogues, features)
+        return found.masked_fill(torch.tensor([dialogue.caption == "odd" for dialogue in dialogues]), torch.nan)
+
+
+@pytest.fixture
+def held():
+    return Held()
+
+
+def one(caption):
+    return RequestBatch([Dialogue(caption)], ["is it red?"], torch.zeros(1, 16))
+
+
+def submit(models, *captions):
+    return [models.submit("fetch_a_bot_response", one(caption)) for caption in captions]
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_what_waits_is_answered_as_one_batch_in_order(held):
+    models = ModelQueue(held, ask, size=8)
+    first = submit(models, "a")
+    until(lambda: held.batches)
+    rest = submit(models, "b", "c", "d")
+    question = models.submit("fetch_q_bot_response", RequestBatch([Dialogue("e")], [], None))
+    held.go.set()
+    assert [future.result(60) for future in first + rest] == [["no"]] * 4
+    assert question.result(60) == ["is it red?"]
+    assert held.batches == [["a"], ["b", "c", "d"]]
+    models.close()
+
+
+def test_only_the_request_at_fault_fails(held):
+    models = ModelQueue(held, None, size=8)
+    waiting = submit(models, "a")
+    until(lambda: held.batches)
+    waiting += submit(models, "b", "fault", "c")
+    held.go.set()
+    fault = waiting.pop(2)
+    assert [future.result(60) for future in waiting] == [["no"]] * 3
+    with pytest.raises(RequestError, match="log") as failure:
+        fault.result(60)
+    assert failure.value.status == 500
+    assert models.counts["failures"] == 1
+    assert submit(models, "after")[0].result(60) == ["no"]
+    models.close()
+
+
+def test_a_request_that_was_given_up_is_not_answered(held):
+    models = ModelQueue(held, None, size=8)
+    first = submit(models, "a")
+    until(lambda: held.batches)
+    dropped, last = submit(models, "b", "c")
+    assert dropped.cancel()
+    held.go.set()
+    assert (first[0].result(60), last.result(60)) == (["no"], ["no"])
+    assert held.batches == [["a"], ["c"]]
+    models.close()
+
+
+def test_replies_that_do_not_fit_are_failures():
+    class Short(WordOverlap):
+        def answers(self, dialogues, questions, features):
+            return []
+
+    models = ModelQueue(Short(), None, size=8)
+    with pytest.raises(RequestError, match="failed"):
+        submit(models, "a")[0].result(60)
+    models.close()
+
+
+@pytest.fixture
+def serving(held):
     pytest.importorskip("uvicorn")
-    dialogues, questions, features = make_batch(5)
-    with DialogueServer(models, items=1) as running:
-        remote = RemoteModels(running.url, feature_size=16)
-        remote.answer_and_score(dialogues, questions, features)
-        remote.distances(dialogues, features)
-        counts = health(running)["counts"]
-    assert counts["requests"] == 5 + (1 + 2 + 3 + 4 + 5)
-    assert counts["rejected"] == 0
+    with DialogueServer(held, queue=1) as running:
+        yield running
+        held.go.set()
+
+
+def fields(caption):
+    _, questions, features = make_batch(1)
+    return form(Dialogue(caption), questions[0], features[0])
+
+
+def test_a_full_queue_asks_to_come_back_later(held, serving):
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(post, serving, "fetch_a_bot_response", fields("a"))
+        until(lambda: held.batches)
+        second = pool.submit(post, serving, "fetch_a_bot_response", fields("b"))
+        until(lambda: health(serving)["queue"] == 1)
+        status, reply = post(serving, "fetch_a_bot_response", fields("c"))
+        assert (status, reply["error"]) == (503, "1 requests are waiting: send it again later")
+        held.go.set()
+        assert first.result(60)[0] == second.result(60)[0] == 200
+
+
+def test_failures_show_nothing_of_the_machine(held, serving, caplog):
+    held.go.set()
+    status, reply = post(serving, "fetch_a_bot_response", fields("fault"))
+    assert (status, reply["field"]) == (500, None)
+    assert "weights.bin" not in reply["error"]
+    assert "weights.bin" in caplog.text
+    assert post(serving, "fetch_reward", form(Dialogue("odd"), None, make_batch(1)[2][0]))[0] == 500
+    assert post(serving, "fetch_q_bot_response", form(Dialogue("a")))[0] == 404  # there is no questioner
+    assert post(serving, "fetch_a_bot_response", fields("a"))[0] == 200
+
+
+def test_a_port_in_use_is_named(serving):
+    with pytest.raises(OSError, match=f"127.0.0.1:{serving.port}"):
+        DialogueServer(WordOverlap(), port=serving.port).start()

@@ -8,7 +8,9 @@ import torch
 from tests.envs.helpers import action
 from tests.envs.visual_dialogue.played_world import TOKENIZER, make_env, write_world
 from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
-from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueRewards, Round, played_rounds, yes_no_rate
+from torchrl_lang.envs.visual_dialogue import DialogueRewards, played_rounds
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
+from torchrl_lang.envs.visual_dialogue.play import yes_no_rate
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.text import Episode, Turn, to_rows
 

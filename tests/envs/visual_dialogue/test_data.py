@@ -45,6 +45,11 @@ def test_env_stops_cuts_at_the_first_last_round(make):
     data = make()
     scene = data.scenes(DialogueRewards())[1]
     assert (len(scene.dialogue.rounds), scene.initial, scene.progress) == (4, 0.6, (0.0625,) * 4)
+    assert [turn.text for turn in data.episodes(DialogueRewards())[0].turns[:2]] == [
+        f"{CAPTION} 0",
+        "is it sunny in round 0?",
+    ]
+    assert rewards_of(make(later=0.001).episodes(DialogueRewards())[0]) == [-1] * 9 + [0]
     assert (scene.image, scene.stopped) == (1, False)
     expected = {
         "none": [-1, -1, -1, 0],
@@ -57,17 +62,6 @@ def test_env_stops_cuts_at_the_first_last_round(make):
             assert rewards_of(episode) == rewards
             assert episode.terminated
             assert not episode.truncated
-
-
-def test_turns_of_an_episode(make):
-    turns = make().episodes(DialogueRewards())[0].turns
-    assert [turn.by_agent for turn in turns] == [False] + [True, False] * 4
-    assert [turn.text for turn in turns[:3]] == [f"{CAPTION} 0", "is it sunny in round 0?", "i can't tell 0"]
-
-
-def test_env_stops_rewards_the_tenth_round_as_last(make):
-    episode = make(later=0.001).episodes(DialogueRewards())[0]
-    assert rewards_of(episode) == [-1] * 9 + [0]
 
 
 def test_ten_stop_has_the_scaled_values(make):
@@ -124,3 +118,6 @@ def test_the_real_files_together(tmp_path):
     )
     assert data.features.rows([3]).shape == (1, 4096)
     assert len(data.episodes(DialogueRewards())) == 4
+    np.save(tmp_path / "images_val.npy", raw_features(3))
+    with pytest.raises(FileError, match=r"images_val\.npy holds 3 images, but .*holds 4 dialogues"):
+        VisualDialogues(tmp_path / "visdial_0.5_train.json", tmp_path / "images_val.npy", "val")
