@@ -224,7 +224,7 @@ _HEALTH = TypeAdapter(_Health)
 
 
 class RemoteModels:
-    """The models of a server, as :class:`~torchrl_lang.envs.visual_dialogue.DialogueModels`.
+    """The models of a server, as :class:`~torchrl_lang.envs.visual_dialogue.dialogue.DialogueModels`.
 
     Requests are sent again, after a growing and jittered wait, if the server cannot be reached, does not answer in
     time, or replies 503 or another 5xx; the server keeps nothing between requests, so nothing is lost. Connections are
