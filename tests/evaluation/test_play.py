@@ -4,9 +4,12 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torchrl.envs import StepCounter, TransformedEnv
-from torchrl.envs.utils import step_mdp
+from torchrl.envs.utils import ExplorationType
 
-from torchrl_lang.evaluation import GameRecords, play_games
+from torchrl_lang.envs import TokenEnv
+from torchrl_lang.envs.wordle import WordleEnv
+from torchrl_lang.evaluation import GameRecords, play_games, summarize, unanswered
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.schema import ROW_KEYS, check_row
 
 
@@ -23,20 +26,6 @@ def test_same_episodes_for_any_batch(guess, bisect, batch):
     records = play_games(env, bisect(env), games=11, seed=7)
     assert len(records) == 11
     assert_equal(records, play_games(one, bisect(one), games=11, seed=7))
-
-
-def test_not_the_first_to_finish(guess, bisect):
-    """In waves of 3, the mean over 30 episodes is that of all 30, long games included."""
-    env, everything = guess(3), guess(30)
-    records = play_games(env, bisect(env), games=30, seed=1)
-    everything.set_seed(1)
-    td, total = everything.reset(), torch.zeros(30)
-    for _ in range(4):
-        td = everything.step(bisect(everything)(td))
-        total += td["next", "reward"].flatten()
-        td = step_mdp(td)
-    assert torch.equal(records.returns, total)
-    assert records.turns.unique().numel() > 1
 
 
 def test_counts_of_each_game(guess, bisect):
@@ -137,3 +126,43 @@ def test_entries_of_the_last_observation_are_kept(guess, bisect):
         play_games(base, bisect(base), games=2, keep=["won"])
     with pytest.raises(ValueError, match="games"):
         play_games(base, bisect(base), games=0)
+
+
+# -- Wordle with scripted and learned players --------------------------------------------------------------------------
+
+WORDS = ["crane", "slate", "point", "purge", "abide", "sugar", "moist", "light"]
+
+
+def test_a_language_model_reports_kl_and_entropy_and_plays_sampled_or_greedy():
+    env = WordleEnv(WORDS, 8)
+    control = env.tokenizer.control
+    torch.manual_seed(0)
+    actor = language_actor(causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=96))
+    options = {"diagnostics": True, "seed": 0}
+    plain, sharp = (UtteranceActor(actor, control, 6, temperature=t, **options) for t in (1.0, 0.05))
+    one, other = (
+        summarize(play_games(env, policy, games=12), invalid=lambda records: unanswered(records.rows, control))
+        for policy in (plain, sharp)
+    )
+    assert one.win_rate == 0 < one.invalid_rate <= 1
+    assert other.kl_per_token > one.kl_per_token + 0.05
+    assert other.kl_per_game > other.kl_per_token
+    assert 0 < other.entropy < one.entropy < torch.tensor(30.0).log()
+    for kind, different in ((ExplorationType.RANDOM, 8), (ExplorationType.DETERMINISTIC, 1)):
+        rows = play_games(env, plain, games=8, exploration=kind).rows
+        assert len(rows["tokens"][:, 1:6].unique(dim=0)) == different
+
+
+def test_one_token_a_turn():
+    """The same utterances, written token by token, make the same rows and returns."""
+    script = torch.tensor([WordleEnv(WORDS).tokenizer.encode(word) + [30] for word in ("crane", "purge", "slate")])
+
+    def recite(script):
+        turn = iter(range(10**6))
+        return lambda td: td.set("action", script[next(turn) % len(script)].expand(*td.batch_size, *script.shape[1:]))
+
+    whole = play_games(WordleEnv(WORDS, 4), recite(script), games=4)
+    tokens = play_games(TokenEnv(WordleEnv(WORDS, 4)), recite(script.flatten()), games=4)
+    assert torch.equal(whole.rows["tokens"], tokens.rows["tokens"])
+    assert torch.equal(whole.returns, tokens.returns)
+    assert torch.equal(whole.agent_tokens, tokens.turns)

@@ -39,21 +39,6 @@ def test_only_matrices_decay_and_nothing_is_taken_twice():
     assert others == set(names.values()) - decayed
 
 
-@pytest.mark.parametrize("fused", [None, False])
-def test_same_step_fused_or_not(fused):
-    torch.manual_seed(0)
-    layer, plain = nn.Linear(3, 3), nn.Linear(3, 3)
-    plain.load_state_dict(layer.state_dict())
-    optimizers = adamw(layer, 0.1, fused=fused), torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.0)
-    optimizers[0].param_groups[0]["weight_decay"] = 0.0
-    for module, optimizer in zip((layer, plain), optimizers, strict=True):
-        for _ in range(3):
-            optimizer.zero_grad()
-            module(torch.eye(3)).square().sum().backward()
-            optimizer.step()
-    torch.testing.assert_close(layer.weight, plain.weight)
-
-
 def test_a_head_may_have_a_rate_of_its_own():
     """Sign by sign: a first step of Adam's moves every weight by its learning rate."""
     trunk, head = nn.Linear(3, 3), nn.Linear(3, 1)

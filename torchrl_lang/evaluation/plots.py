@@ -94,8 +94,6 @@ def plot_guess_histogram(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    if not summaries:
-        raise ValueError("There are no summaries to plot.")
     most = max((number for summary in summaries for number in summary.guesses), default=1)
     labels = [*map(str, range(1, most + 1)), "lost"]
     width = 0.8 / len(summaries)

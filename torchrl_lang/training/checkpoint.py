@@ -218,9 +218,8 @@ class Checkpointer:
         self._damaged |= damaged.keys()
         if self._damaged:  # one error instead of a warning for each
             latest = f" The latest: {next(iter(damaged.values()))}" if damaged else ""
-            raise CheckpointError(
-                f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0.{latest}"
-            )
+            remedy = "delete them to begin at step 0"
+            raise CheckpointError(f"All checkpoints in {self.folder} are damaged: {remedy}.{latest}")
         return None
 
     def _load(self, path: Path, info: _Manifest, state: Mapping[str, Any]) -> int:

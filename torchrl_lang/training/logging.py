@@ -82,9 +82,7 @@ class RunLog:
         scalars = to_scalars(figures)
         last = self.last_step
         if "step" in scalars or (last is not None and step < last):
-            raise ValueError(
-                f"Got step {step} after step {last} with {list(scalars)}: rewind({step}), no metric 'step'."
-            )
+            raise ValueError(f"Step {step} after step {last}: rewind({step}), and name no metric 'step'.")
         known = len(self._names)
         self._names = list(dict.fromkeys([*self._names, *scalars]))
         if step == last:

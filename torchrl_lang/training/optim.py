@@ -67,17 +67,9 @@ def adamw(
         groups.setdefault((own.get(key, lr), p.ndim >= 2 and key not in kept), []).append(p)
     if fused is None:
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained.values())
-    return AdamW(
-        [
-            {"params": params, "lr": rate, "weight_decay": weight_decay if decays else 0.0}
-            for (rate, decays), params in groups.items()
-            if params
-        ],
-        lr=lr,
-        betas=betas,
-        eps=eps,
-        fused=fused,
-    )
+    decay = {True: weight_decay, False: 0.0}
+    listed = [{"params": p, "lr": rate, "weight_decay": decay[own]} for (rate, own), p in groups.items() if p]
+    return AdamW(listed, lr=lr, betas=betas, eps=eps, fused=fused)
 
 
 class MuonAdamW(Optimizer):

@@ -143,8 +143,11 @@ GREEN = "🟩🟩🟩🟩🟩"
 MISS = "⬛🟨⬛⬛🟩"
 
 
+MISMATCH = "rows that do not match the score"
+
+
 @pytest.mark.parametrize(
-    ("lines", "codes"),
+    ("lines", "found"),
     [
         ([GREEN], [242]),
         (["⬜🟨⬜⬜🟩", "🟧🟧🟧🟧🟧"], [29, 242]),  # the light theme, and high contrast
@@ -155,32 +158,22 @@ MISS = "⬛🟨⬛⬛🟩"
         (["Wordle 210 2/6*", MISS, GREEN, "1/6 yesterday"], [29, 242]),
         (["after 4/6, on 3/6/2022:", "Wordle 1,210 2/6", "", MISS, GREEN], [29, 242]),
         (["Wordle 210 X/6", *[MISS] * 6], [29] * 6),
-    ],
-)
-def test_grids(lines, codes):
-    assert grid(lines) == codes
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
         ([f"{MISS} {GREEN}"], "no line of tiles"),
         ([MISS + "🟩", GREEN], "a line of more or fewer than five tiles"),
         ([MISS, GREEN, "", MISS, GREEN], "several grids"),
         ([MISS] * 7, "more than six guesses"),
         ([GREEN, MISS], "guesses after the solution"),
         ([MISS, MISS], "unfinished"),
-        ([f"Wordle 210 3/6 {MISS}", MISS, GREEN], "rows that do not match the score"),
-        (["Wordle 210 X/6", *[MISS] * 5, GREEN], "rows that do not match the score"),
-        (["Wordle 210 6/6", *[MISS] * 6], "rows that do not match the score"),
+        ([f"Wordle 210 3/6 {MISS}", MISS, GREEN], MISMATCH),
+        (["Wordle 210 X/6", *[MISS] * 5, GREEN], MISMATCH),
+        (["Wordle 210 6/6", *[MISS] * 6], MISMATCH),
     ],
 )
-def test_reasons(lines, reason):
-    assert grid(lines) == reason
-    if reason == "unfinished":
+def test_grids_and_reasons_why_there_is_none(lines, found):
+    assert grid(lines) == found
+    if found == "unfinished":
         assert grid(lines, keep_unfinished=True) == [29, 29]
-        cut_off = ["Wordle 210 4/6", *lines]
-        assert grid(cut_off, keep_unfinished=True) == "rows that do not match the score"
+        assert grid(["Wordle 210 4/6", *lines], keep_unfinished=True) == MISMATCH
 
 
 def test_a_file_with_header_columns_between_and_every_fault(tmp_path):

@@ -70,14 +70,6 @@ def test_the_best_first_guess_of_many_games(best):
     assert [WordIndex.text(guess) for guess in chosen] == [best] * 8
 
 
-def test_equal_first_guesses_share_their_games_and_the_first_of_equal_means_wins():
-    player = MonteCarloPlayer(RandomWordPlayer(["crane"]), ["crane"], samples=4)
-    drawn = letters("aaaaa", "bbbbb", "ccccc", "bbbbb", "ccccc", "aaaaa", "bbbbb", "bbbbb")
-    returns = torch.tensor([-6.0, 0, -1, -1, -2, -1, -1, -1], dtype=torch.float64)  # b: -0.5; then a and b: -1
-    player._simulate = lambda turns, hidden: (drawn, returns)
-    assert [WordIndex.text(guess) for guess in player.choose(turns_of([], []))] == ["bbbbb", "aaaaa"]
-
-
 def test_rows_of_a_batch_are_simulated_from_their_own_state():
     words = ["baker", "maker", "taker", "point"]
     player = MonteCarloPlayer(RandomWordPlayer(words, prob_smart=1.0, seed=0), words, samples=20, seed=1)

@@ -111,9 +111,8 @@ class WordleEnv(LanguageEnv):
         check_options(max_tries=(max_tries, 1), action_length=(action_length, WORD_LENGTH + 1))
         check_options(consistent=(consistent, (False, True, "packed")))
         word_list = load_words(words)
-        self.n_words = len(word_list)
+        self.n_words, self.observes_privileged = len(word_list), privileged
         self.observes_consistent: bool | Literal["packed"] = consistent
-        self.observes_privileged = privileged
         self._new_observations = ("consistent",) * (consistent is True) + (PRIVILEGED,)
         turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
         super().__init__(
@@ -124,9 +123,8 @@ class WordleEnv(LanguageEnv):
             seed=seed,
             device=device,
         )
-        self.words = tuple(word_list)
+        self.words, self.max_tries = tuple(word_list), max_tries
         self.rules: Rules = rules
-        self.max_tries = max_tries
         self._index = WordIndex(word_list, self.device)
         self._valid = None if guesses is None else WordIndex(words_and_guesses(word_list, guesses), self.device)
         self._sets = CandidateSets(self._index.letters, rules)

@@ -15,13 +15,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
-from torchrl_lang.envs.wordle.words import (
-    WORD_LENGTH,
-    WordIndex,
-    WordList,
-    load_words,
-    wordle_tokenizer,
-)
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["OPENERS", "Player", "RandomWordPlayer", "RepeatPlayer", "StartWordPlayer", "WordPlayer", "WrongPlayer"]

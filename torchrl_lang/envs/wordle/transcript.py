@@ -34,15 +34,7 @@ from torchrl_lang.envs.wordle.words import (
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, entry
 
-__all__ = [
-    "Replayed",
-    "Turns",
-    "consistent_words",
-    "count_consistent",
-    "read_turns",
-    "replay_games",
-    "rows_of_turns",
-]
+__all__ = ["Replayed", "Turns", "consistent_words", "count_consistent", "read_turns", "replay_games", "rows_of_turns"]
 
 
 _TOKENIZER = wordle_tokenizer()
