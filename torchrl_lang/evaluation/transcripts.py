@@ -11,7 +11,7 @@ from torchrl_lang._files import write_file
 from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
-from torchrl_lang.text.rows import read_chat_turns
+from torchrl_lang.text.rows import read_chat_turns, read_control_turns
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
@@ -30,28 +30,13 @@ def transcript_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bo
         tokenizer: the row's tokenizer.
     """
     tokens, real, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
+    length = sum(real)
+    entries = tokens[:length], agent[:length], reward[:length]
     if isinstance(tokenizer, ChatTokenizer):
-        length = sum(real)
-        found, _ = read_chat_turns(tokens[:length], agent[:length], reward[:length], tokenizer, terminated=False)
-        return [(turn.by_agent, turn.text, turn.reward or 0.0) for turn in found if turn.by_agent or turn.text]
-    control = tokenizer.control
-    turns: list[tuple[bool, str, float]] = []
-    words: list[int] = []
-    earned = 0.0
-    is_agent = bool(tokens) and tokens[0] == control.begin_action
-    for token, exists, written, paid in zip(tokens, real, agent, reward, strict=True):
-        if not exists:
-            break
-        earned += paid
-        if token == control.end_of_action or (token == control.end_of_state and not written):
-            turns.append((token == control.end_of_action, tokenizer.decode(words), earned))
-            words, earned, is_agent = [], 0.0, False
-        elif written or token not in control.ids():
-            words.append(token)
-            is_agent = written
-    if words:
-        turns.append((is_agent, tokenizer.decode(words), earned))
-    return turns
+        turns, _ = read_chat_turns(*entries, tokenizer, terminated=False)
+    else:
+        turns, _, _ = read_control_turns(*entries, tokenizer)
+    return [(turn.by_agent, turn.text, turn.reward or 0.0) for turn in turns if turn.by_agent or turn.text]
 
 
 def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Mapping[str, str] | None = None) -> str:

@@ -117,7 +117,7 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
         terminated, truncated = (_flag(row, key, None) for key in (TERMINATED, TRUNCATED))
         turns, cut = read_chat_turns(*real, tokenizer, terminated)
     else:
-        turns, cut, ended = _read_control_turns(*real, tokenizer)
+        turns, cut, ended = read_control_turns(*real, tokenizer)
         terminated, truncated = (_flag(row, key, default) for key, default in ((TERMINATED, ended), (TRUNCATED, False)))
         if ended and not terminated:
             raise ValueError(
@@ -126,7 +126,7 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
     return Episode(turns, terminated, truncated or cut, cut)
 
 
-def _read_control_turns(
+def read_control_turns(
     tokens: list[int], agent: list[bool], reward: list[float], tokenizer: Tokenizer
 ) -> tuple[list[Turn], bool, bool]:
     """The turns of a row, whether the end token of the last is missing, and whether the dialogue has ended."""

@@ -195,18 +195,13 @@ class Checkpointer:
                 registered object. Damaged or missing files are detected before any object changes.
         """
         remove_leftovers(self.folder)
-        if step == "latest":
-            return self._restore_latest()
-        path = self.path(step)
-        if path is None and isinstance(step, int):
-            raise CheckpointError(f"No checkpoint of step {step} in {self.folder}, only of steps {self.steps()}.")
-        return None if path is None else self._load(path, *_read(path))
-
-    def _restore_latest(self) -> int | None:
+        if step != "latest":
+            path = self.path(step)
+            if path is None and isinstance(step, int):
+                raise CheckpointError(f"No checkpoint of step {step} in {self.folder}, only of steps {self.steps()}.")
+            return None if path is None else self._load(path, *_read(path))
         damaged: dict[Path, CheckpointError] = {}
-        for _, _, path in reversed(self._folders()):
-            if path in self._damaged:
-                continue
+        for path in reversed([path for _, _, path in self._folders() if path not in self._damaged]):
             try:
                 info, state = _read(path)
             except CheckpointError as error:
@@ -250,13 +245,13 @@ class Checkpointer:
     def metrics(self, step: int | Literal["latest", "best"] = "latest") -> dict[str, float]:
         """The metrics stored in a checkpoint; empty if there is none."""
         path = self.path(step)
-        return {} if path is None else _read_manifest(path).scores()
+        return {} if path is None else _read(path, with_state=False)[0].scores()
 
     def _best(self) -> Path | None:
         scores = {}
         for path in self._at_hand().values():
             try:
-                scores[path] = _read_manifest(path).scores().get(self.best_by, math.nan)
+                scores[path] = _read(path, with_state=False)[0].scores().get(self.best_by, math.nan)
             except CheckpointError as error:
                 self._leave_out(path, error)
         ranked = [path for path, score in scores.items() if not math.isnan(score)]
@@ -275,22 +270,17 @@ class Checkpointer:
         )
 
 
-def _read_manifest(path: Path) -> _Manifest:
+def _read(path: Path, *, with_state: bool = True) -> tuple[_Manifest, dict[str, Any]]:
+    """The manifest, and the state dict of each object, by name; tensors are on the CPU."""
+    remedy, state = _FOLDER.remedy, {}
     try:
-        manifest = _Manifest.read(path / _MANIFEST, remedy=_FOLDER.remedy)
+        manifest = _Manifest.read(path / _MANIFEST, remedy=remedy)
+        if with_state:
+            _FOLDER.read(path)
+            tensors = read_tensors(path / _TENSORS, remedy=remedy)
+            state = join_state(read_json(path / _STATE, remedy=remedy), tensors)
     except FileError as error:
         raise CheckpointError(str(error)) from error
     if (match := _NAME.fullmatch(path.name)) and int(match["step"]) != manifest.step:
         raise CheckpointError(f"{path} holds the checkpoint of step {manifest.step}: it was renamed; rename it back.")
-    return manifest
-
-
-def _read(path: Path) -> tuple[_Manifest, dict[str, Any]]:
-    """The manifest, and the state dict of each object, by name; tensors are on the CPU."""
-    manifest = _read_manifest(path)
-    try:
-        _FOLDER.read(path)
-        tree = read_json(path / _STATE, remedy=_FOLDER.remedy)
-        return manifest, join_state(tree, read_tensors(path / _TENSORS, remedy=_FOLDER.remedy))
-    except FileError as error:
-        raise CheckpointError(str(error)) from error
+    return manifest, state

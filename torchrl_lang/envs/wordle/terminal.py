@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.players import Player
 from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
-from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, Turns, rows_of_turns
+from torchrl_lang.envs.wordle.transcript import Turns, rows_of_turns
 from torchrl_lang.envs.wordle.words import (
     LETTERS,
     TRIES,
@@ -25,7 +25,8 @@ from torchrl_lang.envs.wordle.words import (
     load_words,
     wordle_tokenizer,
 )
-from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
+from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS
+from torchrl_lang.text.rows import read_control_turns
 
 __all__ = ["UserPlayer", "letters_line", "play_human", "render_row", "use_colour", "watch"]
 
@@ -58,20 +59,18 @@ def render_row(row: TensorDictBase, *, colour: bool | None = None) -> str:
          C (A) P (E) R
     """
     ansi = use_colour() if colour is None else colour
-    tokens, attention, agent_mask = (row.get(key).flatten().cpu() for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
-    n, control = int(attention.sum()), _TOKENIZER.control
-    ids, agent = tokens.tolist()[:n], agent_mask.tolist()[:n]
-    lines, begin = [], 1
-    for end in (place for place in range(n) if ids[place] == control.end_of_action):
-        guess, reply = ids[begin:end], slice(end + 1, end + 1 + WORD_LENGTH)
-        answer = [t for t, mine in zip(ids[reply], agent[reply], strict=True) if t in COLOUR_TOKENS and not mine]
-        if answer:
-            lines.append(_tile_line(guess, [COLOUR_TOKENS.index(token) for token in answer], ansi))
-        else:
-            lines.append(f"{_TOKENIZER.decode(guess)!r} is not a valid guess")
-        begin = end + 1 + (WORD_LENGTH + 1) * bool(answer)
-    unfinished = [token for token in ids[begin:] if token != control.end_of_dialogue]
-    lines += [_TOKENIZER.decode(unfinished)] if unfinished else []
+    tokens, real, agent, reward = (row.get(key).flatten().tolist() for key in ROW_KEYS)
+    n, lines, guess = sum(real), [], ""
+    turns, cut, _ = read_control_turns(tokens[:n], agent[:n], reward[:n], _TOKENIZER)
+    for turn in turns:
+        if turn.by_agent:
+            guess = turn.text
+            lines.append(f"{guess!r} is not a valid guess")
+        else:  # colours such as <b><y>
+            letters = [LETTERS.index(letter) for letter in guess]
+            lines[-1] = _tile_line(letters, ["byg".index(colour) for colour in turn.text[1::3]], ansi)
+    if cut:
+        lines[-1] = guess
     return "\n".join(line.rstrip(" ") for line in lines)
 
 
