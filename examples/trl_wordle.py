@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from torchrl_lang.envs import EnvGame, Tools, WordleEnv, trl_environment
+from torchrl_lang.envs import EnvGame, WordleEnv, trl_environment
+from torchrl_lang.envs.adapters.tools import Tools
 from torchrl_lang.training import adamw
 
 WORDS = ["crane", "slate", "geese", "abide"]

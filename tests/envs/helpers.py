@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang.envs import TextGameEnv, check_language_env
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action
+
+LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")
+
+
+def in_letters(make_game, n=2, **options):
+    """An environment of plain-Python games, with one token per letter."""
+    options = {"row_length": 160, "action_length": 8, "seed": 0, **options}
+    return TextGameEnv(make_game, LETTERS, batch_size=[n], **options)
+
+
+def check_game(make_game, *words, **options):
+    """Check that an environment of the games keeps the rules of language environments."""
+    make = partial(in_letters, make_game, **options)
+    check_language_env(make(), lambda n: make(n), utterances=words)
 
 
 def action(env, *texts):

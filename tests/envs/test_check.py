@@ -37,18 +37,14 @@ def shows(edit):
     return broken("_observe", observe)
 
 
-def after_two_turns(env, out, key, change):
+def after_two_turns(key, change):
     """Change an entry in rows that have taken two turns and go on."""
-    rows = (env._turns == 2) & ~out["done"].squeeze(-1)
-    out[key] = torch.where(rows[:, None], change(out[key]), out[key])
 
+    def edit(env, out):
+        rows = (env._turns == 2) & ~out["done"].squeeze(-1)
+        out[key] = torch.where(rows[:, None], change(out[key]), out[key])
 
-def wrong_spec(env, out):
-    out["extra"] = torch.zeros(*env.batch_size, 1)
-
-
-def truncated_as_terminated(env, out):
-    out["terminated"], out["truncated"] = out["done"].clone(), torch.zeros_like(out["done"])
+    return shows(edit)
 
 
 def steps_in_place(env, out):
@@ -56,27 +52,6 @@ def steps_in_place(env, out):
     if not hasattr(env, "_buffer"):
         env._buffer = out["tokens"].clone()
     out["tokens"] = env._buffer.copy_(out["tokens"])
-
-
-def unmask(env, out):
-    after_two_turns(env, out, "attention_mask", lambda mask: mask & (torch.arange(mask.shape[-1]) != 1))
-
-
-def dirty_padding(env, out):
-    out["tokens"] = torch.where(out["attention_mask"], out["tokens"], 3)
-
-
-def rewrite_opening(env, out):
-    opening = torch.arange(env.row_length) == 1
-    after_two_turns(env, out, "tokens", lambda tokens: torch.where(opening, (tokens + 1) % 3, tokens))
-
-
-def double_reward(env, out):
-    out["token_reward"] = 2 * out["token_reward"]
-
-
-def not_done(env, out):
-    out["done"] = out["terminated"].clone()
 
 
 def has_a_past(env, reset, *args, **kwargs):
@@ -119,27 +94,6 @@ def other_episodes_each_time(env, begin, episode, *rest):
     return begin(episode + env.count, *rest)
 
 
-def episodes_of_the_batch(env, begin, episode, *rest):
-    return begin(episode + 10 * env._n, *rest)
-
-
-def global_stream(env, begin, *args):
-    torch.rand(1)
-    return begin(*args)
-
-
-def resets_all(env, begin, fresh, *rest, **partial):
-    begin(torch.ones_like(fresh), *rest, **partial)
-
-
-def resets_none(env, begin, fresh, *rest, **partial):
-    begin(fresh if fresh.all() else torch.zeros_like(fresh), *rest, **partial)
-
-
-def forgets_state(env, reset, td=None, set_state=False, **kwargs):
-    return reset(td, **kwargs)
-
-
 class RewardWithoutLastDimension(CorridorEnv):
     def _make_specs(self):
         super()._make_specs()
@@ -173,22 +127,40 @@ class Endless(CorridorEnv):
         return out.set("truncated", out["truncated"] & False).set("done", out["terminated"].clone())
 
 
+def begins(change):
+    return broken("_begin_rows", lambda env, begin, fresh, *rest, **partial: begin(change(fresh), *rest, **partial))
+
+
+SECOND = torch.arange(44) == 1
 BROKEN = {
-    "specs": [shows(wrong_spec)],
-    "row": [shows(unmask), shows(dirty_padding)],
+    "specs": [shows(lambda env, out: out.set("extra", torch.zeros(*env.batch_size, 1)))],
+    "row": [
+        after_two_turns("attention_mask", lambda mask: mask & ~SECOND),
+        shows(lambda env, out: out.set("tokens", torch.where(out["attention_mask"], out["tokens"], 3))),
+    ],
     "fresh": [broken("_reset", has_a_past)],
-    "growth": [shows(rewrite_opening), broken("_plan_turn", silent_turns), Endless],
-    "flags": [shows(truncated_as_terminated), shows(not_done)],
-    "reward": [RewardWithoutLastDimension, shows(double_reward)],
+    "growth": [
+        after_two_turns("tokens", lambda tokens: torch.where(SECOND, (tokens + 1) % 3, tokens)),
+        broken("_plan_turn", silent_turns),
+        Endless,
+    ],
+    "flags": [
+        shows(lambda env, out: out.update({"terminated": out["done"].clone(), "truncated": out["done"] & False})),
+        shows(lambda env, out: out.set("done", out["terminated"].clone())),
+    ],
+    "reward": [
+        RewardWithoutLastDimension,
+        shows(lambda env, out: out.set("token_reward", 2 * out["token_reward"])),
+    ],
     "latch": [broken("_step", plays_on), broken("_step", pays_forever)],
     "mask": [broken("_step", lambda env, step, td: step(td.exclude("_step")))],
     "seed": [broken("_open", other_episodes_each_time)],
-    "batch": [broken("_open", episodes_of_the_batch)],
-    "global stream": [broken("_open", global_stream)],
+    "batch": [broken("_open", lambda env, begin, episode, *rest: begin(episode + 10 * env._n, *rest))],
+    "global stream": [broken("_open", lambda env, begin, *args: (torch.rand(1), begin(*args))[1])],
     "stepping": [shows(steps_in_place), broken("_step", writes_its_input)],
     "aliasing": [ReturnsItsState],
-    "partial reset": [broken("_begin_rows", resets_all), broken("_begin_rows", resets_none)],
-    "state": [broken("_reset", forgets_state)],
+    "partial reset": [begins(torch.ones_like), begins(lambda fresh: fresh & fresh.all())],
+    "state": [broken("_reset", lambda env, reset, td=None, set_state=False, **kwargs: reset(td, **kwargs))],
 }
 
 

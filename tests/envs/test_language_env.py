@@ -8,7 +8,6 @@ from tensordict import TensorDict
 
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import CharTokenizer
 
 from .conftest import countdown_env
@@ -60,27 +59,6 @@ def test_a_row_without_room_for_another_utterance_is_truncated():
     td = say(env, "")  # at 20 they would not fit
     assert td["truncated"].all()
     assert not td["terminated"].any()
-
-
-def test_set_state_goes_on_where_the_row_stops():
-    env, other = corridor(2, length=4, start=None), corridor(2, length=4, start=None, seed=9)
-    state = say(env, "r", "l")
-    came = other.reset(state.select(*ROW_KEYS).clone(), set_state=True)
-    for key in ROW_KEYS:
-        assert torch.equal(came[key], state[key])
-    for _ in range(8):
-        one, two = say(env, "r", "l"), say(other, "r", "l")
-        assert (one == two).all()
-    assert one["done"].all()
-
-
-def test_set_state_looks_only_at_rows_that_are_reset():
-    env = corridor(2)
-    say(env, "r", "l")
-    td = say(env, "r", "l")  # row 0 has ended
-    td = env.reset(td.exclude("reward").set("_reset", torch.tensor([[False], [True]])), set_state=True)
-    assert transcript(env, td, 1) == "<s>0</s>l</a>0</s>l</a>0</s>"
-    assert td["done"].flatten().tolist() == [True, False]
 
 
 def test_a_first_reset_resets_every_row():

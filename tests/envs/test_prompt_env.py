@@ -78,7 +78,7 @@ def test_a_reward_that_draws_is_seeded_with_the_environment():
         ([1.0], r"returned \[1.0\], expected 2"),
         (1.0, "returned 1.0, expected 2"),
         ([1.0, float("nan")], "finite"),
-        ([1.0, "x"], "expected one number"),
+        ([1.0, "x"], "expected a finite number"),
     ],
 )
 def test_wrong_rewards(rewards, reason):

@@ -124,11 +124,6 @@ def test_copies_of_an_unseeded_environment_play_their_own_words(wrap, again):
 # -- rows that no environment writes -----------------------------------------------------------------------------------
 
 
-def unmark(td, position):
-    for key in ("agent_mask", "token_reward"):
-        td[key][:, position] = 0
-
-
 def left_padded(td, control):
     for key in ROW_KEYS:
         rows = [torch.roll(row, int((~mask).sum())) for row, mask in zip(td[key], td["attention_mask"], strict=True)]
@@ -136,45 +131,30 @@ def left_padded(td, control):
     td.update(td.pop("rolled"))
 
 
-def hole(td, control):
-    td["attention_mask"][:, 1] = False
-
-
-def mask_beyond_attention(td, control):
-    td["agent_mask"][:, -1] = True
-
-
-def agent_unmarked(td, control):
+def without_marks(td, position=slice(None)):
     """The agent's tokens appear as the environment's: a game that knew no guess would answer them."""
-    unmark(td, slice(None))
+    for key in ("agent_mask", "token_reward"):
+        td[key][:, position] = 0
+    return td
 
 
-def padding_inside(td, control):
-    td["tokens"][:, 1] = control.pad
-
-
-def begins_twice(td, control):
-    td["tokens"][:, 1] = control.begin_action
-    unmark(td, 1)
-
-
-def ends_early(td, control):
-    """The last token, an end, is missing: the row stops in the middle."""
+def without_end(td, control):
     last = td["attention_mask"].sum(-1, keepdim=True) - 1
     for key in ("attention_mask", "agent_mask", "token_reward"):
         td[key].scatter_(1, last, 0)
 
 
-def beyond_the_vocabulary(td, control):
-    td["tokens"][:, 1] = 10**6
-
-
-def not_finite(td, control):
-    td["token_reward"][td["agent_mask"]] = float("nan")
-
-
-DAMAGE = (left_padded, hole, mask_beyond_attention, agent_unmarked, padding_inside, begins_twice, ends_early,
-          beyond_the_vocabulary, not_finite)  # fmt: skip
+DAMAGE = {
+    "left padding": left_padded,
+    "a hole": lambda td, control: td["attention_mask"][:, 1].fill_(False),
+    "agent tokens in the padding": lambda td, control: td["agent_mask"][:, -1].fill_(True),
+    "no agent tokens": lambda td, control: without_marks(td),
+    "padding inside": lambda td, control: td["tokens"][:, 1].fill_(control.pad),
+    "two beginnings": lambda td, control: without_marks(td, 1)["tokens"][:, 1].fill_(control.begin_action),
+    "no end": without_end,
+    "an unknown token": lambda td, control: td["tokens"][:, 1].fill_(10**6),
+    "an infinite reward": lambda td, control: td["token_reward"].masked_fill_(td["agent_mask"], float("inf")),
+}
 
 
 @pytest.mark.parametrize("wrap", ["bare", "by_token"])
@@ -191,8 +171,8 @@ def test_damaged_rows_are_refused(name, wrap):
     outer.reset()
     came = outer.reset(whole.clone(), set_state=True, **named)  # as they are, they are accepted
     assert torch.equal(came["tokens"][live], td["tokens"][live])
-    for damage in DAMAGE:
-        if damage is ends_early and wrap == "by_token" and name == "countdown":
+    for kind, damage in DAMAGE.items():
+        if kind == "no end" and wrap == "by_token" and name == "countdown":
             continue  # one token a step, a row may stop inside an utterance
         damaged = whole.clone()
         damage(damaged, env.tokenizer.control)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from torchrl_lang.envs import WordleEnv
-from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, read_utterance, where_rows
+from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, read_utterance
 from torchrl_lang.schema import ControlTokens
 
 CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
 WIDTH = 12
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8, torch.bool])
-@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
-def test_where_mixes_whole_rows(dtype, shape):
-    ours, theirs = torch.ones(1, *shape[1:]).to(dtype).expand(shape), torch.zeros(shape).to(dtype)
-    mixed = where_rows(torch.tensor([True, False, True]), ours, theirs)
-    assert mixed.dtype == dtype
-    assert [row.unique().tolist() for row in mixed] == [[1], [0], [1]]
-    mixed.fill_(1)
-    assert not theirs.any()  # new memory
 
 
 def test_a_turn_token_by_token():

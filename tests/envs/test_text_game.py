@@ -318,7 +318,7 @@ def test_an_error_names_the_first_game_that_failed_and_the_env_goes_on_after_a_r
     with pytest.raises(OSError, match="gone") as raised:
         say(env, "a", "b", "a", "b")
     assert raised.value.__notes__[0].startswith("Game 1 of the batch (seed ")
-    assert raised.value.__notes__[0].endswith("turn 1) was playing 'b'.")
+    assert raised.value.__notes__[0].endswith("turn 1) was in step('b').")
     for one in (env, copy.deepcopy(env)):
         one.reset()
         assert say(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4

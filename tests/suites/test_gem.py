@@ -5,26 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
-from tests.envs.helpers import say_after
-from torchrl_lang.envs import GemGame, TextGameEnv, check_language_env
-from torchrl_lang.text import CharTokenizer, from_row
+from tests.envs.helpers import check_game
+from torchrl_lang.envs import GemGame
 
 gem = pytest.importorskip("gem", reason="gem-llm is not installed: make test-suites runs these tests")
-
-LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")
 
 
 def boxed(text):
     return f"\\boxed{{{text}}}"
-
-
-def make_env(name, batch_size=(2,), row_length=2000, **options):
-    def make():
-        return GemGame(gem.make(name, **options), act=boxed)
-
-    return TextGameEnv(make, LETTERS, row_length=row_length, action_length=12, batch_size=batch_size, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -32,21 +21,7 @@ def make_env(name, batch_size=(2,), row_length=2000, **options):
     [("rg:leg_counting", ["12", "x"]), ("rg:chain_sum", ["3"]), ("game:GuessTheNumber-v0-easy", ["1", "5", "x"])],
 )
 def test_the_rules_of_language_environments(name, words):
-    check_language_env(make_env(name), lambda n: make_env(name, [n]), utterances=words)
-
-
-def test_a_task_of_reasoning_gym():
-    env = make_env("rg:leg_counting", [1])
-    question = from_row(env.reset(game_seed=torch.tensor([7]))[0], LETTERS).turns[0].text
-    assert question.startswith("Your task is to count how many legs")
-    answer = env._games[0].env.unwrapped.data["answer"]
-    td = say_after(env, env.reset(game_seed=torch.tensor([7])), answer)
-    assert td["reward"].item() == 1.0
-    assert td["terminated"].item()
-    assert not td["truncated"].item()
-    assert LETTERS.decode(td["tokens"][0][td["attention_mask"][0]]).endswith(f"{answer}</a></eod>")
-    wrong = say_after(env, env.reset(game_seed=torch.tensor([7])), f"{answer}0")
-    assert wrong["reward"].item() < 1
+    check_game(lambda: GemGame(gem.make(name), act=boxed), *words, row_length=2000, action_length=12)
 
 
 def test_a_seed_asks_the_same_question_however_many_were_asked():

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from torchrl_lang._checks import at_least_one, finite, within
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.envs.grids import HiddenTaskEnv, RoomEnv
+from torchrl_lang.envs.grids import HiddenTaskEnv
+from torchrl_lang.envs.grids.rooms import RoomEnv
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,

@@ -5,7 +5,7 @@ from torchrl_lang.envs.adapters.gem import GemGame
 from torchrl_lang.envs.adapters.gymnasium import GymnasiumGame
 from torchrl_lang.envs.adapters.openenv import OpenEnvGame
 from torchrl_lang.envs.adapters.textarena import TextArenaGame
-from torchrl_lang.envs.adapters.tools import ToolGame, Tools
+from torchrl_lang.envs.adapters.tools import ToolGame
 from torchrl_lang.envs.adapters.trl import trl_environment
 from torchrl_lang.envs.check import check_language_env
 from torchrl_lang.envs.compiled_rollout import CompiledRollout
@@ -31,7 +31,6 @@ __all__ = [
     "TextGameEnv",
     "TokenEnv",
     "ToolGame",
-    "Tools",
     "WordleEnv",
     "check_language_env",
     "trl_environment",

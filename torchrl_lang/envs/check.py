@@ -27,8 +27,6 @@ from torchrl_lang.schema import (
 )
 from torchrl_lang.text.chat_tokenizer import encode_action
 
-__all__ = ["LanguageEnvError", "check_language_env"]
-
 _KEYS = (*ROW_KEYS, DONE, TERMINATED, TRUNCATED)
 
 
@@ -41,11 +39,7 @@ class LanguageEnvError(AssertionError):
 
 
 def check_language_env(
-    env: EnvBase,
-    make_env: Callable[[int], EnvBase] | None = None,
-    *,
-    utterances: Sequence[str] = (),
-    seed: int = 0,
+    env: EnvBase, make_env: Callable[[int], EnvBase] | None = None, *, utterances: Sequence[str] = (), seed: int = 0
 ) -> None:
     """Step an environment with random utterances and raise an error if it breaks a rule.
 
@@ -99,18 +93,32 @@ def check_language_env(
             check_env_specs(env, seed=seed)
         except Exception as error:
             raise LanguageEnvError("specs", f"check_env_specs raised {type(error).__name__}: {error}") from error
-        actions = _random_actions(env, utterances, seed)
-        game = _play(env, seed, actions)
-        _inspect(env, game)
-        _same("seed", game, _play(env, seed, actions), "played twice with one seed and the same actions")
-        scribbled = _play(env, seed, actions, scribble=True)
-        _same("aliasing", game, scribbled, "played again, with tensors changed in place outside")
-        if env.batch_size.numel() > 1:
-            _partial_reset(env, seed, actions, game)
-            _mask(env, seed, actions, game)
-        _state(env, seed, actions, game)
-        if make_env is not None:
-            _batch(make_env, utterances, seed)
+        _apply_rules(env, make_env, utterances, seed)
+
+
+def _apply_rules(env: Any, make_env: Callable[[int], EnvBase] | None, texts: Sequence[str], seed: int) -> None:
+    actions = _random_actions(env, texts, seed)
+    game = _play(env, seed, actions)
+    _inspect(env, game)
+    _same("seed", game, _play(env, seed, actions), "played twice with one seed and the same actions")
+    scribbled = _play(env, seed, actions, scribble=True)
+    _same("aliasing", game, scribbled, "played again, with tensors changed in place outside")
+    if env.batch_size.numel() > 1:
+        _partial_reset(env, seed, actions, game)
+        _mask(env, seed, actions, game)
+    _state(env, seed, actions, game)
+    if make_env is None:
+        return
+    # Episode k of a seed is the k-th row to be reset: row k of three, or the k-th reset of one row.
+    three, one = make_env(3), make_env(1)
+    actions = _random_actions(three, texts, seed)
+    together = _play(three, seed, actions)
+    one.set_seed(seed)
+    for row in range(3):
+        alone = [one.reset().clone()]
+        for action in actions[: len(together) - 1]:
+            alone.append(_step(one, alone[-1], action[row : row + 1]).clone())
+        _same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and in a batch")
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------
@@ -118,30 +126,32 @@ def check_language_env(
 
 def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
     """One action per token of a row, after which every episode is over."""
-    generator = torch.Generator().manual_seed(seed)
-    steps, n = env.observation_spec[TOKENS].shape[-1], env.batch_size.numel()
-    one_token = env.action_spec.shape == env.batch_size
-    width = 4 if one_token else env.action_spec.shape[-1]
-    rows = torch.full((steps, n, 1 if one_token else width), env.tokenizer.control.pad)
-    for row in range(n):
-        utterances = [_random_utterance(env, texts, width, generator) for _ in range(steps)]
-        if one_token:
-            rows[:, row, 0] = torch.tensor([token for ids in utterances for token in ids][:steps])
-        else:
-            for step, ids in enumerate(utterances):
-                rows[step, row, : len(ids)] = torch.tensor(ids)[:width]
-    return list(rows.reshape(steps, *env.action_spec.shape).to(env.device or "cpu").unbind(0))
+    generator, control = torch.Generator().manual_seed(seed), env.tokenizer.control
+    tokens = env.observation_spec[TOKENS]
+    by_token = env.action_spec.shape == env.batch_size
+    width, steps = 4 if by_token else env.action_spec.shape[-1], tokens.shape[-1]
 
-
-def _random_utterance(env: Any, texts: Sequence[str], width: int, generator: torch.Generator) -> list[int]:
     def draw(n: int) -> int:
         return int(torch.randint(n, (), generator=generator))
 
-    end = [env.tokenizer.control.end_of_action]
-    if texts and draw(2):
-        return encode_action(env.tokenizer, texts[draw(len(texts))]) + end
-    babble = [draw(env.observation_spec[TOKENS].n) for _ in range(draw(width) + 1)]
-    return babble if len(babble) == width else babble + end
+    def utterance() -> list[int]:
+        if texts and draw(2):
+            ids = encode_action(env.tokenizer, texts[draw(len(texts))])
+        else:
+            ids = [draw(tokens.n) for _ in range(draw(width) + 1)]
+        ids = [*ids, control.end_of_action]
+        return ids if by_token else [*ids, *[control.pad] * width][:width]
+
+    rows = []
+    for _ in range(env.batch_size.numel()):
+        said = [utterance() for _ in range(steps)]
+        rows.append([token for ids in said for token in ids][:steps] if by_token else said)
+    return list(torch.tensor(rows, device=env.device).transpose(0, 1).reshape(steps, *env.action_spec.shape).unbind(0))
+
+
+def _step(env: EnvBase, moment: TensorDictBase, action: Tensor, **entries: Tensor) -> TensorDictBase:
+    """Step with a copy of everything that was returned, because transforms may read it, and the action."""
+    return env.step(moment.exclude(REWARD).clone().update({ACTION: action.clone(), **entries})).get("next")
 
 
 def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool = False) -> list[TensorDictBase]:
@@ -150,9 +160,8 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
     stream = torch.get_rng_state()
     returned = [env.reset()]
     copies = [returned[0].clone()]
-    over = 0
     for action in actions:
-        given = _given(copies[-1], action)
+        given = copies[-1].exclude(REWARD).clone().set(ACTION, action.clone())
         if scribble:
             _scribble(returned[-1])
         returned.append(env.step(given).get("next"))
@@ -160,18 +169,12 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
         _hold("stepping", torch.equal(given.get(ACTION), action), "a step changed the action that it was given")
         if scribble:
             _scribble(given.exclude("next"))
-        over += bool(copies[-1][DONE].all())
-        if over == 3:
+        if len(copies) > 2 and copies[-3][DONE].all():
             break
     _hold("global stream", torch.equal(stream, torch.get_rng_state()), "torch's global random stream has moved")
     if not scribble:
         _same("stepping", copies, returned, "returned by an earlier step, before and after later steps")
     return copies
-
-
-def _given(moment: TensorDictBase, action: Tensor) -> TensorDictBase:
-    """The input of the next step in a rollout: everything that was returned (transforms may read it) and the action."""
-    return moment.exclude(REWARD).clone().set(ACTION, action.clone())
 
 
 def _scribble(tensordict: TensorDictBase) -> None:
@@ -190,15 +193,12 @@ def _hold(rule: str, holds: Tensor | bool, message: str) -> None:
 
 
 def _same(
-    rule: str, one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], what: str, rows: Tensor | None = None
+    rule: str, one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], what: str, rows: Any = ...
 ) -> None:
     """Compare two sequences of observations in all rows, or where ``rows`` (bool ``[*B]``) is True."""
     for step, (a, b) in enumerate(zip(one, other, strict=False)):
-        for key in (*_KEYS, REWARD):
-            x, y = a.get(key, None), b.get(key, None)
-            if x is not None and y is not None:
-                equal = torch.equal(x, y) if rows is None else torch.equal(x[rows], y[rows])
-                _hold(rule, equal, f"'{key}' differs at step {step}: {what}")
+        for key in {*_KEYS, REWARD} & {*a.keys()} & {*b.keys()}:
+            _hold(rule, torch.equal(a[key][rows], b[key][rows]), f"'{key}' differs at step {step}: {what}")
 
 
 def _inspect(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
@@ -262,18 +262,16 @@ def _partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Seq
     came = env.reset(now.exclude(REWARD).clone().set("_reset", again.unsqueeze(-1)))
     past = came[AGENT_MASK].any(-1) | came[DONE].squeeze(-1)
     _hold("partial reset", not (past & again).any(), "rows that were reset still have a past")
-    played = []
+    played = [came]
     for action in actions[2 : len(game) - 1]:
-        played.append(env.step(_given(came, action)).get("next").clone())
-        came = played[-1]
-    _same("partial reset", game[3:], played, "rows that were not reset, after others were reset", rows=~again)
+        played.append(_step(env, played[-1], action).clone())
+    _same("partial reset", game[3:], played[1:], "rows that were not reset, after others were reset", rows=~again)
 
 
 def _mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     stepped = _alternate(env)
     start = _play(env, seed, [])[-1]
-    given = _given(start, actions[0]).set("_step", stepped.unsqueeze(-1))
-    after = env.step(given).get("next")
+    after = _step(env, start, actions[0], _step=stepped.unsqueeze(-1))
     _same("mask", [start], [after], "rows that the mask excludes", rows=~stepped)
     _same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
     _hold("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask excludes has a reward")
@@ -289,19 +287,6 @@ def _state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[Te
     except (KeyError, ValueError, NotImplementedError):
         return
     _same("state", [state.exclude(REWARD)], [came], "passed to reset and returned by it")
-    after = env.step(_given(came, actions[1])).get("next")
+    after = _step(env, came, actions[1])
     kept = ((after[TOKENS] == state[TOKENS]) | ~state[ATTENTION_MASK]).all()
     _hold("state", kept, "a step after reset(observation, set_state=True) continued from other rows")
-
-
-def _batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed: int) -> None:
-    """Episode ``k`` of a seed is the ``k``-th row to be reset: row ``k`` of three, or the ``k``-th reset of one row."""
-    three, one = make_env(3), make_env(1)
-    actions = _random_actions(three, texts, seed)
-    together = _play(three, seed, actions)
-    one.set_seed(seed)
-    for row in range(3):
-        alone = [one.reset().clone()]
-        for action in actions[: len(together) - 1]:
-            alone.append(one.step(_given(alone[-1], action[row : row + 1])).get("next").clone())
-        _same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and in a batch")

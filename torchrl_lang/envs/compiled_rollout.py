@@ -9,13 +9,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
-
-__all__ = ["CompiledRollout"]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -73,8 +71,7 @@ class CompiledRollout:
     ) -> None:
         if not isinstance(env, LanguageEnv) or isinstance(env, TextGameEnv):
             raise TypeError(f"{type(env).__name__} has transforms or plain-Python games: use env.rollout().")
-        at_least_one("steps", steps)
-        one_of("keep", keep, tuple(_KEPT))
+        check_options(steps=(steps, 1), keep=(keep, _KEPT))
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
 
         def plan(action: Tensor) -> Any:
@@ -98,8 +95,7 @@ class CompiledRollout:
             action = read_action("CompiledRollout", acted, (*env.batch_size, env.action_length))
             kept.before(step, acted)
             writes, reward = self._plan(action.reshape(env._n, env.action_length))
-            assert env._rows is not None
-            env._rows.write_(writes)
+            env._begun().write_(writes)
             kept.after(step, reward)
             if step + 1 < self.steps:  # no reset after the last turn, as in TorchRL
                 fresh = env._terminated | env._truncated
@@ -111,47 +107,44 @@ class CompiledRollout:
 class _Steps:
     """Collects everything, in memory that is allocated when the first turn shows the entries."""
 
-    out: TensorDict
-
     def __init__(self, env: LanguageEnv, steps: int) -> None:
-        self.env, self.steps = env, steps
+        self.env, self.steps, self.out = env, steps, TensorDict(batch_size=[*env.batch_size, steps], device=env.device)
 
     def before(self, step: int, acted: TensorDictBase) -> None:
         """Called with the observation and the action, before the turn is written to the rows."""
-        if step == 0:
-            self.out = _room(acted, self.steps)
-        _write(self.out, acted, step)
+        self._write(self.out, acted, step)
 
     def after(self, step: int, reward: Tensor) -> None:
         """Called after a turn, before rows that are done are reset."""
         following = self.env._observe(copy=False).set(REWARD, reward.reshape(*self.env.batch_size, 1))
         if step == 0:
-            self.out.set("next", _room(following, self.steps))
-        _write(self.out.get("next"), following, step)
+            self.out.set("next", self.out.empty())
+        self._write(self.out.get("next"), following, step)
+
+    def _write(self, out: TensorDict, part: TensorDictBase, step: int) -> None:
+        if step == 0:
+            ndim, room = part.ndim, [*part.batch_size, self.steps]
+            like = part.apply(lambda value: value.new_empty((*room, *value.shape[ndim:])), batch_size=room)
+            out.update(like)
+        out.select(*part.keys())[..., step] = part
 
     def result(self) -> TensorDict:
         return self.out.refine_names(..., "time")
 
 
-class _Turns:
+class _Turns(_Steps):
     """Collects actions, rewards and flags."""
 
-    def __init__(self, env: LanguageEnv, steps: int) -> None:
-        self.env, self.turns = env, list[TensorDict]()
-
     def before(self, step: int, acted: TensorDictBase) -> None:
-        self.action = acted.get(ACTION)
+        self._write(self.out, acted.select(ACTION), step)
 
     def after(self, step: int, reward: Tensor) -> None:
         env = self.env
         flags = {TERMINATED: env._terminated, TRUNCATED: env._truncated, DONE: env._terminated | env._truncated}
         shaped = {key: value.reshape(*env.batch_size, 1) for key, value in {REWARD: reward, **flags}.items()}
-        following = TensorDict(shaped, batch_size=env.batch_size, device=env.device)
-        turn = {ACTION: self.action, "next": following}
-        self.turns.append(TensorDict(turn, batch_size=env.batch_size, device=env.device))
-
-    def result(self) -> TensorDict:
-        return TensorDict.stack(self.turns, -1).refine_names(..., "time")
+        if step == 0:
+            self.out.set("next", self.out.empty())
+        self._write(self.out.get("next"), TensorDict(shaped, env.batch_size, device=env.device), step)
 
 
 class _Rows:
@@ -165,9 +158,8 @@ class _Rows:
 
     def after(self, step: int, reward: Tensor) -> None:
         env = self.env
-        assert env._rows is not None
         index = (env._terminated | env._truncated).nonzero()[:, 0]
-        rows = env._rows.at(index)
+        rows = env._begun().at(index)
         entries = {key: getattr(rows, key) for key in ROW_KEYS}
         entries |= {TERMINATED: env._terminated[index][:, None], TRUNCATED: env._truncated[index][:, None]}
         self.blocks.append(TensorDict(entries, batch_size=[index.shape[0]], device=env.device))
@@ -180,15 +172,3 @@ class _Rows:
 
 
 _KEPT: dict[str, Any] = {"steps": _Steps, "rows": _Rows, "turns": _Turns}
-
-
-def _room(like: TensorDictBase, steps: int) -> TensorDict:
-    """Memory for ``steps`` copies, ``[*B, steps]``."""
-    ndim, batch = like.ndim, like.batch_size
-    return like.apply(
-        lambda value: value.new_empty((*value.shape[:ndim], steps, *value.shape[ndim:])), batch_size=[*batch, steps]
-    )
-
-
-def _write(out: TensorDictBase, part: TensorDictBase, step: int) -> None:
-    out.select(*part.keys())[..., step] = part

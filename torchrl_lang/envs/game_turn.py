@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,8 +12,6 @@ from torch import Tensor
 from torchrl_lang._files import shorten
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.episodes import LARGEST_REWARD
-
-__all__ = ["TextGame", "ToolText", "without_thoughts"]
 
 
 @runtime_checkable
@@ -84,18 +83,17 @@ class GameTurn(NamedTuple):
 
 def read_opening(returned: Any, place: GamePlace) -> str:
     """Read the opening text from the result of a game's ``reset``: a text, or a text and an info."""
-    text = returned[0] if type(returned) is tuple and len(returned) == 2 else returned
-    if not isinstance(text, str):
-        raise TypeError(f"{place} returned {shorten(returned)} from reset, expected a text, or (text, info).")
-    return text
+    match returned:
+        case str(text) | (str(text), _):
+            return text
+    raise TypeError(f"{place} returned {shorten(returned)} from reset, expected a text, or (text, info).")
 
 
 def read_turn(returned: Any, place: GamePlace) -> GameTurn:
     """Read the result of a game's ``step``: three values, or five as in Gymnasium.
 
     Raises:
-        TypeError: the values have other types.
-        ValueError: the reward is not a finite number in float32.
+        TypeError: the values have other types, or the reward is not a finite number in float32.
     """
     match returned:
         case (str(text), reward, terminated):
@@ -105,38 +103,31 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
         case _:
             expected = "(text, reward, terminated) or (text, reward, terminated, truncated, info)"
             raise TypeError(f"{place} returned {shorten(returned)} from step, expected {expected}.")
-    earned, ends = _number("reward", reward, place), {"terminated": terminated, "truncated": truncated}
-    if not abs(earned) <= LARGEST_REWARD:  # also True for NaN
-        raise ValueError(f"{place} returned the reward {shorten(reward)}, expected a finite number in float32.")
-    for name, value in ends.items():
-        if _number(name, value, place) not in (0, 1):  # bool("False") is True
-            raise TypeError(f"{place} returned {shorten(value)} as its {name}, expected True or False.")
-    return GameTurn(text, earned, bool(terminated), bool(truncated))
-
-
-def _number(name: str, value: Any, place: GamePlace) -> float:
-    """A number of any library; a text is none."""
-    given: Any = None if isinstance(value, str | bytes) else value
-    try:
-        return float(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise TypeError(f"{place} returned {shorten(value)} as its {name}, expected one number.") from error
+    values = {}
+    for name, given in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+        expected, limit = ("a finite number in float32", LARGEST_REWARD) if name == "reward" else ("True or False", 1)
+        try:
+            values[name] = float(given if not isinstance(given, str | bytes) else math.nan)
+            good = abs(values[name]) <= limit and (name == "reward" or values[name] in (0, 1))
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            good = False
+        if not good:  # bool("False") is True, and NaN compares with nothing
+            raise TypeError(f"{place} returned {shorten(given)} as its {name}, expected {expected}.")
+    return GameTurn(text, values["reward"], bool(values["terminated"]), bool(values["truncated"]))
 
 
 def read_features(given: Any, place: GamePlace, size: tuple[int, int]) -> Tensor:
     """The features of a game, float32 ``[n, F]`` with ``n`` up to ``P``, on the CPU."""
-    count, width = size
     try:
         features = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{place} shows {shorten(given)} as its features: set game.features to numbers.") from error
     if not features.numel():  # a game may show none
-        return torch.zeros(0, width)
-    if features.ndim != 2 or features.shape[0] > count or features.shape[1] != width:
-        shape = tuple(features.shape)
-        raise ValueError(f"{place} shows features of shape {shape}, expected up to {count} vectors of {width} numbers.")
-    if not bool(features.isfinite().all()):
-        raise ValueError(f"{place} shows features that are not finite: replace such numbers.")
+        return torch.zeros(0, size[1])
+    shape, finite = tuple(features.shape), bool(features.isfinite().all())
+    if not finite or features.ndim != 2 or shape[0] > size[0] or shape[1] != size[1]:
+        found = f"shape {shape}" if finite else "numbers that are not finite"
+        raise ValueError(f"{place} shows features of {found}, expected up to {size[0]} vectors of {size[1]} numbers.")
     return features
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Required
+from typing import Any, Required, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, count
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import (
     GrowingRows,
@@ -24,16 +24,7 @@ from torchrl_lang.envs.row_state import (
     where_rows,
 )
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, row_specs, token_ids
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DONE,
-    REWARD,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-)
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["LanguageEnv", "LanguageOptions", "Reply", "TaskState"]
@@ -101,23 +92,16 @@ class LanguageEnv(SeededEnv):
         row_length: int,
         action_length: int,
         max_turns: int | None = None,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(device=device, batch_size=batch_size)
-        at_least_one("action_length", action_length)
-        at_least_one("max_turns", 1 if max_turns is None else max_turns)
-        opening = shortest_opening(tokenizer)
-        count("row_length (opening, utterance and its end)", row_length, low=opening + action_length + 1)
-        self.tokenizer = tokenizer
-        self.row_length = row_length
-        self.action_length = action_length
-        self.max_turns = max_turns
+        super().__init__(**options)
+        check_options(action_length=(action_length, 1), max_turns=(max_turns, 1))
+        check_options(row_length=(row_length, shortest_opening(tokenizer) + action_length + 1))
+        self.tokenizer, self.row_length = tokenizer, row_length
+        self.action_length, self.max_turns = action_length, max_turns
         self._rows: GrowingRows | None = None
         self._task: TaskState
         self._turns: Tensor
-        self._set_seed(seed)
         self._make_specs()
 
     # -- methods of a task -----------------------------------------------------------------------------------------
@@ -175,6 +159,11 @@ class LanguageEnv(SeededEnv):
     def _drop_rows(self) -> None:
         self._rows = None
 
+    def _begun(self) -> GrowingRows:
+        if self._rows is None:
+            raise RuntimeError(f"{type(self).__name__} was used before its first reset: call reset() first.")
+        return self._rows
+
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
         return False
@@ -182,23 +171,21 @@ class LanguageEnv(SeededEnv):
     # -- a step, in order ----------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self._rows is None:
-            raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
+        rows = self._begun()
         shape = (*self.batch_size, self.action_length)
         action = read_action(f"{type(self).__name__}.step()", tensordict, shape).reshape(self._n, self.action_length)
         writes, reward = self._plan_turn(action, self._rows_to_step(tensordict))
-        self._rows.write_(writes)
+        rows.write_(writes)
         return self._observe().set(REWARD, reward.reshape(*self.batch_size, 1))
 
     def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
         """Compute a turn of the ``live`` rows: what to write into them, and the rewards, float32 ``[N]``."""
-        assert self._rows is not None
         control = self.tokenizer.control
         # Ids outside the vocabulary become padding: an error would synchronize with the device at every step.
         action = torch.where((action >= 0) & (action < self.tokenizer.vocab_size), action, control.pad)
         utterance = read_utterance(action, control)
         reply, task = self._reply(utterance, self._task, live)
-        writes, overflow = self._rows.plan_turn(utterance, reply, live, control)
+        writes, overflow = self._begun().plan_turn(utterance, reply, live, control)
         turns = self._turns + 1
         # A row also ends if there is no room for another utterance and an end-of-action token of the environment.
         full = overflow | (writes.length + self.action_length + 1 > self.row_length)
@@ -216,16 +203,10 @@ class LanguageEnv(SeededEnv):
 
     def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
         """The observation, copied; without ``copy`` in the environment's own memory, and only the entries ``only``."""
-        assert self._rows is not None
-        rows = self._rows.rows
+        rows = self._begun().rows
         terminated, truncated = self._terminated, self._truncated
-        own = {
-            TOKENS: rows.tokens,
-            AGENT_MASK: rows.agent_mask,
-            TOKEN_REWARD: rows.token_reward,
-            TERMINATED: terminated[:, None],
-            TRUNCATED: truncated[:, None],
-        }
+        own = {TOKENS: rows.tokens, AGENT_MASK: rows.agent_mask, TOKEN_REWARD: rows.token_reward}
+        own |= {TERMINATED: terminated[:, None], TRUNCATED: truncated[:, None]}
         if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
             own |= self._task_observation(self._task)
         out = {
@@ -246,8 +227,7 @@ class LanguageEnv(SeededEnv):
         options = None if tensordict is None else tensordict.reshape(self._n)
         fresh = self._rows_to_reset(options, begun=self._rows is not None)
         given = None
-        if set_state:
-            assert options is not None
+        if set_state and options is not None:
             widths = (self.row_length, self.action_length)
             given = rows_to_continue(options, fresh, self.tokenizer, *widths, self.max_turns)
         masked = options is not None and options.get("_reset", None) is not None
@@ -261,8 +241,7 @@ class LanguageEnv(SeededEnv):
 
     def _current(self, key: str) -> Tensor:
         """An entry of the task's state, ``[*B]``, a copy."""
-        if self._rows is None:
-            raise RuntimeError(f"{type(self).__name__} has no episode yet: call reset() first.")
+        self._begun()
         return self._task[key].reshape(self.batch_size).clone()
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
@@ -277,8 +256,7 @@ class LanguageEnv(SeededEnv):
             rows, task = given, self._restore(given, task, fresh, options)
             turns = count_turns(rows, self.tokenizer.control)
         if partial:
-            assert self._rows is not None
-            self._rows.replace_(fresh, rows)
+            self._begun().replace_(fresh, rows)
             self._task = {key: where_rows(fresh, value, self._task[key]) for key, value in task.items()}
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)

@@ -17,8 +17,6 @@ from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["LongGameEnv"]
-
 
 class _Layout(NamedTuple):
     """Where the parts of a row begin."""

@@ -14,8 +14,6 @@ from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
 from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["PromptEnv", "RewardFunction"]
-
 RewardFunction = Callable[[list[str], list[str]], Sequence[float] | Tensor]
 """Maps prompts and completions to one reward each."""
 
@@ -68,14 +66,12 @@ class PromptEnv(TextGameEnv):
         self.prompts, self.reward = list(prompts), reward
         if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(self.prompts)}.")
-        self._of_prompts, size = None, None
-        if features is not None:
-            self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
-            shapes = {tuple(one.shape[1:]) if one.ndim == 2 else None for one in self._of_prompts}
-            if len(self._of_prompts) != len(self.prompts) or len(shapes) != 1 or None in shapes:
-                found = f"got {len(self._of_prompts)} of shapes {[list(one.shape) for one in self._of_prompts[:3]]}"
-                raise ValueError(f"features are [n, F] of one width for each of {len(self.prompts)} prompts, {found}.")
-            size = max(map(len, self._of_prompts)), self._of_prompts[0].shape[1]
+        shown = None if features is None else [torch.as_tensor(one, dtype=torch.float32) for one in features]
+        if shown is not None and (len(shown) != len(self.prompts) or {one.ndim for one in shown} != {2}):
+            found = f"got {len(shown)} of shapes {[list(one.shape) for one in shown[:3]]}"
+            raise ValueError(f"features are [n, F] for each of {len(self.prompts)} prompts, {found}.")
+        self._of_prompts = shown
+        size = None if shown is None else (max(map(len, shown)), shown[0].shape[1])
         no_game: Any = lambda: None  # noqa: E731 (there are no game objects)
         super().__init__(no_game, tokenizer, features=size, **options)
 
@@ -100,11 +96,10 @@ class PromptEnv(TextGameEnv):
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
         if not utterances:
-            return
+            return ()
         prompts = [self.prompts[places[row].seed] for row in utterances]
         completions = [self._read(ids) for ids in utterances.values()]
         rewards = self.reward(prompts, completions)
         if not hasattr(rewards, "__len__") or len(rewards) != len(prompts):
             raise ValueError(f"The reward function returned {shorten(rewards)}, expected {len(prompts)} numbers.")
-        for row, reward in zip(utterances, rewards, strict=True):
-            yield row, ("", reward, True)
+        return [(row, ("", reward, True)) for row, reward in zip(utterances, rewards, strict=True)]

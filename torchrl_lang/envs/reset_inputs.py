@@ -12,13 +12,10 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_lang.envs.row_state import Rows
-from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
-
-__all__ = ["count_turns", "merge_keywords", "refuse", "rows_to_continue", "shortest_opening"]
 
 
 def merge_keywords(
@@ -37,17 +34,15 @@ def merge_keywords(
         KeyError: with ``set_state=True`` an entry of the rows is missing.
     """
     reset, batch = f"{type(env).__name__}.reset", env.batch_size
-    takes = [*known, *ROW_KEYS] if set_state else list(known)
-    unknown = sorted(keywords.keys() - {*takes})
-    if unknown:
+    takes = [*known, *(ROW_KEYS if set_state else ())]
+    if unknown := sorted(keywords.keys() - {*takes}):
         raise TypeError(f"{reset}() got {unknown}, it takes {takes} by name; rows only with set_state=True.")
     given = {key: torch.as_tensor(value, device=env.device) for key, value in keywords.items()}
     found = {**({} if tensordict is None else dict(tensordict.items())), **given}
     for key in {*known} & found.keys():
-        value = found[key]
-        if value.shape not in (batch, (*batch, 1)) or value.dtype != torch.int64:
-            got = f"{value.dtype} of shape {tuple(value.shape)}"
-            raise ValueError(f"'{key}' must be int64 of shape {tuple(batch)}, one number per row, got {got}.")
+        shape, dtype = tuple(found[key].shape), found[key].dtype
+        if shape not in (tuple(batch), (*batch, 1)) or dtype != torch.int64:
+            raise ValueError(f"'{key}' must be int64 of shape {tuple(batch)}, one number per row, got {dtype} {shape}.")
     missing = [key for key in ROW_KEYS if key not in found]
     if set_state and missing:
         remedy = f"With transforms pass them by keyword: reset(set_state=True, **rows.select{ROW_KEYS})."
@@ -87,29 +82,17 @@ def rows_to_continue(
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
     refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
+    _match_order(rows, fresh, control)
     if isinstance(tokenizer, ChatTokenizer):
-        _check_chat(rows, fresh, tokenizer)
-    else:
-        _check_order(rows, fresh, control)
+        prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)
+        place = rows.length[:, None] - len(prompt) + torch.arange(len(prompt), device=tokens.device)
+        at_prompt = (tokens.gather(-1, place.clamp_min(0)) == prompt).all(-1) & (place >= 0).all(-1)
+        refuse(fresh & ~at_prompt, "do not end with the generation prompt", "they have ended, or end inside a text")
     full = rows.length + action_length + 1 > row_length
     if max_turns is not None:
         full = full | (count_turns(rows, control) >= max_turns)
     refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
     return rows
-
-
-def _check_chat(rows: Rows, fresh: Tensor, tokenizer: ChatTokenizer) -> None:
-    """Raise unless the ``fresh`` rows have ended utterances only, and end where the agent writes."""
-    tokens, agent = rows.tokens, rows.agent_mask
-    ends = utterance_ends(tokens, rows.attention_mask, agent, tokenizer.control.end_of_action)
-    unfinished = agent & ~ends & ~shift_left(agent | ends)
-    inside = agent & (tokens == tokenizer.control.pad)
-    refuse(fresh & unfinished.any(-1), "have utterances without end", "finish them with end_of_action, or use TokenEnv")
-    refuse(fresh & inside.any(-1), "have padding inside an utterance", "pass rows as reset and step return them")
-    prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)
-    place = rows.length[:, None] - len(prompt) + torch.arange(len(prompt), device=tokens.device)
-    at_prompt = (tokens.gather(-1, place.clamp_min(0)) == prompt).all(-1) & (place >= 0).all(-1)
-    refuse(fresh & ~at_prompt, "do not end with the generation prompt", "they have ended, or end inside a text")
 
 
 def refuse(bad: Tensor, what: str, advice: str) -> None:
@@ -119,9 +102,10 @@ def refuse(bad: Tensor, what: str, advice: str) -> None:
 
 
 # The orders of tokens that environments write, by a letter for the role of each: s begin_state, r a text of the
-# environment, z end_of_state, a begin_action, x tokens of the agent, e its end_of_action, c one that was added to an
-# utterance without one, d end_of_dialogue, p padding.
+# environment, z end_of_state, a begin_action, x tokens of the agent, e its end_of_action, c one of the environment,
+# which it adds to an utterance without one, d end_of_dialogue, p padding. In chats texts may contain c.
 _TURNS = re.compile(rb"(?:sr+z|a)(?:(?:x*e|x+c)(?:r+z)?)*")
+_CHAT = re.compile(rb"(?:[rc]|x*e|x+c)*")
 _ENDS = {
     rb"d": "it has ended: reset it without set_state",
     rb"x+": "it ends inside an utterance: finish it with end_of_action, or use TokenEnv",
@@ -129,23 +113,21 @@ _ENDS = {
 }
 
 
-def _check_order(rows: Rows, fresh: Tensor, control: ControlTokens) -> None:
+def _match_order(rows: Rows, fresh: Tensor, control: ControlTokens) -> None:
     """Raise unless environments could have written the ``fresh`` rows (bool ``[N]``) and would continue them."""
-    roles = torch.full_like(rows.tokens, ord("r"), dtype=torch.uint8)
-    for token, role in (
-        (control.begin_state, "s"),
-        (control.begin_action, "a"),
-        (control.end_of_action, "c"),
-        (control.end_of_state, "z"),
-        (control.end_of_dialogue, "d"),
-    ):
-        roles = torch.where(rows.tokens == token, ord(role), roles)
-    roles = torch.where(rows.agent_mask, ord("x"), roles)
-    roles = torch.where(rows.agent_mask & (rows.tokens == control.end_of_action), ord("e"), roles)
-    table = torch.where(rows.tokens == control.pad, ord("p"), roles).cpu().numpy()
+    tokens, agent = rows.tokens, rows.agent_mask
+    roles = torch.full_like(tokens, ord("r"), dtype=torch.uint8)
+    marks = {"c": control.end_of_action}
+    if control.marks_turns:
+        marks |= {"s": control.begin_state, "a": control.begin_action, "z": control.end_of_state}
+        marks |= {"d": control.end_of_dialogue}
+    for role, token in marks.items():
+        roles = torch.where(tokens == token, ord(role), roles)
+    roles = torch.where(agent, torch.where(tokens == control.end_of_action, ord("e"), ord("x")), roles)
+    table = torch.where((tokens == control.pad) & (agent | control.marks_turns), ord("p"), roles).byte().cpu().numpy()
     for row, length in zip(fresh.nonzero().flatten().tolist(), rows.length[fresh].tolist(), strict=True):
         order = table[row, :length].tobytes()
-        turns = _TURNS.match(order)
+        turns = (_TURNS if control.marks_turns else _CHAT).match(order)
         position = turns.end() if turns else 0
         if position < length:
             other = f"at position {position} it has an order of tokens that no environment writes"

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from torchrl_lang.schema import ACTION, ControlTokens, missing_entry
 
-__all__ = ["GrowingRows", "Reply", "Rows", "Utterance"]
-
 
 class Utterance(NamedTuple):
     """The agent's utterances, read from a batch of actions."""
@@ -144,14 +142,9 @@ class GrowingRows:
 
     def __init__(self, rows: Rows, width: int, pad: int = 0) -> None:
         # The spare column after each row is written and never read.
-        shape, self._fill = (rows.tokens.shape[0], width + 1), (pad, False, 0.0)
+        shape, self._fill, self.width = (rows.tokens.shape[0], width + 1), (pad, False, 0.0), width
         self._wide = tuple(entry.new_empty(shape) for entry in rows[:3])
         self.restart_(rows)
-
-    @property
-    def width(self) -> int:
-        """``T``."""
-        return self._wide[0].shape[-1] - 1
 
     @property
     def writable(self) -> bool:
@@ -195,11 +188,8 @@ class GrowingRows:
         """
         like = utterance.length[:, None]
         uttered, replied = torch.where(live, utterance.length, 0), torch.where(live, reply.length, 0)
-        parts = [
-            (utterance.tokens, uttered),
-            (torch.full_like(like, control.end_of_action), live),
-            (reply.tokens, replied),
-        ]
+        end = torch.full_like(like, control.end_of_action)
+        parts = [(utterance.tokens, uttered), (end, live), (reply.tokens, replied)]
         if control.marks_turns:
             parts.append((torch.full_like(like, control.end_of_state), replied > 0))
             parts.append((torch.full_like(like, control.end_of_dialogue), live & reply.terminated))

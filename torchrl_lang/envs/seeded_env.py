@@ -25,7 +25,7 @@ from torchrl_lang.schema import (
     TRUNCATED,
 )
 
-__all__ = ["EnvOptions", "SeededEnv", "feature_specs", "flags", "row_specs", "token_ids"]
+Device = torch.device | str | int | None
 
 
 class EnvOptions(TypedDict, total=False):
@@ -33,7 +33,7 @@ class EnvOptions(TypedDict, total=False):
 
     batch_size: int | Sequence[int]
     seed: int | None
-    device: torch.device | str | int | None
+    device: Device
 
 
 class SeededEnv(EnvBase):
@@ -44,28 +44,25 @@ class SeededEnv(EnvBase):
 
     A copy of an environment with a seed continues as the original would; a copy of one without a seed takes a new seed.
 
-    Call :meth:`_set_seed` and :meth:`_set_specs` at the end of the subclass's ``__init__``.
+    Call :meth:`_set_specs` in the subclass's ``__init__``.
     """
 
     _terminated: Tensor
     _truncated: Tensor
 
     def __init__(
-        self, *, batch_size: int | Sequence[int] = (1,), device: torch.device | str | int | None = None
+        self, *, batch_size: int | Sequence[int] = (1,), seed: int | None = None, device: Device = None
     ) -> None:
         batch = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
         super().__init__(device=device, batch_size=batch)
         self._n = batch.numel()
         self.generator = torch.Generator()
+        self._set_seed(seed)
 
     def _set_seed(self, seed: int | None) -> None:
         self._seeded = seed is not None
-        if seed is None:
-            self.generator.seed()
-        else:
-            self.generator.manual_seed(operator.index(seed))
-        key = torch.randint(2**62, (), generator=self.generator, device=self.generator.device)
-        self._key = key.to(self.device) if self.device is not None else key
+        self.generator.seed() if seed is None else self.generator.manual_seed(operator.index(seed))
+        self._key = torch.randint(2**62, (), generator=self.generator, device="cpu").to(self.device)
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def _set_specs(self, observation: dict[str, Any], action: TensorSpec) -> None:

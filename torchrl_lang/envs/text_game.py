@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import (
     GamePlace,
@@ -32,8 +32,6 @@ from torchrl_lang.functional import random_index
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.text.tokenizers import Tokenizer
-
-__all__ = ["GameOptions", "OnBadText", "TextGame", "TextGameEnv"]
 
 OnBadText = Literal["truncate", "raise"]
 
@@ -125,10 +123,9 @@ class TextGameEnv(LanguageEnv):
         workers: int = 1,
         **options: Unpack[LanguageOptions],
     ) -> None:
-        one_of("on_bad_text", on_bad_text, get_args(OnBadText))
-        at_least_one("workers", workers)
-        for name, size in zip(("number of features", "width of features"), features or (), strict=False):
-            at_least_one(name, size)
+        number, width = features or (None, None)
+        check_options(on_bad_text=(on_bad_text, get_args(OnBadText)), workers=(workers, 1))
+        check_options(number_of_features=(number, 1), width_of_features=(width, 1))
         self._workers, self.on_bad_text, self.read, self.features = workers, on_bad_text, read, features
         self._warned: set[str] = set()
         super().__init__(tokenizer, **options)
@@ -145,8 +142,8 @@ class TextGameEnv(LanguageEnv):
         texts: list[list[int]] = [[] for _ in self._games]
         cut = [False] * self._n
         with self._all_or_none():
-            rows = _true(fresh)
-            places = {row: GamePlace(row, s, 0) for row, s in zip(rows, seed[fresh].tolist(), strict=True)}
+            seeds = seed.tolist()
+            places = {row: GamePlace(row, seeds[row], 0) for row in _true(fresh)}
             for row, returned in self._begin_all(places):
                 texts[row], cut[row] = self._fit_opening(read_opening(returned, places[row]), places[row])
             standing = self._standing() | self._shown(places)
@@ -158,10 +155,9 @@ class TextGameEnv(LanguageEnv):
         rewards, terminated, truncated = [0.0] * self._n, [False] * self._n, [False] * self._n
         seeds, turns = task["game_seed"].tolist(), self._turns.tolist()
         lengths, uttered = utterance.length.tolist(), utterance.tokens.tolist()
-        assert self._rows is not None
         # The end-of-action token, and the end-of-state token if there is one, need room, too.
         ends = 1 + self.tokenizer.control.marks_turns
-        room = (self.row_length - self._rows.rows.length - utterance.length - ends).tolist()
+        room = (self.row_length - self._begun().rows.length - utterance.length - ends).tolist()
         with self._all_or_none():
             places = {row: GamePlace(row, seeds[row], turns[row] + 1) for row in _true(live)}
             for row, returned in self._play_all({row: uttered[row][: lengths[row]] for row in places}, places):
@@ -180,10 +176,10 @@ class TextGameEnv(LanguageEnv):
                 raise KeyError("reset(set_state=True) needs the seeds of the rows, the entry game_seed.")
             seeds, lengths = task["game_seed"].tolist(), rows.length.tolist()
             for row in _true(fresh):
-                came = [values[row, : lengths[row]].tolist() for values in rows[:3]]
-                played = self._replay(row, seeds[row], *came[:2])
-                if played != (came[0], came[2]):
-                    texts = f"{self._decode(came[0])!r}, the replay {self._decode(played[0])!r}"
+                tokens, agent, rewards = (values[row, : lengths[row]].tolist() for values in rows[:3])
+                played = self._replay(row, seeds[row], tokens, agent)
+                if played != (tokens, rewards):
+                    texts = f"{self._decode(tokens)!r}, the replay {self._decode(played[0])!r}"
                     raise ValueError(f"Row {row} differs from the replay of game seed {seeds[row]}: it is {texts}.")
         return {**task, **self._standing()}
 
@@ -202,43 +198,34 @@ class TextGameEnv(LanguageEnv):
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""
-        return self._each(
-            places,
-            lambda row: self._games[row].reset(places[row].seed),
-            lambda row: f"{places[row]} was being reset.",
-        )
+        return self._each("reset", {row: place.seed for row, place in places.items()}, places)
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
         """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
-        texts = {row: self._read(ids) for row, ids in utterances.items()}
-        return self._each(
-            texts,
-            lambda row: self._games[row].step(texts[row]),
-            lambda row: f"{places[row]} was playing {texts[row]!r}.",
-        )
+        return self._each("step", {row: self._read(ids) for row, ids in utterances.items()}, places)
 
     def _each(
-        self, rows: Collection[int], call: Callable[[int], Any], note: Callable[[int], str]
+        self, method: str, arguments: Mapping[int, Any], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
-        """Each row and its ``call(row)``, in order, ``workers`` of them at a time; errors get a ``note(row)``."""
+        """Each row and the result of its game's ``method(argument)``, in order, ``workers`` of them at a time."""
         is_learning = torch.is_grad_enabled()  # each thread has a flag of its own
 
-        def noted(row: int) -> tuple[int, Any]:
+        def call(row: int) -> tuple[int, Any]:
             try:
                 with torch.set_grad_enabled(is_learning):
-                    return row, call(row)
+                    return row, getattr(self._games[row], method)(arguments[row])
             except Exception as error:
-                error.add_note(note(row))
+                error.add_note(f"{places[row]} was in {method}({arguments[row]!r}).")
                 raise
 
-        threads_needed = min(self._workers, len(rows))
+        threads_needed = min(self._workers, len(arguments))
         if threads_needed < 2:
-            return map(noted, rows)
+            return map(call, arguments)
         # New threads for each step: nothing to close or to copy, and none is left after an error.
         with ThreadPoolExecutor(threads_needed) as threads:
-            return list(threads.map(noted, rows))
+            return list(threads.map(call, arguments))
 
     def _standing(self) -> TaskState:
         """Further state of the games, tensors ``[N, ...]``."""
@@ -291,29 +278,28 @@ class TextGameEnv(LanguageEnv):
     def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
         """Ids of an opening that leaves room for an utterance, and whether a part of it was cut."""
         chat = self.tokenizer if isinstance(self.tokenizer, ChatTokenizer) else None
-        ids = self._encode_or_lose(chat.encode_opening if chat else self._encode, text, place)
-        room = max(0, self.row_length - self.action_length - (1 if chat else 3))  # end of the action; of the state, too
-        if ids is not None and len(ids) > room:
-            found = f"opens with {len(ids)} tokens, of which {room} fit into row_length={self.row_length}"
-            self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
-            prompt = chat.prompt_ids if chat else []  # asks for an utterance, so it is never cut
-            return [*ids[: room - len(prompt)], *prompt], True
+        encode = chat.encode_opening if chat else self._encode
+        ids = self._encode_or_lose(encode, text, place)
         if ids is None:
             return chat.encode_opening("") if chat else [], True
-        return ids, False
+        room = max(0, self.row_length - self.action_length - (1 if chat else 3))  # end of the action; of the state, too
+        if len(ids) <= room:
+            return ids, False
+        self._lose_tokens(place, "opens", len(ids), room)
+        prompt = chat.prompt_ids if chat else []  # asks for an utterance, so it is never cut
+        return [*ids[: room - len(prompt)], *prompt], True
 
     def _fit_reply(self, turn: GameTurn, place: GamePlace, room: int) -> tuple[list[int], bool]:
         """Ids of a reply, and whether it was dropped. Replies longer than the row are cut when the row is written."""
-        encode, marks_turns = self._encode, self.tokenizer.control.marks_turns
+        encode = self._encode
         if isinstance(self.tokenizer, ChatTokenizer):
             is_tool = isinstance(turn.text, ToolText) and "assistant>tool" in self.tokenizer.row_format.joins
             role = "tool" if is_tool else "user"
             encode = partial(self.tokenizer.encode_reply, role=role, answer=not turn.terminated)
         ids = self._encode_or_lose(encode, turn.text, place)
-        room -= turn.terminated and marks_turns  # the end of the dialogue
+        room -= turn.terminated and self.tokenizer.control.marks_turns  # the end of the dialogue
         if self.on_bad_text == "raise" and ids and len(ids) > room:
-            found = f"replies with {len(ids)} tokens, of which {max(0, room)} fit into row_length={self.row_length}"
-            self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
+            self._lose_tokens(place, "replies", len(ids), room)
         return ids or [], ids is None
 
     def _encode_or_lose(self, encode: Callable[[str], list[int]], text: str, place: GamePlace) -> list[int] | None:
@@ -321,13 +307,13 @@ class TextGameEnv(LanguageEnv):
         try:
             return encode(text)
         except (ValueError, LookupError, TypeError) as error:
-            reason = str(error)
-        self._lose(
-            place,
-            f"wrote {shorten(text)}, which the tokenizer cannot encode ({reason[:200]})",
-            "use a tokenizer with all words of the game, or change the game's texts",
-        )
+            found = f"wrote {shorten(text)}, which the tokenizer cannot encode ({str(error)[:200]})"
+        self._lose(place, found, "use a tokenizer with all words of the game, or change the game's texts")
         return None
+
+    def _lose_tokens(self, place: GamePlace, does: str, number: int, room: int) -> None:
+        found = f"{does} with {number} tokens, of which {max(0, room)} fit into row_length={self.row_length}"
+        self._lose(place, found, f"give at least row_length={self.row_length + number - room}")
 
     def _lose(self, place: GamePlace, found: str, remedy: str) -> None:
         """Raise, or warn that text is lost: once per environment for openings, once for replies."""
@@ -358,14 +344,10 @@ class TextGameEnv(LanguageEnv):
 
     def _pad(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """int64 ``[N, R]``, right-padded, and the lengths, int64 ``[N]``."""
-        width = max(map(len, texts), default=0)
-        pad = self.tokenizer.control.pad
-        tokens = [text + [pad] * (width - len(text)) for text in texts]
-        length = [len(text) for text in texts]
-        return (
-            torch.tensor(tokens, dtype=torch.int64, device=self.device).reshape(self._n, width),
-            torch.tensor(length, dtype=torch.int64, device=self.device),
-        )
+        length, tensor = [*map(len, texts)], partial(torch.tensor, dtype=torch.int64, device=self.device)
+        width = max(length, default=0)
+        rows = [[*text, *[self.tokenizer.control.pad] * (width - len(text))] for text in texts]
+        return tensor(rows).reshape(self._n, width), tensor(length)
 
 
 def _true(mask: Tensor) -> list[int]:

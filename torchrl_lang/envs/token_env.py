@@ -13,18 +13,7 @@ from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.reset_inputs import merge_keywords, refuse
 from torchrl_lang.envs.row_state import read_action, read_mask, where_rows
 from torchrl_lang.envs.seeded_env import token_ids
-from torchrl_lang.schema import (
-    ACTION,
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DONE,
-    ROW_KEYS,
-    TOKEN_REWARD,
-    TOKENS,
-    check_row,
-)
-
-__all__ = ["TokenEnv"]
+from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS, check_row
 
 
 class TokenEnv(EnvBase):
@@ -123,8 +112,7 @@ class TokenEnv(EnvBase):
         is_end = (token < 0) | (token >= self.tokenizer.vocab_size) | (token == control.pad)
         token = torch.where(is_end, control.end_of_action, token)
         live, mask = ~self._done, read_mask("_step", tensordict, self._n)
-        if mask is not None:
-            live = live & mask
+        live = live if mask is None else live & mask
         place = torch.arange(self.env.action_length, device=token.device) == self._written[:, None]
         pending = torch.where(place & live[:, None], token[:, None], self._pending)
         written = self._written + live

@@ -8,23 +8,17 @@ import pytest
 import torch
 
 from tests.envs.conftest import WORDS
-from torchrl_lang.envs import EnvGame, TextGameEnv, WordleEnv, check_language_env, trl_environment
+from tests.envs.helpers import check_game
+from torchrl_lang.envs import EnvGame, WordleEnv, trl_environment
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.text import CharTokenizer
-
-LETTERS = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz<>/ .")
 
 
 def wordle_game(**options):
     return EnvGame(WordleEnv(WORDS, batch_size=[1]), invalid_reply="no", invalid_reward=-2.0, **options)
 
 
-def game_env(batch_size=(2,)):
-    return TextGameEnv(wordle_game, LETTERS, row_length=160, action_length=7, batch_size=batch_size, seed=0)
-
-
 def test_the_rules_of_language_environments():
-    check_language_env(game_env(), lambda n: game_env([n]), utterances=[*WORDS, "zzzzz", "speedy", "a."])
+    check_game(wordle_game, *WORDS, "zzzzz", "speedy", "a.")
 
 
 def test_the_game_is_the_environments():
@@ -101,7 +95,7 @@ def test_a_game_that_breaks_its_contract_is_an_error():
 
     env = trl_environment(Broken)()
     env.reset(seed=5)
-    with pytest.raises(ValueError, match=r"seed 5, turn 1\) returned the reward nan"):
+    with pytest.raises(TypeError, match=r"seed 5, turn 1\) returned nan as its reward"):
         env.play("a")
 
 

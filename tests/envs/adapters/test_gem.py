@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
-from torchrl_lang.envs import GemGame, TextGameEnv, check_language_env
-from torchrl_lang.text import CharTokenizer
-
-LETTERS = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz0123456789? \n")
+from tests.envs.helpers import check_game
+from torchrl_lang.envs import GemGame
 
 
 class Sums:
@@ -36,15 +33,8 @@ class Sums:
         return text, reward, self.left == 0, self.left == 0, {"suffix": "answer?", "prefix": "a "[: 2 * self.left]}
 
 
-def sums_env(batch_size=(2,), turns=2):
-    def make():
-        return GemGame(Sums(turns))
-
-    return TextGameEnv(make, LETTERS, row_length=80, action_length=4, batch_size=batch_size, seed=0)
-
-
 def test_the_rules_of_language_environments():
-    check_language_env(sums_env(), lambda n: sums_env([n]), utterances=["3", "10", "a"])
+    check_game(lambda: GemGame(Sums(2)), "3", "10", "a", row_length=80, action_length=4)
 
 
 def test_texts_rewards_and_flags():
@@ -58,12 +48,3 @@ def test_texts_rewards_and_flags():
     assert (reward, terminated, truncated) == (1.0, False, False)
     assert game.step("no")[:4] == ("", 0.0, True, False)  # GEM reports the end as truncated, too
     game.close()
-
-
-def test_observations_must_be_texts():
-    class Numbers(Sums):
-        def ask(self):
-            return 3
-
-    with pytest.raises(TypeError, match="observed 3, expected a text"):
-        GemGame(Numbers()).reset(0)

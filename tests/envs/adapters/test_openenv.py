@@ -8,12 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from torchrl_lang.envs import OpenEnvGame, TextGameEnv, check_language_env
-from torchrl_lang.text import CharTokenizer
+from tests.envs.helpers import check_game
+from torchrl_lang.envs import OpenEnvGame
 
 server = pytest.importorskip("websockets.sync.server")
-
-LETTERS = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz0123456789 ")
 
 
 class Session:
@@ -67,21 +65,13 @@ def serve(most_sessions=100, answer=None):
 
 def test_the_rules_of_language_environments():
     with serve() as url:
-
-        def make(n=2):
-            def game():
-                return OpenEnvGame(url, observe="text", act="guess", invalid_reply="no", invalid_reward=-1.0)
-
-            return TextGameEnv(game, LETTERS, row_length=60, action_length=4, batch_size=[n], seed=0)
-
-        check_language_env(make(), make, utterances=["1", "7", "a", ""])
+        options = {"observe": "text", "act": "guess", "invalid_reply": "no", "invalid_reward": -1.0}
+        check_game(lambda: OpenEnvGame(url, **options), "1", "7", "a", "", row_length=60, action_length=4)
 
 
 def test_a_game_and_an_error_of_the_server_that_ends_the_session():
     with serve() as url:
         game = OpenEnvGame(url, observe="text", act="guess", reset_options={"below": 5})
-        with pytest.raises(RuntimeError, match="call reset first"):
-            game.step("1")
         assert game.reset(7) == "guess"
         assert game.step("4") == ("off by 2", False, False)
         assert game.step("two") == ("That is not a valid action.", 0.0, False)

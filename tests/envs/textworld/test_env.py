@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchrl.envs import Compose, TransformedEnv
 
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.textworld import Template, TextWorldEnv
-from torchrl_lang.envs.textworld.engine import EnginePool
+from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.envs.textworld.env import GameSession
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.transforms import EntryReward, LivingCost
 
-from ..helpers import last_words, say
+from ..helpers import last_words, say, say_after
 from .conftest import COIN, SIMPLE
 
 torch.set_num_threads(1)
@@ -26,9 +28,46 @@ pytest.importorskip("textworld", reason="the extra 'textworld' is not installed"
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
 
 
+TOLD = ("frob", "restart", "look", "Go South", "go north", "go south", "go east", "go east", "take coin")
+EARNED = [-1.25, -1.25, 0.25, 0.25, 0.25, 0.25, 0.25, -1.25, 12.25]
+OF_THE_TURN = ("invalid", "was_admissible")
+
+
+def paid(env):
+    pays = ({"invalid": -1.0}, {"was_admissible": 0.5}, {"points": 1.0}, {"won": 10.0, "lost": -10.0})
+    return TransformedEnv(env, Compose(LivingCost(0.25), *map(EntryReward, pays)))
+
+
 def test_the_rules_of_language_environments(make_env):
-    make = partial(make_env, "coin", "simple", offers=("expert", "admissible"), max_turns=5)
+    make = partial(make_env, "coin", "simple", offers=("expert", "admissible", *OF_THE_TURN), max_turns=5)
     check_language_env(make(batch_size=[2]), lambda n: make(batch_size=[n]), utterances=EVERYTHING)
+    check_language_env(paid(make(batch_size=[2])), utterances=TOLD)
+
+
+def test_every_reward_by_hand_and_the_row_shows_it(make_env):
+    """'frob', 'restart' and walking into a wall do nothing; 'look' does something."""
+    env, seen = make_env(offers=OF_THE_TURN), []
+    env = paid(env)
+    td = env.reset()
+    for command in TOLD:
+        td = say_after(env, td, command)
+        seen.append([td[key].item() for key in ("reward", *OF_THE_TURN, "points")])
+    assert [turn[0] for turn in seen] == EARNED
+    no, yes = [1, 0, 0], [0, 1, 0]
+    assert [turn[1:] for turn in seen] == [no, no, yes, yes, yes, yes, yes, no, [0, 1, 1]]
+    ends = td["agent_mask"] & ~td["agent_mask"].roll(-1, -1)
+    assert td["token_reward"][ends].tolist() == EARNED
+    assert (td["token_reward"][~ends] == 0).all()
+
+
+def test_a_game_that_fails_is_nobody_s_fault():
+    state = {"feedback": "", "score": 0, "moves": 0, "won": False, "lost": False, "done": False}
+    seat = GameSession(["a game"], Template())
+    seat.opened({**state, "admissible_commands": ["look"]})
+    seat.replied("look", Failed("silence"))
+    assert not seat.invalid
+    assert not seat.was_admissible
+    assert seat.points == 0
 
 
 def test_rewards_are_the_differences_of_the_score(make_env):
@@ -62,82 +101,35 @@ def test_what_is_said_is_clean(make_env):
     assert end.endswith("*** The End ***\nYou scored 1 out of a possible 1, in 4 turns.</s></eod>")
 
 
-class Seat(GameSession):
-    """A game of strings: the tokenizer of these tests has no control characters, others have."""
-
-    pool = EnginePool(1)
-
-    def reset(self):
-        return self.opened(self.pool.begin({0: self.choose(0)})[0])
-
-    def step(self, text):
-        command = self.command(text)
-        answer = None if command is None else self.pool.step({0: command})[0]
-        return self.replied(command, answer)[:3]
-
-
-@pytest.fixture(scope="module")
-def seat(games):
-    yield Seat([str(games["coin"])], Template())
-    Seat.pool.close()
-
-
 @pytest.mark.parametrize(
     ("command", "reply"),
     [
-        ("save", "That is not a command of this game."),
-        ("RESTART", "That is not a command of this game."),
-        ("tw-print max_score", "That is not a command of this game."),
-        ("go\x7f south", "-= Spare Room =-"),
-        ("go south\nrestart", "-= Spare Room =-"),
-        ("go south. go east", "-= Spare Room =-"),
-        ("go south then go east", "-= Spare Room =-"),
-        ("n", "You can't go that way."),
-        ("", "I beg your pardon?"),
+        *((command, "That is not a command of this game.") for command in ("save", "RESTART", "tw-print max_score")),
+        *((command, "-= Spare Room =-") for command in ("go south\nrestart", "go south. go east")),
+        *(("n", "You can't go that way."), ("", "I beg your pardon?")),
     ],
 )
-def test_one_command_a_turn_and_none_for_the_engine(seat, command, reply):
-    seat.reset()
-    text, reward, ended = seat.step(command)
-    assert text.startswith(reply)
-    assert (reward, ended) == (0.0, False)
+def test_one_command_a_turn_and_none_for_the_engine(make_env, command, reply):
+    env = make_env()
+    env.reset()
+    td = say(env, command)
+    assert last_words(env, td).startswith(reply)
+    assert (td["reward"].item(), td["done"].item()) == (0.0, False)
     moved = "Spare Room" in reply
-    assert seat.step("go east")[0].startswith("-= Studio =-" if moved else "You can't go that way.")
+    assert last_words(env, say(env, "go east")).startswith("-= Studio =-" if moved else "You can't go that way.")
 
 
-def test_done_and_won_are_kept(make_env):
-    env = make_env(batch_size=[2])
+def test_a_game_that_is_over_is_not_asked(make_env):
+    env = make_env(batch_size=[2], max_turns=4)
     env.reset()
     for command in COIN:
         td = say(env, command, "look")
     assert td["done"].flatten().tolist() == [True, False]
     told = len(env.pool._history[0][1])
     again = say(env, "look", "restart")
-    assert torch.equal(again["tokens"][0], td["tokens"][0])
     assert again["won"].flatten().tolist() == [True, False]
-    assert again["reward"].flatten().tolist() == [0.0, 0.0]
-    assert len(env.pool._history[0][1]) == told  # the engine, which would begin to doubt, is not asked
-
-
-def test_too_many_turns_and_too_narrow_rows_truncate(make_env):
-    env = make_env(max_turns=2)
-    env.reset()
-    assert not say(env, "look")["done"].any()
-    td = say(env, "restart")
-    assert td["truncated"].all()
-    assert not td["terminated"].any()
-    won = make_env(max_turns=3)
-    won.reset()
-    for command in COIN:
-        td = say(won, command)
-    assert td["terminated"].all()
-    assert not td["truncated"].any()
-    narrow = make_env(row_length=130)
-    narrow.reset()
-    for _ in range(4):
-        td = say(narrow, "look")
-    assert td["truncated"].all()
-    assert not td["engine_failed"].any()
+    assert again["truncated"].flatten().tolist() == [False, True]
+    assert len(env.pool._history[0][1]) == told  # the engine would begin to doubt
 
 
 def test_what_is_offered(make_env):

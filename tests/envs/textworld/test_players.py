@@ -35,17 +35,25 @@ def test_the_expert_wins_every_kind_of_game(make_env):
     assert earned.flatten().tolist() == [BEST[name] for name in SPECS]
 
 
-def test_an_expert_that_errs_still_finds_its_way(make_env):
-    env = make_env("coin", "simple", offers=("expert", "admissible"), order="cycle", batch_size=[8], row_length=6000)
-    td = env.reset()
-    player = ExpertPlayer(epsilon=0.3, seed=0)
-    steps = torch.zeros(8, 1)
-    while not td["done"].all():
-        steps += ~td["done"]
-        td = env.step(player(td))["next"]
-    assert td["won"].all()
-    assert (steps[::2] > 3).any()
-    assert (steps[1::2] > 9).any()
+def test_experts_err_by_row_with_commands_of_their_own_or_of_other_games():
+    """The expert says 7 and can say row number + 10."""
+    offered = TensorDict(
+        expert_action=torch.full((400, 2), 7),
+        admissible_action=torch.arange(400)[:, None, None].expand(400, 1, 2) + 10,
+        admissible_mask=torch.ones(400, 1, dtype=torch.bool),
+        batch_size=[400],
+    )
+    own = torch.arange(400) + 10
+    for foreign in (0.0, 1.0):
+        action = ExpertPlayer(epsilon=(0.0, 1.0), foreign=foreign, seed=0)(offered.clone())["action"][:, 0]
+        assert (action[::2] == 7).all()
+        assert ((action[1::2] == own[1::2]) == (foreign == 0)).all()
+        assert (action[1::2] >= 10).all()
+    half = ExpertPlayer(epsilon=0.5, foreign=0.5, seed=0)(offered)["action"][:, 0]
+    assert (half == 7).float().mean().item() == pytest.approx(0.5, abs=0.125)  # five standard deviations
+    assert (half == own).float().mean().item() == pytest.approx(0.25, abs=0.11)
+    with pytest.raises(ValueError, match="probabilities"):
+        ExpertPlayer(epsilon=(0.1, 1.1))
 
 
 def test_random_commands_are_admissible_and_uniform():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchrl_lang.envs.textworld import TEMPLATES, Template
-from torchrl_lang.envs.textworld.text import clean_command, clean_feedback, is_meta
+from torchrl_lang.envs.textworld import Template
+from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, clean_feedback, is_meta
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.rows import from_row
-
-__all__ = ["EnvGame"]
 
 
 class EnvGame:
@@ -43,39 +40,36 @@ class EnvGame:
         self,
         env: LanguageEnv,
         *,
-        observe: Callable[[str], str] | None = None,
+        observe: Callable[[str], str] = str,
         invalid_reply: str = "That is not a valid action.",
         invalid_reward: float = 0.0,
     ) -> None:
         if not isinstance(env, LanguageEnv) or env.batch_size.numel() != 1:
             raise ValueError(f"EnvGame plays a LanguageEnv of one row, got {type(env).__name__}{list(env.batch_size)}.")
         self.env, self.observe = env, observe
-        self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
-        self._td: TensorDictBase
+        self.invalid = invalid_reply, invalid_reward, False, False, dict[str, Any]()
 
     def reset(self, seed: int) -> str:
         """Begin the first episode of an environment with this seed."""
         self.env._set_seed(seed)  # set_seed would change PyTorch's global stream, too
         self._td = self.env.reset()
-        return self._text(self._td)
+        return self._last_text()
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an utterance as the action."""
-        control = self.env.tokenizer.control
+        control, width = self.env.tokenizer.control, self.env.action_length
         try:
             ids = [*encode_action(self.env.tokenizer, text), control.end_of_action]
         except (ValueError, LookupError):
-            ids = []
-        if not 0 < len(ids) <= self.env.action_length:
-            return self.invalid_reply, self.invalid_reward, False, False, {}
-        padded = ids + [control.pad] * (self.env.action_length - len(ids))
-        action = torch.tensor(padded, device=self.env.device).reshape(*self.env.batch_size, -1)
-        self._td = self.env.step(self._td.set("action", action))["next"]
+            return self.invalid
+        if len(ids) > width:
+            return self.invalid
+        action = torch.tensor(ids + [control.pad] * (width - len(ids)), device=self.env.device)
+        self._td = self.env.step(self._td.set("action", action.reshape(self.env.action_spec.shape)))["next"]
         reward, terminated, truncated = (self._td[key].item() for key in ("reward", "terminated", "truncated"))
-        return self._text(self._td), reward, terminated, truncated, {}
+        return self._last_text(), reward, terminated, truncated, {}
 
-    def _text(self, td: TensorDictBase) -> str:
+    def _last_text(self) -> str:
         """The environment's text at the end of the row."""
-        turns = from_row(td.reshape(-1)[0], self.env.tokenizer).turns
-        text = turns[-1].text if turns and turns[-1].reward is None else ""
-        return text if self.observe is None else self.observe(text)
+        turns = from_row(self._td.reshape(-1)[0], self.env.tokenizer).turns
+        return self.observe(turns[-1].text if turns and turns[-1].reward is None else "")

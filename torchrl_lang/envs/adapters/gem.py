@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchrl_lang._files import shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
-
-__all__ = ["GemGame"]
 
 TERMINAL_STATE = "<\N{FULLWIDTH VERTICAL LINE}TERMINAL_STATE\N{FULLWIDTH VERTICAL LINE}>"
 """GEM's observation for "there is none"."""
@@ -32,9 +29,6 @@ class GemGame:
         act: converts an utterance, for example ``lambda text: f"\\boxed{{{text}}}"`` for a task whose answers must be
             boxed.
 
-    Raises:
-        TypeError: an observation is not a text.
-
     Examples:
         >>> from torchrl_lang.envs import GemGame
         >>> class Double:  # with the interface of gem.Env
@@ -52,11 +46,8 @@ class GemGame:
         ('', 1.0, True, False, {})
     """
 
-    def __init__(
-        self, env: Any, *, observe: Callable[[str], str] | None = None, act: Callable[[str], str] | None = None
-    ) -> None:
-        self.env, self.observe, self.act = env, observe, act
-        self._random = PrivateRandom()
+    def __init__(self, env: Any, *, observe: Callable[[str], str] = str, act: Callable[[str], str] = str) -> None:
+        self.env, self.observe, self.act, self._random = env, observe, act, PrivateRandom()
 
     def reset(self, seed: int) -> str:
         """Begin an episode with this seed; returns the first observation."""
@@ -71,8 +62,7 @@ class GemGame:
     def step(self, text: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
         """Pass an utterance on as an action."""
         with self._random.active():
-            returned = self.env.step(text if self.act is None else self.act(text))
-        observation, reward, terminated, truncated, info = returned
+            observation, reward, terminated, truncated, info = self.env.step(self.act(text))
         reply = self._text(observation, info, over=terminated or truncated)
         return reply, reward, terminated, truncated and not terminated, info
 
@@ -81,10 +71,7 @@ class GemGame:
         getattr(self.env, "close", lambda: None)()
 
     def _text(self, observation: Any, info: dict[str, Any], *, over: bool) -> str:
-        if not isinstance(observation, str):
-            raise TypeError(f"{self.env} observed {shorten(observation)}, expected a text.")
-        text = "" if observation == TERMINAL_STATE else observation
-        text = text if self.observe is None else self.observe(text)
+        text = "" if observation == TERMINAL_STATE else self.observe(observation)
         suffix = "" if over else info.get("suffix", "")
         line_end = "\n" if suffix and text and not text.endswith("\n") else ""
         return f"{info.get('prefix', '')}{text}{line_end}{suffix}"

@@ -10,8 +10,6 @@ from torchrl_lang._files import shorten
 if TYPE_CHECKING:
     import gymnasium
 
-__all__ = ["GymnasiumGame"]
-
 
 class GymnasiumGame:
     """A Gymnasium environment as a :class:`~torchrl_lang.envs.TextGame`; one object plays one game at a time.
@@ -28,7 +26,7 @@ class GymnasiumGame:
         invalid_reward: reward of such an utterance.
 
     Raises:
-        TypeError: a space is not ``Text`` and there is no function for it; on a turn, an observation is not a text.
+        TypeError: a space is not ``Text`` and there is no function for it.
 
     Examples:
         >>> import gymnasium
@@ -62,31 +60,24 @@ class GymnasiumGame:
         for argument, (space, function) in spaces.items():
             if function is None and not isinstance(space, Text):
                 raise TypeError(f"{env} has the space {shorten(space)}, expected Text: convert it by {argument}=.")
-        self.env, self.observe, self.act = env, observe, act
-        self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
+        self.env, self.observe, self.act = env, observe or (lambda text: text), act or str
+        self.invalid = invalid_reply, invalid_reward, False, False, dict[str, Any]()
 
     def reset(self, seed: int) -> str:
         """Begin an episode with this seed; returns the first observation as text."""
-        observation, _ = self.env.reset(seed=seed)
-        return self._text(observation)
+        return self.observe(self.env.reset(seed=seed)[0])
 
     def step(self, text: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
         """Pass an utterance on as an action."""
         try:
-            action = text if self.act is None else self.act(text)
+            action = self.act(text)
         except ValueError:
-            action = None
-        if action is None or not self.env.action_space.contains(action):
-            return self.invalid_reply, self.invalid_reward, False, False, {}
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._text(observation), reward, terminated, truncated, info
+            return self.invalid
+        if not self.env.action_space.contains(action):
+            return self.invalid
+        observation, *result = self.env.step(action)
+        return self.observe(observation), *result
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-    def _text(self, observation: Any) -> str:
-        text = observation if self.observe is None else self.observe(observation)
-        if not isinstance(text, str):
-            raise TypeError(f"{self.env} observed {shorten(observation)}, expected a text: convert it by observe=.")
-        return text

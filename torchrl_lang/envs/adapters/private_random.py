@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PrivateRandom"]
-
 _GLOBAL_STREAMS = threading.RLock()
 
 
@@ -33,8 +31,7 @@ class PrivateRandom:
         True
     """
 
-    def __init__(self) -> None:
-        self._states: tuple[Any, Any] | None = None
+    _states: tuple[Any, Any]
 
     def seed(self, seed: int) -> None:
         """Begin both streams at a seed."""
@@ -43,8 +40,6 @@ class PrivateRandom:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make this game's streams the global ones inside the block."""
-        if self._states is None:
-            raise RuntimeError("The game's random streams have no seed yet: call reset(seed) first.")
         with _GLOBAL_STREAMS:
             before = _swap(self._states)
             try:

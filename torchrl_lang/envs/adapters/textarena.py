@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import commonprefix
 from typing import Any
+from unittest import mock
 
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
-
-__all__ = ["TextArenaGame"]
 
 MOST_TURNS = 1000
 """Turns of opponents in a row after which a game is taken to be stuck."""
@@ -67,7 +66,7 @@ class TextArenaGame:
         seat: int = 0,
         error_allowance: int | None = None,
         invalid_reward: float = -1.0,
-        observe: Callable[[str], str] | None = None,
+        observe: Callable[[str], str] = str,
         **options: Any,
     ) -> None:
         self.players = 1 + (1 if callable(opponent) else len(opponent)) if players is None else players
@@ -76,11 +75,9 @@ class TextArenaGame:
         if not 0 <= seat < self.players or len(functions) != len(others):
             found = f"{self.players} players, seat {seat} and {len(functions)} opponents"
             raise ValueError(f"{name} got {found}: give a seat below players, and a function per other seat.")
-        self.name, self.seat, self.options = name, seat, options
+        self.name, self.seat, self.options, self.observe = name, seat, options, observe
         self.error_allowance, self.invalid_reward = error_allowance, invalid_reward
-        self.observe = observe or (lambda text: text)
-        self._opponents = dict(zip(others, functions, strict=True))
-        self._random = PrivateRandom()
+        self._opponents, self._random = dict(zip(others, functions, strict=True)), PrivateRandom()
         self.reset(0)  # a game that cannot be made here should not fail in the first rollout
 
     def reset(self, seed: int) -> str:
@@ -100,12 +97,12 @@ class TextArenaGame:
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """Play the agent's action, then the opponents' until it is the agent's turn again or the game is over."""
-        reward = 0.0
+        reward, state = 0.0, self.env.state
         with self._playing():
             if not self._over:  # an opponent may have ended the game before the agent's first turn
                 self._over = self.env.step(text)[0]
             reply = self._play_others()
-            role = self.env.state.role_mapping.get(self.seat)
+            role = state.role_mapping.get(self.seat)
             for echo in (f"\n[{role}] {text}", f"\n[{role}] [{text}]"):
                 reply = reply[len(echo) :] if f"{reply}\n".startswith(f"{echo}\n") else reply
             if self._over:
@@ -124,12 +121,8 @@ class TextArenaGame:
             import textarena
         except ImportError as error:
             raise ImportError("TextArena's games need it: pip install 'torchrl-lang[textarena]'.") from error
-        with self._random.active():
-            download, nltk.download = nltk.download, lambda *args, **kwargs: False
-            try:
-                yield textarena.make
-            finally:
-                nltk.download = download
+        with self._random.active(), mock.patch.object(nltk, "download", return_value=False):
+            yield textarena.make
 
     def _play_others(self) -> str:
         """Play until it is the agent's turn or the game is over; returns what the agent has not read yet."""

@@ -13,8 +13,6 @@ from pydantic import ValidationError, validate_call
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.game_turn import TextGame, ToolText
 
-__all__ = ["QuestionGame", "ToolGame", "ToolResult", "Tools"]
-
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -41,11 +39,11 @@ class Tools:
         schemas: the functions' schemas.
 
     Raises:
-        TypeError: a function has no hints or descriptions.
+        Exception: a function has no hints or descriptions, as :func:`transformers.utils.get_json_schema` has it.
         ValueError: two functions have one name, or one is asynchronous.
 
     Examples:
-        >>> from torchrl_lang.envs import Tools
+        >>> from torchrl_lang.envs.adapters.tools import Tools
         >>> def add(a: int, b: int) -> int:
         ...     '''Add two numbers.
         ...
@@ -67,14 +65,9 @@ class Tools:
         from transformers.utils import get_json_schema
 
         checked: Callable[..., Any] = validate_call(config={"strict": True})
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self.schemas: list[dict[str, Any]] = []
-        for function in functions:
-            try:
-                self.schemas.append(get_json_schema(function))
-            except Exception as error:
-                raise TypeError(f"{function} cannot be a tool: {one_line(error)}") from error
-            self._functions[self.schemas[-1]["function"]["name"]] = checked(function)
+        self.schemas: list[dict[str, Any]] = [get_json_schema(function) for function in functions]
+        names = [schema["function"]["name"] for schema in self.schemas]
+        self._functions = dict(zip(names, map(checked, functions), strict=True))
         if len(self._functions) < len(functions) or any(map(inspect.iscoroutinefunction, functions)):
             raise ValueError(f"Tools are functions of different names, none of them asynchronous, got {functions}.")
 
@@ -136,9 +129,6 @@ class ToolGame:
             example if the chat template has a place for ``tools.schemas``.
         max_calls: calls that a game allows; further ones are errors.
         call_reward, error_reward: reward of a turn with tool calls, per call and further per failed call.
-
-    Raises:
-        TypeError, ValueError: as :class:`Tools`.
 
     Examples:
         >>> from torchrl_lang.envs import ToolGame
@@ -203,9 +193,6 @@ class QuestionGame:
         score: called as ``score(answer, utterance)``, returns the reward; by default 1 if they are equal apart from
             white space around them, otherwise 0.
 
-    Raises:
-        ValueError: there are no questions.
-
     Examples:
         >>> from torchrl_lang.envs.adapters.tools import QuestionGame
         >>> game = QuestionGame([("2 + 2 =", "4")])
@@ -216,9 +203,8 @@ class QuestionGame:
     def __init__(
         self, questions: Sequence[tuple[str, str]], *, score: Callable[[str, str], float] | None = None
     ) -> None:
-        if not questions:
-            raise ValueError("QuestionGame needs questions with their answers, got none.")
-        self.questions, self.score = questions, score
+        self.questions = questions
+        self.score = score or (lambda answer, text: float(text.strip() == answer.strip()))
 
     def reset(self, seed: int) -> str:
         """Choose question ``seed`` modulo their number."""
@@ -227,5 +213,4 @@ class QuestionGame:
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """Score an answer."""
-        right = self.score(self.answer, text) if self.score else float(text.strip() == self.answer.strip())
-        return "", right, True
+        return "", self.score(self.answer, text), True

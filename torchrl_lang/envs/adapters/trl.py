@@ -8,8 +8,6 @@ from typing import Any
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace, TextGame, read_opening, read_turn
 
-__all__ = ["trl_environment"]
-
 
 def trl_environment(
     make_game: Callable[[], TextGame],
@@ -54,44 +52,33 @@ def trl_environment(
     if not method.isidentifier() or method.startswith("_") or method in ("reset", "get_reward", "reward"):
         raise ValueError(f"method is the name of a public method other than reset and get_reward, got {method!r}.")
 
-    class TextGameEnvironment(_GameEnvironment):
+    class TextGameEnvironment:  # TRL offers every public method except reset and get_reward as a tool
         def __init__(self) -> None:
-            super().__init__(make_game(), seed_key, finished, max_turns)
+            self._game, self._place, self._over, self.reward = make_game(), GamePlace(0, 0, 0), True, 0.0
+
+        def reset(self, **row: Any) -> str | None:
+            """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
+            seed = row.get(seed_key)
+            if isinstance(seed, bool) or not isinstance(seed, int):
+                raise ValueError(f"The row of the prompt needs an integer seed in {seed_key!r}, got {shorten(seed)}.")
+            self._place, self._over, self.reward = GamePlace(0, seed, 0), False, 0.0
+            return read_opening(self._game.reset(seed), self._place) or None
+
+        def get_reward(self) -> float:
+            """The sum of the rewards since the last reset."""
+            return self.reward
 
         def _tool(self, text: str) -> str:
-            return self._play(text)
+            if self._over:
+                return finished
+            self._place = self._place._replace(turn=self._place.turn + 1)
+            turn = read_turn(self._game.step(text), self._place)
+            self.reward += turn.reward
+            self._over = turn.terminated or turn.truncated or self._place.turn == max_turns
+            return "\n".join(filter(None, (turn.text, finished if self._over else "")))
 
     tool = TextGameEnvironment._tool
     tool.__name__, tool.__qualname__ = method, f"TextGameEnvironment.{method}"
     tool.__doc__ = f"{doc}\n\nArgs:\n    text: {argument_doc}\n"
     setattr(TextGameEnvironment, method, tool)
     return TextGameEnvironment
-
-
-class _GameEnvironment:
-    """TRL offers every public method except these two as a tool, so nothing else here is public."""
-
-    def __init__(self, game: TextGame, seed_key: str, finished: str, max_turns: int | None) -> None:
-        self._game, self._seed_key, self._finished, self._max_turns = game, seed_key, finished, max_turns
-        self._place, self._over, self.reward = GamePlace(0, 0, 0), True, 0.0
-
-    def reset(self, **row: Any) -> str | None:
-        """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
-        seed = row.get(self._seed_key)
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"The row of the prompt needs an integer seed in {self._seed_key!r}, got {shorten(seed)}.")
-        self._place, self._over, self.reward = GamePlace(0, seed, 0), False, 0.0
-        return read_opening(self._game.reset(seed), self._place) or None
-
-    def get_reward(self) -> float:
-        """The sum of the rewards since the last reset."""
-        return self.reward
-
-    def _play(self, text: str) -> str:
-        if self._over:
-            return self._finished
-        self._place = self._place._replace(turn=self._place.turn + 1)
-        turn = read_turn(self._game.step(text), self._place)
-        self.reward += turn.reward
-        self._over = turn.terminated or turn.truncated or self._place.turn == self._max_turns
-        return "\n".join(filter(None, (turn.text, self._finished if self._over else "")))

@@ -18,15 +18,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import within
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
 from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
-
-__all__ = ["CorridorEnv", "CorridorPlayer", "corridor_value"]
 
 _PLACES = "0123456789"
 
@@ -81,35 +79,23 @@ class CorridorEnv(LanguageEnv):
     _reset_entries = ("place",)
 
     def __init__(
-        self,
-        length: int = 4,
-        *,
-        start: int | None = None,
-        max_turns: int = 8,
-        **options: Unpack[EnvOptions],
+        self, length: int = 4, *, start: int | None = None, max_turns: int = 8, **options: Unpack[EnvOptions]
     ) -> None:
-        within("length", length, 2, len(_PLACES))
-        within("start", start or 0, 0, length - 2)
-        self.length = length
-        self.start = start
+        check_options(length=(length, range(2, len(_PLACES) + 1)), start=(start, range(length - 1)))
+        self.length, self.start = length, start
         tokenizer = CharTokenizer.from_alphabet(_PLACES[:length] + "lr")
         # An opening of 3 tokens, 5 per turn (with one letter too many), and the end-of-dialogue token.
-        super().__init__(
-            tokenizer,
-            row_length=4 + 5 * max_turns,
-            action_length=2,
-            max_turns=max_turns,
-            **options,
-        )
+        super().__init__(tokenizer, row_length=4 + 5 * max_turns, action_length=2, max_turns=max_turns, **options)
         self._left, self._right = tokenizer.encode("lr")
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
-        place = random_index(self._key, episode, self.length - 1)
-        if self.start is not None:
-            place = torch.full_like(place, self.start)
         named = self._named(options, "place")
         if named is not None:
             place = self._before_goal(named, fresh)
+        elif self.start is not None:
+            place = torch.full_like(episode, self.start)
+        else:
+            place = random_index(self._key, episode, self.length - 1)
         # The digits come first in the alphabet, so the id of a place is its number.
         return place[:, None], torch.ones_like(place), {"place": place}
 
@@ -149,7 +135,7 @@ class CorridorPlayer(TensorDictModuleBase):
 
     def __init__(self, tokenizer: Tokenizer, length: int, *, p_right: float = 0.4, seed: int = 0) -> None:
         super().__init__()
-        within("p_right", p_right, 0, 1, inclusive=False)
+        check_options(p_right=(p_right, "(0, 1)"))
         self.p_right = p_right
         self._left, self._right = tokenizer.encode("lr")
         self._doorstep = length - 2

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
 from functools import partial
 from typing import Unpack
 
-from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.text.tokenizers import CharTokenizer
-
-__all__ = ["GuessNumber", "binary_search", "guess_number_env", "guess_number_return"]
 
 
 class GuessNumber:
@@ -23,7 +19,7 @@ class GuessNumber:
         n: the largest number.
 
     Examples:
-        >>> from torchrl_lang.envs.games import GuessNumber
+        >>> from torchrl_lang.envs.games.guess_number import GuessNumber
         >>> game = GuessNumber(7)
         >>> game.reset(seed=0)
         '1-7'
@@ -36,7 +32,6 @@ class GuessNumber:
     """
 
     def __init__(self, n: int = 7) -> None:
-        at_least_one("n", n)
         self.n = n
 
     def reset(self, seed: int) -> str:
@@ -54,52 +49,17 @@ class GuessNumber:
         return "higher" if guess < self.number else "lower", -1.0, False
 
 
-def guess_number_return(n: int) -> float:
-    """The mean return of the optimal policy: ``-(1/n) * sum_{i=1..n} floor(log2(i))``, the depths of a balanced tree.
-
-    Examples:
-        >>> from torchrl_lang.envs.games import guess_number_return
-        >>> guess_number_return(7)  # one number needs no wrong guess, two need one, four need two
-        -1.4285714285714286
-    """
-    return -sum(i.bit_length() - 1 for i in range(1, n + 1)) / n
-
-
-def binary_search(n: int, guesses: Sequence[int], hints: Sequence[str]) -> int:
-    """The optimal next guess after earlier guesses and their hints.
-
-    Examples:
-        >>> from torchrl_lang.envs.games import binary_search
-        >>> binary_search(7, [4], ["higher"])
-        6
-    """
-    low = max([1, *(guess + 1 for guess, hint in zip(guesses, hints, strict=True) if hint == "higher")])
-    high = min([n, *(guess - 1 for guess, hint in zip(guesses, hints, strict=True) if hint == "lower")])
-    return (low + high) // 2
-
-
-def guess_number_env(
-    n: int = 7,
-    *,
-    max_turns: int = 6,
-    **options: Unpack[EnvOptions],
-) -> TextGameEnv:
+def guess_number_env(n: int = 7, *, max_turns: int = 6, **options: Unpack[EnvOptions]) -> TextGameEnv:
     """The game as a batched language environment, with a vocabulary of 21 tokens.
 
     Examples:
-        >>> from torchrl_lang.envs.games import guess_number_env
+        >>> from torchrl_lang.envs.games.guess_number import guess_number_env
         >>> env = guess_number_env(batch_size=[2])
         >>> env.tokenizer.decode(env.reset()["tokens"][0, :5])
         '<s>1-7</s>'
     """
     tokenizer = CharTokenizer.from_alphabet([*"0123456789", "-", "?", "higher", "lower", "yes"])
     digits = len(str(n))
-    return TextGameEnv(
-        partial(GuessNumber, n),
-        tokenizer,
-        # The opening, a guess and a hint with their ends per turn, and the end-of-dialogue token.
-        row_length=digits + 4 + max_turns * (digits + 4) + 2,
-        action_length=digits + 1,
-        max_turns=max_turns,
-        **options,
-    )
+    # The opening, a guess and a hint with their ends per turn, and the end-of-dialogue token.
+    limits = {"row_length": digits + 4 + max_turns * (digits + 4) + 2, "action_length": digits + 1}
+    return TextGameEnv(partial(GuessNumber, n), tokenizer, max_turns=max_turns, **limits, **options)

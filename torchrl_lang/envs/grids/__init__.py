@@ -2,15 +2,6 @@
 
 from torchrl_lang.envs.grids.bandit import BernoulliBanditEnv, random_bandits
 from torchrl_lang.envs.grids.base import HiddenTaskEnv
-from torchrl_lang.envs.grids.dark_key_door import DarkKeyDoorEnv
-from torchrl_lang.envs.grids.dark_room import DarkRoomEnv
-from torchrl_lang.envs.grids.room import RoomEnv
+from torchrl_lang.envs.grids.rooms import DarkKeyDoorEnv, DarkRoomEnv
 
-__all__ = [
-    "BernoulliBanditEnv",
-    "DarkKeyDoorEnv",
-    "DarkRoomEnv",
-    "HiddenTaskEnv",
-    "RoomEnv",
-    "random_bandits",
-]
+__all__ = ["BernoulliBanditEnv", "DarkKeyDoorEnv", "DarkRoomEnv", "HiddenTaskEnv", "random_bandits"]

@@ -7,11 +7,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
 from torchrl_lang.envs.grids.base import HiddenTaskEnv, TaskOptions
 from torchrl_lang.functional import random_index
-
-__all__ = ["BernoulliBanditEnv", "random_bandits"]
 
 _RESOLUTION = 1 << 24
 """Number of outcomes that a draw distinguishes; float32 represents them exactly."""
@@ -29,8 +26,6 @@ def random_bandits(tasks: int, arms: int, *, seed: int = 0) -> Tensor:
         >>> random_bandits(100, 10, seed=0).shape
         torch.Size([100, 10])
     """
-    at_least_one("tasks", tasks)
-    at_least_one("arms", arms)
     return torch.rand(tasks, arms, generator=torch.Generator().manual_seed(seed))
 
 
@@ -58,13 +53,7 @@ class BernoulliBanditEnv(HiddenTaskEnv):
         tensor([90., 50.])
     """
 
-    def __init__(
-        self,
-        probabilities: Tensor,
-        *,
-        episode_length: int = 100,
-        **options: Unpack[TaskOptions],
-    ) -> None:
+    def __init__(self, probabilities: Tensor, *, episode_length: int = 100, **options: Unpack[TaskOptions]) -> None:
         if probabilities.ndim != 2 or not ((probabilities >= 0) & (probabilities <= 1)).all():
             raise ValueError(f"probabilities must be [tasks, arms] and lie in [0, 1], got {probabilities}.")
         tasks, arms = probabilities.shape
@@ -96,4 +85,4 @@ class BernoulliBanditEnv(HiddenTaskEnv):
 
     def describe_task(self, task: int) -> dict[str, Any]:
         """The probabilities of the arms."""
-        return {"task": task, "probabilities": self._probabilities[self._checked_task(task)].tolist()}
+        return {"task": task, "probabilities": self._probabilities[self._task_numbers(task)].tolist()}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, token_ids
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
-
-__all__ = ["HiddenTaskEnv", "TaskOptions"]
 
 
 class TaskOptions(EnvOptions, total=False):
@@ -72,22 +69,19 @@ class HiddenTaskEnv(SeededEnv):
         observation_shape: tuple[int, int],
         episode_length: int,
         task: Tensor | int | None = None,
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(batch_size=batch_size, device=device)
-        at_least_one("episode_length", episode_length)
+        super().__init__(**options)
+        check_options(episode_length=(episode_length, 1))
         self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
         self.episode_length = episode_length
         self._fixed_task: Tensor | None
-        fixed = None if task is None else self._checked_task(task).expand(self.batch_size).reshape(-1).clone()
+        fixed = None if task is None else self._task_numbers(task).expand(self.batch_size).reshape(-1).clone()
         self.register_buffer("_fixed_task", fixed, persistent=False)
         self._state: Tensor | None = None
         self._task: Tensor
         self._steps: Tensor
         self._number: Tensor
-        self._set_seed(seed)
         numbers, values = observation_shape
         observation = {OBSERVATION: token_ids(values, self.batch_size, numbers, device=self.device)}
         self._set_specs(observation, token_ids(n_actions, self.batch_size, device=self.device))
@@ -133,10 +127,10 @@ class HiddenTaskEnv(SeededEnv):
     @property
     def task(self) -> Tensor:
         """The task of each row, int64 ``[*B]``."""
-        if self._fixed_task is None:
+        if self.fixed_task is None:
             self._begun()
             return self._task.reshape(self.batch_size)
-        return self._fixed_task.reshape(self.batch_size)
+        return self.fixed_task
 
     @property
     def state(self) -> Tensor:
@@ -148,9 +142,9 @@ class HiddenTaskEnv(SeededEnv):
         return self._optimal_actions(self._begun(), self.task.reshape(-1)).reshape(*self.batch_size, self.n_actions)
 
     def _tasks(self, task: Tensor | None) -> Tensor:
-        return self.task if task is None else self._checked_task(task)
+        return self.task if task is None else self._task_numbers(task)
 
-    def _checked_task(self, task: Tensor | int) -> Tensor:
+    def _task_numbers(self, task: Tensor | int) -> Tensor:
         given = torch.as_tensor(task, device=self.device)
         if given.dtype == torch.bool or given.is_floating_point() or ((given < 0) | (given >= self.n_tasks)).any():
             raise ValueError(f"task must be integers in [0, {self.n_tasks}), got {given}.")
@@ -183,24 +177,17 @@ class HiddenTaskEnv(SeededEnv):
         self._truncated = self._truncated | (live & ~ended & (self._steps >= self.episode_length))
         return self._observe().set(REWARD, torch.where(live, reward, 0.0).reshape(*self.batch_size, 1))
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        if kwargs:
-            raise TypeError(f"{type(self).__name__}.reset() takes no keywords, got {sorted(kwargs)}.")
-        fresh = self._rows_to_reset(tensordict, begun=self._state is not None)
+    def _reset(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        begun = self._state
+        fresh = self._rows_to_reset(tensordict, begun=begun is not None)
         number = self._number_episodes(fresh)
         # Even counters draw a start, odd ones a task.
         task = random_index(self._key, 2 * number + 1, self.n_tasks) if self._fixed_task is None else self._fixed_task
         start = self._start(number, task)
-        if self._state is None:
-            off = torch.zeros_like(fresh)
-            self._state, self._task, self._number = start, task, number
-            self._terminated, self._truncated, self._steps = off, off, torch.zeros_like(number)
-        else:
-            self._state = torch.where(fresh, start, self._state)
-            self._task = torch.where(fresh, task, self._task)
-            self._number = torch.where(fresh, number, self._number)
-            self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
-            self._steps = torch.where(fresh, 0, self._steps)
+        new = {"_task": task, "_number": number, "_steps": torch.zeros_like(number)}
+        new |= {"_terminated": torch.zeros_like(fresh), "_truncated": torch.zeros_like(fresh), "_state": start}
+        for name, value in new.items():
+            setattr(self, name, value if begun is None else torch.where(fresh, value, getattr(self, name)))
         return self._observe()
 
     def _observe(self) -> TensorDict:

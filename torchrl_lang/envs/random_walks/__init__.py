@@ -1,8 +1,6 @@
 """Shortest paths on a directed graph, learned from random walks (Chen et al. 2021, arXiv 2106.01345)."""
 
-from torchrl_lang.envs.random_walks.env import RandomWalksEnv
-from torchrl_lang.envs.random_walks.graph import DirectedGraph, random_graph
-from torchrl_lang.envs.random_walks.metrics import walk_optimality
+from torchrl_lang.envs.random_walks.env import DirectedGraph, RandomWalksEnv, random_graph, walk_optimality
 from torchrl_lang.envs.random_walks.players import RandomWalkPlayer, ShortestPathPlayer
 
 __all__ = [

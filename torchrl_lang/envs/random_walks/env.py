@@ -1,21 +1,108 @@
-"""Walks on a directed graph as a tensor-only language task, in which each move is a turn of one token."""
+"""Walks on a directed graph as a tensor-only language task; the graph, and how close walks come to shortest paths."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Unpack
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang._checks import check_options
+from torchrl_lang.data.selection import row_returns
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
-from torchrl_lang.envs.random_walks.graph import DirectedGraph, random_graph
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
+from torchrl_lang.schema import TERMINATED, TOKENS
 from torchrl_lang.text.tokenizers import CharTokenizer
 
-__all__ = ["RandomWalksEnv", "walk_tokenizer"]
+
+class DirectedGraph:
+    """A directed graph with a goal node.
+
+    Args:
+        edges: bool ``[V, V]``; ``edges[i, j]`` is True for an edge from node ``i`` to node ``j``. No node has an
+            edge to itself. Edges out of the goal are never used, because a walk ends there.
+        goal: number of the goal node.
+
+    Raises:
+        ValueError: ``edges`` is not a square bool matrix of at least two nodes, a node has an edge to itself, or
+            ``goal`` is not a node.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.random_walks import DirectedGraph
+        >>> ring = DirectedGraph(torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]]).bool())
+        >>> ring.distance  # moves from nodes 0, 1 and 2 to the goal, node 0
+        tensor([0, 2, 1])
+    """
+
+    def __init__(self, edges: Tensor, goal: int = 0) -> None:
+        square = edges.dtype == torch.bool and edges.shape == (len(edges), len(edges))
+        if not square or len(edges) < 2 or edges.diagonal().any():
+            raise ValueError(f"edges must be bool [V, V], V at least 2, with a False diagonal, got {edges}.")
+        check_options(goal=(goal, range(len(edges))))
+        self.edges, self.goal = edges.clone(), goal
+
+    def __len__(self) -> int:
+        return self.edges.shape[0]
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """Fewest moves from each node to the goal, int64 ``[V]``; -1 if there is no path."""
+        distance = torch.full((len(self),), -1)
+        reached = torch.arange(len(self)) == self.goal
+        moves = 0
+        while reached.any():
+            distance[reached] = moves
+            # One step of a breadth-first search, backwards from the goal.
+            reached = (self.edges & reached).any(-1) & (distance < 0)
+            moves += 1
+        return distance
+
+
+def random_graph(
+    nodes: int = 21, *, edge_probability: float = 0.1, out_degree: int | None = None, goal: int = 0, seed: int = 0
+) -> DirectedGraph:
+    """Draw a random directed graph in which every node has an outgoing edge and a path to the goal.
+
+    Graphs without these properties are drawn again.
+
+    Args:
+        nodes: number of nodes ``V``.
+        edge_probability: probability of each possible edge; ignored if ``out_degree`` is given.
+        out_degree: give every node exactly this many edges to other nodes, drawn uniformly.
+        goal: number of the goal node.
+        seed: seed of the graph.
+
+    Raises:
+        ValueError: an argument is out of range, or no such graph was found in 10,000 draws.
+
+    Examples:
+        >>> from torchrl_lang.envs.random_walks import random_graph
+        >>> graph = random_graph(20, out_degree=3, seed=0)
+        >>> graph.edges.sum(-1).unique().tolist(), int(graph.distance.min())
+        ([3], 0)
+    """
+    check_options(
+        nodes=(nodes, 2), out_degree=(out_degree, range(1, nodes)), edge_probability=(edge_probability, "[0, 1]")
+    )
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(10_000):
+        chance = torch.rand(nodes, nodes, generator=generator).fill_diagonal_(2.0)
+        if out_degree is None:
+            edges = chance < edge_probability
+        else:
+            nearest = chance.argsort(-1)[:, :out_degree]
+            edges = torch.zeros(nodes, nodes, dtype=torch.bool).scatter_(1, nearest, True)
+        graph = DirectedGraph(edges, goal)
+        if edges.any(-1).all() and (graph.distance >= 0).all():
+            return graph
+    found = f"edge_probability={edge_probability} and out_degree={out_degree}"
+    raise ValueError(f"None of 10,000 graphs of {nodes} nodes has paths to the goal with {found}: give more.")
+
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -65,34 +152,24 @@ class RandomWalksEnv(LanguageEnv):
     _reset_entries = ("start",)
 
     def __init__(
-        self,
-        graph: DirectedGraph | None = None,
-        *,
-        max_turns: int = 10,
-        **options: Unpack[EnvOptions],
+        self, graph: DirectedGraph | None = None, *, max_turns: int = 10, **options: Unpack[EnvOptions]
     ) -> None:
         self.graph = random_graph() if graph is None else graph
         near = (self.graph.distance > 0) & (self.graph.distance <= max_turns)
         if not near.any():
             raise ValueError(f"No node has a path to the goal within max_turns={max_turns} moves: allow more.")
         # An opening of 3 tokens, a move of 2, a reply of 2, the end-of-dialogue token, and one more token of an action.
-        super().__init__(
-            walk_tokenizer(len(self.graph)),
-            row_length=5 + 5 * max_turns,
-            action_length=2,
-            max_turns=max_turns,
-            **options,
-        )
+        limits = {"row_length": 5 + 5 * max_turns, "action_length": 2, "max_turns": max_turns}
+        super().__init__(walk_tokenizer(len(self.graph)), **limits, **options)
         self._starts: Tensor
         self._edges: Tensor
         self.register_buffer("_starts", near.nonzero().flatten().to(self.device), persistent=False)
         self.register_buffer("_edges", self.graph.edges.to(self.device), persistent=False)
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
-        node = self._starts[random_index(self._key, episode, len(self._starts))]
         named = self._named(options, "start")
-        if named is not None:
-            node = self._checked_start(named, fresh)
+        drawn = self._starts[random_index(self._key, episode, len(self._starts))]
+        node = drawn if named is None else self._start_nodes(named, fresh)
         return node[:, None], torch.ones_like(node), {"node": node}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
@@ -106,11 +183,58 @@ class RandomWalksEnv(LanguageEnv):
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         # The node is the last token of the environment's reply before the end of the reply.
         node = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
-        return {"node": self._checked_start(node, fresh)}
+        return {"node": self._start_nodes(node, fresh)}
 
-    def _checked_start(self, node: Tensor, fresh: Tensor) -> Tensor:
-        is_start = (node >= 0) & (node < len(self.graph)) & (node != self.graph.goal)
-        bad = fresh & ~is_start
+    def _start_nodes(self, node: Tensor, fresh: Tensor) -> Tensor:
+        bad = fresh & ((node < 0) | (node >= len(self.graph)) | (node == self.graph.goal))
         if bad.any():
             raise ValueError(f"start must be a node other than the goal {self.graph.goal}, got {node[bad].tolist()}.")
         return torch.where(fresh, node, self._starts[0])
+
+
+def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
+    """Optimality of walks as defined in trlx: 1 for a shortest path, 0 for a walk that uses all its moves.
+
+    ``(max_moves - moves) / (max_moves - shortest)``. trlx counts the nodes of a path, one more than its moves; the
+    differences are the same.
+
+    Args:
+        moves: moves of each walk that reached the goal, ``max_moves`` for a walk that did not; any shape.
+        shortest: moves of the shortest path from the same start, below ``max_moves``, of the same shape.
+        max_moves: the limit. A walk that reaches the goal with its last move also has optimality 0.
+
+    Returns:
+        float32 in ``[0, 1]``, of the same shape.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.random_walks.env import optimality
+        >>> optimality(torch.tensor([2, 6, 10]), torch.tensor([2, 2, 3]), max_moves=10)
+        tensor([1.0000, 0.5000, 0.0000])
+    """
+    return (max_moves - moves).to(torch.float32) / (max_moves - shortest)
+
+
+def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) -> Tensor:
+    """Optimality of finished rows of :class:`~torchrl_lang.envs.random_walks.RandomWalksEnv`.
+
+    Args:
+        rows: rows ``[N]`` with ``terminated`` and the environment's own rewards.
+        graph: the graph of the environment.
+        max_moves: the environment's ``max_turns``.
+
+    Returns:
+        float32 ``[N]``.
+
+    Examples:
+        >>> from torchrl_lang.data import rows_from_rollout
+        >>> from torchrl_lang.envs.random_walks import RandomWalksEnv, ShortestPathPlayer, walk_optimality
+        >>> env = RandomWalksEnv(batch_size=[8], seed=0)
+        >>> rollout = env.rollout(10, ShortestPathPlayer(env.graph, env.tokenizer), break_when_any_done=False)
+        >>> walk_optimality(rows_from_rollout(rollout, unfinished="drop"), env.graph, env.max_turns).unique()
+        tensor([1.])
+    """
+    moves = -row_returns(rows).round().long()
+    moves = torch.where(rows.get(TERMINATED).squeeze(-1), moves, max_moves)
+    start = rows.get(TOKENS)[:, 1].long()
+    return optimality(moves, graph.distance.to(start.device)[start], max_moves)

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.envs.random_walks.graph import DirectedGraph
+from torchrl_lang.envs.random_walks.env import DirectedGraph
 from torchrl_lang.functional import shift_right
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["FrequentMovePlayer", "RandomWalkPlayer", "ShortestPathPlayer"]
-
 
 class _GraphPlayer(TensorDictModuleBase):
-    """Reads the node at the end of a row and writes the next one. Abstract: subclasses implement :meth:`_next_node`."""
+    """Reads the node at the end of a row and writes the next one; subclasses set :attr:`best`, or draw the move."""
 
     in_keys = [TOKENS, ATTENTION_MASK]
     out_keys = [ACTION]
+    best: Tensor
+    """int64 ``[V]``: the node to move to from each node."""
 
     def __init__(self, graph: DirectedGraph, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.graph, self._end = graph, tokenizer.control.end_of_action
 
-    @abstractmethod
     def _next_node(self, node: Tensor) -> Tensor:
         """The node to move to from each ``node``, int64 ``[N]``."""
+        return self.best.to(node.device)[node]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the next move of each row, ``action`` int64 ``[*B, 2]``."""
@@ -81,17 +79,7 @@ class RandomWalkPlayer(_GraphPlayer):
         return -torch.where(_moves(self.graph, rows), degree.double().log(), 0.0).sum(-1)
 
 
-class _FixedMovePlayer(_GraphPlayer):
-    """Has one move for each node. Abstract: subclasses set :attr:`best`."""
-
-    best: Tensor
-    """int64 ``[V]``: the node to move to from each node."""
-
-    def _next_node(self, node: Tensor) -> Tensor:
-        return self.best.to(node.device)[node]
-
-
-class ShortestPathPlayer(_FixedMovePlayer):
+class ShortestPathPlayer(_GraphPlayer):
     """Moves along an edge of a shortest path; ties prefer the smallest node.
 
     Args:
@@ -105,7 +93,7 @@ class ShortestPathPlayer(_FixedMovePlayer):
         self.best = torch.where(graph.edges, far, len(graph) + 1).argmin(-1)
 
 
-class FrequentMovePlayer(_FixedMovePlayer):
+class FrequentMovePlayer(_GraphPlayer):
     """Moves where walks moved most often from its node: greedy behaviour cloning without any error of learning.
 
     Args:

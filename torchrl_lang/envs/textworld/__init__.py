@@ -3,10 +3,9 @@
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.games import TextWorldSpec, build_games, game_texts
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.text import TEMPLATES, Template
+from torchrl_lang.envs.textworld.text import Template
 
 __all__ = [
-    "TEMPLATES",
     "ExpertPlayer",
     "RandomAdmissiblePlayer",
     "Template",

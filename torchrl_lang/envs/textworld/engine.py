@@ -21,10 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang._checks import at_least_one, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError
-
-__all__ = ["EnginePool", "EngineProcess", "Failed", "require_textworld"]
 
 REMEDY = "delete it and build the game again with build_games(specs)"
 
@@ -131,8 +129,7 @@ class EnginePool:
     """
 
     def __init__(self, workers: int, infos: Sequence[str] = (), *, expert: bool = False, time_limit: float = 10.0):
-        at_least_one("workers", workers)
-        positive("time_limit", time_limit)
+        check_options(workers=(workers, 1), time_limit=(time_limit, "(0, inf)"))
         self.workers, self.infos, self.expert, self.time_limit = workers, tuple(infos), expert, time_limit
         self._history: dict[int, tuple[str, list[str]]] = {}
         self._processes: dict[int, EngineProcess] = {}
@@ -202,9 +199,9 @@ class EnginePool:
         deadlines = {number: self._send(number, waiting[number]) for number in busy}
         while deadlines:
             connections = {self._processes[number].connection: number for number in deadlines}
-            ready = wait([*connections], max(0.0, min(deadlines.values()) - time.monotonic()))
             failed = {}
-            for number in [number for connection, number in connections.items() if connection in ready]:
+            for ready in wait([*connections], max(0.0, min(deadlines.values()) - time.monotonic())):
+                number = connections[ready]  # type: ignore[index]
                 try:
                     for answer in self._processes[number].answers():
                         row = waiting[number].popleft()["row"]
@@ -220,7 +217,13 @@ class EnginePool:
                 if number in singly:  # the first waiting command is the one that failed, for the second time
                     answers[waiting[number].popleft()["row"]] = Failed(f"its process {why}")
                 singly.add(number)
-                deadlines[number] = self._again(number, waiting[number], why)
+                process = self._processes.pop(number)
+                pid = process.process.pid  # makes each warning different, so that all are shown
+                warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
+                process.end()
+                if waiting[number]:
+                    self._start(number)
+                    deadlines[number] = self._send(number, waiting[number], singly=True)
             deadlines = {number: deadline for number, deadline in deadlines.items() if waiting[number]}
         return answers
 
@@ -243,15 +246,3 @@ class EnginePool:
     def _deadline(self, queue: deque[Answer]) -> float:
         again = max((len(job.get("history", ())) for job in queue), default=0)
         return time.monotonic() + self.time_limit + _REPLAY_LIMIT * again
-
-    def _again(self, number: int, queue: deque[Answer], why: str) -> float:
-        """Replace a failed process, and send the new one the jobs without an answer."""
-        process = self._processes[number]
-        pid = process.process.pid  # makes each warning different, so that all are shown
-        warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
-        process.end()
-        del self._processes[number]
-        if not queue:
-            return time.monotonic()
-        self._start(number)
-        return self._send(number, queue, singly=True)

@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
-
 _PAUSE = 0.01
 """Seconds between two lists of answers: long, so that the reader wakes up rarely."""
 _OPEN_GAMES = 256

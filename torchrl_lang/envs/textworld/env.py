@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
@@ -22,8 +22,6 @@ from torchrl_lang.envs.textworld.games import REMEDY, game_files
 from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_admissible, is_meta, refused
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
-
-__all__ = ["GameSession", "TextWorldEnv"]
 
 
 class GameSession:
@@ -94,6 +92,17 @@ class GameSession:
         return self.template.write("reply", answer), self.points, answer["done"], False, {}
 
 
+_COLUMNS: dict[str, tuple[torch.dtype, Callable[[GameSession], Any]]] = {
+    "game": (torch.int64, lambda seat: seat.game),
+    "score": (torch.float32, lambda seat: seat.state.get("score", 0)),
+    "points": (torch.float32, lambda seat: seat.points),
+    "won": (torch.bool, lambda seat: seat.state.get("won", False)),
+    "lost": (torch.bool, lambda seat: seat.state.get("lost", False)),
+    "engine_failed": (torch.bool, lambda seat: seat.failed),
+    "invalid": (torch.bool, lambda seat: seat.invalid),
+    "was_admissible": (torch.bool, lambda seat: seat.was_admissible),
+}
+"""Type and reader of the entries that have one value per row."""
 _OF_THE_TURN = ("invalid", "was_admissible")
 Offer = Literal["expert", "admissible", "invalid", "was_admissible"]
 _REMEMBERED = 4096
@@ -171,18 +180,17 @@ class TextWorldEnv(TextGameEnv):
     ) -> None:
         require_textworld()
         self.games = game_files(games)
-        if isinstance(template, str):
-            one_of("template", template, tuple(TEMPLATES))
-            template = TEMPLATES[template]
-        one_of("order", order, ("random", "cycle"))
-        self.template, self.order, self.max_admissible = template, order, max_admissible
         self.offers: tuple[str, ...] = (offers,) if isinstance(offers, str) else tuple(offers)
-        for name in self.offers:
-            one_of("offers", name, get_args(Offer))
-        self._of_the_turn = [key for key in _OF_THE_TURN if key in self.offers]
+        named = (template, TEMPLATES) if isinstance(template, str) else (None, ())
+        check_options(template=named, order=(order, ("random", "cycle")))
+        check_options(**{f"offers[{n}]": (name, get_args(Offer)) for n, name in enumerate(self.offers)})
+        self.template = TEMPLATES[template] if isinstance(template, str) else template
+        self.order, self.max_admissible = order, max_admissible
+        hidden = {*_OF_THE_TURN} - {*self.offers}
+        self._columns = [key for key in _COLUMNS if key not in hidden]
         self._actions: dict[str, list[int] | None] = {}
         self._ids: dict[str, list[int]] = {}
-        make_game: Any = partial(GameSession, self.games, template)  # this class plays with the pool
+        make_game: Any = partial(GameSession, self.games, self.template)  # this class plays with the pool
         super().__init__(make_game, tokenizer, **options)
         # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
         asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
@@ -225,13 +233,12 @@ class TextWorldEnv(TextGameEnv):
 
     def _task_observation_spec(self) -> dict[str, Any]:
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
-        numbers = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        specs: dict[str, Any] = {
-            "game": Categorical(len(self.games), shape=(*batch, 1), dtype=torch.int64, device=device),
-            "score": numbers,
-            "points": numbers.clone(),
-            **{key: flags(batch, 1, device) for key in ("won", "lost", "engine_failed", *self._of_the_turn)},
+        kinds = {
+            torch.int64: Categorical(len(self.games), shape=(*batch, 1), dtype=torch.int64, device=device),
+            torch.float32: Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
+            torch.bool: flags(batch, 1, device),
         }
+        specs: dict[str, Any] = {key: kinds[_COLUMNS[key][0]].clone() for key in self._columns}
         if "expert" in self.offers:
             specs["expert_action"] = token_ids(vocabulary, batch, self.action_length, device=device)
         if "admissible" in self.offers:
@@ -241,33 +248,22 @@ class TextWorldEnv(TextGameEnv):
         return specs
 
     def _standing(self) -> TaskState:
-        states = [game.state for game in self._games]
-
-        def column(values: list[Any], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=self.device)[:, None]
-
-        out = {
-            "game": column([game.game for game in self._games], torch.int64),
-            "score": column([state.get("score", 0) for state in states], torch.float32),
-            "won": column([state.get("won", False) for state in states], torch.bool),
-            "lost": column([state.get("lost", False) for state in states], torch.bool),
-            "points": column([game.points for game in self._games], torch.float32),
-            "engine_failed": column([game.failed for game in self._games], torch.bool),
-        }
-        out |= {key: column([getattr(game, key) for game in self._games], torch.bool) for key in self._of_the_turn}
+        out = {}
+        for key in self._columns:
+            dtype, read = _COLUMNS[key]
+            out[key] = torch.tensor([read(seat) for seat in self._games], dtype=dtype, device=self.device)[:, None]
+        states = [seat.state for seat in self._games]
         if "expert" in self.offers:
-            plans = [self._expert(state.get("expert", "")) for state in states]
+            commands = [state.get("expert", "") for state in states]
+            plans = [self._utterance(command) for command in commands]
+            if None in plans:
+                command = commands[plans.index(None)]
+                raise ValueError(f"The expert's {command!r} does not fit into action_length={self.action_length}.")
             expert = torch.tensor(plans, dtype=torch.int64, device=self.device)
             out["expert_action"] = expert.reshape(self._n, self.action_length)
         if "admissible" in self.offers:
             out |= self._admissible([state.get("admissible_commands") or () for state in states])
         return out
-
-    def _expert(self, command: str) -> list[int]:
-        ids = self._utterance(command)
-        if ids is None:
-            raise ValueError(f"The expert's command {command!r} does not fit into action_length={self.action_length}.")
-        return ids
 
     def _admissible(self, commands: Sequence[Sequence[str]]) -> TaskState:
         shape = (self._n, self.max_admissible, self.action_length)

@@ -7,19 +7,15 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, read_json
 from torchrl_lang.envs.textworld.engine import REMEDY, EnginePool, EngineProcess, Failed, require_textworld
 from torchrl_lang.envs.textworld.text import REFUSED, SILENT, Template
-
-__all__ = ["TextWorldSpec", "build_games", "game_texts", "split_games"]
-
 
 Apart = Literal["solutions", "games"]
 Kind = Literal["simple", "coin_collector", "treasure_hunter", "cooking", "custom"]
@@ -28,17 +24,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "simple": {"rewards": "dense", "goal": "detailed", "test": False},
     "coin_collector": {"level": 5},
     "treasure_hunter": {"level": 5},
-    "cooking": {
-        "recipe": 1,
-        "take": 0,
-        "go": 1,
-        "open": False,
-        "cook": False,
-        "cut": False,
-        "drop": False,
-        "recipe_seed": 0,
-        "split": None,
-    },
+    "cooking": {"recipe": 1, "take": 0, "go": 1, "recipe_seed": 0, "split": None}
+    | dict.fromkeys(("open", "cook", "cut", "drop"), False),
     "custom": {"world_size": 2, "nb_objects": 4, "quest_length": 3},
 }
 _BUILD_LIMIT = 300.0
@@ -76,9 +63,8 @@ class TextWorldSpec:
     """
 
     def __init__(self, kind: Kind, seed: int = 0, **options: Any) -> None:
-        one_of("kind", kind, tuple(_OPTIONS))
-        unknown = sorted(set(options) - set(_OPTIONS[kind]))
-        if unknown:
+        check_options(kind=(kind, _OPTIONS))
+        if unknown := sorted(set(options) - set(_OPTIONS[kind])):
             raise TypeError(f"{kind!r} has no options {unknown}, it has {list(_OPTIONS[kind])}.")
         self.kind, self.seed = kind, seed
         self.options: Mapping[str, Any] = {**_OPTIONS[kind], **options}
@@ -129,21 +115,21 @@ def build_games(
     paths = [folder / f"{spec.name}.z8" for spec in specs]
     missing = {path: spec for path, spec in zip(paths, specs, strict=True) if not path.exists()}
     if missing:
-        jobs = [
-            {"do": "build", "path": str(path), "kind": spec.kind, "seed": spec.seed, "options": dict(spec.options)}
-            for path, spec in missing.items()
-        ]
-        _build(jobs, [str(spec) for spec in missing.values()], min(len(jobs), workers or os.cpu_count() or 1))
+        _build(missing, min(len(missing), workers or os.cpu_count() or 1))
     return paths
 
 
-def _build(jobs: Sequence[Mapping[str, Any]], names: Sequence[str], workers: int) -> None:
-    """Send job ``k`` to process ``k`` modulo their number; send all jobs before waiting for an answer."""
+def _build(missing: Mapping[Path, TextWorldSpec], workers: int) -> None:
+    """Build game ``k`` in process ``k`` modulo their number; send all jobs before waiting for an answer."""
+    jobs = [
+        {"do": "build", "path": str(path), "kind": spec.kind, "seed": spec.seed, "options": dict(spec.options)}
+        for path, spec in missing.items()
+    ]
     processes = [EngineProcess() for _ in range(workers)]
     try:
         for number, process in enumerate(processes):
             process.ask(jobs[number::workers], singly=True)
-        for number, name in enumerate(names):
+        for number, name in enumerate(missing.values()):
             process = processes[number % workers]
             # Another process may build the same game and hold its lock; after that the job takes no time.
             if not process.connection.poll(_BUILD_LIMIT):
@@ -202,24 +188,18 @@ def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     """The absolute paths of games, each checked: the engine hangs or crashes on damaged files."""
     if isinstance(games, str | os.PathLike) or not games:
         raise ValueError(f"games must be a sequence of files, at least one, got {games!r}: see build_games(specs).")
-    absolute = {path: _complete_game(Path(path)) for path in dict.fromkeys(games)}
-    return tuple(absolute[path] for path in games)
+    for path in map(Path, dict.fromkeys(games)):
+        content = path.read_bytes() if path.is_file() else b""
+        length = 8 * int.from_bytes(content[0x1A:0x1C], "big")
+        found = int(np.frombuffer(content[_HEADER:length], np.uint8).sum(dtype=np.int64)) % 2**16
+        is_game = len(content) >= max(_HEADER, length) and content[0] == 8  # of the Z-machine, version 8
+        if not is_game or found != int.from_bytes(content[0x1C:0x1E], "big"):
+            raise FileError(path, "is no game of the Z-machine, version 8, or is missing or damaged", REMEDY)
+        read_json(path.with_suffix(".json"), remedy=f"delete {path} and build the game again with build_games(specs)")
+    return tuple(map(os.path.abspath, games))
 
 
-def _complete_game(path: Path) -> str:
-    """The absolute path of a game: a Z-machine file whose checksum matches its header, with its ``.json``."""
-    content = path.read_bytes() if path.is_file() else b""
-    length = 8 * int.from_bytes(content[0x1A:0x1C], "big")
-    found = int(np.frombuffer(content[_HEADER:length], np.uint8).sum(dtype=np.int64)) % 2**16
-    is_game = len(content) >= max(_HEADER, length) and content[0] == 8  # of the Z-machine, version 8
-    if not is_game or found != int.from_bytes(content[0x1C:0x1E], "big"):
-        raise FileError(path, "is no game of the Z-machine, version 8, or is missing or damaged", REMEDY)
-    read_json(path.with_suffix(".json"), remedy=f"delete {path} and build the game again with build_games(specs)")
-    return os.path.abspath(path)
-
-
-@dataclass(frozen=True)
-class GameSets:
+class GameSets(NamedTuple):
     """Files of games in three sets."""
 
     train: tuple[Path, ...]

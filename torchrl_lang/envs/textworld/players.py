@@ -12,8 +12,6 @@ from torch import Tensor
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.schema import ACTION
 
-__all__ = ["ExpertPlayer", "RandomAdmissiblePlayer"]
-
 _OFFERED = ("admissible_action", "admissible_mask")
 
 
@@ -42,28 +40,25 @@ class ExpertPlayer(TensorDictModuleBase):
         self, *, epsilon: float | Sequence[float] = 0.0, foreign: float = 0.0, seed: int | None = None
     ) -> None:
         super().__init__()
-        shares = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
-        if not shares or not all(0 <= share <= 1 for share in (*shares, foreign)):
+        self.epsilon = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
+        self.foreign = foreign
+        if not self.epsilon or not all(0 <= share <= 1 for share in (*self.epsilon, foreign)):
             raise ValueError(f"epsilon and foreign must be probabilities, got {epsilon} and {foreign}.")
-        self.epsilon, self.foreign = shares, foreign
-        errs = any(shares)
-        self.in_keys = ["expert_action", *(_OFFERED if errs else ())]
+        self.random = RandomAdmissiblePlayer(seed=seed) if any(self.epsilon) else None
+        self.in_keys = ["expert_action", *(_OFFERED if self.random else ())]
         self.out_keys = [ACTION]
-        self.random = RandomAdmissiblePlayer(seed=seed) if errs else None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``action``, int64 ``[*B, K]``."""
         action = tensordict.get("expert_action").clone()
         if self.random is not None:
             other = self._random_command(self.random, tensordict)
-            action = torch.where(self._errs(self.random.stream, action[..., 0])[..., None], other, action)
+            rows = action[..., 0]
+            number = torch.arange(rows.numel()).reshape(rows.shape)
+            epsilon = torch.tensor(self.epsilon, dtype=torch.float64)[number % len(self.epsilon)]
+            errs = (self.random.stream.uniform(tuple(rows.shape)) < epsilon).to(action.device)
+            action = torch.where(errs[..., None], other, action)
         return tensordict.set(ACTION, action)
-
-    def _errs(self, stream: RandomStream, rows: Tensor) -> Tensor:
-        """The rows that play a random command in this turn, bool ``[*B]``."""
-        number = torch.arange(rows.numel()).reshape(rows.shape)
-        epsilon = torch.tensor(self.epsilon, dtype=torch.float64)[number % len(self.epsilon)]
-        return (stream.uniform(tuple(rows.shape)) < epsilon).to(rows.device)
 
     def _random_command(self, player: RandomAdmissiblePlayer, tensordict: TensorDictBase) -> Tensor:
         """A random command for each row, ``[*B, K]``, some of them from another row."""

@@ -13,18 +13,12 @@ from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
-from torchrl_lang._files import Fields, shorten
-from torchrl_lang.envs.textworld import (
-    TEMPLATES,
-    ExpertPlayer,
-    RandomAdmissiblePlayer,
-    TextWorldEnv,
-    TextWorldSpec,
-    build_games,
-    game_texts,
-)
-from torchrl_lang.envs.textworld.games import Apart, GameSets, split_games
+from torchrl_lang._checks import check_options
+from torchrl_lang._files import Fields
+from torchrl_lang.envs.textworld.env import TextWorldEnv
+from torchrl_lang.envs.textworld.games import Apart, GameSets, TextWorldSpec, build_games, game_texts, split_games
+from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
+from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import GameRecords, Summary
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
@@ -79,10 +73,7 @@ class TextWorldTask(Task):
     max_turns: int = 15
 
     def __post_init__(self) -> None:
-        one_of("apart", self.apart, get_args(Apart))
-        one_of("template", self.template, tuple(TEMPLATES))
-        if any(not isinstance(value, (str, int, float, type(None))) for _, value in self.options):
-            raise ValueError(f"The options of a kind of games are plain values, got {shorten(self.options)}.")
+        check_options(apart=(self.apart, get_args(Apart)), template=(self.template, TEMPLATES))
         try:
             TextWorldSpec(self.kind, **dict(self.options))
         except TypeError as error:
@@ -157,7 +148,7 @@ class TextWorldTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: admissible commands, uniformly; ``"expert"``: the engine's walkthrough."""
-        one_of("player", name, self.baselines)
+        check_options(player=(name, self.baselines))
         if name == "random":
             return Player(RandomAdmissiblePlayer(seed=seed), {"offers": "admissible"})
         return Player(ExpertPlayer(), {"offers": "expert"}, is_random=False)
@@ -167,15 +158,8 @@ class TextWorldTask(Task):
         return super().evaluate(policy, **{"split": "valid", "order": "cycle", **options})
 
     def won(self, records: GameRecords) -> Tensor:
-        """Games that the engine counts as won, bool ``[N]``.
-
-        Raises:
-            KeyError: the records do not contain ``won``.
-        """
-        won = records.kept.get("won", None)
-        if won is None:
-            raise KeyError("The records do not contain 'won': play the games with play_games(..., keep=['won']).")
-        return won
+        """Games that the engine counts as won, bool ``[N]``."""
+        return records.kept["won"]  # of play_games(..., keep=["won"])
 
     def number_of_games(self, split: str | None) -> int:
         """Number of games in a split."""

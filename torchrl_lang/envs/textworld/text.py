@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-__all__ = ["TEMPLATES", "Template", "clean_command", "clean_feedback", "is_meta"]
-
 REFUSED = "That is not a command of this game."
 """The reply to a command for the engine, which is not passed on."""
 SILENT = "The game has stopped answering."

@@ -32,7 +32,8 @@ from torchrl_lang.algorithm_distillation.language import (
 )
 from torchrl_lang.algorithm_distillation.language.step_rows import StepTokens
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
-from torchrl_lang.envs.grids import HiddenTaskEnv, RoomEnv
+from torchrl_lang.envs.grids import HiddenTaskEnv
+from torchrl_lang.envs.grids.rooms import RoomEnv
 from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.save import read_model, write_model
