@@ -112,8 +112,7 @@ class LongGameEnv(TextGameEnv):
         return *self._pad(texts), {**task, "game_seed": seed, "continued": continued}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
-        assert self._rows is not None
-        rows, kept = self._rows.rows, task["continued"]
+        rows, kept = self._begun().rows, task["continued"]
         before, tokens = rows.length.tolist(), rows.tokens
         reply, task = super()._reply(utterance, task, live)
         control, action_length = self.tokenizer.control, self.action_length

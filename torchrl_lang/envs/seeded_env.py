@@ -108,7 +108,6 @@ class SeededEnv(EnvBase):
 
     def _drop_rows(self) -> None:
         """Drop the current episodes, which are on another device."""
-        raise NotImplementedError
 
 
 def flags(batch: torch.Size, n: int, device: torch.device | None) -> Binary:

@@ -94,8 +94,7 @@ class TokenEnv(EnvBase):
         shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
         pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
         written = torch.zeros_like(pending[:, 0])
-        if set_state:
-            assert tensordict is not None
+        if set_state and tensordict is not None:
             tensordict, pending, written = self._split(tensordict, pending)
         out = self.env._reset(tensordict, set_state=set_state)
         if self._pending is not None and fresh is not None:

@@ -51,8 +51,7 @@ class TextWorldSpec:
         **options: see above; the defaults are dense rewards, detailed goals and small games.
 
     Raises:
-        ValueError: the kind is unknown.
-        TypeError: the kind has no such option.
+        ValueError: the kind is unknown, or has no such option.
 
     Examples:
         >>> from torchrl_lang.envs.textworld import TextWorldSpec
@@ -65,7 +64,7 @@ class TextWorldSpec:
     def __init__(self, kind: Kind, seed: int = 0, **options: Any) -> None:
         check_options(kind=(kind, _OPTIONS))
         if unknown := sorted(set(options) - set(_OPTIONS[kind])):
-            raise TypeError(f"{kind!r} has no options {unknown}, it has {list(_OPTIONS[kind])}.")
+            raise ValueError(f"{kind!r} has no options {unknown}, it has {list(_OPTIONS[kind])}.")
         self.kind, self.seed = kind, seed
         self.options: Mapping[str, Any] = {**_OPTIONS[kind], **options}
 

@@ -74,10 +74,7 @@ class TextWorldTask(Task):
 
     def __post_init__(self) -> None:
         check_options(apart=(self.apart, get_args(Apart)), template=(self.template, TEMPLATES))
-        try:
-            TextWorldSpec(self.kind, **dict(self.options))
-        except TypeError as error:
-            raise ValueError(str(error)) from error
+        TextWorldSpec(self.kind, **dict(self.options))
 
     @classmethod
     def of(cls, kind: str, *, options: Mapping[str, Any] | None = None, **fields: Any) -> TextWorldTask:
