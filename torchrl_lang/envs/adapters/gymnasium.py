@@ -75,8 +75,8 @@ class GymnasiumGame:
             return self.invalid
         if not self.env.action_space.contains(action):
             return self.invalid
-        observation, *result = self.env.step(action)
-        return self.observe(observation), *result
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self.observe(observation), reward, terminated, truncated, info
 
     def close(self) -> None:
         """Close the environment."""

@@ -61,5 +61,12 @@ def guess_number_env(n: int = 7, *, max_turns: int = 6, **options: Unpack[EnvOpt
     tokenizer = CharTokenizer.from_alphabet([*"0123456789", "-", "?", "higher", "lower", "yes"])
     digits = len(str(n))
     # The opening, a guess and a hint with their ends per turn, and the end-of-dialogue token.
-    limits = {"row_length": digits + 4 + max_turns * (digits + 4) + 2, "action_length": digits + 1}
-    return TextGameEnv(partial(GuessNumber, n), tokenizer, max_turns=max_turns, **limits, **options)
+    row_length = digits + 4 + max_turns * (digits + 4) + 2
+    return TextGameEnv(
+        partial(GuessNumber, n),
+        tokenizer,
+        row_length=row_length,
+        action_length=digits + 1,
+        max_turns=max_turns,
+        **options,
+    )
