@@ -39,10 +39,10 @@ from torchrl_lang.text import (
     Tokenizer,
     Turn,
     from_row,
-    to_row,
-    transformers_tokenizer,
     word_tokenizer,
 )
+from torchrl_lang.text.rows import to_row
+from torchrl_lang.text.tokenizer_files import transformers_tokenizer
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 MARKS = [chr(code) for code in range(0x300, 0x370)] + ["\u1161", "\u11a8", "\u093c", "\U0001d165", "\u0345"]

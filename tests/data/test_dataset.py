@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import shutil
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang._files import FileError, json_digest
-from torchrl_lang.data import DatasetWriter, dataset, load_dataset, row_buffer, write_dataset
+from torchrl_lang.data import DatasetWriter, dataset, load_dataset, write_dataset
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 WORDS = CharTokenizer.from_alphabet("abc")
@@ -88,12 +87,6 @@ def test_the_manifest(folder):
     assert (manifest["seed"], manifest["source"], manifest["row_length"]) == (7, "three of them", 12)
     assert manifest["entries"]["scores"]["shape"] == [3, 2, 2]
     assert set(manifest["created_by"]) == {"torchrl_lang", "tensordict", "torch"}
-
-
-def test_further_entries_come_with_the_batches_and_masks_are_trimmed(folder):
-    batch = row_buffer(load_dataset(folder), 3).sample()
-    assert sorted(batch["kind"].tolist()) == [0, 1, 2]
-    assert batch["train_mask"].shape == batch["tokens"].shape == (3, 7)
 
 
 def test_blocks_of_any_size_give_the_same_files(tmp_path, folder):
@@ -221,45 +214,6 @@ def test_features_are_kept_unasked_in_all_blocks(tmp_path, keep):
 # -- damaged -----------------------------------------------------------------------------------------------------------
 
 
-def mutate(path, draw):
-    """One of the ways in which files are damaged."""
-    data = bytearray(path.read_bytes())
-    how = draw.choice(["flip", "flip", "flip", "cut", "add", "swap", "zero", "gone", "link"])
-    place = draw.randrange(len(data))
-    if how == "flip":
-        data[place] ^= 1 << draw.randrange(8)
-    elif how == "cut":
-        del data[place:]
-    elif how == "add":
-        data[place:place] = draw.randbytes(draw.randrange(1, 9))
-    elif how == "swap":
-        data[place : place + 1] = draw.choice([b"0", b"1", b"9", b"-", b'"', b"}", b"\n", b" "])
-    elif how == "zero":
-        data[:] = bytes(len(data))
-    path.unlink()
-    if how == "link":
-        path.symlink_to("/dev/zero")
-    elif how != "gone":
-        path.write_bytes(data)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_damaged_dataset_is_refused_or_unharmed(folder, seed):
-    """Unharmed: such as blanks between the fields of the manifest."""
-    draw = random.Random(seed)
-    mutate(draw.choice(sorted(path for path in folder.rglob("*") if path.is_file())), draw)
-    try:
-        read = load_dataset(folder)
-    except (FileError, FileNotFoundError) as error:
-        message = str(error)
-    else:
-        assert is_as_written(read)
-        return
-    assert str(folder) in message
-    assert "\n" not in message
-    assert len(message) < 500
-
-
 def replace(path, old, new):
     path.write_text(path.read_text().replace(old, new))
 
@@ -349,20 +303,6 @@ def test_every_field_of_the_manifest_is_checked(folder, change, found):
     with pytest.raises(FileError, match=found) as caught:
         load_dataset(folder)
     assert len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda c: c.update(symbols=c["symbols"][:-1]),
-        lambda c: c.update(kind="huggingface", tokenizer={"version": "1.0"}),
-    ],
-)
-def test_a_tokenizer_that_cannot_be_built_is_an_error(folder, change):
-    edit(folder, "tokenizer.json", change)
-    with pytest.raises(FileError, match=r"tokenizer\.json is not a valid tokenizer") as caught:
-        load_dataset(folder)
-    assert "\n" not in str(caught.value)
 
 
 # -- the stamp of a verified dataset -----------------------------------------------------------------------------------

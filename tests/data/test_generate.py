@@ -6,17 +6,10 @@ import hashlib
 
 import pytest
 import torch
-from torchrl.envs import StepCounter, TransformedEnv
+from torchrl.envs import TransformedEnv
 
-from torchrl_lang.data import (
-    EpisodeSampler,
-    FreshEpisodes,
-    PolicySampler,
-    generate_dataset,
-    generate_in_parts,
-    load_dataset,
-)
-from torchrl_lang.data.generate import play_to_end
+from torchrl_lang.data import FreshEpisodes, PolicySampler, generate_dataset, generate_in_parts, load_dataset
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, demo_words
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.transforms import KLConstrainedTransform, frozen_copy
@@ -72,15 +65,6 @@ def test_the_manifest_tells_who_played(talk, tmp_path):
     assert dataset.manifest["episodes"] == EPISODES == len(dataset)
 
 
-def test_a_limit_from_outside_truncates(talk, tmp_path):
-    env = TransformedEnv(talk(batch_size=[8], row_length=96, patience=6), StepCounter(max_steps=2))
-    dataset = generate_dataset(env, act, tmp_path / "x", episodes=20, seed=0, progress=False)
-    lengths = env.lengths(torch.arange(20))
-    assert dataset[:]["terminated"].flatten().tolist() == (lengths <= 2).tolist()
-    assert dataset[:]["truncated"].flatten().tolist() == (lengths >= 2).tolist()
-    env.rollout(2, act)  # the environment is left open
-
-
 def test_a_progress_bar_on_demand(talk, tmp_path, capsys):
     make(talk, tmp_path, batch=[8], progress=True)
     assert "mean_return" in capsys.readouterr().err
@@ -99,18 +83,6 @@ def test_nothing_is_left_behind_by_a_failing_player(talk, tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         make(talk, tmp_path, batch=[8], episodes=0)
-
-
-@pytest.mark.parametrize("value", [float("nan")])
-def test_a_reward_that_is_not_finite_is_refused(talk, tmp_path, value):
-    class Broken(talk):
-        def _reply(self, utterance, task, live):
-            reply, task = super()._reply(utterance, task, live)
-            return reply._replace(reward=torch.where(task["number"] == 9, value, reply.reward)), task
-
-    with pytest.raises(ValueError, match="not finite"):
-        generate_dataset(Broken(batch_size=[4]), act, tmp_path / "x", episodes=20, seed=0, progress=False)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
@@ -149,15 +121,6 @@ class Counted(EpisodeSampler):
 
 def content(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_all_rows_play_one_whole_game():
-    env = WordleEnv(WORDS, [8], seed=0)
-    rows = play_to_end(env, RandomWordPlayer(WORDS, prob_smart=1.0, seed=0))
-    assert rows.shape == (8,)
-    assert rows["terminated"].all()
-    again = WordleEnv(WORDS, [8], seed=0).reset()
-    assert (play_to_end(env, RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), again)["terminated"]).all()
 
 
 def test_games_depend_on_their_numbers_and_seed_only():

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from torchrl_lang._files import FileError
-from torchrl_lang.data import DialogueReader, dataset_from_jsonl, load_dataset, read_jsonl
+from torchrl_lang.data import DialogueReader, dataset_from_jsonl, load_dataset
+from torchrl_lang.data.jsonl import read_jsonl
 from torchrl_lang.text import Episode, Turn
 
 GOOD = [
@@ -80,14 +81,6 @@ def test_bad_lines_are_reported_by_number(tmp_path, letters):
         dataset = dataset_from_jsonl(path, tmp_path / "data", letters, 32, on_error="skip")
     assert [dataset.episode(index) for index in range(len(dataset))] == EPISODES
     assert [line["line"] for line in dataset.manifest["notes"]["skipped"]] == [2, 4, 5]
-
-
-def test_skipped_lines_are_returned(tmp_path):
-    path = write(tmp_path / "d.jsonl", "nonsense", GOOD[0])
-    with pytest.warns(UserWarning, match="1 bad line of .* skipped .line 1: it is not JSON"):
-        episodes, bad = read_jsonl(path, on_error="skip")
-    assert episodes == EPISODES[:1]
-    assert [line.line for line in bad] == [1]
 
 
 def test_reading_stops_where_all_is_bad(tmp_path):

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
-from torchrl_lang.data import DatasetWriter, TrimRows, load_dataset, row_buffer, write_dataset
+from torchrl_lang.data import TrimRows, load_dataset, row_buffer, write_dataset
 from torchrl_lang.data.replay import BucketSampler, EpochSampler
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.schema import ROW_KEYS, check_row
@@ -66,19 +64,6 @@ def test_the_data_is_neither_copied_nor_changed(dataset):
     load_dataset(dataset.folder, verify=True)
 
 
-def test_a_further_transform_sees_trimmed_rows(rows):
-    seen = []
-
-    class Look(TrimRows):
-        def forward(self, tensordict):
-            seen.append(tensordict["tokens"].shape)
-            return tensordict
-
-    batch = row_buffer(rows, 4, transform=Look()).sample()
-    assert seen == [batch["tokens"].shape]
-    assert seen[0][-1] < 40
-
-
 def test_trimming_cuts_only_what_is_padding_everywhere(rows):
     before = rows.clone()
     batch = TrimRows()(rows[[0, 4, 2]].set("index", torch.arange(3)))
@@ -99,39 +84,6 @@ def test_trimming_is_not_for_environments(talk):
     assert isinstance(env, LanguageEnv)
     with pytest.raises(RuntimeError, match="put it in a replay buffer"):
         env.append_transform(TrimRows()).rollout(2)
-
-
-def test_tokens_are_int64_without_trimming_too(dataset, rows):
-    for transform in (None, TrimRows(multiple_of=64)):
-        batch = row_buffer(dataset, 23, trim=False, transform=transform).sample()
-        check_row(batch)
-        assert batch["tokens"].dtype == torch.int64
-    assert (by_reward([batch]) == rows.select(*ROW_KEYS)).all()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_sampling_a_data_set_reads_only_the_pages_that_it_needs(rows, tmp_path):
-    block = rows[torch.arange(20_000) % rows.shape[0]]
-    with DatasetWriter(tmp_path / "data", WORDS, 40) as writer:
-        for _ in range(8):
-            writer.extend(block)
-    buffer = row_buffer(load_dataset(tmp_path / "data"), 4)
-    path = tmp_path / "data" / "rows" / "tokens.memmap"
-    assert path.stat().st_size == 8 * 20_000 * 40 * 4
-    buffer.sample()
-    # A page that is read brings its neighbours, up to a megabyte.
-    assert 0 < _resident(path) < path.stat().st_size / 3
-
-
-def _resident(path) -> int:
-    """Bytes of a mapped file that this process has read."""
-    sizes, ours = [], False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0] and not line.split(" ")[0].endswith(":"):
-            ours = line.endswith(str(path))
-        elif ours and line.startswith("Rss:"):
-            sizes.append(int(line.split()[1]) * 1024)
-    return sum(sizes)
 
 
 def test_malformed_rows_do_not_enter(letters):

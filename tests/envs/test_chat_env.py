@@ -13,7 +13,8 @@ from torchrl_lang.envs import TextGameEnv, check_language_env
 from torchrl_lang.envs.game_turn import ToolText, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
-from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row, to_row
+from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row
+from torchrl_lang.text.rows import to_row
 
 from .helpers import say_after, transcript
 

@@ -11,7 +11,8 @@ from torchrl.collectors import Collector
 
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.envs import LongGameEnv, check_language_env
-from torchrl_lang.text import CharTokenizer, from_row, to_row
+from torchrl_lang.text import CharTokenizer, from_row
+from torchrl_lang.text.rows import to_row
 
 from .helpers import say_after
 from .test_chat_env import chat_tokenizer

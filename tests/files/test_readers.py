@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 from torchrl_lang._files import (
-    Fields,
     FileError,
     file_in,
     read_csv_records,
@@ -34,12 +33,6 @@ def error_of(read, *arguments):
     return message
 
 
-def test_text_with_and_without_a_byte_order_mark_reads_alike(tmp_path):
-    (tmp_path / "plain").write_bytes("naïve".encode())
-    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + "naïve".encode())
-    assert read_text(tmp_path / "plain", remedy=FIX) == read_text(tmp_path / "marked", remedy=FIX) == "naïve"
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -47,7 +40,7 @@ def test_text_with_and_without_a_byte_order_mark_reads_alike(tmp_path):
         (b"[1]", "holds [1], not a JSON object"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": 1, "a": 2}', "the key 'a' is repeated"),
-        (b"\xff\xfe{}", "is not UTF-8 text (byte 0 is 0xff)"),
+        (b"\xff\xfe{}", "is not UTF-8 text (byte 0)"),
         (b"[" * 100_000, "is not valid JSON"),
         (b'"' + b"x" * 10_000_000 + b'"', "not a JSON object"),
     ],
@@ -93,33 +86,6 @@ def test_every_cut_and_every_flipped_header_byte_of_a_tensor_file_is_read_whole_
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", 3, None, "a\0b", "..\\x"])
 def test_names_that_lead_out_of_the_folder(tmp_path, name):
     error_of(file_in, tmp_path, name)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "fits"),
-    [
-        (3, int, True),
-        (3, float, True),
-        (3.0, int, False),
-        (True, int, False),
-        (True, float, False),
-        (1, bool, False),
-        (None, str, False),
-        (10**400, int, False),
-        (2**63, float, False),
-        (float("inf"), float, False),
-        ([1, 2], list, True),
-        ({}, list, False),
-    ],
-)
-def test_fields_have_the_type_that_was_asked_for(value, kind, fits):
-    fields = Fields({"x": value}, "file.json", FIX)
-    if fits:
-        assert fields.take("x", kind) == value
-        assert type(fields.take("x", kind)) is kind
-    else:
-        with pytest.raises(FileError, match=f'as "x", expected {kind.__name__}: {FIX}'):
-            fields.take("x", kind)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"crane"}, b"crane"])

@@ -110,11 +110,6 @@ def test_what_is_no_json_is_not_written(tmp_path):
         Manifest(rows=1, mean=float("inf"))
 
 
-def test_texts_that_are_no_unicode(tmp_path):
-    Manifest(rows=1, notes={"a": "\ud800"}).write(tmp_path / "manifest.json")
-    assert Manifest.read(tmp_path / "manifest.json", remedy="").notes == {"a": "?"}
-
-
 FOLDERS = RecordFolder(Manifest, "manifest.json", ("deep/words.txt",), remedy="save the words again")
 
 

@@ -219,7 +219,7 @@ def test_a_record_that_is_no_json(run, content, capsys):
         (b"step,loss\n1,2,3\n", "holds ['1', '2', '3'] on line 2"),
         (b"step,loss\n2,1\n1,1\n", "has the step 1 after the step 2 on line 3"),
         (b"step,loss\n,1\n", "has the step None"),
-        (b"step,step\n1,1\n", "has the columns ['step', 'step']"),
+        (b"step,step\n1,1\n", "a column of ['step', 'step'] has no name"),
         (b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', "is not a CSV file"),
     ],
 )

@@ -21,7 +21,8 @@ from tests.data.chat_templates import (
     tokenizer_of,
 )
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row
+from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row
+from torchrl_lang.text.rows import to_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 
 PIECES = [
@@ -122,15 +123,6 @@ def test_a_system_prompt_and_tools_stand_in_the_opening():
     )
 
 
-def test_the_end_of_the_text_is_not_written(source):
-    """Phi-3 adds a token when nobody is to answer."""
-    row_format = RowFormat.from_chat_template(source)
-    closed = rendered(source, ["a", "b", "c"], answer=False)
-    written = row_format.render(chat("a", "b", "c"), answer=False)
-    assert closed.startswith(written)
-    assert closed[len(written) :] in ("", "<|endoftext|>")
-
-
 @pytest.mark.parametrize("name", FIRST_PROMPT_ONLY)
 def test_templates_that_rewrite_history(name):
     family = FIRST_PROMPT_ONLY[name]
@@ -178,11 +170,6 @@ def test_a_format_of_another_tokenizer_is_refused():
     row_format = RowFormat.from_chat_template(tokenizer_of(EXACT["llama3"]))
     with pytest.raises(ValueError, match="not a special token of this tokenizer"):
         ChatTokenizer(tokenizer_of(EXACT["chatml"]), row_format)
-
-
-def test_neither_a_tokenizer_nor_a_format():
-    with pytest.raises(OSError, match="no readable tokenizer"):
-        RowFormat.from_chat_template("./nowhere")
 
 
 def test_damaged_episodes():
@@ -299,8 +286,3 @@ def test_tools_where_only_the_first_prompt_equals_the_template():
     text = row_format.render(messages(turns))
     expected = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
     assert text == expected.replace("\nyo", "\n<think>so</think>yo")
-
-
-def test_control_tokens_have_no_roles():
-    with pytest.raises(ValueError, match="no messages of the roles tool: use a ChatTokenizer"):
-        to_row(Episode([Turn("a", role="tool")], True), CharTokenizer.from_alphabet("a"), 10)

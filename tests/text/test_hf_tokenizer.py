@@ -9,7 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row, to_row
+from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row
+from torchrl_lang.text.rows import to_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 from torchrl_lang.text.tokenizers import fingerprint
 
@@ -50,12 +51,6 @@ def test_control_tokens_stand_behind_the_vocabulary(source, tokenizer):
     assert tokenizer.control.pad == source.pad_token_id
     assert sorted(tokenizer.control.ids())[1:] == list(range(len(source), len(source) + 5))
     assert "</a>" not in source.get_vocab(), "the tokenizer that came in was changed"
-
-
-def test_a_pad_that_ends_texts_too_is_not_reused():
-    shared = byte_level(eos_token="<|end|>", pad_token="<|end|>")
-    tokenizer = HFTokenizer(shared)
-    assert tokenizer.control.pad >= len(shared)
 
 
 @pytest.mark.parametrize("name", NAMES)

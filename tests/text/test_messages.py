@@ -12,17 +12,9 @@ import pytest
 
 from tests.data.chat_templates import EXACT, TOOL_CHATML, Family, tokenizer_of
 from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records
-from torchrl_lang.text import (
-    CharTokenizer,
-    ChatTokenizer,
-    Episode,
-    RowFormat,
-    Turn,
-    from_messages,
-    from_row,
-    to_messages,
-    to_row,
-)
+from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row, to_messages
+from torchrl_lang.text.messages import from_messages
+from torchrl_lang.text.rows import to_row
 
 PIECES = [
     *"abc Z9 .!?\n",
@@ -185,15 +177,6 @@ def test_the_forms_of_a_dialogue(chatml):
     assert DialogueReader(reward=lambda messages: len(messages))(chats) == [expected]
     assert DialogueReader(reward=lambda messages: [2.0])({"messages": [USER, AGENT]}) == [expected]
     assert DialogueReader()({**chats, "truncated": True})[0].terminated is False
-
-
-def test_preferences_are_two_episodes():
-    pair = {"prompt": [USER], "chosen": [AGENT], "rejected": [{**AGENT, "content": "c"}]}
-    chosen, rejected = DialogueReader(preference_rewards=(1.0, -1.0))(pair)
-    assert (chosen.turns[1].text, chosen.total_reward) == ("b", 1.0)
-    assert (rejected.turns[1].text, rejected.total_reward) == ("c", -1.0)
-    whole = {"chosen": [USER, AGENT], "rejected": [USER, AGENT]}  # the prompt is in both
-    assert [len(episode.turns) for episode in DialogueReader()(whole)] == [2, 2]
 
 
 @pytest.mark.parametrize(

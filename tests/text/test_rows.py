@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from torchrl_lang.functional import decision_mask, find_decisions
 from torchrl_lang.schema import ROW_KEYS, check_row
-from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_row, to_rows
+from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_rows
+from torchrl_lang.text.rows import to_row
 
 WORDS = CharTokenizer.from_alphabet(["a", "b", "ab", "<", "/", ">"])
 KEYS = (*ROW_KEYS, "terminated", "truncated")
@@ -232,11 +233,3 @@ def test_every_cut_keeps_exactly_the_actions_whose_successor_state_is_kept(wordl
         assert length == kept[-1] + 1
         assert torch.equal(row["tokens"][:length], whole["tokens"][:length])
         assert torch.equal(row["token_reward"][:length], whole["token_reward"][:length])
-
-
-def test_a_cut_through_the_opening_keeps_what_fits(wordle_symbols):
-    episode = Episode([Turn("crane"), Turn("slate", 1.0)], terminated=True)
-    with pytest.warns(UserWarning, match="truncated"):
-        row = to_row(episode, wordle_symbols, 4, on_overflow="truncate")
-    assert wordle_symbols.decode(row["tokens"]) == "<s>cra"
-    assert row["truncated"].all()

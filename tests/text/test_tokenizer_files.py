@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from tests.text.test_hf_tokenizer import byte_level, word_level
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.text import CharTokenizer, HFTokenizer, transformers_tokenizer
-from torchrl_lang.text.tokenizer_files import write_tokenizer
+from torchrl_lang.text import CharTokenizer, HFTokenizer
+from torchrl_lang.text.tokenizer_files import transformers_tokenizer, write_tokenizer
 from torchrl_lang.text.tokenizers import UNKNOWN
 
 NAMES = list(CharTokenizer.DEFAULT_CONTROL.values())
@@ -71,16 +71,6 @@ def test_a_character_tokenizer_gives_the_same_ids(tokenizer):
     assert written.decode(range(tokenizer.vocab_size)) == tokenizer.decode(range(tokenizer.vocab_size))
 
 
-def test_names_of_control_tokens_are_read_as_such_only_where_asked_for():
-    written = transformers_tokenizer(ODD)
-    text = f"ab{ODD.symbols[ODD.control.end_of_action]}"
-    assert ODD.control.end_of_action not in written(text)["input_ids"]
-    assert written(text, split_special_tokens=False)["input_ids"] == [2, ODD.control.end_of_action]
-    assert (written.pad_token_id, written.eos_token_id) == (ODD.control.pad, ODD.control.end_of_action)
-    padded = written(["a", "abba"], padding=True)
-    assert padded["input_ids"][0][1:] == [ODD.control.pad] * (len(padded["input_ids"][1]) - 1)
-
-
 @pytest.mark.parametrize("source", ["bytes", "words"])
 def test_a_hugging_face_tokenizer_gives_the_same_ids(source):
     if source == "bytes":
@@ -128,8 +118,3 @@ def test_a_tokenizer_of_the_users_own_is_left_out_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="kind 'morse' cannot be converted to transformers"):
         write_tokenizer({"kind": "morse"}, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_other_classes_are_refused():
-    with pytest.raises(TypeError, match="str cannot be converted to transformers"):
-        transformers_tokenizer("abc")

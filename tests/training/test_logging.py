@@ -81,8 +81,8 @@ def test_a_resumed_run_rewinds_and_trackers_are_told_the_same(tmp_path):
     ("content", "found"),
     [
         (b"step,loss\n1,0.5\n2,\xff\n", "is not UTF-8 text"),
-        (b"step,loss\n1,0.5\n2,x\n", r"holds \['2', 'x'\] on line 3, expected numbers for \['step', 'loss'\]"),
-        (b"step,loss\n1,0.5\n2\n", "on line 3"),
+        (b"step,loss\n1,0.5\n2,x\n", r"is not a CSV file of numbers \(line 3"),
+        (b"step,loss\n1,0.5\n2\n", "line 3"),
         (b"step,loss\n,0.5\n", "on line 2"),
         (b"step,loss\n2,0.5\n1,0.5\n", "has the step 1 after the step 2 on line 3"),
         (b"step,loss\n1.5,0.5\n", "has the step 1.5"),

@@ -22,7 +22,6 @@ from torchrl_lang._files.readers import (
     read_csv_records,
     read_json,
     read_json_list,
-    read_json_value,
     read_tensor_headers,
     read_tensors,
     read_text,

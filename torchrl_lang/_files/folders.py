@@ -109,7 +109,7 @@ def refuse_content(target: str | Path) -> None:
         FileExistsError: ... is not empty: give another folder, or delete it.
     """
     target = Path(target)
-    if target.is_file() or (target.exists() and any(target.iterdir())):
+    if target.exists() and (target.is_file() or any(target.iterdir())):
         kind = "a file" if target.is_file() else "not empty"
         raise FileExistsError(f"{target} is {kind}: give another folder, or delete it.")
 

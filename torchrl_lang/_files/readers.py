@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -63,12 +64,8 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 def regular_file(path: str | Path, remedy: str) -> Path:
     """``path``, if it is a regular file. (Reading a pipe or a device could block forever.)"""
     path = Path(path)
-    try:
-        regular, exists = path.is_file(), path.exists()
-    except (OSError, ValueError) as error:
-        raise FileError(path, f"cannot be read ({error})", remedy) from error
-    if not regular:
-        raise FileError(path, "is not a regular file" if exists else "is missing", remedy)
+    if not os.path.isfile(path):
+        raise FileError(path, "is not a regular file" if os.path.exists(path) else "is missing", remedy)
     return path
 
 
@@ -78,17 +75,12 @@ def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = Fals
     With ``links`` symbolic links may lead out of the folder, as in the Hugging Face cache.
     """
     folder = Path(folder)
-    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
-        raise FileError(folder, f"names the file {shorten(name)}, which is not a valid file name", remedy)
-    parts = PurePosixPath(name)
-    path = folder / parts
-    try:
-        inside = links or path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError) as error:  # a link to itself
-        raise FileError(folder, f"names the file {shorten(name)}, which cannot be found ({error})", remedy) from error
+    is_name = isinstance(name, str) and bool(name) and "\0" not in name and "\\" not in name
+    parts = PurePosixPath(str(name)) if is_name else PurePosixPath("..")
+    inside = is_name and (links or Path(os.path.realpath(folder / parts)).is_relative_to(os.path.realpath(folder)))
     if parts.is_absolute() or ".." in parts.parts or not inside:
-        raise FileError(folder, f"names the file {shorten(name)}, which lies outside of it", remedy)
-    return path
+        raise FileError(folder, f"names the file {shorten(name)}, which lies outside of it or is no name", remedy)
+    return folder / parts
 
 
 def file_digest(path: str | Path) -> str:
@@ -103,41 +95,37 @@ def file_digest(path: str | Path) -> str:
 def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Read a UTF-8 file; a byte order mark at its start is dropped, and a file of more bytes is rejected unread."""
     path = regular_file(path, remedy)
-    size = path.stat().st_size
-    if size > max_bytes:
+    if (size := path.stat().st_size) > max_bytes:
         raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
     except UnicodeDecodeError as error:
-        found = f"is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
-        raise FileError(path, found, remedy) from error
+        raise FileError(path, f"is not UTF-8 text (byte {error.start})", remedy) from error
 
 
-def read_json_value(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+def _json(path: str | Path, kind: type, remedy: str, max_bytes: int) -> Any:
     """Read JSON; ``NaN``, ``Infinity``, integers of more than 64 bits and repeated keys are errors."""
     text = read_text(path, remedy=remedy, max_bytes=max_bytes)
     try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_int)
+        content = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_int)
     except (ValueError, RecursionError) as error:
         raise FileError(path, f"is not valid JSON ({error})", remedy) from error
+    if not isinstance(content, kind):
+        expected = "object" if kind is dict else "list"
+        raise FileError(path, f"holds {shorten(content)}, not a JSON {expected}", remedy)
+    return content
 
 
 def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
     """Read a JSON object."""
-    content = read_json_value(path, remedy=remedy)
-    if not isinstance(content, dict):
-        raise FileError(path, f"holds {shorten(content)}, not a JSON object", remedy)
-    return content
+    return _json(path, dict, remedy, MAX_TEXT_BYTES)
 
 
 def read_json_list(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> list[Any]:
     """Read a JSON list."""
-    content = read_json_value(path, remedy=remedy, max_bytes=max_bytes)
-    if not isinstance(content, list):
-        raise FileError(path, f"holds {shorten(content)}, not a JSON list", remedy)
-    return content
+    return _json(path, list, remedy, max_bytes)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -209,21 +197,16 @@ def parse_rows(text: str, path: str | Path, *, remedy: str) -> tuple[list[str], 
         (['step', 'loss', 'return'], [(2, {'step': 1, 'loss': 0.5}), (3, {'step': 2, 'loss': 0.25, 'return': -3.0})])
     """
     reader = csv.reader(io.StringIO(text))
+    rows: list[tuple[int, Row]] = []
     try:
-        lines = [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        raise FileError(path, f"is not a CSV file (line {reader.line_num}: {error})", remedy) from error
-    names = lines[0][1] if lines else []
-    if len(set(names)) < len(names) or not all(name and name.isprintable() for name in names):
-        raise FileError(path, f"has the columns {shorten(names)}, one of which has no name or is repeated", remedy)
-    rows = []
-    for line, cells in lines[1:]:
-        try:
-            row = {name: _number(cell) for name, cell in zip(names, cells, strict=True) if cell}
-        except ValueError as error:
-            found = f"holds {shorten(cells)} on line {line}, expected numbers for {shorten(names)}"
-            raise FileError(path, found, remedy) from error
-        rows.append((line, row))
+        names = next(reader, [])
+        if len(set(names)) < len(names) or not all(name and name.isprintable() for name in names):
+            raise ValueError(f"a column of {shorten(names)} has no name or is repeated")
+        for cells in reader:
+            cell_of = dict(zip(names, cells, strict=True))
+            rows.append((reader.line_num, {name: _number(cell) for name, cell in cell_of.items() if cell}))
+    except (csv.Error, ValueError) as error:
+        raise FileError(path, f"is not a CSV file of numbers (line {reader.line_num}: {error})", remedy) from error
     return names, rows
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchrl_lang._files.folders import refuse_content, write_file, write_folder
-from torchrl_lang._files.readers import FileError, file_digest, file_in, read_json, shorten
+from torchrl_lang._files.readers import FileError, file_digest, file_in, read_json, regular_file, shorten
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -211,18 +211,20 @@ def verify_checksums(folder: str | Path, *, remedy: str, needs: Iterable[str] = 
         torchrl_lang._files.readers.FileError: ...config.json differs from what checksums.json records: save the ...
     """
     folder = Path(folder)
-    files = Fields.read(folder / CHECKSUMS, remedy=remedy).object("files")
-    unlisted = sorted(set(needs) - set(files.content))
-    if unlisted:
+    files = _listed(folder, remedy)
+    if unlisted := sorted(set(needs) - files.keys()):
         raise FileError(folder / CHECKSUMS, f"does not list {unlisted}", remedy)
-    for name in files.content:
-        entry, path = files.object(name), file_in(folder, name, remedy=remedy, links=True)
-        size, digest = entry.take("size", int), entry.take("sha256", str)
-        if not path.is_file():
-            raise FileError(path, f"is missing, but {CHECKSUMS} lists it", remedy)
-        if path.stat().st_size != size or file_digest(path) != digest:
+    for name, found in files.items():
+        path = file_in(folder, name, remedy=remedy, links=True)
+        if regular_file(path, remedy).stat().st_size != found.size or file_digest(path) != found.sha256:
             raise FileError(path, f"differs from what {CHECKSUMS} records", remedy)
-    return list(files.content)
+    return list(files)
+
+
+def _listed(folder: Path, remedy: str) -> dict[str, FileChecksum]:
+    """The files that ``checksums.json`` lists."""
+    path = folder / CHECKSUMS
+    return Checksums.parse(read_json(path, remedy=remedy), path, remedy=remedy).files
 
 
 def check_replaceable(target: str | Path, manifest: str) -> None:
@@ -246,20 +248,14 @@ def check_replaceable(target: str | Path, manifest: str) -> None:
             ...
         FileExistsError: ... holds files, but no model that this library saved: give another folder, or delete it.
     """
-    target = Path(target)
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise FileExistsError(f"{target} is a file: give a folder for the model.")
-    found = {path.name for path in target.iterdir()}
-    if not found:
-        return
-    remedy = "give another folder, or delete it"
+    target, remedy = Path(target), "give another folder, or delete it"
+    found = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if not {CHECKSUMS, manifest} <= found:
-        raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
-    listed = {name.split("/")[0] for name in Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content}
-    others = sorted(found - listed - {CHECKSUMS})
-    if others:
+        if found or (target.exists() and not target.is_dir()):
+            raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
+        return
+    listed = {name.split("/")[0] for name in _listed(target, remedy)}
+    if others := sorted(found - listed - {CHECKSUMS}):
         raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")
 
 
@@ -320,11 +316,8 @@ class Record(BaseModel):
         content = read_json(path, remedy=remedy)
         digest, expected = content.pop("digest", None), cls._head()
         for name, value in expected.items():
-            if name not in content:
-                raise FileError(path, f'has no field "{name}"', remedy)
-            if (found := content.pop(name)) != value or type(found) is not type(value):
-                reads = f"but this release reads {name} {value!r}"
-                raise FileError(path, f"has {name} {shorten(found)}, {reads}", remedy)
+            if repr(found := content.pop(name, None)) != repr(value):
+                raise FileError(path, f"has {name} {shorten(found)}, but this release reads {name} {value!r}", remedy)
         if digest != json_digest({**expected, **content}):
             raise FileError(path, "was changed after it was written: its digest does not match its content", remedy)
         return cls.parse(content, path, remedy=remedy)
@@ -351,6 +344,19 @@ class Record(BaseModel):
     @classmethod
     def _head(cls) -> dict[str, str | int]:
         return {**({"format": cls.FORMAT} if cls.FORMAT else {}), "version": cls.VERSION}
+
+
+class FileChecksum(Record):
+    """Size and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+
+class Checksums(Record):
+    """The content of ``checksums.json``."""
+
+    files: dict[str, FileChecksum]
 
 
 def mistake(error: ValidationError) -> str:

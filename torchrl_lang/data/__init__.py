@@ -3,7 +3,6 @@
 from torchrl_lang._files import FileError
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset, write_dataset
 from torchrl_lang.data.generate import (
-    EpisodeSampler,
     FreshEpisodes,
     PolicySampler,
     generate_dataset,
@@ -13,13 +12,11 @@ from torchrl_lang.data.jsonl import (
     DialogueReader,
     dataset_from_jsonl,
     dataset_from_records,
-    read_jsonl,
 )
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import EpisodeRows, rows_from_rollout
 from torchrl_lang.data.samples import from_samples, rows_from_triples
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
-from torchrl_lang.text.rows import from_row, to_row, to_rows
 
 __all__ = [
     "BestRows",
@@ -28,7 +25,6 @@ __all__ = [
     "EpisodeRows",
     "FileError",
     "FreshEpisodes",
-    "EpisodeSampler",
     "PolicySampler",
     "RowDataset",
     "TrimRows",
@@ -36,16 +32,12 @@ __all__ = [
     "dataset_from_jsonl",
     "dataset_from_records",
     "from_samples",
-    "from_row",
     "generate_dataset",
     "generate_in_parts",
     "load_dataset",
-    "read_jsonl",
     "row_buffer",
     "row_returns",
     "rows_from_rollout",
     "rows_from_triples",
-    "to_row",
-    "to_rows",
     "write_dataset",
 ]

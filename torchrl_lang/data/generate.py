@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,7 +128,9 @@ def _episodes_in_order(
         number, playing, begun = episode_numbers(done.T.cpu(), playing, begun)
         batch.set(("next", _NUMBER), number.T.to(done.device))
         rows: TensorDict = torch.cat([*waiting, rows_of(batch).cpu()])
-        _refuse_penalty(rows)
+        if raw := [key for key in rows.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]:
+            what = f"A divergence penalty was subtracted from the rewards ({raw[0]!r} holds the original ones)"
+            raise ValueError(f"{what}, which a dataset does not record: penalize the rows in training instead.")
         rows = rows[rows.get(_NUMBER) < episodes]
         rows = rows[rows.get(_NUMBER).argsort()]
         # The rows continue the written ones as far as their numbers have no gap.
@@ -138,16 +140,6 @@ def _episodes_in_order(
         written, waiting = written + ready, [rows[ready:]]
         if written == episodes:
             return
-
-
-def _refuse_penalty(rows: TensorDictBase) -> None:
-    """Reject penalized rewards: without a mark in the dataset, the same penalty could be subtracted again."""
-    raw = [key for key in rows.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]
-    if raw:
-        raise ValueError(
-            f"A divergence penalty was subtracted from the environment's rewards ({raw[0]!r} holds the original ones), "
-            "which a dataset does not record: remove the transform of the penalty, and penalize the rows in training."
-        )
 
 
 def _name(thing: Any) -> str:
@@ -357,11 +349,8 @@ class FreshEpisodes:
 _PLAN = "plan.json"
 
 
-class _Part(NamedTuple):
-    """Some games of a dataset."""
-
-    folder: Path
-    numbers: range
+_Part = tuple[Path, range]
+"""The folder and the numbers of some games of a dataset."""
 
 
 def generate_in_parts(
@@ -426,13 +415,18 @@ def generate_in_parts(
     with folder_lock(folder.with_name(f".{folder.name}.parts"), "generates", shown=folder) as home:
         _check_plan(home, json.loads(json.dumps(plan)), folder, overwrite=overwrite)
         starts = range(0, games, games_per_part)
-        parts = [_Part(home / f"{n:06}", range(s, min(s + games_per_part, games))) for n, s in enumerate(starts)]
-        missing = [part for part in parts if not (part.folder / MANIFEST).exists()]
+        parts = [(home / f"{n:06}", range(s, min(s + games_per_part, games))) for n, s in enumerate(starts)]
+        missing = [part for part in parts if not (part[0] / MANIFEST).exists()]
         with tqdm(total=games, unit="game", disable=not progress) as bar:
-            bar.update(games - sum(len(part.numbers) for part in missing))
-            for part in _made(sampler, missing, seed, min(workers, len(missing))):
-                bar.update(len(part.numbers))
-        _join(sampler, parts, folder, seed=seed, source=source, notes=every, overwrite=overwrite)
+            bar.update(games - sum(len(numbers) for _, numbers in missing))
+            for made in _made(sampler, missing, seed, min(workers, len(missing))):
+                bar.update(made)
+        keep = [key for key in load_dataset(parts[0][0], verify=False).rows.keys() if key not in DISK_DTYPES]
+        options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
+        with DatasetWriter(folder, sampler.tokenizer, sampler.row_length, **options) as writer:
+            writer.notes = every
+            for part, _ in parts:
+                writer.extend(load_dataset(part, tokenizer=sampler.tokenizer)[:])
         shutil.rmtree(home)
     return load_dataset(folder, tokenizer=sampler.tokenizer, verify=False)
 
@@ -444,19 +438,17 @@ def _check_plan(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bo
         found = read_json(path, remedy=f"delete {home}")
         if found == plan:
             return
-        other = sorted(key for key in plan if found.get(key) != plan[key])
         if not overwrite:
-            raise ValueError(
-                f"{home} holds parts of an interrupted call for {folder} with other arguments ({', '.join(other)}): "
-                "repeat that call to complete it, delete the parts, or give overwrite=True."
-            )
+            other = ", ".join(sorted(key for key in plan if found.get(key) != plan[key]))
+            what = f"{home} holds parts of an interrupted call for {folder} with other arguments ({other})"
+            raise ValueError(f"{what}: repeat that call, delete the parts, or give overwrite=True.")
         for left in home.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     write_json(path, plan)
 
 
-def _made(sampler: EpisodeSampler, parts: list[_Part], seed: int, workers: int) -> Iterator[_Part]:
-    """Make parts, in any order; yields each when it has been written."""
+def _made(sampler: EpisodeSampler, parts: list[_Part], seed: int, workers: int) -> Iterator[int]:
+    """Make parts, in any order; yields the number of games of each when it has been written."""
     if workers < 2:
         for part in parts:
             yield _make(sampler, part, seed)
@@ -471,11 +463,11 @@ def _made(sampler: EpisodeSampler, parts: list[_Part], seed: int, workers: int) 
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _make(sampler: EpisodeSampler, part: _Part, seed: int) -> _Part:
-    rows = sampler(part.numbers, seed)
-    keep = [key for key in rows.keys() if key not in DISK_DTYPES]
-    write_dataset(part.folder, rows, sampler.tokenizer, keep=keep)
-    return part
+def _make(sampler: EpisodeSampler, part: _Part, seed: int) -> int:
+    folder, numbers = part
+    rows = sampler(numbers, seed)
+    write_dataset(folder, rows, sampler.tokenizer, keep=[*rows.keys()])
+    return len(numbers)
 
 
 def _begin_worker() -> None:
@@ -490,22 +482,3 @@ def _begin_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _join(
-    sampler: EpisodeSampler,
-    parts: list[_Part],
-    folder: Path,
-    *,
-    seed: int,
-    source: str,
-    notes: dict[str, Any],
-    overwrite: bool,
-) -> None:
-    """Write all parts as one dataset."""
-    keep = [key for key in load_dataset(parts[0].folder, verify=False).rows.keys() if key not in DISK_DTYPES]
-    options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
-    with DatasetWriter(folder, sampler.tokenizer, sampler.row_length, **options) as writer:
-        writer.notes = notes
-        for part in parts:
-            writer.extend(load_dataset(part.folder, tokenizer=sampler.tokenizer)[:])

@@ -113,7 +113,7 @@ class DialogueReader:
 
     - ``turns``: objects with ``role`` ("user" or "environment", "assistant" or "agent"), ``text`` and, for the agent,
       ``reward`` (default 0);
-    - ``messages``: see :func:`~torchrl_lang.text.from_messages`;
+    - ``messages``: see ``from_messages``;
     - ``prompt`` and ``completion``, as TRL has them: two texts, or two lists of messages;
     - ``chosen`` and ``rejected``, with or without a ``prompt``: two episodes.
 

@@ -12,15 +12,15 @@ from typing import Any
 from torchrl_lang._files import Fields, FileError, folder_lock
 from torchrl_lang.data import (
     DialogueReader,
-    EpisodeSampler,
     RowDataset,
     dataset_from_jsonl,
     generate_dataset,
     generate_in_parts,
     load_dataset,
-    read_jsonl,
 )
 from torchrl_lang.data.dataset import MANIFEST, ROWS
+from torchrl_lang.data.generate import EpisodeSampler
+from torchrl_lang.data.jsonl import read_jsonl
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.recipes.tasks import task_from_notes

@@ -4,9 +4,8 @@ from torchrl_lang.text.chat_template import RowFormat
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.episodes import Episode, TokenRewardTable, Turn, token_frequencies
 from torchrl_lang.text.hf_tokenizer import HFTokenizer
-from torchrl_lang.text.messages import from_messages, to_messages
-from torchrl_lang.text.rows import from_row, to_row, to_rows
-from torchrl_lang.text.tokenizer_files import transformers_tokenizer
+from torchrl_lang.text.messages import to_messages
+from torchrl_lang.text.rows import from_row, to_rows
 from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer, word_tokenizer
 
 __all__ = [
@@ -18,12 +17,9 @@ __all__ = [
     "TokenRewardTable",
     "Tokenizer",
     "Turn",
-    "from_messages",
     "from_row",
     "to_messages",
-    "to_row",
     "to_rows",
     "token_frequencies",
-    "transformers_tokenizer",
     "word_tokenizer",
 ]

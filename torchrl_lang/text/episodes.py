@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import FiniteFloat, NonNegativeInt, Strict, TypeAdapter, ValidationError
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
-from torchrl_lang._files import FileError, read_json, shorten, write_json
+from torchrl_lang._checks import check_options
+from torchrl_lang._files import FileError, mistake, read_json, shorten, write_json
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS, entry
 
 ROLES = ("user", "tool", "system")
@@ -53,14 +56,10 @@ class Turn:
 
     def __post_init__(self) -> None:
         if self.reward is not None and not abs(self.reward) <= LARGEST_REWARD:
-            raise ValueError(
-                f"The reward of a turn must be a finite float32, got {self.reward} for {shorten(self.text)}."
-            )
+            raise ValueError(f"A turn's reward must be a finite float32, got {self.reward} for {shorten(self.text)}.")
         if self.reward is None and not self.closed:
-            raise ValueError(
-                f"closed=False is for turns of the agent, which have a reward; {shorten(self.text)} has no reward."
-            )
-        one_of("role", self.role, ROLES if self.reward is None else ("user",))
+            raise ValueError(f"closed=False is for turns of the agent; {shorten(self.text)} has no reward.")
+        check_options(role=(self.role, ROLES if self.reward is None else ("user",)))
 
     @property
     def by_agent(self) -> bool:
@@ -130,10 +129,9 @@ class TokenRewardTable:
     """
 
     def __init__(self, table: Mapping[int, float], *, scale: float = 1.0, shift: float = 0.0) -> None:
-        bad = [(token, value) for token, value in table.items() if token < 0 or not math.isfinite(value)]
-        if bad or not (math.isfinite(scale) and math.isfinite(shift)):
-            found = f"{bad[0][1]} for the token {bad[0][0]}" if bad else f"scale={scale} and shift={shift}"
-            raise ValueError(f"A table of token rewards has finite numbers for ids from 0, got {found}.")
+        check_options(scale=(scale, "(-inf, inf)"), shift=(shift, "(-inf, inf)"))
+        if bad := [(token, value) for token, value in table.items() if token < 0 or not math.isfinite(value)]:
+            raise ValueError(f"A table of token rewards has finite numbers for ids from 0, got {bad[0]}.")
         self.table, self.scale, self.shift = dict(table), scale, shift
         values = torch.zeros(1 + max(self.table, default=0), dtype=torch.float64)
         for token, value in self.table.items():
@@ -147,12 +145,13 @@ class TokenRewardTable:
         Raises:
             FileError: the file cannot be read, or holds something else.
         """
-        path, table = Path(path), {}
-        for token, value in read_json(path, remedy=_REMEDY).items():
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (token.isascii() and token.isdigit() and is_number):
-                raise FileError(path, f"holds {shorten(value)} for {shorten(token)}", _REMEDY)
-            table[int(token)] = float(value)
+        path = Path(path)
+        try:
+            table = TypeAdapter(dict[NonNegativeInt, Annotated[FiniteFloat, Strict()]]).validate_json(
+                json.dumps(read_json(path, remedy=_REMEDY))
+            )
+        except ValidationError as error:
+            raise FileError(path, mistake(error), _REMEDY) from None
         return cls(table, scale=scale, shift=shift)
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -42,14 +42,17 @@ def from_messages(
         ValueError: a message is malformed, or the chat template writes what rows do not keep, such as ``name``.
 
     Examples:
-        >>> from torchrl_lang.text import from_messages
+        >>> from torchrl_lang.text.messages import from_messages
         >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4", "reward": 1}]
         >>> from_messages(messages).total_reward
         1.0
     """
     turns = [_turn(message, f"message {number}", tokenizer) for number, message in enumerate(messages, start=1)]
-    if any(key in message for message in messages for key in _DROPPED) and isinstance(tokenizer, ChatTokenizer):
-        _check_dropped(messages, tokenizer)
+    found = [key for key in _DROPPED if any(key in message for message in messages)]
+    if found and isinstance(tokenizer, ChatTokenizer):
+        plain = [{key: value for key, value in message.items() if key not in _DROPPED} for message in messages]
+        if render_messages(messages, tokenizer) != render_messages(plain, tokenizer):
+            raise ValueError(f"the chat template writes {found} of the messages, which rows do not keep: remove them")
     return Episode(turns, terminated, truncated)
 
 
@@ -129,14 +132,6 @@ def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
             raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer")
         text = write_utterance({"role": "assistant", "content": text, **further}, tokenizer)
     return Turn(text, message.reward or 0.0)
-
-
-def _check_dropped(messages: Sequence[Message], tokenizer: ChatTokenizer) -> None:
-    """Raise ValueError if the template writes keys that rows do not keep."""
-    plain = [{key: value for key, value in message.items() if key not in _DROPPED} for message in messages]
-    if render_messages(messages, tokenizer) != render_messages(plain, tokenizer):
-        found = [key for key in _DROPPED if any(key in message for message in messages)]
-        raise ValueError(f"the chat template writes {found} of the messages, which rows do not keep: remove these keys")
 
 
 _MARK = "Xm1X"

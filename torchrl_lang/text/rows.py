@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from torchrl_lang._checks import at_least_one, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.schema import (
     AGENT_MASK,
@@ -26,8 +26,8 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 from torchrl_lang.text.chat_template import RowFormat
-from torchrl_lang.text.chat_tokenizer import ChatTokenizer, encode_action
-from torchrl_lang.text.episodes import LARGEST_REWARD, ROLES, Episode, Turn
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action, encode_action
+from torchrl_lang.text.episodes import ROLES, Episode, Turn
 from torchrl_lang.text.tokenizers import Tokenizer, encodes_to
 
 
@@ -67,8 +67,7 @@ def to_rows(
         >>> rows["token_reward"][0].tolist()
         [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
-    at_least_one("row_length", row_length)
-    one_of("on_overflow", on_overflow, ("error", "truncate"))
+    check_options(row_length=(row_length, 1), on_overflow=(on_overflow, ("error", "truncate")))
     encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
     what, longest = overflow(encoded, row_length, "episodes")
     if what:
@@ -103,7 +102,8 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
             row has an end-of-dialogue token although the episode has not terminated.
 
     Examples:
-        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_row
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row
+        >>> from torchrl_lang.text.rows import to_row
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> episode = Episode([Turn("ab", reward=1.0), Turn("c")], terminated=True)
         >>> from_row(to_row(episode, tokenizer, 12), tokenizer) == episode
@@ -130,27 +130,12 @@ def read_control_turns(
     tokens: list[int], agent: list[bool], reward: list[float], tokenizer: Tokenizer
 ) -> tuple[list[Turn], bool, bool]:
     """The turns of a row, whether the end token of the last is missing, and whether the dialogue has ended."""
-    control, length = tokenizer.control, len(tokens)
-    if length == 0 or tokens[0] not in (control.begin_state, control.begin_action):
-        opening = tokenizer.decode(tokens[:1]) if length else "nothing"
+    control = tokenizer.control
+    if not tokens or tokens[0] not in (control.begin_state, control.begin_action):
+        opening = tokenizer.decode(tokens[:1]) or "nothing"
         raise ValueError(f"A row must begin with a begin-of-state or begin-of-action token, got {opening!r}.")
-    ended = tokens[length - 1] == control.end_of_dialogue and not agent[length - 1]
-    stop = length - ended
-    turns, cut = _read_turns(tokens[:stop], agent[:stop], reward[:stop], tokenizer)
-    agent_first = tokens[0] == control.begin_action
-    if not turns and not agent_first:  # truncated at the start of the environment's first turn
-        turns, cut = [Turn("")], True
-    if turns and turns[0].by_agent != agent_first:
-        first = "the agent has the" if agent_first else "the environment has the"
-        raise ValueError(f"The row's opening token means that {first} first turn, but the other side has it.")
-    return turns, cut, ended
-
-
-def _read_turns(
-    tokens: list[int], agent: list[bool], reward: list[float], tokenizer: Tokenizer
-) -> tuple[list[Turn], bool]:
-    """The turns after the opening token, and whether the end token of the last turn is missing."""
-    control, stop = tokenizer.control, len(tokens)
+    ended = tokens[-1] == control.end_of_dialogue and not agent[-1]
+    agent_first, stop = tokens[0] == control.begin_action, len(tokens) - ended
     turns, start, cut = [], 1, False
     while start < stop:
         by_agent = agent[start] or tokens[start] == control.end_of_action
@@ -160,13 +145,18 @@ def _read_turns(
         # The end token of an agent's turn is written by the agent or by the environment.
         if any(agent[p] != by_agent for p in range(start, end if by_agent else min(end + 1, stop))):
             raise ValueError(
-                f"The turn from position {start} to {end} has tokens of both sides: its end token is missing."
+                f"The turn from position {start} to {end} has tokens of both sides: it lacks its end token."
             )
         closed = not by_agent or (not cut and agent[end])
         earned = sum(reward[start : end + 1]) if by_agent else None
         turns.append(_turn(tokens[start:end], earned, closed, tokenizer))
         start = end + 1
-    return turns, cut
+    if not turns and not agent_first:  # truncated at the start of the environment's first turn
+        return [Turn("")], True, ended
+    if turns and turns[0].by_agent != agent_first:
+        first = "the agent" if agent_first else "the environment"
+        raise ValueError(f"The row's opening token means that {first} has the first turn, but the other side has it.")
+    return turns, cut, ended
 
 
 def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
@@ -177,8 +167,9 @@ def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
 
 
 def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokenizer) -> Turn:
-    text = tokenizer.decode(ids)
-    canonical = encodes_to(tokenizer.encode if reward is None else partial(encode_action, tokenizer), text, ids)
+    by_agent = reward is not None
+    text = decode_action(tokenizer, ids) if by_agent else tokenizer.decode(ids)
+    canonical = encodes_to(partial(encode_action, tokenizer) if by_agent else tokenizer.encode, text, ids)
     return Turn(text, reward, closed, None if canonical else tuple(ids))
 
 
@@ -208,10 +199,8 @@ def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenRe
     tokens: list[int] = []
     agent: list[bool] = []
     reward: list[float] = []
-    if isinstance(tokenizer, ChatTokenizer):
-        parts = chat_parts(episode, tokenizer)
-    else:
-        parts = _control_parts(episode, tokenizer)
+    for_chat = isinstance(tokenizer, ChatTokenizer)
+    parts = chat_parts(episode, tokenizer) if for_chat else _control_parts(episode, tokenizer)  # type: ignore[arg-type]
     for ids, written, earned in parts:
         paid = [0.0] * len(ids)
         if earned:
@@ -227,12 +216,8 @@ def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenRe
 def _control_parts(episode: Episode, tokenizer: Tokenizer) -> list[Part]:
     """The opening token, the turns with their end tokens, and the end of the dialogue."""
     control = tokenizer.control
-    roles = sorted({turn.role for turn in episode.turns} - {"user"})
-    if roles:
-        raise ValueError(
-            f"Rows with control tokens have no messages of the roles {', '.join(roles)}: use a ChatTokenizer, or turns "
-            f"with the role 'user'."
-        )
+    if roles := sorted({turn.role for turn in episode.turns} - {"user"}):
+        raise ValueError(f"Rows with control tokens have no messages of the roles {roles}: use a ChatTokenizer.")
     agent_first = not episode.turns or episode.turns[0].by_agent
     parts: list[Part] = [([control.begin_action if agent_first else control.begin_state], [False], 0.0)]
     for index, turn in enumerate(episode.turns):
@@ -248,29 +233,23 @@ def _control_parts(episode: Episode, tokenizer: Tokenizer) -> list[Part]:
 
 
 def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:
+    """Ids of a turn without its end."""
     control = tokenizer.control
     if turn.tokens is None:
         ids = encode_action(tokenizer, turn.text) if turn.by_agent else tokenizer.encode(turn.text)
-        forbidden = control.ids()
+        forbidden: Sequence[int] = control.ids()
     else:
         end = control.end_of_action if turn.by_agent else control.end_of_state
         ids, forbidden = list(turn.tokens), (control.pad, end)  # other control tokens may be what a model wrote
-    bad = set(ids).intersection(forbidden)
-    if bad:
-        raise ValueError(
-            f"The turn {shorten(turn.text)} contains the control tokens {sorted(bad)}, which are not allowed in a turn."
-        )
+    if bad := sorted(set(ids).intersection(forbidden)):
+        raise ValueError(f"The control tokens {bad} are not allowed in a turn, {shorten(turn.text)} contains them.")
     return ids
 
 
 def _add(reward: list[float], extra: Sequence[float], agent: list[bool]) -> list[float]:
     if len(extra) != len(reward):
         raise ValueError(f"token_reward returned {len(extra)} rewards for {len(reward)} tokens: return one per token.")
-    total = [r + float(e) if mine else r for r, e, mine in zip(reward, extra, agent, strict=True)]
-    for position, value in enumerate(total):
-        if not abs(value) <= LARGEST_REWARD:
-            raise ValueError(f"token_reward makes the reward at position {position} {value}: it must be finite.")
-    return total
+    return [r + float(e) if mine else r for r, e, mine in zip(reward, extra, agent, strict=True)]
 
 
 def fits(encoded: EncodedEpisode, row_length: int) -> bool:
@@ -355,23 +334,20 @@ def _of_environment(turns: Sequence[Turn], tokenizer: ChatTokenizer, *, opening:
     exact = [turn.tokens for turn in turns if turn.tokens is not None]
     if exact and len(turns) > 1:
         raise ValueError(f"{len(turns)} turns of the environment follow each other: give their texts without tokens.")
-    if exact:
-        ids = list(exact[0])
+    messages = [(turn.role, turn.text) for turn in turns] or [("user", "")]
+    is_silent = not answer and messages == [("user", "")]
+    if exact or is_silent:
+        ids = list(exact[0]) if exact else []
     else:
-        messages = [(turn.role, turn.text) for turn in turns] or [("user", "")]
-        is_silent = not answer and messages == [("user", "")]
-        ids = [] if is_silent else tokenizer.encode_stretch(messages, opening=opening, answer=answer)
+        ids = tokenizer.encode_stretch(messages, opening=opening, answer=answer)
     return ids, [False] * len(ids), 0.0
 
 
 def _of_agent(turn: Turn, tokenizer: ChatTokenizer, is_cut: bool) -> Part:
-    ids = tokenizer.encode_action(turn.text) if turn.tokens is None else list(turn.tokens)
-    control = tokenizer.control
-    if control.end_of_action in ids or control.pad in ids:
-        raise ValueError(f"The utterance {turn.text!r} contains its end token or the padding token.")
+    ids = _encode(turn, tokenizer)
     agent = [True] * len(ids)
     if not is_cut:
-        ids, agent = [*ids, control.end_of_action], [*agent, turn.closed]
+        ids, agent = [*ids, tokenizer.control.end_of_action], [*agent, turn.closed]
     return ids, agent, turn.reward or 0.0
 
 
@@ -413,7 +389,7 @@ def read_chat_turns(
             raise ValueError(f"The utterance from position {begin} to {after} has no end token.")
         earned = sum(reward[begin:after])
         ids = tokens[begin : after - 1] if closed else tokens[begin:after]
-        turns.append(_agent_turn(ids, earned, closed or is_cut, tokenizer))
+        turns.append(_turn(ids, earned, closed or is_cut, tokenizer))
         if start == stop and not is_cut and not terminated:  # there was no room for a reply
             turns, is_cut = [*turns, Turn("", tokens=())], True
     return turns, is_cut
@@ -432,7 +408,8 @@ def _environment_turns(
     # The tokens must be kept: a row may end within the text, or come without the entry 'terminated'.
     others = ("assistant", "end") if is_last else ("assistant",)
     found = (messages for last in others for messages in read(last=last) if len(messages) == 1)
-    role, text = next(found, [("user", _without_header(text, tokenizer.row_format, opening))])[0]
+    header = tokenizer.row_format.opening if opening else tokenizer.row_format.between
+    role, text = next(found, [("user", text.removeprefix(header))])[0]
     prompt = tuple(tokenizer.prompt_ids)
     is_cut = is_last and not ended and tuple(ids[-len(prompt) :]) != prompt
     return [Turn(text, tokens=tuple(ids), role=role)], is_cut
@@ -475,13 +452,3 @@ def _places(string: str, text: str) -> Iterator[int]:
     while place >= 0:
         yield place
         place = text.find(string, place + 1)
-
-
-def _without_header(text: str, row_format: RowFormat, opening: bool) -> str:
-    return text.removeprefix(row_format.opening if opening else row_format.between)
-
-
-def _agent_turn(ids: list[int], reward: float, closed: bool, tokenizer: ChatTokenizer) -> Turn:
-    text = tokenizer.decode_action(ids)
-    canonical = encodes_to(tokenizer.encode_action, text, ids)
-    return Turn(text, reward, closed, None if canonical else tuple(ids))

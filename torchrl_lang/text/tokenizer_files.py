@@ -67,7 +67,8 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         TypeError: the tokenizer is of a custom class.
 
     Examples:
-        >>> from torchrl_lang.text import CharTokenizer, transformers_tokenizer
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.text.tokenizer_files import transformers_tokenizer
         >>> tokenizer = transformers_tokenizer(CharTokenizer.from_alphabet(["a", "b", "ab", "<", "/", ">"]))
         >>> tokenizer("abba</a>")["input_ids"]
         [2, 1, 0, 3, 4, 0, 5]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields, shorten
-from torchrl_lang.data import EpisodeSampler, PolicySampler
+from torchrl_lang.data import PolicySampler
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, generate_reddit_comments
 from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder, RedditReward

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchrl_lang._checks import one_of
 from torchrl_lang._files import Fields
-from torchrl_lang.data import EpisodeSampler, PolicySampler
+from torchrl_lang.data import PolicySampler
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, Measure, Round
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS, VisualDialogueEnv

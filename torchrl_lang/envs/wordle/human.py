@@ -22,8 +22,7 @@ from tqdm import tqdm
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, json_digest, one_line, read_csv_records, read_text, write_file
-from torchrl_lang.data import EpisodeSampler
-from torchrl_lang.data.generate import seed_of_games
+from torchrl_lang.data.generate import EpisodeSampler, seed_of_games
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_LETTERS,
     CODE_OF_SYMBOLS,

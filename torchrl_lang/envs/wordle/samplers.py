@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import seeded_generators
-from torchrl_lang.data import EpisodeSampler
-from torchrl_lang.data.generate import Policy, cat_rows, play_to_end, seed_of_games
+from torchrl_lang.data.generate import EpisodeSampler, Policy, cat_rows, play_to_end, seed_of_games
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.mixtures import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import Fields
-from torchrl_lang.data import EpisodeSampler
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     OptimalPlayer,

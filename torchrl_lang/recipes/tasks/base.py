@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_lang._files import Fields
-from torchrl_lang.data import EpisodeSampler
+from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, format_transcript, play_games, summarize
 from torchrl_lang.evaluation.metrics import solved
