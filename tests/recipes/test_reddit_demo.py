@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +23,12 @@ from torchrl_lang.recipes.compare import CHOICE, REPORT
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo import (
     DATA,
-    Figures,
     Row,
     Scorer,
     WrittenComments,
-    beside_clean,
-    beside_copy,
-    checks,
     choose,
+    compared,
+    excess,
     format_report,
     mean_figures,
     write_side_by_side,
@@ -91,17 +88,8 @@ def test_all_that_is_promised_is_there(finished):
         assert title in report
     assert "Each player's decoding was chosen on parents of validation comments" in report
     assert "Trained on the noised reward, ILQL's clean reward is" in report
-    assert "of those of BC best 10 % by scores" in report
-    blocks = (finished / "side_by_side.txt").read_text().strip().split("\n\n")
-    assert len(blocks) == 12
-    for block in blocks:
-        lines = block.splitlines()
-        assert lines[0].startswith("parent: ")
-        assert {title for title in TITLES if any(line.startswith(f"  {title}: ") for line in lines)} >= TITLES - {DATA}
-
-
-@pytest.mark.slow
-def test_the_datasets_of_the_runs(finished):
+    assert "ILQL beside BC best 10 % by scores: profanity" in report
+    assert (finished / "side_by_side.txt").read_text().count("parent: ") == 12
     data = {name: load_dataset(finished / "data" / name) for name in ("clean", "noised", "scores")}
     assert len(data["clean"]) == len(data["noised"]) > 4 * len(data["scores"])
     trained_on = {
@@ -197,14 +185,13 @@ def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, co
     assert [each for each in evaluations if each[0] == "test"] == [(*REPORT, 12)] * 5
     assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 6 * 2
     task = load_run(copied / "seed-0" / "bc").task
-    limits = Scorer(task, copied / "seed-0" / "bc", 0, 6, 12).limits
+    limits = Scorer(task, copied / "seed-0" / "bc", 0, {"val": 6, "test": 12}).limits
     for title, folder in (("BC", "bc"), ("ILQL", "ilql")):
-        choice = json.loads((copied / "seed-0" / folder / "choice.json").read_text())
-        figures = {name: Figures(**each) for name, each in choice.items()}
+        figures = json.loads((copied / "seed-0" / folder / "choice.json").read_text())
         assert any(name.startswith("greedy") for name in figures)
         (chosen,) = results_of(copied)["players"][title]["decodings"]
         assert chosen == choose(figures, limits)
-        assert results_of(copied)["players"][title]["keeps_limits"] == (figures[chosen].excess(limits) <= 1)
+        assert results_of(copied)["players"][title]["keeps_limits"] == (excess(figures[chosen], limits) <= 1)
 
 
 @pytest.mark.slow
@@ -239,86 +226,63 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
     assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"
 
 
-def test_malformed_rows_can_be_left_out(home, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "comments"
-    shutil.copytree(home, folder)
-    with open(folder / "comments_negative.csv", "a", encoding="utf-8") as file:
-        file.write("only,three,columns\n")
-    command = ["reddit", "--folder", str(folder), "--out"]
-    assert main([*command, str(tmp_path / "out")]) == 2
-    assert "malformed" in capsys.readouterr().err
-
-    def stop(runs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo"), "train_missing", stop)
-    assert main([*command, str(tmp_path / "out"), "--on-bad-rows", "report"]) == 130
-
-
 # -- figures, worked out by hand --------------------------------------------------------------------------------------
 
-BASE = Figures(100, -2.0, 0.25, 0.2, 2.0, 0.1, 0.5, 14.0, 0.75)
+BASE = {"comments": 100, "mean_reward": -2.0, "reward_error": 0.25, "profanity": 0.2, "perplexity": 2.0}
+BASE |= {"distinct_1": 0.1, "distinct_2": 0.5, "words": 14.0, "entropy": 0.75}
 
 
 def test_the_rule_of_choice():
     ways = {
-        "greedy": replace(BASE, mean_reward=0.0, distinct_2=0.39),
-        "wild": replace(BASE, mean_reward=0.0, perplexity=2.21),
-        "at the limits": replace(BASE, mean_reward=-1.0, distinct_2=0.4, perplexity=2.2),
-        "varied": replace(BASE, mean_reward=-1.0, distinct_2=0.45),
-        "worse": replace(BASE, mean_reward=-1.5),
+        "greedy": {**BASE, "mean_reward": 0.0, "distinct_2": 0.39},
+        "wild": {**BASE, "mean_reward": 0.0, "perplexity": 2.21},
+        "at the limits": {**BASE, "mean_reward": -1.0, "distinct_2": 0.4, "perplexity": 2.2},
+        "varied": {**BASE, "mean_reward": -1.0, "distinct_2": 0.45},
+        "worse": {**BASE, "mean_reward": -1.5},
     }
     assert choose(ways, BASE) == "varied"
     del ways["varied"]
     assert choose(ways, BASE) == "at the limits"
     nearest = {name: ways[name] for name in ("greedy", "wild")}
     assert choose(nearest, BASE) == "wild"  # 2.21 / 2.2 is less than 0.4 / 0.39
-    assert choose({"silent": replace(BASE, distinct_2=0.0)}, BASE) == "silent"
+    assert choose({"silent": {**BASE, "distinct_2": 0.0}}, BASE) == "silent"
+
+
+def row(key, copies=False, **changes):
+    written = WrittenComments(parents=("a parent", "another"), texts=("one", "two"), figures={**BASE, **changes})
+    return Row(key, key or DATA, [written], ["greedy"] if key else [], copies)
 
 
 def test_checks_at_their_bounds():
-    data = replace(BASE, entropy=None, perplexity=2.5)
-    holds = ("rarely_harmful", "likely", "varied")
-    just = beside_copy(replace(BASE, profanity=0.049, perplexity=2.2, distinct_2=0.4), "BC", BASE, data)
-    assert [just.figures[name] for name in holds] == [True, True, True]
-    assert "10 % above that of BC (2.00) and 12 % below that of the data (2.50)" in just.text
-    assert "not " not in just.text
-    over = beside_copy(replace(BASE, profanity=0.05, perplexity=2.21, distinct_2=0.39), "BC", BASE, data)
-    assert [over.figures[name] for name in holds] == [False, False, False]
-    assert over.text.count("not ") == 3
-    assert over.figures["profanity_error_of_copy"] == pytest.approx(0.04)
-    assert over.figures["distinct_2_of_data"] == 0.5
-    noised = replace(BASE, mean_reward=-1.0, reward_error=0.3)
-    assert beside_clean(noised, replace(BASE, reward_error=0.4)).figures["within"]  # two standard errors are 1
-    assert not beside_clean(replace(noised, mean_reward=-0.9), replace(BASE, reward_error=0.4)).figures["within"]
+    def check(**ilql):
+        ((holds, text),) = compared([row("bc", copies=True), row("ilql", **ilql), row("", entropy=None)])
+        assert holds.pop("copy") == "bc"
+        return {*holds.values()}, text
 
-
-def row(key, figures, copies=False):
-    found = [WrittenComments(parents=("a parent", "another"), texts=("one", "two"), figures=each) for each in figures]
-    return Row(key, key or DATA, found, ["greedy"] * len(found) if key else [], copies)
+    assert check(profanity=0.049, perplexity=2.2, distinct_2=0.4)[0] == {True}
+    found, text = check(profanity=0.05, perplexity=2.21, distinct_2=0.39)
+    assert found == {False}
+    assert text.count("not ") == 3
+    assert "5.0 ± 2.2 % and 20.0 ± 4.0 %" in text
+    for reward, within in ((-1.0, True), (-0.9, False)):  # two standard errors are 1
+        rows = [row("bc", copies=True), row("ilql", reward_error=0.4), row("")]
+        rows.append(row("ilql-noised", mean_reward=reward, reward_error=0.3))
+        assert compared(rows)[-1][0] == {"two_errors": pytest.approx(1.0), "within": within}
 
 
 def test_both_copies_are_named(tmp_path):
-    rows = [
-        row("bc", [BASE], copies=True),
-        row("best-10", [replace(BASE, profanity=0.01)], copies=True),
-        row("best-scores", [replace(BASE, profanity=0.1)], copies=True),
-        row("ilql", [replace(BASE, profanity=0.005)]),
-        row("ilql-noised", [replace(BASE, mean_reward=-2.5)]),
-        row("", [BASE]),
-    ]
-    first, second, noise = (each.figures for each in checks(rows))
+    rows = [row("bc", copies=True), row("best-10", copies=True, profanity=0.01)]
+    rows += [row("best-scores", copies=True, profanity=0.1), row("ilql", profanity=0.005), row("")]
+    (first, text), (second, _) = compared(rows)
     assert (first["copy"], first["rarely_harmful"]) == ("best-10", False)
     assert (second["copy"], second["rarely_harmful"]) == ("best-scores", True)
-    assert noise["noised"] == -2.5
-    assert [each.figures["copy"] for each in checks([rows[0], rows[3], rows[5]])] == ["bc"]
-    assert checks([*rows[:3], rows[5]]) == []
-    text = format_report(rows, comments=100)
-    assert "20.0 ± 4.0 %" in text
-    assert len(set(map(len, text.splitlines()[2:9]))) == 1  # columns are aligned
-    assert "No decoding keeps them" not in text
+    assert compared([*rows[:3], rows[4]]) == []
+    report = format_report(rows, [text])
+    assert report.endswith(text)
+    assert len(set(map(len, report.splitlines()[2:8]))) == 1  # columns are aligned
+    assert "No decoding keeps them" not in report
     rows[2] = replace(rows[2], keeps_limits=False)
-    assert "No decoding keeps them of: best-scores." in format_report(rows, comments=100)
+    assert "No decoding keeps them of: best-scores." in format_report(rows, [])
     write_side_by_side(tmp_path / "side.txt", rows, parents=1)
     blocks = (tmp_path / "side.txt").read_text().strip().splitlines()
     assert blocks[0] == "parent: a parent"
@@ -326,16 +290,15 @@ def test_both_copies_are_named(tmp_path):
 
 
 def test_figures_of_several_seeds():
-    seeds = [BASE, replace(BASE, mean_reward=-1.0, profanity=0.4, entropy=0.25)]
-    found = mean_figures(seeds)
-    assert (found.comments, found.mean_reward, found.profanity, found.entropy) == (200, -1.5, pytest.approx(0.3), 0.5)
-    assert found.reward_error == pytest.approx(0.5)
-    assert mean_figures([BASE]) == BASE
-    assert mean_figures([replace(BASE, entropy=None)] * 2).entropy is None
+    found = mean_figures([BASE, {**BASE, "mean_reward": -1.0, "profanity": 0.4, "entropy": 0.25}])
+    names = ("comments", "mean_reward", "profanity", "entropy", "reward_error", "profanity_error")
+    assert [found[name] for name in names] == pytest.approx([200, -1.5, 0.3, 0.5, 0.5, (0.3 * 0.7 / 200) ** 0.5])
+    assert mean_figures([BASE]) == {**BASE, "profanity_error": pytest.approx(0.04)}
+    assert mean_figures([{**BASE, "entropy": None}] * 2)["entropy"] is None
 
 
 def test_a_damaged_file_of_comments(tmp_path):
-    row("ilql", [BASE]).written[0].save(tmp_path / "greedy.json")
+    row("ilql").written[0].save(tmp_path / "greedy.json")
     (tmp_path / "greedy.json").write_text((tmp_path / "greedy.json").read_text().replace("two", "three"))
     with pytest.raises(FileError, match="was changed"):
         WrittenComments.read(tmp_path / "greedy.json", remedy="delete it")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._files import Record, folder_lock, remove_leftovers, write_file, write_json
@@ -37,6 +36,8 @@ from torchrl_lang.text import to_rows
 
 __all__ = ["main"]
 
+Figures = Mapping[str, Any]
+"""Figures of comments: the reward without noise, the share of harmful ones, the perplexity under BC, variety."""
 DATA = "comments of the data"
 _SCORES, _QUANTILE = "best-scores", 0.9
 """The run of BC on the comments with the best scores."""
@@ -64,16 +65,20 @@ def main(options: RedditDemo) -> Path:
         remove_leftovers(options.out)
         began = time.monotonic()
         if options.folder is not None:
-            _data(options, "clean").task()  # a folder that cannot be read is not recorded: another one may follow
+            _data(options).task()  # a folder that cannot be read is not recorded: another one may follow
         options.record()
-        data = {name: _data(options, name) for name in ("clean", "noised", "scores")}
+        chosen: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"upvote_quantile": _QUANTILE}}
+        data = {name: _data(options, name, **chosen.get(name, {})) for name in ("clean", "noised", "scores")}
         folders = {name: generate_once(each) for name, each in data.items()}
         train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
         rows = _rows(options, data["clean"].task())
         minutes = (time.monotonic() - began) / 60
         # All files are written before anything is printed, so that a closed output loses nothing.
-        write_json(options.out / "results.json", {**options.as_json(minutes), **as_dict(rows)})
-        report = format_report(rows, comments=rows[-1].written[0].figures.comments)
+        checks = compared(rows)
+        players = {row.title: row.as_dict() for row in rows}
+        content = {"players": players, "checks": [holds for holds, _ in checks]}
+        write_json(options.out / "results.json", {**options.as_json(minutes), **content})
+        report = format_report(rows, [text for _, text in checks])
         write_file(options.out / "report.txt", report + "\n")
         write_side_by_side(options.out / "side_by_side.txt", rows)
         print(f"\n{report}\n")
@@ -81,101 +86,48 @@ def main(options: RedditDemo) -> Path:
     return options.out
 
 
-def _data(options: RedditDemo, name: str) -> RedditData:
+def _data(options: RedditDemo, name: str = "clean", **more: Any) -> RedditData:
     """The dataset with the reward without noise, with noise, or of the comments with the best scores."""
-    folder = options.folder
-    if folder is None:
-        folder = options.out / "comments"
+    folder = options.folder or options.out / "comments"
+    if options.folder is None:
         generate_corpus(options, folder)
-    more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"upvote_quantile": _QUANTILE}}.get(name, {})
     shared: Any = {key: getattr(options, key) for key in ("encoding", "on_bad_rows", "index_files", "tokenizer")}
     return RedditData(out=options.out / "data" / name, folder=folder, **shared, **more)
 
 
 def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[PlannedRun]:
     """The runs of a training seed on the datasets in ``folders``."""
-    home = options.out / f"seed-{seed}"
-    shared = {**options.of_training(seed), "eval-every": options.steps}
-    places = {name: home / name for name in METHODS}
-    runs = planned_runs((*options.methods, "bc"), places, {**shared, "data": folders["clean"]})
+    home, shared = options.out / f"seed-{seed}", {**options.of_training(seed), "eval-every": options.steps}
+    runs = planned_runs(
+        (*options.methods, "bc"), {name: home / name for name in METHODS}, {**shared, "data": folders["clean"]}
+    )
     if "ilql" in options.methods:
-        noised = {"ilql": home / "ilql-noised"}
-        runs = [*planned_runs(("ilql",), noised, {**shared, "data": folders["noised"]}), *runs]
+        runs.insert(0, PlannedRun("ilql", home / "ilql-noised", {**shared, "data": folders["noised"]}))
     if "best-10" in options.methods:
         runs.append(PlannedRun("bc", home / _SCORES, {**shared, "data": folders["scores"]}))
     return runs
 
 
-def _players(options: RedditDemo) -> list[tuple[str, str, str]]:
-    """Folder of the run, method and title of each trained player."""
-    found = [(name, name, METHODS[name].title) for name in METHODS if name in (*options.methods, "bc")]
-    if "best-10" in options.methods:
-        place = 1 + [key for key, *_ in found].index("best-10")
-        found.insert(place, (_SCORES, "bc", "BC best 10 % by scores"))
-    if "ilql" in options.methods:
-        found.append(("ilql-noised", "ilql", "ILQL, noised reward"))
-    return found
-
-
 def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
-    games = min(options.choice_comments, len(task.data(CHOICE[0]))), min(options.comments, len(task.data(REPORT[0])))
-    scorers = [Scorer(task, options.out / f"seed-{seed}" / "bc", seed, *games) for seed in range(options.seeds)]
+    players = []  # run, method and title of each
+    for name in METHODS:
+        if name in (*options.methods, "bc"):
+            players.append((name, name, METHODS[name].title))
+            players += [(_SCORES, "bc", "BC best 10 % by scores")] if name == "best-10" else []
+    players += [("ilql-noised", "ilql", "ILQL, noised reward")] if "ilql" in options.methods else []
+    sizes = {
+        split: min(wanted, len(task.data(split)))
+        for (split, _), wanted in ((CHOICE, options.choice_comments), (REPORT, options.comments))
+    }
+    scorers = [Scorer(task, options.out / f"seed-{seed}" / "bc", seed, sizes) for seed in range(options.seeds)]
     rows = []
-    for key, method, title in _players(options):
-        players = [CommentPlayer(scorer.bc.with_name(key), method, scorer) for scorer in scorers]
-        best = [player.best for player in players]
-        written = [player.test(decoding) for player, decoding in zip(players, best, strict=True)]
-        copies = METHODS[method].train[0] == "bc"
-        rows.append(Row(key, title, written, best, copies, all(player.keeps_limits for player in players)))
-    return [*rows, Row("", DATA, [scorer.data(*REPORT[:1], scorer.comments) for scorer in scorers])]
-
-
-# -- comments and figures ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The figures of comments; the perplexity is that of their tokens under the BC model of the same seed."""
-
-    comments: int
-    mean_reward: float
-    """Of the reward without noise."""
-    reward_error: float
-    profanity: float
-    """Share of harmful comments."""
-    perplexity: float
-    distinct_1: float
-    distinct_2: float
-    words: float
-    entropy: float | None = None
-    """Of the player per token; None where there is no player."""
-
-    @property
-    def profanity_error(self) -> float:
-        """Standard error of the share."""
-        return math.sqrt(self.profanity * (1 - self.profanity) / self.comments)
-
-    def excess(self, data: Figures) -> float:
-        """By which factor the limits are missed, relative to comments of the data; at most 1 if both are kept."""
-        diversity = LEAST_DISTINCT * data.distinct_2 / max(self.distinct_2, 1e-9)
-        return max(diversity, self.perplexity / (MOST_PERPLEXITY * data.perplexity))
-
-
-def choose(found: Mapping[str, Figures], data: Figures) -> str:
-    """The decoding that the rule chooses, of those with these figures."""
-    kept = {name: each for name, each in found.items() if each.excess(data) <= 1}
-    if not kept:
-        return min(found, key=lambda name: found[name].excess(data))
-    return max(kept, key=lambda name: (kept[name].mean_reward, kept[name].distinct_2))
-
-
-def mean_figures(found: Sequence[Figures]) -> Figures:
-    """The mean of each figure over seeds; with several the reward's standard error is that over seeds."""
-    columns = {one.name: [getattr(each, one.name) for each in found] for one in fields(Figures)}
-    means = {name: None if None in values else fmean(values) for name, values in columns.items()}
-    error = over_seeds("reward", columns["mean_reward"]).error
-    means |= {"comments": sum(columns["comments"])} | ({} if error is None else {"reward_error": error})
-    return Figures(**means)  # type: ignore[arg-type]
+    for key, method, title in players:
+        trained = [CommentPlayer(scorer.bc.with_name(key), method, scorer) for scorer in scorers]
+        best = [player.best for player in trained]
+        keeps = all(excess(player.measured[player.best], player.scorer.limits) <= 1 for player in trained)
+        written = [player.test(way) for player, way in zip(trained, best, strict=True)]
+        rows.append(Row(key, title, written, best, METHODS[method].train[0] == "bc", keeps))
+    return [*rows, Row("", DATA, [scorer.data(REPORT[0]) for scorer in scorers])]
 
 
 class WrittenComments(Record):
@@ -183,11 +135,35 @@ class WrittenComments(Record):
 
     parents: tuple[str, ...]
     texts: tuple[str, ...]
-    figures: Figures
+    figures: dict[str, int | float | None]
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""
         self.write(path)
+
+
+def excess(figures: Figures, data: Figures) -> float:
+    """By which factor comments miss the limits, relative to comments of the data; at most 1 if both are kept."""
+    diversity = LEAST_DISTINCT * data["distinct_2"] / max(figures["distinct_2"], 1e-9)
+    return float(max(diversity, figures["perplexity"] / (MOST_PERPLEXITY * data["perplexity"])))
+
+
+def choose(found: Mapping[str, Figures], data: Figures) -> str:
+    """The decoding that the rule chooses, of those with these figures."""
+    kept = {name: each for name, each in found.items() if excess(each, data) <= 1}
+    if not kept:
+        return min(found, key=lambda name: excess(found[name], data))
+    return max(kept, key=lambda name: (kept[name]["mean_reward"], kept[name]["distinct_2"]))
+
+
+def mean_figures(found: Sequence[Figures]) -> dict[str, Any]:
+    """The mean of each figure over seeds; with several the reward's standard error is that over seeds."""
+    columns = {name: [each[name] for each in found] for name in found[0]}
+    means: dict[str, Any] = {name: None if None in values else fmean(values) for name, values in columns.items()}
+    means["comments"], share = sum(columns["comments"]), means["profanity"]
+    error = over_seeds("reward", columns["mean_reward"]).error
+    means |= {} if error is None else {"reward_error": error}
+    return {**means, "profanity_error": math.sqrt(share * (1 - share) / means["comments"])}
 
 
 @dataclass(frozen=True)
@@ -198,15 +174,13 @@ class Scorer:
         task: the task.
         bc: folder of BC's run.
         seed: of training.
-        choice_comments: comments on validation parents for each decoding.
-        comments: on test parents.
+        sizes: number of comments on parents of each split.
     """
 
     task: RedditTask
     bc: Path
     seed: int
-    choice_comments: int
-    comments: int
+    sizes: Mapping[str, int]
 
     @cached_property
     def actor(self) -> TensorDictModuleBase:
@@ -215,40 +189,37 @@ class Scorer:
 
     @cached_property
     def limits(self) -> Figures:
-        """The comments of the data that decodings are compared with."""
-        return self.data(CHOICE[0], self.choice_comments).figures
+        """Figures of the comments of the data that decodings are compared with."""
+        return self.data(CHOICE[0]).figures
 
-    def data(self, split: str, games: int) -> WrittenComments:
+    def data(self, split: str) -> WrittenComments:
         """The first comments of a split."""
-        data = self.task.data(split).take(range(games))
-        episodes = data.episodes([0.0] * games, include_parent=self.task.include_parent)
+        data = self.task.data(split).take(range(self.sizes[split]))
+        episodes = data.episodes([0.0] * len(data), include_parent=self.task.include_parent)
         rows = to_rows(episodes, self.task.tokenizer(), self.task.row_length)
         return self._measured(list(zip(data.parents, data.comments, strict=True)), rows, None)
 
-    def ask(self, policy: TensorDictModuleBase, *, report: bool) -> WrittenComments:
-        """Comments of a policy: for the report, or for the choice of its decoding."""
-        (split, first), games = (REPORT, self.comments) if report else (CHOICE, self.choice_comments)
-        summary, records = self.task.evaluate(policy, split=split, games=games, seed=first + self.seed)
+    def ask(self, policy: TensorDictModuleBase, place: tuple[str, int]) -> WrittenComments:
+        """Comments of a policy on parents of a split, with the first seed there."""
+        split, first = place
+        summary, records = self.task.evaluate(policy, split=split, games=self.sizes[split], seed=first + self.seed)
         return self._measured(comments_of(records, self.task.tokenizer()), records.rows, summary.entropy)
 
-    def _measured(
-        self, pairs: Sequence[tuple[str, str]], rows: TensorDictBase, entropy: float | None
-    ) -> WrittenComments:
-        task, texts = self.task, [text for _, text in pairs]
+    def _measured(self, pairs: Sequence[tuple[str, str]], rows: Any, entropy: float | None) -> WrittenComments:
+        task, (parents, texts) = self.task, zip(*pairs, strict=True)
         rewards = rewards_of(task.clean_reward(), texts, scale=task.scale, shift=task.shift).double()
-        found = Figures(
-            comments=len(texts),
-            mean_reward=float(rewards.mean()),
-            reward_error=float(rewards.std() / math.sqrt(len(texts))),
-            profanity=float(task.is_harmful(texts).double().mean()),
-            perplexity=perplexity(self.actor, rows),
-            distinct_1=distinct(texts, 1),
-            distinct_2=distinct(texts, 2),
-            words=float(torch.tensor([len(text.split()) for text in texts]).double().mean()),
-            entropy=entropy,
-        )
-        parents = tuple(parent for parent, _ in pairs)
-        return WrittenComments(parents=parents, texts=tuple(texts), figures=found)
+        found = {
+            "comments": len(texts),
+            "mean_reward": float(rewards.mean()),
+            "reward_error": float(rewards.std() / math.sqrt(len(texts))),
+            "profanity": float(task.is_harmful(texts).double().mean()),
+            "perplexity": perplexity(self.actor, rows),
+            "distinct_1": distinct(texts, 1),
+            "distinct_2": distinct(texts, 2),
+            "words": float(torch.tensor([len(text.split()) for text in texts]).double().mean()),
+            "entropy": entropy,
+        }
+        return WrittenComments(parents=parents, texts=texts, figures=found)
 
 
 @dataclass(frozen=True)
@@ -265,11 +236,11 @@ class CommentPlayer(TrainedPlayer[WrittenComments]):
 
     def measure(self, policy: TensorDictModuleBase) -> dict[str, Any]:
         """The figures of comments on validation parents."""
-        return asdict(self.scorer.ask(policy, report=False).figures)
+        return self.scorer.ask(policy, CHOICE).figures
 
     def play(self, policy: TensorDictModuleBase) -> WrittenComments:
         """The comments on test parents."""
-        return self.scorer.ask(policy, report=True)
+        return self.scorer.ask(policy, REPORT)
 
     def load(self, path: Path) -> WrittenComments:
         """Read comments."""
@@ -279,23 +250,10 @@ class CommentPlayer(TrainedPlayer[WrittenComments]):
         """Print how many comments were written."""
         print(f"{self.folder.name}, {decoding}: {len(games.texts)} comments on test parents", flush=True)
 
-    @cached_property
-    def choice(self) -> Mapping[str, Figures]:
-        """The figures of each decoding on validation parents."""
-        return {name: Figures(**each) for name, each in self.measured.items()}
-
     @property
     def best(self) -> str:
         """The decoding that is reported."""
-        return choose(self.choice, self.scorer.limits)
-
-    @property
-    def keeps_limits(self) -> bool:
-        """Whether that decoding keeps the limits."""
-        return self.choice[self.best].excess(self.scorer.limits) <= 1
-
-
-# -- the report -------------------------------------------------------------------------------------------------------
+        return choose(self.measured, self.scorer.limits)
 
 
 @dataclass(frozen=True)
@@ -319,101 +277,83 @@ class Row:
     keeps_limits: bool = True
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> dict[str, Any]:
         """The means over seeds."""
         return mean_figures([each.figures for each in self.written])
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        seeds = [asdict(each.figures) for each in self.written]
-        own = asdict(self.figures) | {"profanity_error": self.figures.profanity_error}
-        return {**own, "decodings": list(self.decodings), "keeps_limits": self.keeps_limits, "seeds": seeds}
+        seeds = [each.figures for each in self.written]
+        return {**self.figures, "decodings": list(self.decodings), "keeps_limits": self.keeps_limits, "seeds": seeds}
 
     def cells(self) -> list[str]:
         """The row of the table; the name has the decoding if all seeds have the same."""
         each = self.figures
         return [
             f"{self.title}, {self.decodings[0]}" if len(set(self.decodings)) == 1 else self.title,
-            f"{each.mean_reward:.2f} ± {each.reward_error:.2f}",
-            f"{100 * each.profanity:.1f} ± {100 * each.profanity_error:.1f} %",
-            f"{each.perplexity:.2f}",
-            "-" if each.entropy is None else f"{each.entropy:.2f}",
-            *(f"{value:.3f}" for value in (each.distinct_1, each.distinct_2)),
-            f"{each.words:.1f}",
+            _reward(each),
+            _share(each),
+            f"{each['perplexity']:.2f}",
+            "-" if each["entropy"] is None else f"{each['entropy']:.2f}",
+            *(f"{each[name]:.3f}" for name in ("distinct_1", "distinct_2")),
+            f"{each['words']:.1f}",
         ]
 
 
-class Check(NamedTuple):
-    """A comparison that the demo is about: its figures for JSON, and in words."""
-
-    figures: dict[str, Any]
-    text: str
+def _share(each: Figures) -> str:
+    return f"{100 * each['profanity']:.1f} ± {100 * each['profanity_error']:.1f} %"
 
 
-def beside_copy(ilql: Figures, title: str, copy: Figures, data: Figures) -> Check:
-    """Compares ILQL with a copy of the data, by its title, and with the data."""
-    rarely, likely = ilql.profanity < 0.25 * copy.profanity, ilql.perplexity <= MOST_PERPLEXITY * copy.perplexity
-    varied = ilql.distinct_2 >= LEAST_DISTINCT * data.distinct_2
-    copied = {f"{name}_of_copy": getattr(copy, name) for name in ("profanity", "profanity_error", "perplexity")}
-    of_data = {f"{name}_of_data": getattr(data, name) for name in ("perplexity", "distinct_2")}
-    own = {name: getattr(ilql, name) for name in ("profanity", "profanity_error", "perplexity", "distinct_2")}
-    holds = {"rarely_harmful": rarely, "likely": likely, "varied": varied}
-    shares = [f"{100 * each.profanity:.1f} ± {100 * each.profanity_error:.1f} %" for each in (ilql, copy)]
-    beside = [100 * (ilql.perplexity / each.perplexity - 1) for each in (copy, data)]
-    beside_copy, beside_data = (f"{abs(each):.0f} % {'above' if each > 0 else 'below'}" for each in beside)
-    text = (
-        f"Profanity: {shares[0]} of ILQL's comments, {shares[1]} of those of {title}: {_not(rarely)}under a "
-        f"quarter of it.\nPerplexity under BC: {ilql.perplexity:.2f}, {beside_copy} that of {title} "
-        f"({copy.perplexity:.2f}) and {beside_data} that of the data ({data.perplexity:.2f}): "
-        f"{_not(likely)}at most 10 % above the copy's.\nDistinct-2: {ilql.distinct_2:.3f}, "
-        f"{100 * ilql.distinct_2 / data.distinct_2:.0f} % of the data's ({data.distinct_2:.3f}): "
-        f"{_not(varied)}at least 80 %."
-    )
-    return Check({"copy": title, **own, **copied, **of_data, **holds}, text)
+def _reward(each: Figures) -> str:
+    return f"{each['mean_reward']:.2f} ± {each['reward_error']:.2f}"
 
 
-def beside_clean(noised: Figures, clean: Figures) -> Check:
-    """Compares ILQL that was trained on the noised reward with the one trained on the clean reward."""
-    two_errors = 2 * math.hypot(noised.reward_error, clean.reward_error)
-    within = abs(noised.mean_reward - clean.mean_reward) <= two_errors
-    text = (
-        f"Trained on the noised reward, ILQL's clean reward is {noised.mean_reward:.2f} ± {noised.reward_error:.2f}, "
-        f"trained on the clean one {clean.mean_reward:.2f} ± {clean.reward_error:.2f}: {_not(within)}within two "
-        f"standard errors of the difference ({two_errors:.2f})."
-    )
-    figures = {"noised": noised.mean_reward, "noised_error": noised.reward_error, "clean": clean.mean_reward}
-    return Check({**figures, "clean_error": clean.reward_error, "two_errors": two_errors, "within": within}, text)
+def compared(rows: Sequence[Row]) -> list[tuple[dict[str, Any], str]]:
+    """ILQL beside the copy that is least often harmful, beside the tenth with the best scores, and with noise.
+
+    Returns:
+        What holds, for JSON, and the same in words.
+    """
+    found = {row.key: row for row in rows}
+    if "ilql" not in found:
+        return []
+    ilql, data, copies = found["ilql"].figures, found[""].figures, [row for row in rows if row.copies]
+    best, results = min(copies, key=lambda row: row.figures["profanity"]), []
+    for row in [best, *(row for row in copies if row.key == _SCORES and row is not best)]:
+        copy = row.figures
+        rarely = ilql["profanity"] < 0.25 * copy["profanity"]
+        varied = ilql["distinct_2"] >= LEAST_DISTINCT * data["distinct_2"]
+        likely = ilql["perplexity"] <= MOST_PERPLEXITY * copy["perplexity"]
+        text = (
+            f"ILQL beside {row.title}: profanity {_share(ilql)} and {_share(copy)}, {_not(rarely)}under a quarter; "
+            f"perplexity {ilql['perplexity']:.2f} and {copy['perplexity']:.2f}, {_not(likely)}at most 10 % above; "
+            f"distinct-2 {ilql['distinct_2']:.3f} and the data's {data['distinct_2']:.3f}, {_not(varied)}at least 80 %."
+        )
+        results.append(({"copy": row.title, "rarely_harmful": rarely, "likely": likely, "varied": varied}, text))
+    if "ilql-noised" in found:
+        noised = found["ilql-noised"].figures
+        errors = 2 * math.hypot(noised["reward_error"], ilql["reward_error"])
+        within = abs(noised["mean_reward"] - ilql["mean_reward"]) <= errors
+        text = (
+            f"Trained on the noised reward, ILQL's clean reward is {_reward(noised)}, trained on the clean one "
+            f"{_reward(ilql)}: {_not(within)}within two standard errors of the difference ({errors:.2f})."
+        )
+        results.append(({"two_errors": errors, "within": within}, text))
+    return results
 
 
 def _not(holds: bool) -> str:
     return "" if holds else "not "
 
 
-def checks(rows: Sequence[Row]) -> list[Check]:
-    """ILQL beside the copy that is least often harmful, beside the tenth with the best scores, and with noise."""
-    found = {row.key: row for row in rows}
-    if "ilql" not in found:
-        return []
-    ilql, data, copies = found["ilql"].figures, found[""].figures, [row for row in rows if row.copies]
-    best = sorted(copies, key=lambda row: row.figures.profanity)[:1]
-    chosen = {row.key: row for row in (*best, *(row for row in copies if row.key == _SCORES))}
-    beside = [beside_copy(ilql, row.title, row.figures, data) for row in chosen.values()]
-    return beside + ([beside_clean(found["ilql-noised"].figures, ilql)] if "ilql-noised" in found else [])
-
-
-def as_dict(rows: Sequence[Row]) -> dict[str, Any]:
-    """All figures, for JSON."""
-    return {"players": {row.title: row.as_dict() for row in rows}, "checks": [each.figures for each in checks(rows)]}
-
-
-def format_report(rows: Sequence[Row], *, comments: int) -> str:
+def format_report(rows: Sequence[Row], checks: Sequence[str]) -> str:
     """The table, how decodings were chosen, and the checks."""
     names = ["player", "reward", "profanity", "perplexity", "entropy", "distinct-1", "distinct-2", "words"]
+    comments = rows[-1].written[0].figures["comments"]
     head = f"{comments} comments on test parents for each training seed, reward without noise; perplexity under BC"
     table = format_columns([names, *(row.cells() for row in rows)], "<" + ">" * (len(names) - 1))
     outside = ", ".join(row.title for row in rows if not row.keeps_limits)
-    rule = f"{RULE} No decoding keeps them of: {outside}." if outside else RULE
-    return "\n\n".join([head, table, rule, *(each.text for each in checks(rows))])
+    return "\n\n".join([head, table, f"{RULE} No decoding keeps them of: {outside}." if outside else RULE, *checks])
 
 
 def write_side_by_side(path: Path, rows: Sequence[Row], *, parents: int = 20) -> None:
