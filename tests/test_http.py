@@ -124,11 +124,6 @@ def test_a_request_is_sent_again_until_it_is_answered():
         assert ask(server, retries=5, timeout=0.3) == "fine"
 
 
-def test_tls_has_the_deadline_too(over_tls):
-    with over_tls(Scripted(slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400)), FINE)) as server:
-        assert ask(server, retries=1, timeout=0.5) == "fine"
-
-
 def test_a_slow_reply_within_the_time_is_read(served):
     with served(Scripted(("trickle", [OK + b"Content-Length: 6\r\n\r\n", b'"fi', b'ne"'], 0.2))) as server:
         assert ask(server, timeout=20) == "fine"
@@ -169,11 +164,6 @@ def test_large_bodies_arrive_whole(served):
     with served(Scripted((200, "x" * 3_000_000))) as server:
         assert len(JSONOverHTTP(server.url).post("/x", body, "text/plain")) == 3_000_000
     assert server.seen[0][1:] == ("/x", "text/plain", body)
-
-
-def test_a_whole_reply_without_a_length():
-    with Scripted(("raw", OK + b'\r\n"fine"')) as server:
-        assert ask(server) == "fine"
 
 
 def test_nothing_listens():
@@ -223,12 +213,6 @@ def test_too_long_a_wait_is_an_error_at_once():
     message = "asks to wait 86400 seconds, longer than longest_asked_wait=60"
     with Scripted((429, {}, ("Retry-After", "86400"))) as server, pytest.raises(ConnectionError, match=message):
         ask(server, retries=3)
-
-
-def test_before_each_request():
-    calls = []
-    waits_of((503, {}), before=lambda: calls.append(1), **FAST)
-    assert len(calls) == 2
 
 
 # -- connections ----------------------------------------------------------------------------------------------------
@@ -357,9 +341,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("key", [KEY, "sk-" + "0123456789" * 20, "k", "Abc1234", "letters"])
+@pytest.mark.parametrize("key", [KEY, "k", "letters"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("status", [401, 500, 200, "raw", "header"])
+@pytest.mark.parametrize("status", [401, 200, "raw", "header"])
 def test_no_error_or_log_shows_a_key(form, key, status, with_key, caplog, capfd):
     told = f"<no such key: {form(key) * 3}, you see>\r\n".encode("latin-1")
     reply = (status, told) if status != "header" else (401, b"{}", ("X", form(key).strip() if form is str else "y"))
@@ -379,23 +363,11 @@ def test_no_error_or_log_shows_a_key(form, key, status, with_key, caplog, capfd)
         assert "not shown, since it may hold the key" in str(error.value)
 
 
-def test_harmless_messages_are_shown_beside_a_key(with_key):
-    reply, message = (401, {"error": {"message": "You exceeded your quota."}}), r"status 401: .*You exceeded your quota"
-    with Scripted(reply) as server, pytest.raises(ValueError, match=message):
-        with_key(KEY, server).get("/x")
-
-
 def test_a_key_in_a_reply_is_replaced(with_key):
     with Scripted((200, {KEY: [f"<{KEY}>", 1]})) as server:
         assert with_key(KEY, server).get("/x") == {"***": ["<***>", 1]}
     with Scripted((200, ["k", "talk"])) as server:
         assert with_key("k", server).get("/x") == ["k", "talk"]
-
-
-def test_no_key_is_sent_where_none_is_needed():
-    with Scripted(FINE) as server:
-        ask(server)
-    assert "Authorization" not in server.headers[0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import httpcore2
 import httpx2
 
-from torchrl_lang._checks import count, finite, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import one_line, shorten
 
 __all__ = ["JSONOverHTTP", "Secret"]
@@ -81,11 +80,10 @@ class JSONOverHTTP:
     ) -> None:
         self._address = _address(url)
         self.url = url.rstrip("/")
-        positive("timeout", timeout)
-        count("retries", retries)
-        positive("first_wait", first_wait)
-        finite("longest_wait", longest_wait, low=first_wait)
-        finite("longest_asked_wait", longest_asked_wait)
+        check_options(timeout=(timeout, "(0, inf)"), retries=(retries, 0), first_wait=(first_wait, "(0, inf)"))
+        check_options(
+            longest_wait=(longest_wait, f"[{first_wait}, inf)"), longest_asked_wait=(longest_asked_wait, "[0, inf)")
+        )
         self.key_variable, self.timeout, self.retries = key_variable, timeout, retries
         self.first_wait, self.longest_wait, self.longest_asked_wait = first_wait, longest_wait, longest_asked_wait
         self._before, self._sleep = before, sleep or time.sleep
@@ -123,12 +121,9 @@ class JSONOverHTTP:
         if self.key_variable is None:
             return None
         key = Secret(os.environ.get(self.key_variable, "").strip())
-        if not key:
-            raise ValueError(
-                f"The environment variable {self.key_variable} holds no key: set it, or key_variable=None."
-            )
-        if not all("!" <= character <= "~" for character in key):
-            raise ValueError(f"The key in {self.key_variable} has characters other than printable ASCII.")
+        if not key or not all("!" <= character <= "~" for character in key):
+            fault = "has characters other than printable ASCII" if key else "holds no key"
+            raise ValueError(f"The environment variable {self.key_variable} {fault}: set it, or key_variable=None.")
         return key
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
@@ -156,48 +151,38 @@ class JSONOverHTTP:
 
     def _attempt(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
         """The JSON of a reply, or a problem."""
-        key = self._key()
+        key, address, content = self._key(), self._address, bytearray()
+        sent: Any = {"Host": address.netloc.decode("ascii"), **headers}
         if key is not None:
-            headers = {**headers, "Authorization": f"Bearer {key}"}
+            sent["Authorization"] = f"Bearer {key}"
+        target = address.raw_path.rstrip(b"/") + path.encode()
+        url = httpcore2.URL(scheme=address.raw_scheme, host=address.raw_host, port=address.port, target=target)
+        until = time.monotonic() + self.timeout  # in place of seconds: see _Backend
+        limits: Any = {"timeout": {"connect": until, "read": until, "write": until}}
         try:
-            status, fields, content = self._exchange(method, path, body, headers)
-        except OverflowError:
-            return _Problem(f"replied more than {LARGEST_REPLY} bytes, expected some JSON", is_final=True)
+            with self._connections().stream(method, url, headers=sent, content=body, extensions=limits) as reply:
+                for chunk in reply.iter_stream():
+                    content += chunk
+                    if len(content) > LARGEST_REPLY:
+                        return _Problem(f"replied more than {LARGEST_REPLY} bytes, expected some JSON", is_final=True)
         except httpcore2.ProtocolError as error:  # it may quote the reply
             return _Problem(self.shown(one_line(error)))
         except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException) as error:
             return _Problem(one_line(error) if str(error) else type(error).__name__)
-        if status != 200:
-            problem = f"status {status}: {self._message(content)}"
-            if status >= 500 or status in (408, 429):
+        fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reply.headers}
+        if reply.status != 200:
+            problem = f"status {reply.status}: {self._message(content)}"
+            if reply.status >= 500 or reply.status in (408, 429):
                 return _Problem(problem, wait=_asked_wait(fields))
             return _Problem(f"rejected the request with {problem}", is_final=True)
         try:
-            reply = json.loads(content)
+            found = json.loads(content)
         except (ValueError, RecursionError) as error:
             may_be_cut = not fields.keys() & {"content-length", "transfer-encoding"}
             return _Problem(f"replied {self._message(content)}, expected JSON ({error})", is_final=not may_be_cut)
         if key is None or len(key) < 8:  # a shorter one may be a part of many words
-            return reply
-        return json.loads(json.dumps(reply, ensure_ascii=False).replace(json.dumps(key)[1:-1], "***"))
-
-    def _exchange(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers (their names in lower case) and content of a reply."""
-        address = self._address
-        target = address.raw_path.rstrip(b"/") + path.encode()
-        url = httpcore2.URL(scheme=address.raw_scheme, host=address.raw_host, port=address.port, target=target)
-        sent: Any = {"Host": address.netloc.decode("ascii"), **headers}
-        _REQUEST.deadline = time.monotonic() + self.timeout
-        with self._connections().stream(method, url, headers=sent, content=body) as reply:
-            content = bytearray()
-            for chunk in reply.iter_stream():
-                content += chunk
-                if len(content) > LARGEST_REPLY:
-                    raise OverflowError
-            fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reply.headers}
-            return reply.status, fields, bytes(content)
+            return found
+        return json.loads(json.dumps(found, ensure_ascii=False).replace(json.dumps(key)[1:-1], "***"))
 
     def _connections(self) -> httpcore2.ConnectionPool:
         if self._pool is None or self._pool[0] != os.getpid():  # two processes would read each other's replies
@@ -205,12 +190,12 @@ class JSONOverHTTP:
             self._pool = os.getpid(), httpcore2.ConnectionPool(context, network_backend=_Backend())
         return self._pool[1]
 
-    def _message(self, content: bytes) -> str:
+    def _message(self, content: bytearray) -> str:
         """The content of an error, or its field ``error`` if it is JSON."""
         try:
             return self.shown(str(json.loads(content)["error"]))
         except (ValueError, RecursionError, LookupError, TypeError):
-            return self.shown(shorten(content))
+            return self.shown(shorten(bytes(content)))
 
 
 class _Problem(NamedTuple):
@@ -221,44 +206,36 @@ class _Problem(NamedTuple):
     wait: float = 0.0
 
 
-class _Request(threading.local):
-    """The deadline of the request that this thread sends."""
-
-    deadline = 0.0
-
-    def seconds_left(self) -> float:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        return left
-
-
-_REQUEST = _Request()
+def _seconds_left(until: float | None) -> float:
+    left = (until or 0.0) - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
 
 
 class _Backend(httpcore2.SyncBackend):
-    """Opens connections until the deadline: the library's own timeouts are those of each single wait."""
+    """Opens connections until a deadline, which stands in place of the library's timeouts of each single wait."""
 
     def connect_tcp(self, host: str, port: int, timeout: float | None = None, *rest: Any, **more: Any) -> _Stream:
-        return _Stream(super().connect_tcp(host, port, _REQUEST.seconds_left(), *rest, **more))
+        return _Stream(super().connect_tcp(host, port, _seconds_left(timeout), *rest, **more))
 
 
 class _Stream(httpcore2.NetworkStream):
-    """Reads and writes a connection until the deadline."""
+    """Reads and writes a connection until a deadline."""
 
     def __init__(self, stream: httpcore2.NetworkStream) -> None:
         self._stream = stream
         self.close, self.get_extra_info = stream.close, stream.get_extra_info  # type: ignore[method-assign]
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _REQUEST.seconds_left())
+        return self._stream.read(max_bytes, _seconds_left(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         for start in range(0, len(buffer), _PIECE):
-            self._stream.write(buffer[start : start + _PIECE], _REQUEST.seconds_left())
+            self._stream.write(buffer[start : start + _PIECE], _seconds_left(timeout))
 
     def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: Any = None) -> _Stream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _REQUEST.seconds_left()))
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _seconds_left(timeout)))
 
 
 def _address(url: str) -> httpx2.URL:

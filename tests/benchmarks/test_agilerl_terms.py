@@ -15,7 +15,6 @@ from benchmarks.agilerl_findings import FINDINGS
 from benchmarks.agilerl_terms import CASES, MAX_DIFFERENCE, PADDED, SIZES, WORKER, difference, make_batches, our_terms
 from benchmarks.rival_agilerl import FOLDER, AgileRL, install, installed
 from tests.agilerl_agents import make_agent
-from torchrl_lang._files import FileError
 from torchrl_lang.modules import read_agilerl
 from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
 from torchrl_lang.modules.agilerl.export import OPTIONS
@@ -72,23 +71,6 @@ def test_without_agilerl_the_benchmark_reports_that(monkeypatch: pytest.MonkeyPa
     assert "AgileRL was not started" in found["note"]
 
 
-def test_the_page_for_agilerls_users_names_every_option_and_finding() -> None:
-    page = (ROOT / "docs" / "coming_from" / "agilerl.md").read_text(encoding="utf-8")
-    constructor = (
-        "dataset net_config index batch_size lr alpha beta gamma tau mutation transition_weight clip_weight value_max "
-        "value_min detach_v detach_q detach_pi double_q per_token exp_weights dm_margin cql_temp weight_decay device"
-    )
-    forward = (
-        "prefix_embs prefix_attn_mask remove_prefix_position_embs qv_kwargs policy_kwargs target_kwargs "
-        "skip_policy_on_train detach_full_policy attn_mask"
-    )
-    losses = "awac_weight v_loss_weight q_loss_weight cql_loss_weight dm_loss_weight mc_returns"
-    methods = "clone save_checkpoint load_checkpoint soft_update hard_update copy_model_to_actor_target score clean_up"
-    absent = "test learn evolvable_attributes"
-    for name in " ".join((constructor, forward, losses, methods, absent)).split():
-        assert f"`{name}" in page, name
-
-
 # -- with AgileRL ------------------------------------------------------------------------------------------------------
 
 
@@ -113,19 +95,3 @@ def test_terms_agree_where_definitions_do(rival: AgileRL, batches: list[TensorDi
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.probe)
 def test_agilerl_does_what_the_page_describes(finding, rival: AgileRL) -> None:
     assert finding.holds(rival.ask(json.dumps({"probe": finding.probe})))
-
-
-@needs_agilerl
-@pytest.mark.slow
-def test_logits_are_equal_and_its_own_checkpoint_is_refused(
-    rival: AgileRL, batches: list[TensorDictBase], tmp_path: Path
-) -> None:
-    agent = read_agilerl(rival.ask(json.dumps({"export": str(tmp_path / "agent")}))["folder"])
-    real = batches[0]["attention_mask"]
-    theirs = torch.tensor(rival.ask(json.dumps({"logits": 0}))["logits"])
-    ours = agent.policy(batches[0]["tokens"]).logits
-    torch.testing.assert_close(ours[real], theirs[real], rtol=1e-5, atol=1e-5)
-    own = tmp_path / "checkpoint.pt"
-    rival.ask(json.dumps({"checkpoint": str(own)}))
-    with pytest.raises(FileError, match=r"pickles.*agilerl/export.py"):
-        read_agilerl(own)

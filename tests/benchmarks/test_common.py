@@ -16,14 +16,11 @@ from benchmarks.common import (
     interleaved,
     machine,
     median,
-    one_core,
     ratio,
     record,
     row,
     table,
-    using,
 )
-from benchmarks.memory import peak_bytes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -46,13 +43,6 @@ def test_a_row_meets_its_target_or_does_not(at_most, ok):
     assert row("a", 2.0, "x", 1.0, at_most=at_most)["ok"] is ok
     assert row("a", 2.0, "x", 2.0, at_most=at_most)["ok"] is True
     assert row("a", 2.0, "x", at_most=at_most)["ok"] is None
-
-
-def test_a_row_brings_the_spread_of_its_median():
-    entry = row("a", Median(2.0, 1.5, 3.0), "x")
-    assert (entry["value"], entry["low"], entry["high"]) == (2, 1.5, 3)
-    assert "low" not in row("a", 2.0, "x")
-    assert "low" not in row("a", median([2.0]), "x")  # one run has no spread
 
 
 # Timing ---------------------------------------------------------------------------------------------------------------
@@ -84,37 +74,6 @@ def test_places_take_turns_like_jobs():
         1: {"a": 6, "b": 6},
         2: {"a": 6, "b": 6},
     }
-
-
-@needs_cuda
-def test_seconds_wait_for_the_device():
-    x = torch.randn(4096, 4096, device="cuda")
-
-    def job(products):
-        for _ in range(products):
-            x @ x
-
-    with using(torch.device("cuda")):
-        times = interleaved({"few": lambda: job(5), "many": lambda: job(50)}, 5)
-    assert 5 < ratio(times, "many", "few") < 20
-
-
-@needs_cuda
-def test_peak_bytes_of_a_cuda_device():
-    x = torch.zeros(2**20, device="cuda")
-    assert peak_bytes(lambda: x + 1 + 1, "cuda") == 2 * x.nbytes
-    assert torch.cuda.memory_allocated() >= x.nbytes
-
-
-def test_one_core_leaves_threads_and_random_numbers_as_they_were():
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    with one_core():
-        assert torch.get_num_threads() == 1
-        first = torch.rand(3)
-    with one_core():
-        assert torch.rand(3).equal(first)
-    assert torch.get_num_threads() == threads
-    assert torch.get_rng_state().equal(state)
 
 
 # Records --------------------------------------------------------------------------------------------------------------

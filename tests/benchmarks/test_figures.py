@@ -35,7 +35,7 @@ def test_a_picture_is_a_small_png_of_its_name(tmp_path):
     assert 5_000 < len(content) < 60_000
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_names_keep_apart_and_in_order(seed):
     draws = random.Random(seed)
     wanted = [draws.random() for _ in range(draws.randint(1, 8))]

@@ -11,7 +11,6 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import overview
 from benchmarks.common import RESULTS, Median, row
-from benchmarks.figures import described
 
 NAMES = ("toy", "other")
 
@@ -60,15 +59,6 @@ def test_a_quick_look_compares_and_records_nothing(folder, capsys):
     command.main(["--device", "cpu", "--quick"])
     assert "1.00x" in capsys.readouterr().out
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
-
-
-def test_without_matplotlib_it_says_so_and_goes_on(folder, capsys, monkeypatch):
-    figure = described("curves", "Title", "x", {"y": {"line": {1: 1.0, 2: 2.0}}})
-    monkeypatch.setitem(sys.modules, "benchmarks.toy", toy([row("a", 1.0, "x", figure=figure)]))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert command.main(["--device", "cpu", "toy"]) == 0
-    assert "no pictures: Pictures need matplotlib" in capsys.readouterr().out
-    assert (folder / "toy.json").exists()
 
 
 def test_every_record_of_the_repository_can_be_shown():

@@ -56,13 +56,6 @@ def test_the_naive_form_is_left_out_where_it_does_not_fit(monkeypatch):
     assert scaling._curve(scaling.NAIVE, times, lambda taken: taken[0]) == {8: 3.0}
 
 
-def test_the_bound_of_the_naive_forms_memory_holds():
-    case = scaling.BASE._replace(vocabulary=8192, rows=8, length=32)
-    step = scaling._steps(case)[scaling.NAIVE]
-    table = 4 * case.rows * case.length * case.vocabulary
-    assert 2 * table < scaling.peak_bytes(step) < scaling.TABLES * table
-
-
 class _Placed(TorchFunctionMode):
     """Refuses to make a tensor by a function that was not told where."""
 
@@ -79,27 +72,6 @@ def test_steps_of_the_rivals_say_where_each_tensor_is_made(form):
         step()
         with pytest.raises(AssertionError):
             torch.zeros(2)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_steps_and_games_run_on_a_cuda_device(monkeypatch):
-    monkeypatch.setattr(scaling, "BASE", scaling.BASE._replace(vocabulary=64, rows=4, length=16))
-    with using(torch.device("cuda")):
-        rows = scaling._axis("vocabulary", (32, 64), budget=0.0)
-        assert all(entry["value"] > 0 for entry in rows if "peak memory" in entry["name"])
-        actions = scaling_envs.random_guesses(["crane", "slate"], 4)
-        scaling_envs.play_game(scaling_envs._env(["crane", "slate"], 4), actions)
-
-
-def test_more_envs_take_more_memory_and_packed_sets_more_still():
-    words = [f"{a}{b}cde" for a in "abcdefghij" for b in "klmnopqrst"]
-    size = {}
-    for n in (64, 128):
-        actions = scaling_envs.random_guesses(words, n)
-        for form in scaling_envs.FORMS:
-            size[form, n] = scaling_envs._peak(words, actions, form)
-    assert size["env.step", 64] < size["env.step", 128]
-    assert size["env.step", 128] < size["env.step, packed sets", 128]
 
 
 def test_the_compiled_rollout_plays_the_same_guesses():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,22 +26,17 @@ MEMORY = 8 << 30
 """Bytes that an attacked process may allocate."""
 
 
-@dataclass
-class Streams:
-    """What was printed, complete after the block of :func:`captured`."""
-
-    out: str = ""
-    err: str = ""
-
-
 @contextmanager
-def captured(answers: str = "") -> Iterator[Streams]:
+def captured(answers: str = "") -> Iterator[SimpleNamespace]:
     """Replace the process's three standard streams, also for code that is not Python.
 
     Args:
         answers: what can be read from standard input.
+
+    Yields:
+        ``out`` and ``err``, complete after the block.
     """
-    streams = Streams()
+    streams = SimpleNamespace(out="", err="")
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -71,92 +66,49 @@ class Died(Exception):
         self.verdict, self.detail = verdict, detail
 
 
-def run_forked(tasks: Sequence[Callable[[], Any]], *, timeout: float, batch: int = 25) -> Iterator[Any]:
-    """Results of all tasks in order, or :class:`Died` in place of one.
-
-    A forked process runs up to ``batch`` tasks; the next one goes on behind the task that ended it.
+def run_forked(tasks: Sequence[Callable[[], Any]], *, timeout: float) -> Iterator[Any]:
+    """Results of all tasks in order, each of a process of its own, or :class:`Died` in place of one.
 
     Args:
         tasks: each returns something that JSON can hold.
         timeout: seconds for each.
     """
-    position = 0
-    while position < len(tasks):
-        for result in _run_batch(tasks[position : position + batch], timeout):
-            yield result
-            position += 1
+    for task in tasks:
+        with tempfile.TemporaryFile() as file:
+            status = _end_of_fork(task, file, timeout)
+            file.seek(0)
+            answer = file.read()
+        if status is None:
+            yield Died("hang", f"no answer within {timeout:g} seconds")
+        elif not answer:
+            ending = f"exit status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+            yield Died("crash", f"the process ended with {ending}")
+        else:
+            kind, content = json.loads(answer)
+            yield content if kind == "result" else Died("error in the campaign", content)
 
 
-def _run_batch(tasks: Sequence[Callable[[], Any]], timeout: float) -> Iterator[Any]:
-    """Results until the forked process ends."""
-    read, write = os.pipe()
+def _end_of_fork(task: Callable[[], Any], file: Any, timeout: float) -> int | None:
+    """The exit code of a fork that writes its answer into a file; None where it had to be stopped."""
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
     if process == 0:
-        os.close(read)
-        _answer(tasks, write)
-    os.close(write)
-    lines = _Lines(read)
-    try:
-        for _ in tasks:
-            line = lines.next(timeout)
-            if line is None:
-                yield Died("hang", f"no answer within {timeout:g} seconds")
-                return
-            if not line:
-                yield Died("crash", f"the process ended with {_ending(process)}")
-                return
-            kind, content = json.loads(line)
-            yield content if kind == "result" else Died("error in the campaign", content)
-    finally:
-        os.close(read)
-        _end(process)
-
-
-def _answer(tasks: Sequence[Callable[[], Any]], pipe: int) -> None:
-    """What the forked process does; never returns."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    try:
-        for task in tasks:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        try:
             try:
                 answer = ["result", task()]
             except Exception:
                 answer = ["error", traceback.format_exc()]
-            os.write(pipe, json.dumps(answer).encode() + b"\n")
-    finally:
-        os._exit(0)
-
-
-class _Lines:
-    """Reads lines from a pipe, each with a limit of time."""
-
-    def __init__(self, pipe: int) -> None:
-        self.pipe, self.waiting = pipe, b""
-
-    def next(self, timeout: float) -> bytes | None:
-        """The next line, empty at the end, ``None`` where nothing comes in time."""
-        while b"\n" not in self.waiting:
-            if not select.select([self.pipe], [], [], timeout)[0]:
-                return None
-            more = os.read(self.pipe, 65536)
-            if not more:
-                return b""
-            self.waiting += more
-        line, self.waiting = self.waiting.split(b"\n", 1)
-        return line
-
-
-def _ending(process: int) -> str:
-    _, status = os.waitpid(process, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-
-
-def _end(process: int) -> None:
-    try:
-        if os.waitpid(process, os.WNOHANG)[0] == 0:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-    except ChildProcessError:  # its end was seen before
-        pass
+            os.write(file.fileno(), json.dumps(answer).encode())
+        finally:
+            os._exit(0)
+    until, wait = time.monotonic() + timeout, 0.001
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(wait := min(2 * wait, 0.05))
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None

@@ -18,7 +18,7 @@ import torch
 
 from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl_reader import Bad, Stated, read_line
-from tests.campaigns.mutators.json_fields import HUGE, NAMES, WORDS, is_number, other_type, places, shown
+from tests.campaigns.mutators import HUGE, NAMES, WORDS, is_number, other_type, places, shown
 from tests.campaigns.report import Outcome
 from torchrl_lang.data import dataset_from_jsonl
 from torchrl_lang.text import CharTokenizer, HFTokenizer, Tokenizer
@@ -226,7 +226,7 @@ def campaign(count: int, seed: int, *, only: int | None = None) -> Iterator[Outc
         known = tokenizers()
         numbers = [number for number in range(count) if only in (None, number)]
         tasks = [partial(attack, number, seed, known, Path(name)) for number in numbers]
-        for number, result in zip(numbers, run_forked(tasks, timeout=20, batch=250), strict=True):
+        for number, result in zip(numbers, run_forked(tasks, timeout=20), strict=True):
             if isinstance(result, Died):
                 yield Outcome("?", str(number), result.verdict, result.detail)
             else:

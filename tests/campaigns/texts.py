@@ -368,7 +368,7 @@ def campaign(count: int, seed: int, *, only: int | None = None) -> Iterator[Outc
         world = World(Path(name))
         numbers = [number for number in range(count) if only in (None, number)]
         tasks = [partial(attack, number, seed, world) for number in numbers]
-        for number, result in zip(numbers, run_forked(tasks, timeout=60, batch=250), strict=True):
+        for number, result in zip(numbers, run_forked(tasks, timeout=60), strict=True):
             if isinstance(result, Died):
                 yield Outcome("?", str(number), result.verdict, result.detail)
             else:

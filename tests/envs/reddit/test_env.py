@@ -7,7 +7,7 @@ import torch
 
 from tests.envs.helpers import say_after
 from torchrl_lang.envs import TokenEnv, check_language_env
-from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, ScoreReward
+from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv
 from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
@@ -67,25 +67,6 @@ def test_parents_are_drawn_over_the_comments():
     assert 240 < shown.count("a") < 360
 
 
-def test_unreadable_texts_do_not_crash():
-    env = make([3], reward=ScoreReward(DATA, unknown=0.0))
-    td = env.reset()
-    control = LETTERS.control
-    nonsense = [[control.end_of_dialogue] * 4, [control.pad] * 4, [0, control.begin_state, 1, 2]]
-    td = env.step(td.set("action", torch.tensor(nonsense)))["next"]
-    assert td["done"].all()
-    assert td["reward"].isfinite().all()
-
-
-def test_parents_that_the_tokenizer_cannot_encode_truncate():
-    data = RedditComments(["a\N{GRINNING FACE}", "ab" * 50], ["a", "b"], [1, 1])
-    env = make([2], data=data)
-    with pytest.warns(UserWarning, match="cannot encode"):
-        td = env.reset(game_seed=torch.arange(2))
-    td = say_after(env, td, "a", "a")
-    assert td["truncated"].flatten().tolist() == [True, True]
-
-
 def test_a_seed_repeats_the_noise_of_the_reward():
     """On the same environment, whatever was drawn before; without a seed the noise goes on."""
     env = make([8], reward=Noised(lambda texts: torch.ones(len(texts)), seed=3), seed=None)
@@ -96,20 +77,6 @@ def test_a_seed_repeats_the_noise_of_the_reward():
         found.append(say_after(env, env.reset(), *["a"] * 8)["reward"].flatten().tolist())
     assert found[0] == found[1] != found[2] != found[3]
     assert {value for each in found for value in each} == {0.0, 2.0}
-
-
-def test_a_module_as_reward_is_no_part_of_the_environment():
-    class Reward(torch.nn.Linear):
-        def forward(self, texts):
-            return super().forward(torch.tensor([[float(len(text))] for text in texts])).squeeze(-1)
-
-    reward = Reward(1, 1)
-    env = make(reward=reward)
-    td = say_after(env, env.reset(), "a", "abc")
-    expected = reward(["a", "abc"]).tolist()
-    assert td["reward"].flatten().tolist() == pytest.approx(expected)
-    assert not td["reward"].requires_grad
-    assert not list(env.parameters())
 
 
 def test_wrong_options():

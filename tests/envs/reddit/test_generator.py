@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter, defaultdict
-from statistics import fmean
 
 import pytest
 
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.generator import generated_comments
-from torchrl_lang.evaluation import distinct_n
 
 PARENT_KINDS = ("calm", "provoking")
 COMMENTS = generated_comments(4000)
-
-
-def split_sentences(text):
-    return re.split(r"(?<=[.?]) ", text)
 
 
 def rude_rate(comments):
@@ -33,38 +26,6 @@ def test_different_pairs_of_parent_and_comment():
     assert generated_comments(4000, seed=1) != COMMENTS
 
 
-def test_rudeness_depends_on_the_parent():
-    kinds = defaultdict(list)
-    for comment in COMMENTS:
-        kinds[comment.parent_kind].append(comment)
-    assert rude_rate(kinds["calm"]) == pytest.approx(0.1, abs=0.03)
-    assert rude_rate(kinds["provoking"]) == pytest.approx(0.7, abs=0.04)
-    assert rude_rate(generated_comments(500, rude_when_calm=0.0, rude_when_provoked=0.0)) == 0
-    assert {comment.parent_kind for comment in generated_comments(200, provoking=1.0)} == {"provoking"}
-
-
-def test_kinds():
-    counts = Counter(comment.kind for comment in COMMENTS)
-    rude = {comment.kind for comment in COMMENTS if comment.is_rude}
-    assert rude == {"insult", "profanity", "scorn", "threat", "sarcasm"}
-    assert len(counts) == 13
-    total = sum(counts[kind] for kind in rude)
-    shares = {"insult": 0.3, "profanity": 0.3, "scorn": 0.2, "threat": 0.1, "sarcasm": 0.1}
-    assert {kind: counts[kind] / total for kind in rude} == pytest.approx(shares, abs=0.03)
-    assert min(counts[kind] for kind in counts.keys() - rude) > 250
-
-
-def test_several_sentences():
-    """Each is rude by itself, so a comment is polite throughout with the product of their probabilities."""
-    comments = generated_comments(3000, sentences=3, rude_when_calm=0.3, rude_when_provoked=0.6)
-    polite = {kind: [not each.is_rude for each in comments if each.parent_kind == kind] for kind in PARENT_KINDS}
-    assert fmean(polite["calm"]) == pytest.approx(0.7**3, abs=0.04)
-    assert fmean(polite["provoking"]) == pytest.approx(0.4**3, abs=0.03)
-    counts = Counter(len(split_sentences(each.text)) for each in comments)
-    assert set(counts) == {3, 4}  # half of them have a closing
-    assert counts[4] / len(comments) == pytest.approx(0.5, abs=0.04)
-
-
 @pytest.mark.parametrize("first", [lambda text: text.split()[0], lambda text: text[0], lambda text: text[:3]])
 def test_the_first_token_does_not_show_rudeness(first):
     """The best classifier on it, trained on half of the data, is hardly better than the more frequent answer."""
@@ -74,13 +35,6 @@ def test_the_first_token_does_not_show_rudeness(first):
     right = sum(votes[first(each.text)].most_common(1)[0][0] == each.is_rude for each in COMMENTS[2000:]) / 2000
     chance = max(rude_rate(COMMENTS[2000:]), 1 - rude_rate(COMMENTS[2000:]))
     assert right <= chance + 0.02
-
-
-def test_polite_comments_are_varied():
-    polite = [comment.text for comment in COMMENTS if not comment.is_rude]
-    assert len(set(polite)) > 0.95 * len(polite)
-    assert distinct_n(polite[:500]) > 0.2
-    assert distinct_n([polite[0]] * 500) < 0.05
 
 
 def test_scores_follow_rudeness_and_parent():

@@ -51,29 +51,16 @@ def client(server, **options):
 
 
 def test_the_protocol():
-    with Scripted(reply(0.75, 0.125)) as server:
+    with Scripted(*[reply(0.75, 0.125)] * 3) as server:
         values = client(server)(["you fool", "thank you \N{GRINNING FACE}"])
+        assert client(server, score="harassment")(["a", "b"]).tolist() == [0.75, 0.125]
+        assert client(server, score="largest")(["a", "b"]).tolist() == [0.75, 0.25]
     assert values.dtype == torch.float32
     assert values.tolist() == [1.0, 0.0]
     method, path, kind, body = server.seen[0]
     assert (method, path, kind) == ("POST", "/v1/moderations", "application/json")
     assert json.loads(body) == {"model": "m", "input": ["you fool", "thank you \N{GRINNING FACE}"]}
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-
-
-def test_scores():
-    with Scripted(reply(0.75, 0.125), reply(0.75, 0.125)) as server:
-        assert client(server, score="harassment")(["a", "b"]).tolist() == [0.75, 0.125]
-        assert client(server, score="largest")(["a", "b"]).tolist() == [0.75, 0.25]
-
-
-def test_no_key_is_sent_where_none_is_needed(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY")
-    with Scripted(reply(0.75)) as server:
-        client(server, key_variable=None)(["a"])
-    assert "Authorization" not in server.headers[0]
-    with pytest.raises(ValueError, match="OPENAI_API_KEY holds no key"):
-        client(server)
 
 
 def test_batches_in_order_without_empty_texts():
@@ -101,21 +88,14 @@ def test_sent_again_until_it_is_answered(clock):
     [
         ((200, b"<html>"), "flagged", "JSON"),
         ((200, []), "flagged", "wrong content"),
-        ((200, {"results": None}), "flagged", "wrong results"),
         (reply(0.1), "flagged", "1 results for 2 texts"),
-        (reply(0.1, 0.2, 0.3), "flagged", "3 results for 2 texts"),
-        ((200, {"results": [1, 2]}), "flagged", "wrong"),
         ((200, {"results": [{}, {}]}), "flagged", "no score 'flagged'"),
         ((200, {"results": [{"flagged": 1}] * 2}), "flagged", "wrong flagged"),
-        ((200, {"results": [{}, {}]}), "largest", "no score 'largest', but none"),
         (reply(0.1, 0.2), "hate", "no score 'hate', but harassment, violence"),
-        ((200, {"results": [{"category_scores": {"hate": "high"}}] * 2}), "hate", "wrong hate"),
         ((200, {"results": [{"category_scores": {"hate": True}}] * 2}), "hate", "wrong hate"),
         ((200, b'{"results": [{"category_scores": {"a": NaN}}, {}]}'), "largest", "wrong a"),
         (reply(7.0, 0.2), "largest", "wrong harassment"),
-        (reply(0.1, -0.5), "harassment", "wrong harassment"),
         ((401, {"error": {"message": "wrong key"}}), "flagged", "status 401.*wrong key"),
-        ((301, b""), "flagged", "status 301"),
     ],
 )
 def test_replies_that_are_none_of_the_protocol_are_errors_at_once(bad, score, noun, clock):
@@ -130,10 +110,7 @@ def test_replies_that_are_none_of_the_protocol_are_errors_at_once(bad, score, no
     "results",
     [
         lambda key: key,
-        lambda key: [key],
-        lambda key: [],
         lambda key: [{"category_scores": {key: 0.5}}],
-        lambda key: [{"category_scores": {key: 7}}],
         lambda key: [{"category_scores": {"hate": key}}],
         lambda key: [{"category_scores": {"hate": 0.5}}, {key: key}],
     ],
@@ -153,13 +130,6 @@ def test_results_that_may_hold_the_key_are_not_shown(results, key, monkeypatch):
         found = found.__cause__ or found.__context__
     assert key not in shown
     assert server.headers[0]["Authorization"] == f"Bearer {key}"
-
-
-@pytest.mark.parametrize("key", ["m", "1", "results", "0.75"])
-def test_short_keys_of_servers_that_take_any(key, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with Scripted(reply(0.75)) as server:
-        assert client(server, score="harassment")(["a"]).tolist() == [0.75]
 
 
 def test_an_object_whose_address_is_wrong_can_be_shown():

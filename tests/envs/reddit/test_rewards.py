@@ -23,7 +23,7 @@ from torchrl_lang.envs.reddit import (
     ThreeLevels,
     WorstSentence,
 )
-from torchrl_lang.envs.reddit.rewards import ProbabilityReward, rewards_of
+from torchrl_lang.envs.reddit.rewards import rewards_of
 from torchrl_lang.envs.reddit.upvotes import TfidfModel
 
 
@@ -148,17 +148,6 @@ def test_rewards_that_are_not_finite(values, scale):
         rewards_of(lambda texts: values, ["a", "b"], scale=scale)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.5])
-def test_probabilities_that_are_no_numbers(threshold):
-    class Broken(ProbabilityReward):
-        def _probabilities(self, texts):
-            return torch.tensor([0.75, math.nan])
-
-    with pytest.raises(ValueError, match="must be finite, got nan for 'b'"):
-        Broken(threshold)(["a", "b"])
-    assert Broken(threshold)([]).shape == (0,)
-
-
 # -- values in a file -------------------------------------------------------------------------------------------------
 
 
@@ -197,31 +186,15 @@ def test_any_text(tmp_path):
     assert len(inner.scored) == len(set(texts))
 
 
-def test_what_was_stored_before_an_error_is_kept(tmp_path):
-    inner = Lengths()
-
-    def fails_at_ccc(texts):
-        if "ccc" in texts:
-            raise ConnectionError
-        return inner(texts)
-
-    reward = CachedReward(fails_at_ccc, tmp_path / "rewards.sqlite", model="m", batch_size=1)
-    with pytest.raises(ConnectionError):
-        reward(["a", "bb", "ccc", "dddd"])
-    assert reward(["bb", "a"]).tolist() == [2.0, 1.0]
-    assert inner.scored == ["a", "bb"]
-
-
 def _work(path, barrier, factor, found):
     reward = CachedReward(Lengths(factor), path, model="m", batch_size=7)
     barrier.wait(30)
-    found.put(reward([f"text {number}" for number in range(300)]).tolist())
+    found.put(reward([f"text {number}" for number in range(40)]).tolist())
 
 
-@pytest.mark.slow
 def test_two_processes_agree_on_what_was_stored_first(tmp_path):
     """They score differently, so that a value of which the other returned another would show."""
-    context = multiprocessing.get_context()
+    context = multiprocessing.get_context("fork")
     barrier, found = context.Barrier(3), context.Queue()
     path = tmp_path / "rewards.sqlite"
     workers = [context.Process(target=_work, args=(path, barrier, factor, found)) for factor in (1.0, 2.0, 3.0)]
@@ -232,7 +205,7 @@ def test_two_processes_agree_on_what_was_stored_first(tmp_path):
         worker.join(30)
     assert results[0] == results[1] == results[2]
     with sqlite3.connect(path) as file:
-        assert file.execute("SELECT COUNT(*) FROM rewards").fetchone() == (300,)
+        assert file.execute("SELECT COUNT(*) FROM rewards").fetchone() == (40,)
 
 
 def test_a_file_that_is_deleted_in_use(tmp_path):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import pickle
 import re
 import shutil
 import sqlite3
-import sys
 
 import pytest
 import torch
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tests.envs.reddit.csv_writer import write_folder
 from tests.envs.scripted_server import Scripted
@@ -28,18 +25,17 @@ from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.folder import SPLITS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.task import RedditData, RedditTask, comments_of
-from torchrl_lang.envs.reddit.upvotes import UpvoteModel, UpvoteNetwork
+from torchrl_lang.envs.reddit.upvotes import UpvoteModel
 from torchrl_lang.evaluation import GameRecords
-from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.text import CharTokenizer, from_row
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder of 900 generated comments; only rewards are written into it."""
+    """A folder of 400 generated comments; only rewards are written into it."""
     folder = tmp_path_factory.mktemp("reddit") / "comments"
-    generate_reddit_comments(folder, 900)
+    generate_reddit_comments(folder, 400)
     return folder
 
 
@@ -133,7 +129,7 @@ def test_no_comment_is_in_two_splits(home, task):
         assert all(not texts[one] & texts[other] for other in SPLITS if other != one)
     together = [row for part in parts.values() for row in zip(part.parents, part.comments, part.scores, strict=True)]
     assert sorted(together) == sorted(rows_of(home))
-    assert 0.7 < len(parts["train"]) / 900 < 0.9
+    assert 0.7 < len(parts["train"]) / 400 < 0.9
     other = CommentFolder(str(home), seed=1)
     assert set(other.split("test").comments) != texts["test"]
     with pytest.raises(ValueError, match="split='dev' is unknown"):
@@ -211,16 +207,6 @@ def test_a_cutoff_is_of_the_reward_in_use(profane, home, tmp_path, least):
     assert dataset.manifest["notes"]["cutoff"] == least
 
 
-def test_a_dataset_knows_its_task(home, task, tmp_path):
-    options = RedditData(folder=home, out=tmp_path / "data", reward="score")
-    datasets.generate_once(options)
-    dataset, found = open_dataset(tmp_path / "data")
-    assert found == RedditTask.of(CommentFolder(str(home.resolve())), RedditReward("score"), scale=1.0)
-    assert dataset.rows["tokens"].shape == (len(task.data("train")), task.row_length)
-    with pytest.raises(ValueError, match="holds a dataset of other options"):
-        datasets.generate_once(RedditData(folder=home, out=tmp_path / "data", reward="score", upvote_quantile=0.5))
-
-
 def test_other_rudeness_is_another_corpus(tmp_path):
     rude = ("--sentences", 3, "--rude-when-calm", 1, "--rude-when-provoked", 1)
     for words in ((), rude):
@@ -229,34 +215,6 @@ def test_other_rudeness_is_another_corpus(tmp_path):
     assert {len(sentences(text)) for text in mild.comments} == {1, 2}  # half of them have a closing
     assert {len(sentences(text)) for text in hostile.comments} == {3, 4}
     assert {text for _, text, _ in described(load_dataset(tmp_path / "data"))} <= set(hostile.comments)
-
-
-@pytest.mark.slow
-def test_an_interrupted_call_continues(home, tmp_path, monkeypatch):
-    from torchrl_lang.envs.reddit.data import CommentRows
-
-    words = ("--folder", home, "--reward", "score", "--batch", 100)
-    assert generate(tmp_path / "whole", *words) == 0
-    made, real = [], CommentRows.__call__
-
-    def call(self, numbers, seed):
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        made.append(numbers)
-        return real(self, numbers, seed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CommentRows, "__call__", call)
-        assert generate(tmp_path / "cut", *words) == 130
-    made.clear()
-    rest = []
-    monkeypatch.setattr(
-        CommentRows, "__call__", lambda self, numbers, seed: rest.append(numbers) or real(self, numbers, seed)
-    )
-    assert generate(tmp_path / "cut", *words) == 0
-    assert rest[0].start == 200
-    whole, cut = (load_dataset(tmp_path / name, verify=True)[:] for name in ("whole", "cut"))
-    assert (whole == cut).all()
 
 
 def test_games_of_a_player(home, task, tmp_path):
@@ -272,9 +230,12 @@ def test_games_of_a_player(home, task, tmp_path):
 
 
 def levels(texts):
+    """Of the worst sentence; the package scores them in one call."""
     from profanity_check import predict_prob
 
-    worst = [max(predict_prob(sentences(text))) for text in texts]
+    texts = list(texts)
+    score = iter(predict_prob([sentence for text in texts for sentence in sentences(text)]))
+    worst = [max(next(score) for _ in sentences(text)) for text in texts]
     return [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in worst]
 
 
@@ -298,8 +259,7 @@ def test_profanity_by_a_plain_loop(home, profane, tmp_path):
 
 
 def test_noise_of_the_rows_and_of_the_environment(home, profane, tmp_path):
-    generate_reddit_comments(tmp_path / "more", 1500)
-    assert generate(tmp_path / "data", "--folder", tmp_path / "more", "--reward", "profanity_noised") == 0
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "profanity_noised") == 0
     dataset, noised = open_dataset(tmp_path / "data")
     found = described(dataset)
     clean = levels([text for _, text, _ in found])
@@ -307,8 +267,8 @@ def test_noise_of_the_rows_and_of_the_environment(home, profane, tmp_path):
     assert [reward for (*_, reward), level in zip(found, clean, strict=True) if level != 1] == [
         -5.0 * level for level in clean if level != 1
     ]
-    assert clean.count(1) > 30
-    first, again = (noised.evaluate(noised.player("random", 0).policy, games=60, seed=3) for _ in range(2))
+    assert clean.count(1) > 5
+    first, again = (noised.evaluate(noised.player("random", 0).policy, games=20, seed=3) for _ in range(2))
     assert torch.equal(first[1].returns, again[1].returns)
     assert noised.won(first[1]).tolist() == [
         level == 0 for level in levels(text for _, text in comments_of(first[1], noised.tokenizer()))
@@ -337,14 +297,6 @@ def test_metrics_worked_out_by_hand(profane):
     )
 
 
-def test_the_package_is_missing(home, monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "profanity_check", None)
-    CommentFolder.reward.cache_clear()
-    assert generate(tmp_path / "data", "--folder", home) == 2
-    assert "pip install 'torchrl-lang[reddit]'" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()
-
-
 # -- other rewards ----------------------------------------------------------------------------------------------------
 
 
@@ -352,42 +304,29 @@ def test_upvotes_of_any_text(home):
     task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
     polite = "hey, thanks, this helps me with kites in winter. have a nice day"
     rude = "hey, what the hell is this crap about kites. get lost"
-    assert task.clean_reward()([polite, rude]).tolist() == [1.0, 0.0]
-    assert task.is_harmful([polite, rude]).tolist() == [False, True]
+    liked, disliked = task.clean_reward().probabilities([polite, rude])
+    assert liked > disliked + 0.1
+    found = task.clean_reward()([polite, rude])
+    assert task.is_harmful([polite, rude]).tolist() == (found == 0).tolist()
     assert task.clean_reward() is task.clean_reward()
 
 
-def test_scores_of_validation_and_test_comments_are_known(home):
-    task = RedditTask.of(CommentFolder(str(home)), RedditReward("score"), scale=1.0)
-    for split in task.splits:
-        data = task.data(split)
-        assert task.clean_reward()(list(data.comments)).tolist() == [1.0 if s > 0 else -1.0 for s in data.scores], split
-    assert task.clean_reward()(["no comment of the data"]).tolist() == [0.0]
-
-
-def tiny_upvote_model(bias):
-    """One that gives every text the probability ``sigmoid(bias)``."""
-    words = Vocabulary(WordLevel({"?": 0, "-": 1, "well": 2, "done": 3}, unk_token="?"))
-    words.pre_tokenizer = WhitespaceSplit()
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    network = UpvoteNetwork(BertModel(BertConfig(vocab_size=4, **sizes)))
-    with torch.no_grad():
-        network.head[-1].weight.zero_()
-        network.head[-1].bias.fill_(bias)
-    return UpvoteModel(network, PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", pad_token="-"))
-
-
-def test_a_model_that_was_trained_again_has_its_own_stored_rewards(home, tmp_path):
+def test_a_model_that_was_trained_again_has_its_own_stored_rewards(tmp_path, monkeypatch):
     """Under the same name; the file of values stays where it is."""
-    found = []
-    for bias in (-9.0, 9.0):
-        model = tiny_upvote_model(bias)
-        shutil.rmtree(tmp_path / "up", ignore_errors=True)
-        model.save(tmp_path / "up")
-        task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes", str(tmp_path / "up")), scale=1.0)
-        CommentFolder.reward.cache_clear()
-        found += task.clean_reward()(["well done"]).tolist()
+    folder, found = tmp_path / "up", []
+    folder.mkdir()
+
+    def load(model):
+        value = float((folder / "weights").read_text())
+        return lambda texts: [value] * len(texts)
+
+    monkeypatch.setattr(UpvoteModel, "load", load)
+    nothing = RedditComments([], [], [])
+    for value in (0.0, 1.0):
+        (folder / "weights").write_text(str(value))
+        found += RedditReward("upvotes", str(folder)).clean(tmp_path, nothing, nothing)(["well done"]).tolist()
     assert found == [0.0, 1.0]
+    assert len(list(tmp_path.glob("rewards.sqlite"))) == 1
 
 
 # -- the task ---------------------------------------------------------------------------------------------------------
@@ -412,10 +351,8 @@ def test_the_task_travels(task):
     ("change", "place"),
     [
         ({"reward": {"name": "kindness"}}, "reward"),
-        ({"row_length": "9"}, "row_length"),
         ({"reward": {"name": "classifier", "model": "m", "labels": [["toxic", "bad"]]}}, "labels"),
         ({"comments": {"folder": "a", "on_bad_rows": "ignore"}}, "on_bad_rows"),
-        ({"comments": "folder"}, "comments"),
     ],
 )
 def test_damaged_notes(task, change, place):
@@ -471,33 +408,18 @@ def test_players_reply_to_the_same_parents(home, task):
     assert [parent for parent, _ in found["random"]] == [parent for parent, _ in found["data"]]
     assert {parent for parent, _ in found["data"]} <= set(task.data("test").parents)
     assert set(found["data"]) <= pairs
+    assert task.clean_reward()(list(task.data("test").comments)).abs().min() == 1.0  # known, as all of the data
     assert {text for _, text in found["random"]} <= train
     with pytest.raises(ValueError, match="player='nobody' is unknown"):
         task.player("nobody")
 
 
-def test_watching_and_playing(home, monkeypatch, capsys):
+def test_watching(home, capsys):
     words = ["play", "reddit", "--folder", str(home), "--reward", "score", "--seed", "0"]
     assert main([*words, "--watch", "data", "--games", "2"]) == 0
     assert len(capsys.readouterr().out.strip().split("\n\n")) == 2
-    monkeypatch.setattr(sys, "stdin", io.StringIO("well done\nq\n"))
-    assert main(words) == 0
-    assert "> well done" in capsys.readouterr().out
     assert main(["play", "reddit"]) == 2
     assert "Give --folder" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_training_and_evaluating(home, tmp_path, capsys):
-    assert generate(tmp_path / "data", "--folder", home, "--reward", "upvotes") == 0
-    sizes = ["--steps", "2", "--eval-every", "2", "--layers", "1", "--width", "16", "--eval-games", "8"]
-    assert main(["train", "ilql", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *sizes]) == 0
-    assert main(["evaluate", "--run", str(tmp_path / "run"), "--games", "8", "--beta", "1"]) == 0
-    figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    assert figures["split"] == "test"
-    for player in figures["players"]:
-        assert set(player["metrics"]) == {"harmful", "distinct_1", "distinct_2", "words"}
-        assert player["win_rate"] == pytest.approx(1 - player["metrics"]["harmful"])
 
 
 @pytest.mark.parametrize(
@@ -505,8 +427,6 @@ def test_training_and_evaluating(home, tmp_path, capsys):
     [
         (("profanity",), [False, True, True]),
         (("moderation", "m"), [False, True, True]),
-        (("sentiment",), [True, False, False]),
-        (("score",), [True, False, False]),
         (("classifier", "m", (("toxic", -1.0),)), [True, False, False]),
         (("upvotes",), [True, False, False]),
     ],
@@ -524,7 +444,6 @@ def test_harmful_rewards(options, harmful):
     [
         ({"name": "kindness"}, "kindness"),
         ({"name": "classifier"}, "'classifier' needs labels and model, got none"),
-        ({"name": "moderation"}, "'moderation' needs model"),
         ({"name": "profanity", "model": "m"}, "'profanity' needs none of model, labels and url, got model"),
         ({"name": "upvotes", "url": "http://x"}, "got url"),
     ],

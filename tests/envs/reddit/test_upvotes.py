@@ -65,13 +65,8 @@ def test_tfidf_model_by_plain_loops(longest):
     assert sum(errors) == pytest.approx(0.0, abs=2e-3)
 
 
-def test_the_most_frequent_terms_count():
-    model = TfidfModel.fit(TEXTS, LABELS, words=1, most_terms=2)
-    assert model.terms == ("so", "well")  # four times each
-
-
 def test_a_baseline_beats_the_more_frequent_answer():
-    train, held_out = generated(6000).split(0.2)
+    train, held_out = generated(3000).split(0.2)
     trained = train_upvote_baseline(train, held_out)
     assert trained.tested == len(held_out)
     assert trained.accuracy > trained.majority + 0.05
@@ -131,7 +126,7 @@ def test_thresholds_and_batches():
 
 @pytest.mark.slow
 def test_an_upvote_model_learns():
-    data = generated(2000, seed=2)
+    data = generated(1200, seed=2)
     tokenizer = word_tokenizer(data.comments)
     losses = []
     trained = train_upvote_model(
@@ -166,15 +161,6 @@ def test_upvote_files(tmp_path):
     write_checksums(tmp_path / "model")
     with pytest.raises(FileError, match=r"config\.json asks for code from elsewhere: attn_implementation"):
         UpvoteModel.load(tmp_path / "model")
-
-
-def test_a_model_is_tested_where_it_was_trained(monkeypatch):
-    calls = []
-    move, test = UpvoteNetwork.cpu, UpvoteModel._probabilities
-    monkeypatch.setattr(UpvoteNetwork, "cpu", lambda self: calls.append("moves") or move(self))
-    monkeypatch.setattr(UpvoteModel, "_probabilities", lambda *texts: calls.append("tests") or test(*texts))
-    small_run()
-    assert calls == ["tests", "moves"]
 
 
 def test_tfidf_files(tmp_path):

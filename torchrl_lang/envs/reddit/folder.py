@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ from torchrl_lang.envs.reddit.upvotes import TfidfModel, UpvoteModel
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizers import PLAIN
 
-__all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths", "RedditReward", "RewardName"]
+__all__ = ["SPLITS", "WORDS", "CommentFolder", "RedditReward", "RewardName"]
 
 SPLITS = ("test", "val", "train")
 WORDS = "words"
@@ -117,10 +117,10 @@ class RedditReward:
         """
         if self.name == "score":
             return ScoreReward(comments, unknown=0.0)
-        if self.name == "upvotes" and self.model is None:
-            return TfidfModel.fit(train.comments, [score > 0 for score in train.scores])
         if self.name == "upvotes":
-            return self._cached(UpvoteModel.load(str(self.model)), folder)
+            if self.model is None:
+                return TfidfModel.fit(train.comments, [score > 0 for score in train.scores])
+            return self._cached(UpvoteModel.load(self.model), folder)
         if self.name == "sentiment":
             return self._cached(SentimentReward(), folder, version("vaderSentiment"))
         if self.name == "classifier":
@@ -140,13 +140,6 @@ class RedditReward:
         parts = (self.measure, self.name.removesuffix("_noised"), self.model, content, self.labels, source)
         name = " ".join(str(part) for part in parts if part)
         return CachedReward(reward, Path(folder) / _CACHE, model=name, **options)
-
-
-class Lengths(NamedTuple):
-    """The lengths that every comment fits."""
-
-    row_length: int
-    action_length: int
 
 
 @dataclass(frozen=True)
@@ -218,8 +211,8 @@ class CommentFolder:
         return word_tokenizer((*train.parents, *train.comments), unknown=unknown)
 
     @lru_cache(maxsize=8)  # noqa: B019
-    def lengths(self, tokenizer: str, *, include_parent: bool) -> Lengths:
-        """The lengths of the longest texts of all splits: ``2 + parent + 1 + comment + 1``.
+    def lengths(self, tokenizer: str, *, include_parent: bool) -> tuple[int, int]:
+        """``row_length`` and ``action_length`` of the longest texts of all splits.
 
         Raises:
             FileError: the tokenizer cannot encode a text.
@@ -235,8 +228,7 @@ class CommentFolder:
                         problem = f"has a {kind} that cannot be encoded ({error}): {part.places[number]}"
                         remedy = "give a tokenizer that can, as `--tokenizer NAME`"
                         raise FileError(self.folder, problem, remedy) from error
-        action_length = 1 + longest["comment"]
-        return Lengths(3 + longest["parent"] + action_length, action_length)
+        return 4 + longest["parent"] + longest["comment"], 1 + longest["comment"]
 
     @lru_cache(maxsize=8)  # noqa: B019
     def reward(self, chosen: RedditReward) -> TextReward:

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from torchrl_lang._checks import within
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import refuse_content, write_file, write_folder
 from torchrl_lang.envs.reddit.data import FILES
 
@@ -87,11 +87,8 @@ def generated_comments(
         fans of sourdough loaves ruin the beach for the rest of us | okay, heck no, sourdough loaves are ugly
         any tips for long novels after work? | right, i showed your long novels at the town hall and all were happy
     """
-    within("pairs", pairs, 1, _MOST)
-    within("sentences", sentences, 1, 20)
-    rates = {"provoking": provoking, "rude_when_calm": rude_when_calm, "rude_when_provoked": rude_when_provoked}
-    for name, value in rates.items():
-        within(name, value, 0.0, 1.0)
+    check_options(pairs=(pairs, f"[1, {_MOST}]"), sentences=(sentences, "[1, 20]"), provoking=(provoking, "[0, 1]"))
+    check_options(rude_when_calm=(rude_when_calm, "[0, 1]"), rude_when_provoked=(rude_when_provoked, "[0, 1]"))
     phrases, random, found = _phrases(), Random(seed), dict[tuple[str, str], GeneratedComment]()
     while len(found) < pairs:
         parent_kind = "provoking" if random.random() < provoking else "calm"

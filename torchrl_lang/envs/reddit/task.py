@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -85,10 +84,9 @@ class RedditTask(Task):
         include_parent: bool = True,
     ) -> RedditTask:
         """The task whose lengths every comment of the folder fits; by default with the ILQL paper's scale."""
-        lengths = comments.lengths(vocabulary, include_parent=include_parent)._asdict()
+        row_length, action_length = comments.lengths(vocabulary, include_parent=include_parent)
         scale = reward.paper_scale if scale is None else scale
-        options: dict[str, Any] = {"shift": shift, "include_parent": include_parent, "vocabulary": vocabulary}
-        return cls(comments, reward, scale=scale, **lengths, **options)
+        return cls(comments, reward, row_length, scale, action_length, shift, include_parent, vocabulary)
 
     @classmethod
     def of_options(cls, options: RedditGames) -> RedditTask:
@@ -99,7 +97,7 @@ class RedditTask(Task):
             generate_corpus(options, folder)
         where = str(folder.resolve())
         comments = CommentFolder(where, options.encoding, options.on_bad_rows, options.split_seed, options.index_files)
-        more: dict[str, Any] = {name: getattr(options, name) for name in ("scale", "shift", "include_parent")}
+        more: Any = {"scale": options.scale, "shift": options.shift, "include_parent": options.include_parent}
         return cls.of(comments, reward, options.tokenizer, **more)
 
     def maker(self, options: RedditData) -> EpisodeSampler:
@@ -111,15 +109,14 @@ class RedditTask(Task):
     def _rows(self, options: RedditData) -> CommentRows:
         data = self._comments(options)
         shuffled = data.take(Random(options.seed).sample(range(len(data)), len(data)))  # the files are sorted by score
-        more: dict[str, Any] = {"scale": self.scale, "shift": self.shift, "include_parent": self.include_parent}
+        more: Any = {"scale": self.scale, "shift": self.shift, "include_parent": self.include_parent}
         reward = self.reward_of_training()
         return CommentRows(shuffled, reward, self.tokenizer(), self.row_length, cutoff=options.cutoff, **more)
 
     def _comments(self, options: RedditData) -> RedditComments:
         """The training comments, by their upvotes."""
-        if options.min_upvotes is None:
-            return self.data("train").with_scores(quantile=options.upvote_quantile)
-        return self.data("train").with_scores(at_least=options.min_upvotes)
+        quantile = options.upvote_quantile if options.min_upvotes is None else None
+        return self.data("train").with_scores(at_least=options.min_upvotes, quantile=quantile)
 
     def number_of_episodes(self, options: RedditData) -> int:
         """Number of comments."""
@@ -162,16 +159,15 @@ class RedditTask(Task):
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> RedditEnv:
         """The environment on the parents of a split."""
         names = ("row_length", "action_length", "scale", "shift", "include_parent")
-        fixed: dict[str, Any] = {name: getattr(self, name) for name in names}
-        more = {**fixed, **options}
-        return RedditEnv(self.data(split), self.reward_of_training(), self.tokenizer(), batch_size=[batch_size], **more)
+        more: Any = {**{name: getattr(self, name) for name in names}, "batch_size": [batch_size], **options}
+        return RedditEnv(self.data(split), self.reward_of_training(), self.tokenizer(), **more)
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: any training comment; ``"data"``: a comment of the data, of any split, on the same parent."""
         one_of("player", name, self.baselines)
         comments = self.comments.of_all_splits() if name == "data" else self.data("train")
-        options: dict[str, Any] = {"of_parent": name == "data" and self.include_parent, "seed": seed}
-        return Player(CommentPlayer(comments, self.tokenizer(), self.action_length, **options))
+        of_parent = name == "data" and self.include_parent
+        return Player(CommentPlayer(comments, self.tokenizer(), self.action_length, of_parent=of_parent, seed=seed))
 
     def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
         """Reply to parents of a split, by default ``"val"``; see :meth:`Task.evaluate`."""
@@ -191,7 +187,8 @@ class RedditTask(Task):
         harmful = self.is_harmful(texts)
         metrics: dict[str, Any] = {
             self.reward.measure: lambda records: harmful,
-            **{f"distinct_{n}": partial(_distinct, texts, n) for n in (1, 2)},
+            "distinct_1": lambda records: torch.tensor([distinct(texts, 1)]),
+            "distinct_2": lambda records: torch.tensor([distinct(texts, 2)]),
             "words": lambda records: torch.tensor([float(len(text.split())) for text in texts]),
         }
         return summarize(records, name=name, won=lambda records: ~harmful, metrics=metrics)
@@ -200,23 +197,15 @@ class RedditTask(Task):
 def generate_corpus(options: CorpusOptions, folder: Path) -> None:
     """Generate comments, unless the folder is there."""
     if not folder.exists():
-        names = ("sentences", "rude_when_calm", "rude_when_provoked")
-        rates: dict[str, Any] = {name: getattr(options, name) for name in names}
+        rates = {name: getattr(options, name) for name in ("sentences", "rude_when_calm", "rude_when_provoked")}
         generate_reddit_comments(folder, options.pairs, seed=options.corpus_seed, **rates)
 
 
 def comments_of(records: GameRecords, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Parent and comment of each game; the parent is empty where none is shown."""
-    found = []
-    for row in records.rows:
-        turns = transcript_turns(row, tokenizer)
-        found.append(
-            (
-                "".join(text for by_agent, text, _ in turns if not by_agent),
-                "".join(text for by_agent, text, _ in turns if by_agent),
-            )
-        )
-    return found
+    games = [transcript_turns(row, tokenizer) for row in records.rows]
+    parents, comments = (["".join(turn[1] for turn in game if turn[0] == agent) for game in games] for agent in (0, 1))
+    return list(zip(parents, comments, strict=True))
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
@@ -228,7 +217,3 @@ def distinct(texts: Sequence[str], n: int) -> float:
         (0.5, 0.0)
     """
     return distinct_n(texts, n) if any(len(text.split()) >= n for text in texts) else 0.0
-
-
-def _distinct(texts: Sequence[str], n: int, records: GameRecords) -> Tensor:
-    return torch.tensor([distinct(texts, n)])
