@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+import tyro  # noqa: F401  it fails where a doctest before has left a tuple with a list as `builtins._`
 
 from . import garbage
 from .processes import use_a_server

@@ -129,7 +129,8 @@ def _given(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any] |
             prog=prog,
             description="",
             args=_gathered(words, [name for name, hint in hints.items() if get_origin(hint) is dict]),
-            config=(tyro.conf.OmitArgPrefixes,),
+            # Nothing of the help is in comments, and to look for them parses the source of this file.
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
             return_unknown_args=True,
         )
     except SystemExit:

@@ -19,7 +19,7 @@ from torchrl_lang.algorithm_distillation import (
 )
 from torchrl_lang.evaluation import read_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import AD
-from torchrl_lang.recipes.algorithm_distillation.histories import source_on
+from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, source_on
 from torchrl_lang.training import Checkpointer
 
 ad = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.ad")
@@ -43,7 +43,7 @@ def assert_same(one, other):
 
 
 def family():
-    return AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}).family()
+    return TaskFamily(AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}))
 
 
 @pytest.fixture(scope="module")

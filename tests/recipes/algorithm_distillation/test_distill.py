@@ -21,7 +21,7 @@ from torchrl_lang.algorithm_distillation import (
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, QLearning
 from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
-from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions, source_on
+from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions, TaskFamily, source_on
 
 recipe = importlib.import_module(
     "torchrl_lang.recipes.algorithm_distillation.distill"
@@ -75,7 +75,7 @@ def copied(finished, tmp_path):
 
 
 def split():
-    return HistoryOptions(**FAMILY).family().split
+    return TaskFamily(HistoryOptions(**FAMILY)).split
 
 
 def table_of(text):
@@ -101,7 +101,7 @@ def test_each_method_trains_on_its_source(finished):
 @pytest.mark.slow
 def test_figures_by_plain_loops(finished):
     results, table = json.loads((finished / "results.json").read_text()), (finished / "report.txt").read_text()
-    env = HistoryOptions(**FAMILY).family().env(split().test, 3)
+    env = TaskFamily(HistoryOptions(**FAMILY)).env(split().test, 3)
     optimal = env.optimal_return()[:, 0].tolist()
     for title, file in (
         ("AD", "ad-{}/test.json"),
@@ -214,7 +214,7 @@ def test_bad_options(more, message, tmp_path, capsys):
 
 def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
     play = TestPlay(FormatOptions(size=5), episodes=6, streams=3)
-    steps, test = play._demonstration(0), HistoryOptions(size=5).family().split.test.tolist()
+    steps, test = play._demonstration(0), TaskFamily(HistoryOptions(size=5)).split.test.tolist()
     assert steps.shape == (len(test) * 3, 10)
     for number, row in enumerate(steps.unbind(0)):
         goal = divmod(test[number // 3], 5)

@@ -12,7 +12,7 @@ from torchrl_lang.algorithm_distillation.language import parse_steps
 from torchrl_lang.modules import load_language_model
 from torchrl_lang.recipes.algorithm_distillation.ad import AD, FORMATS, FormatOptions, LanguageFormat, Wording
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill
-from torchrl_lang.recipes.algorithm_distillation.histories import history_windows
+from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, history_windows
 from torchrl_lang.training import Checkpointer
 
 TINY = {"width": 8, "heads": 2, "layers": 1, "context_episodes": 2, "streams": 2}
@@ -31,11 +31,11 @@ def language(template="compact", **family):
 
 def new(options):
     torch.manual_seed(0)
-    return FORMATS[options.format].new(options, options.family())
+    return FORMATS[options.format].new(options, TaskFamily(options))
 
 
 def windows_of(options, batch_size=8):
-    length = options.context_episodes * options.family().episode_length
+    length = options.context_episodes * TaskFamily(options).episode_length
     return history_windows(options, length=length, batch_size=batch_size, seed=0).sample()
 
 
@@ -66,7 +66,7 @@ def test_lengths_of_rows():
 def test_a_context_holds_the_episodes_of_a_window(template):
     options = language(template)
     format = new(options)
-    policy, env = format.policy(1.0), options.family().env(options.family().split.test, 2)
+    policy, env = format.policy(1.0), TaskFamily(options).env(TaskFamily(options).split.test, 2)
     evaluate_in_context(env, policy, episodes=4)
     found = [parse_steps(policy.text(stream), policy.template) for stream in range(env.batch_size.numel())]
     episodes = {int(steps["done"].sum()) for steps in found}
@@ -77,7 +77,7 @@ def test_a_context_holds_the_episodes_of_a_window(template):
 @pytest.mark.parametrize("format", ["rl", "language"])
 def test_a_saved_model_plays_the_same(format, tmp_path):
     options = FormatOptions(format=format, **FAMILIES[0], **TINY)
-    saved, family = new(options), options.family()
+    saved, family = new(options), TaskFamily(options)
     saved.save(tmp_path / "model", {"steps": 3})
     loaded = FORMATS[format].load(tmp_path / "model")
     env = family.env(family.split.test, 4)

@@ -11,6 +11,7 @@ from torchrl_lang.envs.grids import DarkRoomEnv, random_bandits
 from torchrl_lang.recipes.algorithm_distillation.histories import (
     FamilyOptions,
     HistoryOptions,
+    TaskFamily,
     history_windows,
     recording_of,
     skipped,
@@ -78,7 +79,7 @@ def test_windows_have_the_training_tasks_and_no_others(name, drawn):
     options = HistoryOptions(**{**SMALL, **FAMILIES[name]})
     windows = history_windows(options, length=LENGTH, batch_size=BATCH, seed=0)
     batches = [windows.sample() for _ in range(EVERY + 2)]
-    split = options.family().split
+    split = TaskFamily(options).split
     assert len(drawn) == 2
     for history in drawn:
         assert history.task_numbers.tolist() == split.train.tolist()
@@ -91,7 +92,7 @@ def test_windows_have_the_training_tasks_and_no_others(name, drawn):
 def test_no_window_shows_a_reward_at_a_held_out_goal(source):
     """The content alone: a step after a reward, in the same episode, is at the goal."""
     options = {"size": 4, "episode_length": 9, "source": source, "streams": 20, "history_episodes": 10}
-    windows, split = windows_of(**options, skip_episodes=1), HistoryOptions(**{**SMALL, **options}).family().split
+    windows, split = windows_of(**options, skip_episodes=1), TaskFamily(HistoryOptions(**{**SMALL, **options})).split
     found = set()
     for _ in range(4 * EVERY):
         batch = windows.sample()
@@ -117,7 +118,7 @@ def test_no_window_shows_a_reward_at_a_held_out_goal(source):
 )
 def test_the_source_of_each_family(options, kind, steps, kept):
     made = HistoryOptions(**{**SMALL, **options})
-    family = made.family()
+    family = TaskFamily(made)
     env = family.env(family.split.train, 2)
     source = source_on(made, env, seed=7)
     assert (type(source), source.steps, source.seed, skipped(made)) == (kind, steps, 7, kept)
@@ -131,10 +132,10 @@ def test_the_source_of_each_family(options, kind, steps, kept):
 def recorded(folder, which="all", **options):
     """A folder with a history of the training tasks, the held-out ones, or all of them."""
     made = HistoryOptions(**{**SMALL, **options})
-    split = made.family().split
+    split = TaskFamily(made).split
     held_out = torch.cat([split.validation, split.test])
     numbers = {"train": split.train, "held_out": held_out, "all": torch.cat([held_out, split.train])}[which]
-    return record_history(folder, source_on(made, made.family().env(numbers, 2), seed=5))
+    return record_history(folder, source_on(made, TaskFamily(made).env(numbers, 2), seed=5))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -142,7 +143,7 @@ def test_a_recorded_history_is_used_without_its_held_out_tasks(name, tmp_path, d
     options = FAMILIES[name]
     history = recorded(tmp_path / "history", **options)
     windows = windows_of(**options, history=tmp_path / "history")
-    split = HistoryOptions(**{**SMALL, **options}).family().split
+    split = TaskFamily(HistoryOptions(**{**SMALL, **options})).split
     kept = [history.task_numbers.tolist().index(task) for task in split.train.tolist()]
     steps = history.steps[kept].reshape(-1)
     for _ in range(2 * EVERY):
@@ -244,11 +245,11 @@ def options(request):
 
 def numbers(**options):
     """All tasks of a family, in the order of their numbers."""
-    return torch.cat(list(FamilyOptions(**options).family().split)).sort().values.tolist()
+    return torch.cat(list(TaskFamily(FamilyOptions(**options)).split)).sort().values.tolist()
 
 
 def test_the_parts_of_a_split_are_disjoint(options):
-    split = FamilyOptions(**options).family().split
+    split = TaskFamily(FamilyOptions(**options)).split
     for one, other in itertools.combinations(split, 2):
         assert not set(one.tolist()) & set(other.tolist())
     assert len(set(numbers(**options))) == sum(map(len, split))
@@ -268,7 +269,7 @@ def test_the_parts_of_a_split_are_disjoint(options):
     ],
 )
 def test_numbers_of_tasks(options, parts):
-    assert [len(part) for part in FamilyOptions(**options).family().split] == parts
+    assert [len(part) for part in TaskFamily(FamilyOptions(**options)).split] == parts
 
 
 @pytest.mark.parametrize("size", [3, 4, 7])
@@ -281,10 +282,10 @@ def test_a_goal_where_each_episode_begins_is_left_out(size):
 
 
 def test_options_reach_the_environment():
-    family = FamilyOptions(env="dark_key_door", size=4, start="random").family()
+    family = TaskFamily(FamilyOptions(env="dark_key_door", size=4, start="random"))
     env = family.env(family.split.train, 1)
     assert (env.size, env.start) == (4, "random")
-    bandit = FamilyOptions(env="bandit", arms=4, tasks=50, split_seed=3).family()
+    bandit = TaskFamily(FamilyOptions(env="bandit", arms=4, tasks=50, split_seed=3))
     described = bandit.env(bandit.split.test[:1], 1).describe_task(int(bandit.split.test[0]))
     expected = random_bandits(50, 4, seed=3)[bandit.split.test[0]]
     assert described["probabilities"] == pytest.approx(expected.tolist())

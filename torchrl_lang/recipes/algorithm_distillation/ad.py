@@ -129,9 +129,9 @@ class RLFormat:
         model: the model.
 
     Examples:
-        >>> from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions, RLFormat
+        >>> from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions, RLFormat, TaskFamily
         >>> options = FormatOptions(size=3, width=8, heads=2)
-        >>> RLFormat.new(options, options.family()).model.context
+        >>> RLFormat.new(options, TaskFamily(options)).model.context
         120
     """
 
@@ -179,9 +179,9 @@ class LanguageFormat:
         steps: steps that it reads at most.
 
     Examples:
-        >>> from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions, LanguageFormat
+        >>> from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions, LanguageFormat, TaskFamily
         >>> options = FormatOptions(format="language", size=3, context_episodes=2, width=8, heads=2)
-        >>> LanguageFormat.new(options, options.family()).context
+        >>> LanguageFormat.new(options, TaskFamily(options)).context
         161
     """
 
@@ -253,7 +253,7 @@ def main(options: AD) -> float:
     The run's folder contains ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. The same command
     continues a run that was killed, and ends with the same numbers.
     """
-    family = options.family()
+    family = TaskFamily(options)
     torch.manual_seed(options.seed)
     length = options.context_episodes * family.episode_length
     format = FORMATS[options.format].new(options, family)

@@ -29,7 +29,7 @@ from torchrl_lang.evaluation import SeedSummary
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS
-from torchrl_lang.recipes.algorithm_distillation.histories import recording_of, skipped, source_on
+from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, recording_of, skipped, source_on
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import check_place
@@ -120,7 +120,7 @@ class TestPlay:
 
     def env(self) -> HiddenTaskEnv:
         """The test tasks."""
-        family = self.options.family()
+        family = TaskFamily(self.options)
         return family.env(family.split.test, self.streams)
 
     def returns(self, policy: ContextPolicy, env: HiddenTaskEnv, *, seed: int = _SEED) -> Tensor:
@@ -174,7 +174,7 @@ def reports(play: TestPlay, runs: Mapping[str, Sequence[Path]]) -> dict[str, InC
     found["source"] = play.of_source()[None]
     found["random"] = play.returns(RandomPolicy(env.n_actions), env)[None]
     found["optimal"] = play.returns(OptimalPolicy(env), env)[None]
-    tasks = play.options.family().split.test
+    tasks = TaskFamily(play.options).split.test
     return {name: in_context_report(name, returns, optimal, tasks=tasks) for name, returns in found.items()}
 
 

@@ -68,8 +68,8 @@ class TaskFamily:
         ValueError: there are too many tasks, or a part of the split has none.
 
     Examples:
-        >>> from torchrl_lang.recipes.algorithm_distillation.histories import FamilyOptions
-        >>> family = FamilyOptions(size=5).family()
+        >>> from torchrl_lang.recipes.algorithm_distillation.histories import FamilyOptions, TaskFamily
+        >>> family = TaskFamily(FamilyOptions(size=5))
         >>> [len(part) for part in family.split], family.env(family.split.test, streams=16).batch_size
         ([18, 2, 4], torch.Size([4, 16]))
     """
@@ -211,7 +211,7 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
     Raises:
         ValueError: the recorded history has none of these tasks, or does not fit, see :func:`recording_of`.
     """
-    family = options.family()
+    family = TaskFamily(options)
     windows: dict[str, Any] = {"skip_episodes": skipped(options), "seed": seed}
     if options.history is not None:
         recorded = _recorded(options, options.history)
@@ -248,7 +248,7 @@ def recording_of(options: HistoryOptions) -> Recording | None:
         return None
     folder, name = options.history, options.source_name()
     manifest = read_manifest(folder)
-    _refuse_other(folder, manifest.source.get("env") or {}, options.family().one().describe())
+    _refuse_other(folder, manifest.source.get("env") or {}, TaskFamily(options).one().describe())
     found, decay = manifest.source.get("algorithm"), manifest.source.get("decay") or {}
     has_noise = bool(decay.get("first") or decay.get("last"))
     if found != _SOURCES[name].kind.__name__ or (found == NoisyExpert.__name__ and has_noise == (name == "expert")):
@@ -262,7 +262,7 @@ def recording_of(options: HistoryOptions) -> Recording | None:
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
     """The streams of a recorded history whose tasks are to be trained on."""
     recording_of(options)
-    history, family = load_history(folder), options.family()
+    history, family = load_history(folder), TaskFamily(options)
     env, train = family.one(), family.split.train.tolist()
     kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in train]
     if not kept:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torchrl_lang.recipes.algorithms import LoopOptions, SizeOptions
 from torchrl_lang.recipes.options import Options, option, required, with_defaults
-
-if TYPE_CHECKING:
-    from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily
 
 __all__ = [
     "AD",
@@ -69,12 +66,6 @@ class FamilyOptions(Options):
     validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", above=0, below=1)
     test: float = option(0.15, "share of the tasks that are reported", above=0, below=1)
     split_seed: int = option(0, "seed of the tasks and of their split", at_least=0)
-
-    def family(self) -> TaskFamily:
-        """The tasks."""
-        from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily
-
-        return TaskFamily(self)
 
 
 @dataclass(frozen=True, kw_only=True)
