@@ -243,7 +243,7 @@ def test_no_rows_at_all():
     assert dist.sample((3,)).shape == (3, 0, K)
 
 
-@pytest.mark.parametrize(("kind", "method"), zip(SLIDING, METHODS, strict=True))
+@pytest.mark.parametrize(("kind", "method"), [*zip(SLIDING, METHODS, strict=True)])
 def test_sliding_windows_decode_with_a_cache_as_without(kind, method):
     actor = language_actor(sliding_lm(kind))
     assert actor[0].module.cache_obstacle is None

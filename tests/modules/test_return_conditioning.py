@@ -142,7 +142,7 @@ def corridor_policy(env, mode, *, target=-2.0, kind="gpt2", **options):
     return ReturnConditionedActor(inner, target)
 
 
-@pytest.mark.parametrize(("mode", "kind"), zip(MODES, ("gpt2", "llama"), strict=True))
+@pytest.mark.parametrize(("mode", "kind"), [*zip(MODES, ("gpt2", "llama"), strict=True)])
 def test_games_with_a_reused_prefix_equal_games_without_one(corridor, mode, kind):
     def play(reuse):
         corridor.set_seed(5)

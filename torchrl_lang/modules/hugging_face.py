@@ -128,18 +128,15 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
 def cache_obstacle(model: PreTrainedModel) -> str | None:
     """Why a model without its head cannot read rows incrementally with our masks, in words; None if it can."""
     config: Any = model.config
-    others = sorted(set(attention_windows(config)) - {FULL, SLIDING})
-    if others:
-        return f"its layers are of the kinds {others}"
-    if "local" in getattr(config, "attention_layers", ()):
-        return "its local attention builds masks of its own"
-    if getattr(config, "num_kv_shared_layers", 0):
-        return "its layers share keys and values"
-    if config._attn_implementation not in _MASKED:
-        return (
-            f"{config._attn_implementation!r} takes no mask over single keys: load it with attn_implementation='sdpa'"
-        )
-    return None if _takes_positions(type(model).forward) else "it takes no position_ids"
+    others, attention = sorted(set(attention_windows(config)) - {FULL, SLIDING}), config._attn_implementation
+    obstacles = {
+        f"its layers are of the kinds {others}": others,
+        "its local attention builds masks of its own": "local" in getattr(config, "attention_layers", ()),
+        "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
+        f"{attention!r} takes no mask over keys: use attn_implementation='sdpa'": attention not in _MASKED,
+        "it takes no position_ids": not _takes_positions(type(model).forward),
+    }
+    return next((obstacle for obstacle, found in obstacles.items() if found), None)
 
 
 @cache
