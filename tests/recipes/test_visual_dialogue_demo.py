@@ -32,10 +32,10 @@ from torchrl_lang.recipes.visual_dialogue_demo import (
 )
 
 SMALL = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-games": 6, "eval-games": 13}
-RUNS = {"bc", "best-30-none", "best-30-hard", "ilql-none", "ilql-hard"}
+RUNS = {"bc", "ilql-none", "ilql-hard"}
 
 
-def command(home, out, *more, methods=("bc", "best-30", "ilql"), rewards=("none", "hard")):
+def command(home, out, *more, methods=("bc", "ilql"), rewards=("none", "hard")):
     sizes = [str(word) for name, value in SMALL.items() for word in (f"--{name}", value)]
     names = ["--methods", *methods, "--rewards", *rewards]
     return main(["visual_dialogue", "--out", str(out), "--folder", str(home), "--no-image", *names, *sizes, *more])
@@ -48,12 +48,18 @@ def evaluations(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def finished(prepared_dialogues, tmp_path_factory):
-    """A demo from end to end; tests must not write into it."""
+def first_call(prepared_dialogues, tmp_path_factory):
+    """A demo from end to end, and the games that were played outside of trainings; tests must not write into it."""
     out = tmp_path_factory.mktemp("demo") / "out"
-    with trained_in_this_process():
+    with trained_in_this_process(), pytest.MonkeyPatch.context() as patch:
+        calls = recorded_evaluations(VisualDialogueTask, patch)
         assert command(prepared_dialogues, out) == 0
-    return out
+    return out, calls
+
+
+@pytest.fixture
+def finished(first_call):
+    return first_call[0]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +81,7 @@ def results_of(out):
 @pytest.mark.slow
 def test_all_that_is_promised_is_there(finished):
     results, report = results_of(finished), (finished / "report.txt").read_text()
-    titles = {"BC", "BC best 30 %", "ILQL", "ILQL beta 0", "dialogues of the data", "random questions"}
+    titles = {"BC", "ILQL", "ILQL beta 0", "dialogues of the data", "random questions"}
     for penalty in ("none", "hard"):
         players = results[penalty]["players"]
         assert set(players) == titles
@@ -119,14 +125,15 @@ def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copie
 
 
 @pytest.mark.slow
-def test_every_method_runs_by_its_name(prepared_dialogues, copied, trainings):
-    there = {path.name.removesuffix("-none") for path in (copied / "seed-0").iterdir()}
-    assert command(prepared_dialogues, copied, methods=tuple(METHODS), rewards=("none",)) == 0
-    assert {name.removesuffix("-none") for name in trainings.done} == set(METHODS) - there
+def test_every_kind_of_method_runs_by_its_name(prepared_dialogues, copied, trainings):
+    """An imitation, one of returns, one of weights only, one that starts from BC, and one of utterances."""
+    methods = ("best-30", "dt", "awac", "qsft", "utterance-ilql")
+    assert command(prepared_dialogues, copied, methods=methods, rewards=("none",)) == 0
+    assert {name.removesuffix("-none") for name in trainings.done} == set(methods)
     players = results_of(copied)["none"]["players"]
-    for method in METHODS.values():
-        assert players[method.title]["games"] == 13
-        assert players[method.title]["decodings"]
+    for method in methods:
+        assert players[METHODS[method].title]["games"] == 13
+        assert players[METHODS[method].title]["decodings"]
 
 
 @pytest.mark.slow
@@ -143,26 +150,20 @@ def test_interrupted_calls_continue(prepared_dialogues, finished, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_decodings_are_chosen_on_other_scenes_than_those_of_the_report(prepared_dialogues, copied, evaluations):
-    for path in (copied / "seed-0").rglob("*.json"):
-        if path.name == "choice.json" or path.parent.name == "test":
-            path.unlink()
-    (copied / "random_questions.json").unlink()
-    assert command(prepared_dialogues, copied) == 0
+def test_decodings_are_chosen_on_other_scenes_than_those_of_the_report(first_call):
+    out, evaluations = first_call
     assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
     assert {games for split, _, games in evaluations if split == "val"} == {6}
-    assert len([1 for split, *_ in evaluations if split == "val"]) == 4 * 3 + 6 * 2
+    assert len([1 for split, *_ in evaluations if split == "val"]) == 4 + 6 * 2
     played = [1 for split, *_ in evaluations if split == "test"]
-    assert len(played) == 1 + len(list((copied / "seed-0").glob("*/test/*.json")))  # each once, and the random player
-    results = results_of(copied)
+    assert len(played) == 1 + len(list((out / "seed-0").glob("*/test/*.json")))  # each once, and the random player
+    results = results_of(out)
     for penalty in ("none", "hard"):
-        for name in ("bc", f"best-30-{penalty}", f"ilql-{penalty}"):
-            choice = json.loads((copied / "seed-0" / name / "choice.json").read_text())
-            allowed = {way: found[penalty] for way, found in choice.items() if way != "greedy, beta 0"}
-            title = METHODS[name.removesuffix(f"-{penalty}")].title
+        for title, name in (("BC", "bc"), ("ILQL", f"ilql-{penalty}")):
+            choice = json.loads((out / "seed-0" / name / "choice.json").read_text())
+            allowed = {way: found[penalty] for way, found in choice.items() if way != UNGUIDED}
             (chosen,) = results[penalty]["players"][title]["decodings"]
             assert allowed[chosen] == max(allowed.values())
-    assert UNGUIDED == "greedy, beta 0"
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ YES_NO = {
 def test_the_cross_reward_table_by_a_plain_loop(finished):
     results = results_of(finished)["cross_rewards"]
     for trained in ("none", "hard"):
-        for title, run in (("BC", "bc"), ("BC best 30 %", f"best-30-{trained}"), ("ILQL", f"ilql-{trained}")):
+        for title, run in (("BC", "bc"), ("ILQL", f"ilql-{trained}")):
             (way,) = results_of(finished)[trained]["players"][title]["decodings"]
             name = way.replace(",", "").replace(" ", "_")
             played = json.loads((finished / "seed-0" / run / "test" / f"{name}.json").read_text())

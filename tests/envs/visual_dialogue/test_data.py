@@ -101,13 +101,6 @@ def test_additional_scenes_must_end(make, mode, rewards):
         data.scenes(DialogueRewards(mode))
 
 
-def test_scenes_need_rewards(tmp_path):
-    np.save(tmp_path / "images_val.npy", raw_features(2, 8))
-    data = VisualDialogues(write_dialogues(tmp_path / "d.json", 2), tmp_path / "images_val.npy", "val")
-    with pytest.raises(ValueError, match="Scenes need a cache of rewards"):
-        data.scenes(DialogueRewards())
-
-
 def test_the_real_files_together(tmp_path):
     pytest.importorskip("h5py")
     data = VisualDialogues(

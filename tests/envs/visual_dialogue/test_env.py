@@ -110,16 +110,6 @@ def test_rewards_ends_and_progress_of_plain_loops(data):
     assert rounds > 3 * SCENES
 
 
-def test_ten_rounds_end_a_dialogue_in_every_mode(data):
-    never = DialogueRewards(cutoff=lambda initial, progress: False)
-    for rewards in (never, DialogueRewards("agent_stops"), DialogueRewards("10_stop")):
-        td = replay(make_env(data, rewards=rewards, batch_size=[1]), [0], [["?"] * 9])
-        assert not td["done"].any()
-        td = replay(make_env(data, rewards=rewards, batch_size=[1]), [0], [["?"] * 10])
-        assert td["terminated"].all()
-        assert not td["truncated"].any()
-
-
 # -- entries -----------------------------------------------------------------------------------------------------------
 
 

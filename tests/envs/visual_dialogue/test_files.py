@@ -64,10 +64,6 @@ DAMAGED_1_0 = {  # a change, and a part of the message
     "no last answer": (lambda data: data["dialogs"][1]["dialog"][9].pop("answer"), r"1\.dialog\.9\.answer.*test split"),
     "nine rounds": (lambda data: data["dialogs"][1]["dialog"].pop(), r"data\.dialogs\.1\.dialog.*10"),
     "no such text": (lambda data: data["dialogs"][0]["dialog"][2].update(question=99), r"dialogs\.0.*no text"),
-    "negative": (lambda data: data["dialogs"][0]["dialog"][2].update(answer=-1), r"-1 as .*0\.dialog\.2\.answer"),
-    "a text": (lambda data: data["dialogs"][0]["dialog"][2].update(answer="yes"), "expected a valid integer"),
-    "no answers": (lambda data: data.pop("answers"), r'no field "data\.answers"'),
-    "a number": (lambda data: data["questions"].append(7), r'7 as "data\.questions\.11"'),
     "no dialogue": (lambda data: data["dialogs"].clear(), r"data\.dialogs"),
 }
 
@@ -82,12 +78,8 @@ def test_damaged_files_of_visdial_1_0(tmp_path, change, found):
     ("place", "value"),
     [
         (["caption"], None),
-        (["caption"], 7),
-        (["dialog"], "x"),
         (["dialog", 9], None),
-        (["dialog", 4], ["q", "a"]),
         (["dialog", 4, "answer"], None),
-        (["dialog", 0, "question"], [1]),
         (["image_id"], [1]),
         ([], "x"),
     ],
@@ -123,10 +115,7 @@ def test_other_files_are_not_dialogues(tmp_path, content):
     [
         ([[0.5] * 11], "1 dialogues, expected 2"),
         ([[0.5] * 11, [0.5] * 10], '"1"'),
-        ([[0.5] * 11, 3], '"1"'),
-        ([[0.5] * 11, "0123456789a"], '"1"'),
         ([[0.5] * 11, [0.5] * 10 + ["x"]], '"1.10"'),
-        ([[0.5] * 11, [True] * 11], '"1.0"'),
         ([[float("nan")] * 11] * 2, '"0.0"'),
     ],
 )
@@ -149,7 +138,6 @@ def test_additional_scenes_of_any_length(tmp_path):
     ("changed", "found"),
     [
         ({"image": 3}, "item 0 with image 3 of 3"),
-        ({"image": -1}, r'-1 as "0\.image"'),
         ({"rewards": [0.5]}, "1 rewards of 1 rounds"),
         ({"stop": True}, r"0\.stop"),
         ({"dialog": SCENE["dialog"] * 11, "rewards": [0.5] * 12}, r"0\.dialog"),

@@ -76,25 +76,3 @@ def test_dialogues_ask_each_attribute_once_and_none_of_the_caption(tmp_path):
         assert len(set(names)) == 10
         assert any(not set(named) & set(names) for named, _ in CAPTIONS)
         assert not any(is_yes_no(each["answer"], "conservative") for each in item["dialog"])
-
-
-def test_no_reply_to_an_open_question_is_a_yes_no_answer():
-    replies = [
-        answer.format(value) for each in ATTRIBUTES for _, answer in each.open_questions for value in each.values
-    ]
-    assert not any(is_yes_no(each, "conservative") or is_yes_no(each, "soft", substrings=True) for each in replies)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"splits": {}}, "splits must"),
-        ({"splits": {"train": 0}}, r"splits\['train'\] must"),
-        ({"feature_size": 63}, "feature_size"),
-        ({"yes_no": 1.5}, "yes_no"),
-    ],
-)
-def test_wrong_options(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        generate_visual_dialogues(tmp_path / "data", **{"splits": SMALL, "npy": True, **options})
-    assert not (tmp_path / "data").exists()

@@ -86,17 +86,6 @@ def test_values_by_round_are_those_of_prefixes(models, pool):
         assert distances == pytest.approx(models.distances(parts, repeated).double().tolist(), rel=1e-6)
 
 
-def test_percentile_against_a_plain_loop(models, saved, pool, words):
-    with torch.no_grad():
-        predicted = saved.guesser.predict(DialogueBatch.of(DIALOGUES, words)).numpy()
-    for rows in ([0, 1, 2, 3], [29, 7, 7, 0]):
-        found = models.percentiles(DIALOGUES, pool[rows]).tolist()
-        for guess, true, value in zip(predicted, rows, found, strict=True):
-            distances = [sum((g - f) ** 2 for g, f in zip(guess, image, strict=True)) for image in pool.numpy()]
-            rank = sorted(distances).index(distances[true]) + 1
-            assert value == pytest.approx(1 - rank / 31)
-
-
 def test_percentiles_by_hand():
     def rank_of(predicted, true, pool):
         return rank_percentile(predicted, true, pool, pool.square().sum(-1))
@@ -180,19 +169,6 @@ def test_saved_models_are_the_same(models, saved, pool, tmp_path):
     assert torch.equal(torch.random.get_rng_state(), stream)
     assert torch.equal(loaded.distances(DIALOGUES, pool[:4]), models.distances(DIALOGUES, pool[:4]))
     assert loaded.answers(DIALOGUES, QUESTIONS, pool[:4]) == models.answers(DIALOGUES, QUESTIONS, pool[:4])
-
-
-@pytest.mark.parametrize("name", ["config.json", "guesser.safetensors", "answerer.safetensors", "checksums.json"])
-def test_damaged_and_missing_files(saved, tmp_path, name):
-    saved.save(tmp_path / "models")
-    path = tmp_path / "models" / name
-    content = path.read_bytes()
-    path.write_bytes(content[:-7] + b"x" + content[-6:])
-    with pytest.raises(FileError, match="train and save the models again"):
-        TrainedModels.load(tmp_path / "models")
-    path.unlink()
-    with pytest.raises(FileError, match="is missing"):
-        TrainedModels.load(tmp_path / "models")
 
 
 def rewrite(folder, change):

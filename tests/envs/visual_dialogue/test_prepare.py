@@ -14,7 +14,7 @@ from tests.envs.visual_dialogue.word_overlap import WordOverlap
 from tests.recipes.conftest import SMALL
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError, folder_lock
+from torchrl_lang._files import FileError
 from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.envs.visual_dialogue import models, prepare
 from torchrl_lang.envs.visual_dialogue.files import SplitFiles, read_reward_cache
@@ -117,14 +117,12 @@ def whole(tmp_path_factory):
     ("owner", "name", "calls"),
     [
         (prepare, "generate_visual_dialogues", 1),
-        (prepare, "train_dialogue_models", 1),
         (models.TrainedModels, "save", 1),
-        (vd.LocalDialogueModels, "by_round", 1),
         (vd.LocalDialogueModels, "by_round", 4),
         (RewardCaches, "save", 2),
         (prepare, "_accuracy", 1),
     ],
-    ids=["generate", "train", "save", "train rewards", "rewards", "save rewards", "figures"],
+    ids=["generate", "save", "rewards", "save rewards", "figures"],
 )
 def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, name, calls):
     monkeypatch.setattr(prepare, "_BATCH", 9)
@@ -246,10 +244,3 @@ def test_a_host_that_cannot_be_used_is_an_error_of_one_line(prepared_dialogues, 
     given = ["--models", str(prepared_dialogues / "models"), "--features", str(files.features), "--host", host]
     assert main(["serve", "visual_dialogue", *given]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_one_process_at_a_time_computes_rewards(prepared_dialogues, tmp_path, capsys):
-    """Two would append to one file."""
-    with folder_lock(tmp_path, "computes rewards"):
-        assert rewards(prepared_dialogues, tmp_path, "--models", str(prepared_dialogues / "models")) == 2
-    assert "Another process computes rewards in" in capsys.readouterr().err

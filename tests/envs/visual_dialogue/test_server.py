@@ -226,17 +226,6 @@ def test_a_request_that_was_given_up_is_not_answered(held):
     models.close()
 
 
-def test_replies_that_do_not_fit_are_failures():
-    class Short(WordOverlap):
-        def answers(self, dialogues, questions, features):
-            return []
-
-    models = ModelQueue(Short(), None, size=8)
-    with pytest.raises(RequestError, match="failed"):
-        submit(models, "a")[0].result(60)
-    models.close()
-
-
 @pytest.fixture
 def serving(held):
     pytest.importorskip("uvicorn")
@@ -274,5 +263,5 @@ def test_failures_show_nothing_of_the_machine(held, serving, caplog):
 
 
 def test_a_port_in_use_is_named(serving):
-    with pytest.raises(OSError, match=f"127.0.0.1:{serving.port}"):
+    with pytest.raises(OSError, match=f"127.0.0.1.*{serving.port}"):
         DialogueServer(WordOverlap(), port=serving.port).start()

@@ -17,7 +17,6 @@ from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, DialogueServer, QuestionPlayer
-from torchrl_lang.envs.visual_dialogue.dialogue import Round
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
@@ -101,20 +100,6 @@ def test_rows_of_ten_rounds(prepared_dialogues, tmp_path, measure, cache):
         assert rewards == pytest.approx([2 * change + 0.25 for change in changes])
 
 
-@pytest.mark.slow
-def test_rows_of_an_agent_that_stops(prepared_dialogues, tmp_path):
-    assert generate(prepared_dialogues, tmp_path / "data", "--mode", "agent_stops", "--no-image", "--batch", 7) == 0
-    dataset = load_dataset(tmp_path / "data", verify=True)
-    found = iter(described(dataset))
-    for item, (_, *changes) in zip(*files_of(prepared_dialogues), strict=True):
-        for rounds in range(11):
-            texts, rewards = next(found)
-            assert texts == turns_of(item, rounds, stop=rounds < 10)
-            assert rewards == pytest.approx(changes[:rounds] + [0.0] * (rounds < 10))
-    assert len(dataset) == 48 * 11
-    assert "features" not in dataset.rows.keys()
-
-
 def test_a_dataset_knows_its_task(prepared_dialogues, tmp_path):
     options = VisualDialogueData(folder=prepared_dialogues, out=tmp_path / "data", penalty="hard", penalty_value=-1.5)
     datasets.generate_once(options)
@@ -126,33 +111,6 @@ def test_a_dataset_knows_its_task(prepared_dialogues, tmp_path):
 
 
 # -- the player of the data -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_games_of_the_player_are_those_of_the_environment(prepared_dialogues, tmp_path):
-    assert generate(prepared_dialogues, tmp_path / "data", "--player", "data", "--games", 10, "--batch", 4) == 0
-    dataset = load_dataset(tmp_path / "data", verify=True)
-    task = VisualDialogueTask(str(prepared_dialogues))
-    data, models = task.data("train"), task.models()
-    images = {tuple(row.tolist()): number for number, row in enumerate(data.features.all())}
-    known = {each.question for dialogue in data.dialogues for each in dialogue.rounds}
-    for row, (texts, rewards) in zip(dataset[:], described(dataset), strict=True):
-        number = images[tuple(row["features"][0].tolist())]
-        dialogue, values = data.dialogues[number]._replace(rounds=()), []
-        assert texts[0] == dialogue.caption
-        for place, (question, answer) in enumerate(zip(texts[1::2], texts[2::2], strict=True)):
-            feature = row["features"]
-            values.append(float(models.percentiles([dialogue], feature)))
-            assert models.answers([dialogue], [question], feature) == [answer]
-            done = dialogue.rounds
-            dialogue = dialogue._replace(rounds=(*done, Round(question, answer)))
-            now = float(models.percentiles([dialogue], feature))
-            ended = place == 9 or (now - values[0]) / (1 - values[0]) >= 0.5
-            assert ended == (place == len(rewards) - 1)
-            assert rewards[place] == (0.0 if ended else -1.0)
-        questions = texts[1::2]
-        assert len(set(questions)) == len(questions)
-        assert set(questions) <= known
 
 
 def test_the_data_player_does_not_repeat_itself(task):
