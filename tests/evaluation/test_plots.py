@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from torchrl_lang.evaluation import Summary, plot_guess_histogram, plot_learning_curves
+from torchrl_lang.evaluation.plots import draw_run, new_figure
 
 pytest.importorskip("matplotlib")
 
@@ -31,6 +32,10 @@ def test_curves_from_records_and_from_a_file(tmp_path):
     assert width > 2 * height  # two panels
     one = plot_learning_curves(tmp_path / "one.png", {"ours": RUN}, panels=["return", "nothing"])
     assert png(one)[0] < width
+    axes = new_figure(width=1, height=1).add_subplot()
+    draw_run(axes, "ours", RUN, "step", "return")
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (-4.5, -1.5)  # one standard error of 0.5 around -4 and -2
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     with pytest.raises(ValueError, match="'nothing'"):
         plot_learning_curves(tmp_path / "x.png", {"ours": RUN}, panels=["nothing"])

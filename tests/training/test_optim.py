@@ -54,6 +54,7 @@ def test_a_head_may_have_a_rate_of_its_own():
     assert [
         (group["lr"], group["weight_decay"]) for group in adamw(modules, 0.01, rates=[(head, 0.1)]).param_groups
     ] == [(0.01, 0.01), (0.01, 0.0), (0.1, 0.01), (0.1, 0.0)]
+    assert adamw(head, 0.01, rates=[(head, 0.1)]).param_groups[0]["lr"] == 0.1
     for wrong, rate in ((modules, -0.1), (trunk, 0.1)):
         with pytest.raises(ValueError, match="rates"):
             adamw(wrong, 0.01, rates=[(head, rate)])

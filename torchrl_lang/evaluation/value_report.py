@@ -185,7 +185,7 @@ def _measure(
 
     def target(lmbda: float) -> Tensor:
         """The discounted rewards to go (lambda 1), or Q's one-step targets (lambda 0), ``[N]``."""
-        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": lmbda}
+        clocks: Any = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": lmbda}
         found = two_clock_advantages(reward, batch.at_decisions(v), last_value, decision, turn_ends, **clocks)
         return found.value_target.flatten()[batch.place]
 

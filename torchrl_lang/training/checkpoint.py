@@ -154,12 +154,9 @@ class Checkpointer:
         remove_leftovers(self.folder)
         tree, tensors = split_state({name: obj.state_dict() for name, obj in self._objects.items()})
         modules = {"torchrl_lang": torchrl_lang, "torch": torch, "torchrl": torchrl, "tensordict": tensordict}
-        manifest = _Manifest(
-            step=step,
-            metrics={k: float(v) if math.isfinite(v) else str(float(v)) for k, v in (metrics or {}).items()},
-            objects=tuple(self._objects),
-            versions={name: str(module.__version__) for name, module in modules.items()},
-        )
+        versions = {name: str(module.__version__) for name, module in modules.items()}
+        scores: Any = {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in (metrics or {}).items()}
+        manifest = _Manifest(step=step, metrics=scores, objects=tuple(self._objects), versions=versions)
         with _FOLDER.write(path, manifest) as folder:
             save_file(tensors, folder / _TENSORS)
             write_json(folder / _STATE, tree)

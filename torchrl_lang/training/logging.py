@@ -120,7 +120,8 @@ class RunLog:
         return buffer.getvalue()
 
     def _rewrite(self) -> None:
-        write_file(self.path, "".join(map(self._line, [dict(zip(self._names, self._names, strict=True)), *self._rows])))
+        header = self._line({name: name for name in self._names})
+        write_file(self.path, header + "".join(map(self._line, self._rows)))
 
     def _read(self) -> None:
         text = read_text(self.path, remedy=_REMEDY)
