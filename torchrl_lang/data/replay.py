@@ -257,9 +257,13 @@ def row_buffer(
     rows = data.rows if isinstance(data, RowDataset) else data
     if rows.ndim != 1:
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
-    if rows is data:  # not a dataset, which was checked when it was written
-        has_rewards = rows.get(TOKEN_REWARD, None) is not None  # losses such as BC need none
-        check_row(rows if has_rewards else rows.copy().set(TOKEN_REWARD, torch.zeros(entry(rows, TOKENS).shape)))
+    if not isinstance(data, RowDataset):  # a dataset was checked when it was written
+        has_rewards = TOKEN_REWARD in data.keys()  # losses such as BC need none
+        check_row(
+            rows
+            if has_rewards
+            else rows.copy().set(TOKEN_REWARD, torch.zeros_like(entry(rows, TOKENS), dtype=torch.float32))
+        )
     if not rows.shape[0]:
         sampler: EpochSampler = _NoRows(seed=seed, drop_last=drop_last)
     elif bucket:
