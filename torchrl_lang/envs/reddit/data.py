@@ -211,10 +211,10 @@ class RedditComments:
             part = report._replace(bad_indices=tuple(row.row for row in chosen if row.error))
             if bad:
                 warnings.warn(f"{folder}: {part}.", stacklevel=2)
-            columns = zip(
-                *((row.parent, row.text, row.score, row.place) for row in chosen if not row.error), strict=True
-            )
-            parts.append(cls(*(list(columns) or [()] * 4), report=part))  # type: ignore[misc]
+            names = {"parents": "parent", "comments": "text", "scores": "score", "places": "place"}
+            good = [row for row in chosen if not row.error]
+            columns: Any = {key: [getattr(row, name) for row in good] for key, name in names.items()}
+            parts.append(cls(**columns, report=part))
         return parts
 
     def __len__(self) -> int:
@@ -224,8 +224,9 @@ class RedditComments:
     def take(self, numbers: Iterable[int]) -> RedditComments:
         """The comments with these numbers, in this order."""
         numbers = list(numbers)
-        columns = (self.parents, self.comments, self.scores, self.places)
-        return RedditComments(*([each[i] for i in numbers] if each else () for each in columns), report=self.report)  # type: ignore[arg-type]
+        given = {name: getattr(self, name) for name in ("parents", "comments", "scores", "places")}
+        columns: Any = {name: [each[i] for i in numbers] if each else () for name, each in given.items()}
+        return RedditComments(**columns, report=self.report)
 
     def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
         """The comments with a score, upvotes minus downvotes, of at least a cutoff.
