@@ -79,9 +79,9 @@ def _compare(module: ReferenceHolder, _: object) -> None:
     saved, weights, errors = found
     if not weights:
         if not module._frozen.accept(saved):
-            found = f"{_short(saved)} is not this {type(module).__name__}'s {_short(module._frozen.fingerprint)}"
+            differs = f"{_short(saved)} is not this {type(module).__name__}'s {_short(module._frozen.fingerprint)}"
             advice = "build it from the first run's weights and dtype, or save with embed_weights=True"
-            errors.append(f"The state was made with another reference model: {found}; {advice}.")
+            errors.append(f"The state was made with another reference model: {differs}; {advice}.")
     elif not torch.equal(saved, fingerprint(sorted(weights.items()))):
         errors.append("The weights of the reference in the state are not those that were saved with it.")
     else:
