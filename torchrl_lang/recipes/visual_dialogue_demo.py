@@ -462,10 +462,10 @@ def _write(
             "advantages": None,
         }
         if "ilql" in options.methods:
-            found = advantages(_players(options, "ilql", each.penalty)[0], data[each.penalty])
-            content[each.penalty]["advantages"] = found
+            questions = advantages(_players(options, "ilql", each.penalty)[0], data[each.penalty])
+            content[each.penalty]["advantages"] = questions
             lines = [f"Advantages of questions that ILQL learned under {each.penalty!r}"]
-            for name, part in found.items():
+            for name, part in questions.items():
                 lines += [name, *(f"  {one['advantage']:+.2f}  {one['text']}  ({one['count']} times)" for one in part)]
             parts.append("\n".join(lines))
         captions = [dialogue.caption for dialogue in task.data("test").dialogues[: min(_SCENES, options.eval_games)]]

@@ -157,10 +157,8 @@ class LocalDialogueModels:
         self.feature_size: int = models.guesser.config["feature_size"]
         have_shapes(("pool", pool, (len(pool), self.feature_size)))
         self.device, self.dtype, self.max_words, self.words = torch.device(device), dtype, max_words, models.words
-        self._guesser, self._answerer = (
-            deepcopy(part).to(self.device, dtype).eval().requires_grad_(False)
-            for part in (models.guesser, models.answerer)
-        )
+        self._guesser = deepcopy(models.guesser).to(self.device, dtype).eval().requires_grad_(False)
+        self._answerer = deepcopy(models.answerer).to(self.device, dtype).eval().requires_grad_(False)
         self._pool = pool.to(self.device, dtype)
         self._pool_sizes = self._pool.square().sum(-1)
 
@@ -312,7 +310,7 @@ def train_dialogue_models(
         for name, model, loss_of, epochs, rate in runs:
             steps = epochs * -(-len(features) // batch_size)
             optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, of=steps: max(1 - step / of, 0.0))
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / steps, 0.0))  # noqa: B023
             for epoch in range(1, epochs + 1):
                 total = 0.0
                 for rows in torch.randperm(len(features)).split(batch_size):

@@ -86,8 +86,8 @@ class DialogueBatch(NamedTuple):
         rounds = torch.tensor([len(each.rounds) for each in dialogues], dtype=torch.int64)
         pairs = [each for dialogue in dialogues for each in dialogue.rounds]
         texts = [each.question for each in pairs], [each.answer for each in pairs]
-        captions = words.ids([each.caption for each in dialogues])
-        return cls(captions, *(_placed(words.ids(each), rounds) for each in texts), rounds)
+        questions, answers = (_placed(words.ids(each), rounds) for each in texts)
+        return cls(words.ids([each.caption for each in dialogues]), questions, answers, rounds)
 
     def to(self, device: torch.device | str) -> DialogueBatch:
         """The batch on a device."""
