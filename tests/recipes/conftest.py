@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.demos import Trainings
+from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.envs.visual_dialogue.prepare import main
 from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
 
@@ -27,6 +28,16 @@ SMALL = {
 def prepared_dialogues(tmp_path_factory):
     """The folder of ``prepare visual_dialogue``; tests must not write into it."""
     return main(PrepareVisualDialogue(out=tmp_path_factory.mktemp("visual_dialogue") / "prepared", **SMALL))
+
+
+@pytest.fixture(scope="session")
+def walks(tmp_path_factory):
+    """A folder with a dataset of 120 walks and a run of each offline algorithm; tests may add other runs."""
+    folder = tmp_path_factory.mktemp("walks")
+    generate(folder)
+    for name, options in ALGORITHMS.items():
+        assert train(folder, name, name, *options) == 0
+    return folder
 
 
 @pytest.fixture

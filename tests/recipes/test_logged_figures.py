@@ -12,6 +12,7 @@ import pytest
 from tests.recipes.algorithm_distillation.test_ad import train as train_ad
 from tests.recipes.test_text_ad import record
 from tests.recipes.test_text_ad import train as train_text_ad
+from tests.recipes.walks import ALGORITHMS
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.recipes.tasks import TASKS, task_class
@@ -20,7 +21,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "guides" / "logged_figures.md"
 TINY = ["--batch-size", "16", "--eval-games", "8", "--eval-every", "1", "--log-every", "1"]
 OFFLINE = ["--steps", "1", "--layers", "1", "--width", "16", "--heads", "2"]
 ONLINE = ["--iterations", "2", "--games", "8", "--turns", "3"]
-FROM_BC = ("qsft", "oreo", "chai")
 DIALOGUES = [[{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo", "reward": 1.0}]] * 20
 
 
@@ -41,32 +41,25 @@ def keys_of(content):
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory):
+def logged(tmp_path_factory, walks):
     """The names of all figures, without the prefix of the evaluations of online runs."""
     home = tmp_path_factory.mktemp("logged")
-    graph = ["--nodes", "8", "--max-turns", "7", "--games", "60"]
-    assert main(["generate", "random_walks", "--out", str(home / "data"), *graph]) == 0
     (home / "said.jsonl").write_text("".join(f"{json.dumps({'turns': turns})}\n" for turns in DIALOGUES))
-    offline = ["bc", "dt", "ilql", "cql", "psi", "bcq", "utterance-ilql", *FROM_BC]
-    for recipe in offline:
-        begun = ["--start", str(home / "bc")] if recipe in FROM_BC else []
-        data = ["--data", str(home / "data"), "--out", str(home / recipe), *TINY, *OFFLINE, *begun]
-        assert main(["train", recipe, *data]) == 0
     said = ["--data", str(home / "said.jsonl"), "--out", str(home / "said"), *TINY, *OFFLINE]
     assert main(["train", "bc", *said]) == 0
     for recipe in ("ppo", "rejection"):
         warmup = ["--value-warmup", "0"] if recipe == "ppo" else []
-        begun = ["--start", str(home / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *warmup]
+        begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *warmup]
         assert main(["train", recipe, *begun]) == 0
     assert train_ad(home / "ad", "--reward-weight", 1, "--observation-weight", 1) == 0
     assert train_text_ad(record(home / "histories"), home / "text-ad") == 0
-    assert main(["evaluate", "--run", str(home / "ilql"), "--games", "4"]) == 0
+    assert main(["evaluate", "--run", str(walks / "ilql"), "--games", "4"]) == 0
     found = set()
-    for log in home.glob("*/log.csv"):
+    for log in (*home.glob("*/log.csv"), *(walks / name / "log.csv" for name in ALGORITHMS)):
         with open(log, newline="") as file:
             found |= {name.removeprefix("eval_") for name in next(csv.reader(file))}
     for name in ("evaluation.json", "values.json"):
-        found |= set(keys_of(json.loads((home / "ilql" / name).read_text())))
+        found |= set(keys_of(json.loads((walks / "ilql" / name).read_text())))
     some = dict.fromkeys(("invalid_rate", "kl_per_token", "kl_per_game", "entropy"), 0.0)  # of some policies
     found |= Summary("", 1, 0.0, 0.0, 0.0, 0.0, 0.0, **some).scalars().keys()
     return found | {name for task in TASKS for name in task_class(task).metric_meanings}

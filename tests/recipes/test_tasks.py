@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.recipes.notes import from_own_notes
+from tests.recipes.walks import GRAPH
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import Fields, FileError
 from torchrl_lang.envs.random_walks import random_graph
@@ -146,36 +147,6 @@ def test_edge_probability_defines_the_graph():
     assert task_from_notes(Fields(before, "manifest.json", "generate it again")) == RandomWalksTask()
 
 
-SMALL = ["--nodes", "10", "--max-turns", "7", "--games", "1000"]
-
-
-@pytest.fixture(scope="module")
-def walks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("walks")
-    assert main(["generate", "random_walks", "--out", str(folder / "data"), *SMALL]) == 0
-    return folder
-
-
-def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys):
-    common = ["--data", str(walks / "data"), "--eval-games", "32", "--batch-size", "48"]
-    assert main(["train", "bc", *common, "--steps", "60", "--out", str(walks / "bc")]) == 0
-    assert main(["train", "ilql", *common, "--steps", "100", "--eval-every", "100", "--out", str(walks / "ilql")]) == 0
-    also = ["--also", str(walks / "bc"), "--beta", "2", "--games", "128"]
-    assert main(["evaluate", "--task", "random_walks", "--run", str(walks / "ilql"), *also]) == 0
-    figures = json.loads((walks / "ilql" / "evaluation.json").read_text())
-    optimality = {player["name"]: player["metrics"]["optimality"] for player in figures["players"]}
-    assert optimality["shortest"] == 1
-    assert optimality["ilql beta 2 greedy"] > 0.95
-    assert max(optimality[name] for name in ("random", "bc sample", "bc greedy")) < 0.5
-    assert "optimality" in capsys.readouterr().out
-    assert main(["play", "random_walks", "--watch", str(walks / "ilql"), "--games", "2", "--seed", "0"]) == 0
-    assert len(capsys.readouterr().out.split("\n\n")) == 3  # two games and the end
-    assert main(["evaluate", "--task", "wordle", "--run", str(walks / "ilql")]) == 2
-    assert "is about the task 'random_walks', not 'wordle'" in capsys.readouterr().err
-    assert main(["evaluate", "--run", str(walks / "ilql"), "--split", "test"]) == 2
-    assert "split='test' is unknown: the task random_walks has no splits" in capsys.readouterr().err
-
-
 def test_recipes_in_python_take_the_preset_of_a_task(walks, tmp_path):
     options = BC.for_task(RandomWalksTask, data=walks / "data", out=tmp_path / "bc", steps=1, eval_games=4)
     assert (options.layers, options.width) == (2, 64)
@@ -185,25 +156,25 @@ def test_recipes_in_python_take_the_preset_of_a_task(walks, tmp_path):
 
 def test_walking_oneself(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("z\nab\na\n"))
-    assert main(["play", "random_walks", "--seed", "0", *SMALL[:4]]) == 0
+    assert main(["play", "random_walks", "--seed", "0", *GRAPH]) == 0
     out = capsys.readouterr().out
     assert "'z' at position 0" in out
     assert "An action has at most 1 tokens, 'ab' has 2" in out
     assert "> a  (-1)" in out
-    assert main(["play", "random_walks", "--watch", "shortest", "--games", "1", *SMALL[:4]]) == 0
+    assert main(["play", "random_walks", "--watch", "shortest", "--games", "1", *GRAPH]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1] == "< a"  # the goal
     assert main(["play", "random_walks", "--watch", "nobody"]) == 2
     assert "player='nobody' is unknown" in capsys.readouterr().err
 
 
 def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks, capsys):
-    options = RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=1000)
+    options = RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=120)
     before = (walks / "data" / "manifest.json").read_bytes()
     assert datasets.generate_once(options) == walks / "data"
     assert "using the dataset in" in capsys.readouterr().out
     assert (walks / "data" / "manifest.json").read_bytes() == before
     with pytest.raises(ValueError, match="holds a dataset of other options"):
-        datasets.generate_once(RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=999))
+        datasets.generate_once(RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=119))
 
 
 def test_a_dataset_records_the_numbers_of_its_player(tmp_path, monkeypatch):
