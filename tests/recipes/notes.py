@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from torchrl_lang._files import Fields
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 
@@ -13,4 +13,4 @@ from torchrl_lang.recipes.tasks.base import Task
 def from_own_notes(task: Task, /, **change: Any) -> Task:
     """The task that is read from a task's notes as JSON, some of them changed."""
     notes = json.loads(json.dumps(task.notes())) | change
-    return task_from_notes(Fields(notes, "manifest.json", "generate it again"))
+    return task_from_notes(notes, Path("manifest.json"))

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import folder_lock, read_tensors
+from torchrl_lang._files import read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset, row_buffer
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
@@ -107,12 +107,6 @@ def test_rows_are_written_until_the_run_has_a_checkpoint_and_then_kept(home, tmp
     assert len(written) == 2
 
 
-def test_only_one_process_writes_the_rows_of_a_run(home, tmp_path, capsys):
-    with folder_lock(tmp_path / "run", "trains"):
-        assert "Another process trains in" in refused(capsys, *train("bc", home, tmp_path / "run"))
-    assert not list((tmp_path / "run").iterdir())
-
-
 def test_a_resumed_run_needs_the_same_dialogues(home, tmp_path, capsys):
     file, run = tmp_path / "dialogues.jsonl", tmp_path / "run"
     file.write_text((home / "dialogues.jsonl").read_text())
@@ -182,12 +176,6 @@ def test_a_few_dialogues_are_all_trained_on(tmp_path, monkeypatch, capsys):
     assert main(train("ilql", tmp_path, tmp_path / "run")) == 0
     assert len(trained[0]) == 9
     assert "run: last checkpoint at step 4, as no figure was measured to choose by; model in" in capsys.readouterr().out
-
-
-def test_chai_keeps_its_last_checkpoint(home, runs, tmp_path, capsys):
-    """Its language model does not change, and a low loss of its values is no sign of a good policy."""
-    assert main(train("chai", home, tmp_path / "run", "--start", str(runs / "bc"))) == 0
-    assert "run: last checkpoint at step 4, as no figure was measured to choose by" in capsys.readouterr().out
 
 
 def test_bc_learns_the_dialogues(home, tmp_path):
@@ -338,7 +326,6 @@ def test_messages_with_calls_of_tools_and_preferences_and_a_reward_by_its_key(tm
     ("more", "message"),
     [
         (["--chat"], "--chat and --system need the tokenizer of a chat model: give --tokenizer NAME"),
-        (["--system", "Be brief."], "--chat and --system need the tokenizer"),
         (["--pretrained", "gpt2"], "--pretrained gpt2 needs its own tokenizer: give --tokenizer gpt2"),
         (["--tokenizer", "no/such/folder"], "There is no readable tokenizer in 'no/such/folder'"),
         (["--row-length", "12"], "holds at least 5 bad lines (line 1: the dialogue has 18 tokens, row_length is 12"),

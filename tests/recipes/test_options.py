@@ -68,18 +68,14 @@ VALUES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "message"), VALUES)
-@pytest.mark.parametrize("kind", [Everything, More])
-def test_a_wrong_value_is_named_as_the_command_line_writes_it(kind, values, message):
-    with pytest.raises(ValueError, match=message) as raised:
-        kind(**values)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("values", [values for values, _ in VALUES if "inf" not in str(values)])
-def test_a_file_with_a_wrong_value_is_named(values, tmp_path):
+def test_a_wrong_value_is_named_as_the_command_line_writes_it(values, message, tmp_path):
+    for kind in (Everything, More):
+        with pytest.raises(ValueError, match=message) as raised:
+            kind(**values)
+        assert "\n" not in str(raised.value)
     path = tmp_path / "options.yaml"
     path.write_text(yaml.safe_dump(values))
-    with pytest.raises(FileError, match=f"options.yaml.*--{next(iter(values))}"):
+    with pytest.raises(FileError, match=f"options.yaml.*{message}"):
         read_config(path, Everything)
 
 
@@ -118,6 +114,8 @@ def test_a_file_of_every_kind(tmp_path):
     assert parse(Everything, ["--config", str(path), "--kind", "a"], "x") == Everything(**{**EXPECTED, "kind": "a"})
     path.write_text("")
     assert read_config(path, Everything) == {}
+    path.write_text("batch-size: 8")
+    assert read_config(path, BC) == {"batch_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +154,7 @@ def test_required_options_may_stand_in_the_file(tmp_path):
         ("share: 1\nshare: 0.5", "the key 'share' is repeated"),
         ("option: {a: 1, a: 2}", "the key 'a' is repeated"),
         ("share: [", "is not valid YAML"),
+        ("max-steps: 8\nmax_steps: 8", "twice"),
         ("share: !!python/object/apply:os.system [ls]", "is not valid YAML"),
     ],
 )
@@ -163,16 +162,6 @@ def test_files_that_cannot_be_read(text, message, tmp_path):
     (tmp_path / "options.yaml").write_text(text)
     with pytest.raises(FileError, match=message):
         read_config(tmp_path / "options.yaml", Everything)
-
-
-def test_dashes_and_underscores_are_the_same(tmp_path):
-    path = tmp_path / "options.yaml"
-    for text in ("batch-size: 8", "batch_size: 8"):
-        path.write_text(text)
-        assert read_config(path, BC) == {"batch_size": 8}
-    path.write_text("batch-size: 8\nbatch_size: 8")
-    with pytest.raises(FileError, match="twice"):
-        read_config(path, BC)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tests.processes import Program
 from torchrl_lang.__main__ import main
+from torchrl_lang._files import json_digest
 from torchrl_lang.objectives import BCLoss
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
@@ -164,25 +165,25 @@ def without(name):
     ("change", "message"),
     [
         (lambda record: [], "holds [], not a JSON object"),
-        (lambda record: {**record, "version": 2}, "is a record of version 2, this version of the library reads 1"),
-        (lambda record: {**record, "notes": "wordle"}, "has 'wordle' as \"notes\", expected dict"),
-        (without("task"), 'has no field "notes.task"'),
-        (without("words"), 'has no field "notes.words"'),
-        (notes(task=["wordle"]), "has ['wordle'] as \"notes.task\", expected str"),
+        (lambda record: {**record, "version": 1}, "has version 1, but this release reads version 2"),
+        (lambda record: {**record, "notes": "wordle"}, "has 'wordle' as \"notes\", expected "),
+        (without("task"), "is about the task None, the recipes have wordle"),
+        (without("words"), 'has no field "words"'),
+        (notes(task=["wordle"]), "is about the task ['wordle'], the recipes"),
         (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
-        (notes(words="crane"), "has 'crane' as \"notes.words\", expected list"),
-        (notes(words=["crane", 7]), 'has 7 as "notes.words.1", expected str'),
+        (notes(words="crane"), "has 'crane' as \"words\", expected a valid array"),
+        (notes(words=["crane", 7]), 'has 7 as "words.1", expected a valid string'),
         (notes(words=["crane", "crane"]), "holds no task ('crane' at position 1"),
         (notes(words=["x" * 10_000_000]), "is not five lower-case letters"),
-        (notes(rules="none"), "holds no task (rules='none' is unknown"),
-        (notes(task="textworld"), 'has no field "notes.games"'),
+        (notes(rules="none"), "has 'none' as \"rules\", expected 'official'"),
     ],
 )
 def test_a_damaged_record(run, change, message, capsys):
     path = run / "config.json"
     record = json.loads(path.read_text())
-    del record["checksum"]
-    path.write_text(json.dumps(change(record)))
+    del record["digest"]
+    changed = change(record)
+    path.write_text(json.dumps(changed | {"digest": json_digest(changed)} if isinstance(changed, dict) else changed))
     error = refused(capsys, evaluate(run))
     assert message in error
     assert str(path) in error
@@ -197,7 +198,7 @@ def test_a_record_of_other_values_than_were_written(run, capsys):
     assert main(evaluate(run)) == 0
     record["notes"]["words"][:2] = record["notes"]["words"][1::-1]
     path.write_text(json.dumps(record))
-    assert f"{path} is not as it was written" in refused(capsys, evaluate(run))
+    assert f"{path} was changed after it was written" in refused(capsys, evaluate(run))
 
 
 @pytest.mark.parametrize("content", [b"", b'{"notes": ', b"\xff\xfe", b'{"notes": NaN}', b'{"a": 1, "a": 1}'])
@@ -232,3 +233,23 @@ def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     assert f"lies in the dataset {data}" in refused(capsys, [*generate, str(data / "more")])
     assert f"{file} is a file, not a folder" in refused(capsys, [*generate, str(file)])
     assert sorted(path.name for path in home.iterdir()) == ["data", "run", "words.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"cr\xe2ne\n", "is not UTF-8 text (byte 2 is 0xe2)"),
+        (b"crane\ncran\n", "'cran' at line 2 of 'list.txt' is not five lower-case letters"),
+        (b"crane\ncrane\n", "is a duplicate of line 1"),
+    ],
+)
+def test_damaged_word_lists(content, message, tmp_path, capsys):
+    words = tmp_path / "list.txt"
+    words.write_bytes(content)
+    call = ["generate", "wordle", "--out", str(tmp_path / "data"), "--games", "4", "--words"]
+    error = refused(capsys, [*call, str(words)])
+    assert message in error
+    assert "list.txt" in error
+    words.write_bytes(b"\xef\xbb\xbfcrane\r\nslate\r\n")  # a byte order mark
+    assert main([*call, str(words)]) == 0

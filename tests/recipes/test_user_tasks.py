@@ -13,14 +13,13 @@ from torchrl.envs import TransformedEnv
 
 from tests.processes import spawned
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import Fields, FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.algorithms import ILQL
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.tasks import find_task, task_from_notes
+from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.recipes.tasks.env_task import RandomTokens, env_task
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import LivingCost
@@ -88,10 +87,6 @@ ShortWalks.data_options, ShortWalks.play_options = ShortWalksData, ShortWalksPla
 
 class Unnamed(ShortWalks):
     name = None
-
-
-class Optionless(ShortWalks):
-    data_options = dict
 
 
 class Wordle(ShortWalks):
@@ -224,7 +219,7 @@ def test_the_class_of_an_environment_is_a_factory():
     player = task.player("random", seed=0).policy
     first, second = (task.evaluate(player, games=4, seed=1)[1].rows for _ in range(2))
     assert torch.equal(first["tokens"], second["tokens"])
-    assert task == type(task).from_notes(Fields(task.notes(), "manifest.json", "generate it again"))
+    assert task == type(task).from_notes(task.notes())
 
 
 def test_a_transformed_environment_is_evaluated_with_its_rewards(home):
@@ -307,24 +302,12 @@ def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
     assert "trap" not in sys.modules
 
 
-def test_a_registered_name_is_only_a_check(home, coins, capsys):
-    assert "not 'wordle'" in refused(capsys, "evaluate", "--run", coins / "run", "--task", "wordle")
-    assert "There is no task 'chess': give wordle" in refused(capsys, "evaluate", "--run", "x", "--task", "chess")
-    notes = Fields({"task": "os:system", "options": {}}, "manifest.json", "generate it again")
-    with pytest.raises(FileError, match="is about the task 'os:system', the recipes have"):
-        task_from_notes(notes)
-
-
 # -- wrong names ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "no_such_module:make_env",
-            "'no_such_module' of the task 'no_such_module:make_env' cannot be imported (Module",
-        ),
         ("broken:make_env", "(ModuleNotFoundError: No module named 'coins_of_another_country' at "),
         ("exits:make_env", "cannot be imported (SystemExit: 3 at "),
         (
@@ -334,9 +317,8 @@ def test_a_registered_name_is_only_a_check(home, coins, capsys):
         ("my_package.coins:number", "is 7, of the type int: expected a subclass of Task, or a function make_env("),
         ("my_package.coins:env", "of the type TextGameEnv: expected a subclass of Task, or a function"),
         ("my_package.coins:Unnamed", "needs a class attribute 'name'"),
-        ("my_package.coins:Optionless", "has <class 'dict'> as 'data_options': expected a subclass of DataOptions"),
         ("my_package.coins:Wordle", "There is a task 'wordle' already: give my_package.coins:Wordle another 'name'"),
-        ("my_package.coins:Half", "lacks the methods action_length, env, from_notes, player, tokenizer"),
+        ("my_package.coins:Half", "lacks the methods action_length, env, player, tokenizer"),
         ("my_package.coins:one_at_a_time", "an environment of batch size [1], expected [4]: pass on batch_size"),
         ("my_package.coins:not_an_env", "returned {'batch_size': 1}: expected a function make_env("),
         (
@@ -344,7 +326,6 @@ def test_a_registered_name_is_only_a_check(home, coins, capsys):
             "unexpected keyword argument 'batch_size'): expected a function make_env(",
         ),
         (":make_env", "':make_env' does not name a task: expected package.module:name"),
-        ("..coins:make_env", "'..coins:make_env' does not name a task"),
         ("chess", "There is no task 'chess'"),
     ],
 )

@@ -94,11 +94,11 @@ def _preset(kind: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
     path = given[kind.task_from[0]] / kind.task_from[1]
     if not path.is_file():
         return {}
-    from torchrl_lang._files import Fields
+    from torchrl_lang._files import read_json
 
-    notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
-    name = notes.take("task", str, "")  # dialogues record none
-    return kind.preset_of(task_class(name).presets) if name in TASKS else {}
+    notes = read_json(path, remedy=f"restore the file, or make {path.parent} again").get("notes")
+    name = notes.get("task") if isinstance(notes, dict) else None  # dialogues record none
+    return kind.preset_of(task_class(name).presets) if name in tuple(TASKS) else {}
 
 
 def _given(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from torchrl_lang.modules import read_agilerl, save_language_model
 from torchrl_lang.recipes.algorithms import ConvertAgileRL
 from torchrl_lang.recipes.datasets import check_place, open_task
 from torchrl_lang.recipes.offline import OfflineData
-from torchrl_lang.recipes.options import write_options
+from torchrl_lang.recipes.records import write_options
 
 __all__ = ["ConvertAgileRL", "main"]
 

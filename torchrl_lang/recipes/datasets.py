@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang._files import Fields, FileError, folder_lock
+from torchrl_lang._files import FileError, folder_lock
 from torchrl_lang.data import (
     DialogueReader,
     RowDataset,
@@ -122,10 +122,9 @@ def open_task(dataset: RowDataset, given: type[Task] | None = None) -> Task | No
     Raises:
         FileError: there is no such task, or the record is damaged.
     """
-    remedy = "generate the dataset again with `generate`"
-    notes = Fields(dataset.manifest, dataset.folder / MANIFEST, remedy).object("notes")
-    if "task" in notes.content:
-        return task_from_notes(notes, given)
+    notes = dataset.manifest["notes"]
+    if "task" in notes:
+        return task_from_notes(notes, dataset.folder / MANIFEST, given)
     return None if given is None else given.without_notes()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.recipes.algorithms import BETAS
-from torchrl_lang.recipes.options import Options, check_record, near, option, required, with_defaults, write_options
+from torchrl_lang.recipes.options import Options, near, option, required, with_defaults
 from torchrl_lang.recipes.tasks.reddit import CorpusOptions
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS
 
@@ -94,6 +94,8 @@ class ComparisonOptions(Options):
         Raises:
             ValueError: another option differs.
         """
+        from torchrl_lang.recipes.records import check_record, write_options
+
         record, fixed = self.out / _RECORD, replace(self, folder=self.folder and self.folder.resolve())
         if record.exists():
             check_record(record, fixed, free=("out", "methods", "seeds", *free))

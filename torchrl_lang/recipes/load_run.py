@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from transformers import PreTrainedModel
 
-from torchrl_lang._files import Fields, FileError, write_file
+from torchrl_lang._files import FileError, Record, read_json
 from torchrl_lang.envs.game_turn import padded_features
 from torchrl_lang.modules import (
     CHAIActor,
@@ -27,7 +26,7 @@ from torchrl_lang.modules import (
 from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
 from torchrl_lang.modules.save import SavedModel, saved_actor, saved_value_actor, saved_value_trunk
 from torchrl_lang.recipes.algorithms import BETAS
-from torchrl_lang.recipes.options import read_options
+from torchrl_lang.recipes.records import read_options
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
 from torchrl_lang.schema import ACTION, ControlTokens
@@ -50,18 +49,10 @@ __all__ = [
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
-_FILE = "decoding.json"
-_KINDS: dict[str, type] = {
-    "include_logits": bool,
-    "min_p": float,
-    "log_prob_weight": float,
-    "likelihood_ratio": bool,
-    "guidance_clip": float,
-}
+_DECODING = "decoding.json"
 
 
-@dataclass(frozen=True)
-class RunDecoding:
+class RunDecoding(Record):
     """How values decide, as the algorithm that learned them and the options of its run prescribe it."""
 
     include_logits: bool = True
@@ -78,20 +69,12 @@ class RunDecoding:
 
     def save(self, run: Path) -> None:
         """Write it to the folder of a run."""
-        write_file(run / _FILE, json.dumps(asdict(self), indent=2) + "\n")
+        self.write(run / _DECODING)
 
     @classmethod
-    def read(cls, run: Path) -> RunDecoding:
-        """That of a finished run; the default where none was written.
-
-        Raises:
-            FileError: the file is damaged.
-        """
-        if not (run / _FILE).is_file():
-            return cls()
-        fields = Fields.read(run / _FILE, remedy="train again")
-        given = {name: kind for name, kind in _KINDS.items() if fields.content.get(name) is not None}
-        return cls(**{name: fields.take(name, kind) for name, kind in given.items()})
+    def of_run(cls, run: Path) -> RunDecoding:
+        """That of a finished run; the default where none was written."""
+        return cls.read(run / _DECODING, remedy="train again") if (run / _DECODING).is_file() else cls()
 
 
 def methods_of(model: SavedModel) -> tuple[Method, ...]:
@@ -338,19 +321,18 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
         FileNotFoundError: there is none, or it has not finished.
         ValueError: its record or its model is damaged, or its tokenizer is not the task's.
     """
-    notes = read_options(folder / "config.json").object("notes")
-    if notes.take("task", str) == DIALOGUES:
+    notes = read_options(folder / "config.json").notes
+    if notes.get("task") == DIALOGUES:
         games = None if given is None else given.without_notes()
     else:
-        games = task_from_notes(notes, given)
+        games = task_from_notes(notes, folder / "config.json", given)
     model, tokenizer = load_model(folder)
     if games is not None:
         check_tokenizer(games, tokenizer, folder / "model")
-    longest = notes.at_least("action_length", 1) if games is None else games.action_length
     values = folder / "values.json"
-    remedy = "train again, or remove the file"
-    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
-    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.read(folder))
+    note = read_json(values, remedy="train again, or remove the file")["summary"] if values.is_file() else ""
+    longest = notes["action_length"] if games is None else games.action_length
+    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder))
 
 
 def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:

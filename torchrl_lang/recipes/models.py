@@ -28,7 +28,7 @@ from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.recipes.offline import OfflineData, open_data
-from torchrl_lang.recipes.options import read_options
+from torchrl_lang.recipes.records import read_options
 from torchrl_lang.schema import FEATURES, ControlTokens
 from torchrl_lang.transforms import frozen_copy
 
@@ -156,7 +156,7 @@ def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
     model, own = load_model(folder)
     refuse_returns(folder, model)
     if own.config() != data.dataset.tokenizer.config():
-        about = read_options(folder / "config.json").object("notes").take("task", str)
+        about = read_options(folder / "config.json").notes["task"]
         raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
     embedding: Any = model.heads.get(FEATURES_HEAD)
     width = _width_of_features(data)

@@ -9,10 +9,8 @@ import json
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -29,25 +27,19 @@ from typing import (
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-if TYPE_CHECKING:  # it imports torch, and `--help` must not wait for torch
-    from torchrl_lang._files import Fields
-
 __all__ = [
     "GROUPS",
     "Options",
-    "check_record",
     "near",
     "option",
     "pairs",
     "range_in_words",
     "read_config",
-    "read_options",
     "required",
     "unknown_option",
     "validated",
     "with_defaults",
     "write_config",
-    "write_options",
 ]
 
 T = TypeVar("T")
@@ -58,9 +50,6 @@ _LARGEST = 2**31 - 1
 """Upper bound of integers without another one; larger sizes, counts or seeds are typing errors."""
 _ENDS = {"at_least": "ge", "above": "gt", "at_most": "le", "below": "lt"}
 _REMEDY = "give a YAML file with one option per line, such as `steps: 100`"
-_VERSION = 1
-"""Version of the record that :func:`write_options` writes; a record without a version has this one."""
-_CHECKSUM = "checksum"
 
 
 class Options:
@@ -366,62 +355,3 @@ def write_config(path: Path, options: Any) -> None:
     own_task = f" --task {task}" if task is not None and ":" in task else ""
     header = f"# python -m torchrl_lang train {options.algorithm} --config {path.name} --out FOLDER{own_task}\n"
     write_file(path, header + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-
-
-def write_options(path: Path, options: Any, **more: Any) -> None:
-    """Record options, and whatever else defines a run, as JSON."""
-    from torchrl_lang._files import write_file
-
-    record = json.loads(json.dumps({"version": _VERSION, **dataclasses.asdict(options), **more}, default=str))
-    write_file(path, json.dumps({**record, _CHECKSUM: _checksum(record)}, indent=2) + "\n")
-
-
-def read_options(path: Path) -> Fields:
-    """Read what :func:`write_options` wrote.
-
-    Raises:
-        FileNotFoundError: there is no run.
-        FileError: the record is damaged or was edited, or a newer version of this library wrote it.
-    """
-    from torchrl_lang._files import Fields
-
-    if not path.exists():
-        raise FileNotFoundError(f"There is no run in {path.parent}: {path.name} is missing. Train one there first.")
-    remedy = (
-        f"give the folder of a run; if {path.parent} is one, put the file back as it was or train in another folder"
-    )
-    record = Fields.read(path, remedy=remedy)
-    version = record.take("version", int, _VERSION)
-    if version != _VERSION:
-        raise record.error(f"is a record of version {version}, this version of the library reads {_VERSION}")
-    values = {name: value for name, value in record.content.items() if name != _CHECKSUM}
-    if _CHECKSUM in record.content and record.content[_CHECKSUM] != _checksum(values):
-        raise record.error(f"is not as it was written: its {_CHECKSUM!r} is of other values")
-    return record
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    """A checksum of values in JSON, whatever their order and layout in a file."""
-    return sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more: Any) -> None:
-    """Raise unless a run is resumed with the options it was started with; ``free`` options may differ.
-
-    Raises:
-        ValueError: naming what differs.
-    """
-    from torchrl_lang._files import shorten
-
-    before = read_options(path).content
-    now = json.loads(json.dumps(dataclasses.asdict(options) | more, default=str))
-    changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
-    if changed:
-        # The values of options are short, the checksums of a dataset are not.
-        shown = [
-            key if key in more else f"--{key.replace('_', '-')} was {shorten(before.get(key))} and is {now[key]}"
-            for key in changed
-        ]
-        raise ValueError(
-            f"{path.parent} holds a run with other options: {', '.join(shown)}. Give another --out, or delete it."
-        )

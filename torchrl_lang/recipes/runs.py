@@ -20,7 +20,8 @@ from torchrl_lang._files import folder_lock, remove_leftovers
 from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import check_record, write_config, write_options
+from torchrl_lang.recipes.options import write_config
+from torchrl_lang.recipes.records import check_record, write_options
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.training import (
     Checkpointer,

@@ -122,7 +122,7 @@ def _train_backup(
 
     def save(folder: Path) -> None:
         start.save(folder, **saved_qvalues("qvalue", qvalue, default_qvalue_head(start.model.lm), loss))
-        RunDecoding(guidance.get("include_logits", True), decoding.get("min_p")).save(options.out)
+        RunDecoding(include_logits=guidance.get("include_logits", True), min_p=decoding.get("min_p")).save(options.out)
 
     return train_offline(
         options,

@@ -12,7 +12,6 @@ from torchrl.envs import Compose, TransformedEnv
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 from tests.engines import reused
-from torchrl_lang._files import Fields
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer, game_texts
 from torchrl_lang.envs.textworld.games import solution, split_games
@@ -142,7 +141,7 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     options = {"kind": "coin_collector", "level": 2, "games": 5, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
     data = datasets.main(TextWorldData(out=tmp_path / "data", episodes=24, **options))
     dataset = load_dataset(data)
-    task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
+    task = task_from_notes(dataset.manifest["notes"], data)
     assert len(dataset) == 24
     assert dataset.tokenizer.config() == task.tokenizer().config()
     train(BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))

@@ -155,11 +155,11 @@ def test_the_task_travels(task):
     ("change", "message"),
     [
         ({"mode": "forever"}, "holds no task (mode"),
-        ({"measure": "distance"}, "holds no task (Mode 'env_stops' needs measure='rank'"),
+        ({"measure": "distance"}, "holds no task (mode 'env_stops' needs measure='rank'"),
         ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard' and cutoff=None are options of mode"),
         ({"measure": "length"}, "holds no task (measure='length' is unknown"),
-        ({"image": 1}, 'has 1 as "image", expected bool'),
-        ({"server": 3}, 'has 3 as "server", expected str'),
+        ({"image": 1}, 'has 1 as "image", expected a valid bool'),
+        ({"server": 3}, 'has 3 as "server", expected a valid str'),
     ],
 )
 def test_damaged_notes(task, change, message):

@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import Fields
 from torchrl_lang.envs.random_walks import (
     DirectedGraph,
     RandomWalkPlayer,
@@ -68,13 +67,6 @@ class RandomWalksTask(Task):
         if self.edge_probability:
             return random_graph(self.nodes, edge_probability=self.edge_probability, seed=self.graph_seed)
         return random_graph(self.nodes, out_degree=self.out_degree, seed=self.graph_seed)
-
-    @classmethod
-    def from_notes(cls, notes: Fields) -> RandomWalksTask:
-        """See :meth:`Task.from_notes`."""
-        least = {"nodes": 2, "out_degree": 1, "graph_seed": 0, "max_turns": 1}
-        numbers = {name: notes.at_least(name, value) for name, value in least.items()}
-        return cls(**numbers, edge_probability=notes.take("edge_probability", float, 0.0))
 
     def tokenizer(self) -> Tokenizer:
         """One symbol for each node."""

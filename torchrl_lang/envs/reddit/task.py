@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import Fields, shorten
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, generate_reddit_comments
@@ -125,15 +122,9 @@ class RedditTask(Task):
         return len(self._comments(options) if options.cutoff is None else self._rows(options).data)
 
     @classmethod
-    def from_notes(cls, notes: Fields) -> RedditTask:
+    def from_notes(cls, notes: Mapping[str, Any]) -> RedditTask:
         """See :meth:`Task.from_notes`; the notes choose no address that a key is sent to."""
-        found = {field.name: notes.content.get(field.name) for field in fields(cls)}
-        try:
-            task = TypeAdapter(cls).validate_json(json.dumps(found), strict=True)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            place = ".".join(map(str, fault["loc"]))
-            raise notes.error(f'has {shorten(fault["input"])} as "{place}" ({fault["msg"]})') from error
+        task = super().from_notes(notes)
         return replace(task, reward=replace(task.reward, url=None))
 
     def notes(self) -> dict[str, Any]:

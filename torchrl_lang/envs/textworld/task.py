@@ -14,7 +14,6 @@ from typing import Any, ClassVar, get_args
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import Fields
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.games import Apart, GameSets, TextWorldSpec, build_games, game_texts, split_games
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
@@ -82,23 +81,17 @@ class TextWorldTask(Task):
 
         Examples:
             >>> from torchrl_lang.envs.textworld.task import TextWorldTask
-            >>> from torchrl_lang._files import Fields
             >>> task = TextWorldTask.of("coin_collector", options={"level": 5}, games=100, valid=16, test=16)
-            >>> notes = Fields(task.notes(), "config.json", "train again")
-            >>> task.template, TextWorldTask.from_notes(notes) == task
+            >>> task.template, TextWorldTask.from_notes(task.notes()) == task
             ('exits', True)
         """
         pairs = tuple(sorted((options or {}).items()))
         return cls(kind, pairs, **{**_BY_KIND.get(kind, _OTHER_KINDS), **fields})
 
     @classmethod
-    def from_notes(cls, notes: Fields) -> TextWorldTask:
+    def from_notes(cls, notes: Mapping[str, Any]) -> TextWorldTask:
         """See :meth:`Task.from_notes`."""
-        numbers = {name: notes.at_least(name, 1) for name in ("games", "row_length", "action_length", "max_turns")}
-        numbers |= {name: notes.at_least(name, 0) for name in ("valid", "test", "seed")}
-        words = {name: notes.take(name, str) for name in ("kind", "template", "apart")}
-        options = tuple(sorted(notes.take("options", dict).items()))
-        return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
+        return super().from_notes({**notes, "options": sorted(dict(notes["options"]).items())})
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`Task.notes`."""

@@ -27,7 +27,7 @@ from torchrl_lang.envs.visual_dialogue.server import DialogueServer, Questioner
 from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.options import check_record, read_options, write_options
+from torchrl_lang.recipes.records import check_record, read_options, write_options
 from torchrl_lang.recipes.tasks.visual_dialogue import (
     PrepareVisualDialogue,
     ServeVisualDialogue,
@@ -119,7 +119,7 @@ class PreparedFolder:
 
     def files(self, split: str) -> SplitFiles:
         """The files of a split: dialogues and features here or where ``--files`` named them, rewards always here."""
-        given = read_options(Path(self.folder) / RECORD).take("files", str, "")
+        given = read_options(Path(self.folder) / RECORD).model_dump()["files"]
         found = SplitFiles.in_folder(given or Path(self.folder) / "data", split)
         rewards = SplitFiles.in_folder(self.folder, split)
         return found._replace(rank_rewards=rewards.rank_rewards, distance_rewards=rewards.distance_rewards)

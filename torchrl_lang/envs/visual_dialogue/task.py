@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import Fields
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
@@ -84,14 +83,6 @@ class VisualDialogueTask(Task):
         one_of("measure", self.measure, get_args(Measure))
         if self.rewards.ends_by_percentile and self.measure == "distance":
             raise ValueError("Mode 'env_stops' needs measure='rank': its end is a percentile.")
-
-    @classmethod
-    def from_notes(cls, notes: Fields) -> VisualDialogueTask:
-        """See :meth:`Task.from_notes`."""
-        kinds: dict[str, type] = {"folder": str, "mode": str, "penalty": str, "measure": str, "image": bool}
-        kinds |= dict.fromkeys(("penalty_value", "scale", "shift"), float)
-        fields: dict[str, Any] = {name: notes.take(name, kind) for name, kind in kinds.items()}
-        return cls(**fields, server=notes.take("server", str, "") or None)
 
     @property
     def rewards(self) -> DialogueRewards:

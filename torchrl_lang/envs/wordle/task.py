@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import Fields
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
@@ -70,11 +69,10 @@ class WordleTask(Task):
         return cls(tuple(demo_words(int(words)) if words.isdecimal() else load_words(words)), rules)
 
     @classmethod
-    def from_notes(cls, notes: Fields) -> WordleTask:
+    def from_notes(cls, notes: Mapping[str, Any]) -> WordleTask:
         """See :meth:`Task.from_notes`."""
-        words, rules = notes.list_of("words", str), cast(Rules, notes.take("rules", str))
-        check_options(rules=(rules, get_args(Rules)))
-        return cls(tuple(load_words(words)), rules)
+        task = super().from_notes(notes)
+        return cls(tuple(load_words(task.words)), task.rules)
 
     def tokenizer(self) -> Tokenizer:
         """One tokenizer for all Wordle games."""

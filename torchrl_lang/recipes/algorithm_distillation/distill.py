@@ -33,7 +33,7 @@ from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, re
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import check_record, write_options
+from torchrl_lang.recipes.records import check_record, write_options
 
 __all__ = ["Distill", "TestPlay", "draw_curves", "format_report", "main", "reports"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchrl_lang.recipes.options import Options
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
-    from torchrl_lang._files import Fields
     from torchrl_lang.recipes.tasks.base import Task
 
 __all__ = [
@@ -121,29 +121,33 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> type[Task]
     return task_class(name)
 
 
-def task_from_notes(notes: Fields, given: type[Task] | None = None) -> Task:
+def task_from_notes(notes: Mapping[str, Any], path: Path, given: type[Task] | None = None) -> Task:
     """The task that a dataset's manifest or a run's record describes.
 
     The name in the file is only looked up in :data:`TASKS` and compared with that of ``given``. It is never imported.
 
     Args:
         notes: of the manifest or record.
+        path: of that file, for errors.
         given: the class that the user named.
 
     Raises:
         FileError: there is no such task, it is another one than ``given``, or a field is missing or wrong.
     """
-    from torchrl_lang._files import FileError, shorten
+    from pydantic import ValidationError
 
-    name = notes.take("task", str)
+    from torchrl_lang._files import FileError, mistake, shorten
+
+    name = notes.get("task")
     if given is not None and name != given.name:
-        raise FileError(notes.path, f"is about the task {shorten(name)}, not {given.name!r}", "give its own task")
-    if given is None and name not in TASKS:
+        raise FileError(path, f"is about the task {shorten(name)}, not {given.name!r}", "give its own task")
+    if given is None and name not in tuple(TASKS):  # it may be of any type
         found = f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}"
-        raise FileError(notes.path, found, f"if it is your own, give its code with --task {OWN_TASK}")
+        raise FileError(path, found, f"if it is your own, give its code with --task {OWN_TASK}")
     try:
         return (given or task_class(name)).from_notes(notes)
     except FileError:
         raise
     except ValueError as error:
-        raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
+        found = mistake(error) if isinstance(error, ValidationError) else str(error)
+        raise FileError(path, f"holds no task ({found.rstrip('.')})", "restore the file, or make it again") from error

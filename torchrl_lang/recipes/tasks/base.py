@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from pydantic import TypeAdapter
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_lang._files import Fields
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, format_transcript, play_games, summarize
@@ -104,13 +105,14 @@ class Task(ABC):
         """
 
     @classmethod
-    @abstractmethod
-    def from_notes(cls, notes: Fields) -> Self:
+    def from_notes(cls, notes: Mapping[str, Any]) -> Self:
         """The task from what :meth:`notes` wrote.
 
         Raises:
             ValueError: a field is missing, of another type, or out of range.
         """
+        recorded = {field.name: notes[field.name] for field in fields(cls) if field.name in notes}
+        return TypeAdapter(cls).validate_json(json.dumps(recorded), strict=True)
 
     @classmethod
     def without_notes(cls) -> Self:

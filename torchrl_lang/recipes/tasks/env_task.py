@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_lang._checks import one_of
-from torchrl_lang._files import Fields, FileError, one_line, shorten
+from torchrl_lang._files import one_line, shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords
@@ -92,12 +92,13 @@ class EnvTask(Task):
         return _restore, (self.name, type(self).factory, dict(self.options))
 
     @classmethod
-    def from_notes(cls, notes: Fields) -> Self:
+    def from_notes(cls, notes: Mapping[str, Any]) -> Self:
         """See :meth:`Task.from_notes`."""
-        options = notes.take("options", dict)
+        options = super().from_notes(notes).options
         if cls.given and cls.given != options:
-            found = f"is about {cls.name} with the options {shorten(options)}, not {shorten(dict(cls.given))}"
-            raise FileError(notes.path, found, "leave out --option, or generate and train with these options")
+            raise ValueError(
+                f"it is about {cls.name} with the options {shorten(options)}, not {shorten(cls.given)}: omit --option"
+            )
         return cls(options)
 
     @classmethod

@@ -1,0 +1,64 @@
+"""Records of runs: the options of a command, and whatever else defines its results, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+from torchrl_lang._files import Record, shorten
+
+__all__ = ["OptionsRecord", "check_record", "read_options", "write_options"]
+
+
+class OptionsRecord(Record):
+    """Options of a command by name, ``notes`` of its data, and further fields."""
+
+    model_config = ConfigDict(extra="allow")
+    VERSION: ClassVar[int] = 2
+
+    notes: dict[str, Any] = {}
+
+
+def _plain(options: Any, more: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(options) | more, default=str))
+
+
+def write_options(path: Path, options: Any, **more: Any) -> None:
+    """Record options, and whatever else defines a run."""
+    OptionsRecord(**_plain(options, more)).write(path)
+
+
+def read_options(path: Path) -> OptionsRecord:
+    """Read what :func:`write_options` wrote.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        FileError: the record is damaged or was edited, or another version of this library wrote it.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"There is no run in {path.parent}: {path.name} is missing. Train one there first.")
+    return OptionsRecord.read(path, remedy="put the file back as it was, or train in another folder")
+
+
+def check_record(path: Path, options: Any, *, free: Collection[str] = (), **more: Any) -> None:
+    """Raise unless a run is resumed with the options it was started with; ``free`` options may differ.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    before, now = read_options(path).model_dump(), _plain(options, more)
+    changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
+    if changed:
+        # The values of options are short, the checksums of a dataset are not.
+        shown = [
+            key if key in more else f"--{key.replace('_', '-')} was {shorten(before.get(key))} and is {now[key]}"
+            for key in changed
+        ]
+        raise ValueError(
+            f"{path.parent} holds a run with other options: {', '.join(shown)}. Give another --out, or delete it."
+        )
