@@ -173,8 +173,8 @@ def without(name):
         (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
         (notes(words="crane"), "has 'crane' as \"words\", expected a valid array"),
         (notes(words=["crane", 7]), 'has 7 as "words.1", expected a valid string'),
-        (notes(words=["crane", "crane"]), "holds no task ('crane' at position 1"),
-        (notes(words=["x" * 10_000_000]), "is not five lower-case letters"),
+        (notes(words=["crane", "crane"]), "holds no task ('crane'"),
+        (notes(words=["x" * 10_000_000]), "not five lower-case letters"),
         (notes(rules="none"), "has 'none' as \"rules\", expected 'official'"),
     ],
 )
@@ -240,8 +240,8 @@ def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     [
         (b"", "is empty"),
         (b"cr\xe2ne\n", "is not UTF-8 text (byte 2 is 0xe2)"),
-        (b"crane\ncran\n", "'cran' at line 2 of 'list.txt' is not five lower-case letters"),
-        (b"crane\ncrane\n", "is a duplicate of line 1"),
+        (b"crane\ncran\n", "not five lower-case letters"),
+        (b"crane\ncrane\n", "duplicate"),
     ],
 )
 def test_damaged_word_lists(content, message, tmp_path, capsys):

@@ -16,42 +16,6 @@ if TYPE_CHECKING:
 
     from torchrl_lang.recipes.tasks.base import Task
 
-__all__ = [
-    "ALGORITHMS",
-    "BETAS",
-    "AWAC",
-    "BC",
-    "BCQ",
-    "CHAI",
-    "CQL",
-    "ConvertAgileRL",
-    "DT",
-    "Evaluate",
-    "ILQL",
-    "OREO",
-    "PPO",
-    "QSFT",
-    "ActionValueOptions",
-    "Algorithm",
-    "DialogueOptions",
-    "LoopOptions",
-    "MonteCarlo",
-    "OfflineOptions",
-    "OnlineOptions",
-    "PaperILQL",
-    "PercentBC",
-    "Psi",
-    "Rejection",
-    "RunOptions",
-    "SingleStep",
-    "SizeOptions",
-    "TaskOptions",
-    "TrainingOptions",
-    "UtteranceILQL",
-    "UtteranceOptions",
-    "train",
-]
-
 BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
 
@@ -86,12 +50,12 @@ class OptimisationOptions(Options):
 
     group: ClassVar[str] = "optimisation"
 
-    batch_size: int = option(64, "games in a batch", at_least=1)
-    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", above=0, at_most=1)
-    warmup: int = option(100, "steps (online: iterations) until the peak, at most a tenth of all", at_least=0)
-    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
+    batch_size: int = option(64, "games in a batch", ge=1)
+    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", gt=0, le=1)
+    warmup: int = option(100, "steps (online: iterations) until the peak, at most a tenth of all", ge=0)
+    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", ge=0, le=1)
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
-    max_grad_norm: float | None = option(1.0, "gradients are clipped to this norm; none: never", above=0)
+    max_grad_norm: float | None = option(1.0, "gradients are clipped to this norm; none: never", gt=0)
     bf16: bool = option(False, "compute in bfloat16")
 
 
@@ -107,11 +71,11 @@ class TrainingOptions(OptimisationOptions):
         1000,
         "steps (online: iterations) between evaluations, each with a checkpoint",
         group="evaluation",
-        at_least=1,
+        ge=1,
     )
-    log_every: int = option(50, "steps (online: iterations) between rows of the log", at_least=1)
+    log_every: int = option(50, "steps (online: iterations) between rows of the log", ge=1)
     logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option((), "further loggers")
-    seed: int = option(0, "seed of weights, batches, games and sampling", at_least=0)
+    seed: int = option(0, "seed of weights, batches, games and sampling", ge=0)
 
     def check_machine(self) -> None:
         """Raise, before a folder is made, if the device or the package of a logger is missing here."""
@@ -145,13 +109,13 @@ class LoopOptions(TrainingOptions):
 
     group: ClassVar[str] = "optimisation"
 
-    steps: int = option(8000, "training steps", at_least=1)
-    weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
+    steps: int = option(8000, "training steps", ge=1)
+    weight_decay: float = option(0.01, "AdamW's weight decay", ge=0)
     ema_decay: float = option(
         0.0,
         "decay of an exponential moving average of the weights, which is evaluated and saved; 0: no average",
-        at_least=0,
-        below=1,
+        ge=0,
+        lt=1,
     )
 
 
@@ -160,9 +124,9 @@ class RunOptions(TrainingOptions, TaskOptions):
     """Options of the training runs of language models."""
 
     top_layers: int | None = option(
-        None, "number of transformer blocks to train, from the last; none: all", group="model", at_least=1
+        None, "number of transformer blocks to train, from the last; none: all", group="model", ge=1
     )
-    eval_games: int = option(256, "games in an evaluation", group="evaluation", at_least=1)
+    eval_games: int = option(256, "games in an evaluation", group="evaluation", ge=1)
 
 
 # -- offline --------------------------------------------------------------------------------------------------------
@@ -183,7 +147,7 @@ class DialogueOptions(Options):
         "exact", "kept: accept chat templates that change earlier messages, which rows keep as they were"
     )
     row_length: int | None = option(
-        None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", at_least=1
+        None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", ge=1
     )
     on_error: Literal["raise", "skip"] = option("raise", "skip: leave out lines that hold no valid dialogue")
     on_overflow: Literal["error", "truncate"] = option("error", "truncate: cut dialogues longer than --row-length")
@@ -207,9 +171,9 @@ class SizeOptions(Options):
 
     group: ClassVar[str] = "model"
 
-    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
-    width: int = option(64, "hidden size of a model from scratch", at_least=1)
-    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
+    layers: int = option(3, "transformer blocks of a model from scratch", ge=1)
+    width: int = option(64, "hidden size of a model from scratch", ge=1)
+    heads: int = option(4, "attention heads of a model from scratch", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,11 +191,11 @@ class ModelOptions(SizeOptions):
     start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
     features_hidden: int = option(
-        0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", at_least=0
+        0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", ge=0
     )
     feature_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
     length_groups: int | None = option(
-        None, "groups of similar length that a batch is split into to reduce padding; none: automatic", at_least=1
+        None, "groups of similar length that a batch is split into to reduce padding; none: automatic", ge=1
     )
     compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
     checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
@@ -250,17 +214,17 @@ class OfflineOptions(DialogueOptions, ModelOptions, LoopOptions, RunOptions):
     task_from: ClassVar[tuple[str, str]] = ("data", "manifest.json")
 
     data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
-    fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
+    fraction: float = option(1.0, "share of episodes to learn from, those with the best return", gt=0, le=1)
     bottom_fraction: float = option(
-        1.0, "share of episodes that --fraction chooses from, those with the worst return", above=0, at_most=1
+        1.0, "share of episodes that --fraction chooses from, those with the worst return", gt=0, le=1
     )
     held_out: int = option(
         500,
         "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned",
-        at_least=0,
+        ge=0,
     )
     transition_weight: float = option(
-        1.0, "weight of the environment's tokens in the policy's loss", group="loss", at_least=0
+        1.0, "weight of the environment's tokens in the policy's loss", group="loss", ge=0
     )
 
 
@@ -295,10 +259,10 @@ class ActionValueOptions(OfflineOptions):
     group: ClassVar[str] = "loss"
     preset: ClassVar[str] = "ilql"
 
-    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
-    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", at_least=0)
-    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
+    gamma: float = option(1.0, "discount factor per token inside an utterance", ge=0, le=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
+    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", ge=0)
+    tau: float = option(0.02, "soft update rate of the target Q", gt=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,30 +274,30 @@ class ILQL(ActionValueOptions):
 
     algorithm: ClassVar[str] = "ilql"
 
-    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
-    expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", above=0, below=1)
-    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
+    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", ge=0)
+    expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", gt=0, lt=1)
+    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", ge=0)
     guidance_clip: float | None = option(
         None,
         "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound",
-        at_least=0,
+        ge=0,
     )
     advantage_temperature: float = option(
         0.0,
         "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
-        at_least=0,
+        ge=0,
     )
-    weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", above=0)
+    weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", gt=0)
     actor_normalizer: Literal["all", "action"] = option(
         "action", "what the policy's loss is divided by: the number of the agent's tokens (action) or of all real ones"
     )
-    cql_weight: float = option(0.01, "weight of the CQL term", at_least=0)
+    cql_weight: float = option(0.01, "weight of the CQL term", ge=0)
     target: Literal["td", "mc", "lambda"] = option(
         "lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns"
     )
-    lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
-    turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", at_least=0, at_most=1)
-    qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", at_least=0, at_most=1)
+    lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", ge=0, le=1)
+    turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", ge=0, le=1)
+    qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", ge=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,8 +306,8 @@ class CQL(ActionValueOptions):
 
     algorithm: ClassVar[str] = "cql"
 
-    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
-    cql_weight: float = option(0.1, "weight of the CQL term, the paper's alpha", at_least=0)
+    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", ge=0)
+    cql_weight: float = option(0.1, "weight of the CQL term, the paper's alpha", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +317,7 @@ class BCQ(ActionValueOptions):
     algorithm: ClassVar[str] = "bcq"
 
     threshold: float = option(
-        0.3, "least probability of a token relative to the likeliest one's, the paper's tau", at_least=0, at_most=1
+        0.3, "least probability of a token relative to the likeliest one's, the paper's tau", ge=0, le=1
     )
 
 
@@ -366,13 +330,13 @@ class Psi(ActionValueOptions):
     prior: Path | None = option(
         None, "folder of a finished run with the same tokens whose policy is the prior; none: the policy, as it learns"
     )
-    reward_scale: float = option(1.0, "reward that is worth one nat of divergence from the prior", above=0)
+    reward_scale: float = option(1.0, "reward that is worth one nat of divergence from the prior", gt=0)
     threshold: float = option(
         0.05,
         "least probability of a token relative to the likeliest one's; 0: as in the papers, which suits data that take "
         "every token at every state",
-        at_least=0,
-        at_most=1,
+        ge=0,
+        le=1,
     )
 
 
@@ -385,7 +349,7 @@ class QSFT(OfflineOptions):
     preset: ClassVar[str] = "ilql"
     defining: ClassVar[tuple[str, ...]] = ("beta", "tau")
 
-    beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", ge=0)
     guide: Literal["ratio", "likelihood"] = option(
         "likelihood",
         "what guides the policy: the likelihood p, as in the paper, or the value, which is the ratio p / pi",
@@ -397,15 +361,15 @@ class QSFT(OfflineOptions):
         0.3,
         "least probability of a token relative to the likeliest one's, in the backup and where the ratio guides; 0: as "
         "in the paper",
-        at_least=0,
-        at_most=1,
+        ge=0,
+        le=1,
     )
     value_min: float | None = option(None, "return to go that is the value 0; none: the data's least")
     value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
-    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
+    gamma: float = option(1.0, "discount factor per token inside an utterance", ge=0, le=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
     # All values begin at the greatest return, and what is less has to travel back through the target.
-    tau: float = option(0.2, "soft update rate of the target", above=0, at_most=1)
+    tau: float = option(0.2, "soft update rate of the target", gt=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,14 +382,14 @@ class OREO(OfflineOptions):
     defining: ClassVar[tuple[str, ...]] = ("value_weight",)
 
     reward_scale: float = option(
-        0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", above=0
+        0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", gt=0
     )
     kl_weight: float = option(
         0.3,
         "weight of the divergence from the reference, the paper's alpha (0.01 there): keeps tokens without data rare",
-        at_least=0,
+        ge=0,
     )
-    value_weight: float = option(1.0, "weight of V's loss; the policy's has weight 1", at_least=0)
+    value_weight: float = option(1.0, "weight of V's loss; the policy's has weight 1", ge=0)
     level: Literal["token", "utterance", "row"] = option(
         "token", "what an action is: a token, an utterance, or all of a row"
     )
@@ -438,9 +402,9 @@ class UtteranceOptions(OfflineOptions):
     group: ClassVar[str] = "loss"
     preset: ClassVar[str] = "ilql"
 
-    gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
-    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
-    candidates: int = option(8, "utterances that the policy samples to play the best one", at_least=1)
+    gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
+    tau: float = option(0.02, "soft update rate of the target Q", gt=0, le=1)
+    candidates: int = option(8, "utterances that the policy samples to play the best one", ge=1)
 
 
 @with_defaults(optimizer="adamw")  # the heads have no linear layer for Muon
@@ -449,8 +413,8 @@ class CHAI(UtteranceOptions):
 
     algorithm: ClassVar[str] = "chai"
 
-    cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", at_least=0)
-    proposals: int = option(5, "utterances that are sampled in each state of the dataset", at_least=1)
+    cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", ge=0)
+    proposals: int = option(5, "utterances that are sampled in each state of the dataset", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -466,10 +430,10 @@ class UtteranceILQL(UtteranceOptions):
 
     algorithm: ClassVar[str] = "utterance-ilql"
 
-    expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", above=0, below=1)
-    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
-    qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
-    log_prob_weight: float = option(0.0, "weight of a candidate's log-probability beside its value", at_least=0)
+    expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", gt=0, lt=1)
+    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", ge=0)
+    qvalue_weight: float = option(0.5, "weight of Q's loss", ge=0)
+    log_prob_weight: float = option(0.0, "weight of a candidate's log-probability beside its value", ge=0)
 
 
 def _variant(base: type[O], name: str, text: str, **defaults: Any) -> type[O]:
@@ -561,26 +525,26 @@ class OnlineOptions(RunOptions):
     task_from: ClassVar[tuple[str, str]] = ("start", "config.json")
 
     start: Path = required("folder of a finished run: the initial policy, and the reference of the KL penalty")
-    iterations: int = option(200, "training iterations, each with new games", at_least=1)
-    games: int = option(256, "games played in parallel", at_least=1)
-    turns: int = option(6, "turns of each of them in an iteration", at_least=1)
+    iterations: int = option(200, "training iterations, each with new games", ge=1)
+    games: int = option(256, "games played in parallel", ge=1)
+    turns: int = option(6, "turns of each of them in an iteration", ge=1)
     collector: Literal["single", "sync", "async"] = option(
         "single", "single: in this process; sync, async: in worker processes"
     )
-    workers: int = option(2, "number of worker processes", at_least=1)
+    workers: int = option(2, "number of worker processes", ge=1)
     max_staleness: int | None = option(
-        None, "drop games with tokens sampled more than this number of weight updates ago", at_least=0
+        None, "drop games with tokens sampled more than this number of weight updates ago", ge=0
     )
     examples: float = option(
-        0.0, "probability that a turn is played by a random player and excluded from the loss", at_least=0, below=1
+        0.0, "probability that a turn is played by a random player and excluded from the loss", ge=0, lt=1
     )
-    epochs: int = option(2, "epochs over the games of an iteration", at_least=1)
-    accumulate: int = option(1, "batches per optimizer step", at_least=1)
-    kl_coef: float = option(0.2, "initial KL coefficient", at_least=0)
-    kl_target: float | None = option(4.0, "target KL, in nats per game; none keeps the coefficient constant", above=0)
-    kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", at_least=1)
-    temperature: float = option(1.0, "temperature of the policy, in games and in the loss", above=0)
-    lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", at_least=1)
+    epochs: int = option(2, "epochs over the games of an iteration", ge=1)
+    accumulate: int = option(1, "batches per optimizer step", ge=1)
+    kl_coef: float = option(0.2, "initial KL coefficient", ge=0)
+    kl_target: float | None = option(4.0, "target KL, in nats per game; none keeps the coefficient constant", gt=0)
+    kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", ge=1)
+    temperature: float = option(1.0, "temperature of the policy, in games and in the loss", gt=0)
+    lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", ge=1)
     record_history: Path | None = option(
         None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
     )
@@ -611,16 +575,16 @@ class PPO(OnlineOptions):
     group: ClassVar[str] = "loss"
     algorithm: ClassVar[str] = "ppo"
 
-    clip_epsilon: float = option(0.2, "clipping range of the probability ratio", above=0)
-    value_lr: float = option(3e-3, "peak learning rate of the value head", above=0, at_most=1)
-    value_weight: float = option(0.5, "weight of the value loss", at_least=0)
-    entropy_weight: float = option(0.0, "weight of the policy's entropy", at_least=0)
-    gamma: float = option(1.0, "discount factor between tokens of an utterance", at_least=0, at_most=1)
-    lmbda: float = option(0.95, "lambda of the advantage estimate inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount factor between turns", at_least=0, at_most=1)
-    turn_lmbda: float = option(0.95, "lambda of the advantage estimate across turns", at_least=0, at_most=1)
+    clip_epsilon: float = option(0.2, "clipping range of the probability ratio", gt=0)
+    value_lr: float = option(3e-3, "peak learning rate of the value head", gt=0, le=1)
+    value_weight: float = option(0.5, "weight of the value loss", ge=0)
+    entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
+    gamma: float = option(1.0, "discount factor between tokens of an utterance", ge=0, le=1)
+    lmbda: float = option(0.95, "lambda of the advantage estimate inside an utterance", ge=0, le=1)
+    turn_gamma: float = option(0.99, "discount factor between turns", ge=0, le=1)
+    turn_lmbda: float = option(0.95, "lambda of the advantage estimate across turns", ge=0, le=1)
     detach_value: bool = option(True, "stop value gradients at the trunk")
-    value_warmup: int = option(10, "iterations at the beginning in which only the value head is trained", at_least=0)
+    value_warmup: int = option(10, "iterations at the beginning in which only the value head is trained", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -638,9 +602,9 @@ class Rejection(OnlineOptions):
     group: ClassVar[str] = "loss"
     algorithm: ClassVar[str] = "rejection"
 
-    fraction: float = option(0.2, "share of the games of an iteration to imitate", above=0, at_most=1)
-    best_so_far: int | None = option(None, "number of the best games of all iterations to imitate instead", at_least=1)
-    turn_gamma: float = option(1.0, "discount factor of turns in the ranking", at_least=0, at_most=1)
+    fraction: float = option(0.2, "share of the games of an iteration to imitate", gt=0, le=1)
+    best_so_far: int | None = option(None, "number of the best games of all iterations to imitate instead", ge=1)
+    turn_gamma: float = option(1.0, "discount factor of turns in the ranking", ge=0, le=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -662,22 +626,20 @@ class Evaluate(TaskOptions):
     run: Path = required("folder of a finished run")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
     games: int | None = option(
-        None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", at_least=1
+        None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", ge=1
     )
     split: str | None = option(None, "games of which split; none: the task's own choice")
     beta: tuple[float | Literal["auto"], ...] = option(
         (0.0, 2.0, 4.0),
         "weights of the values, for runs that have values; auto: the best of 1, 2, 4, 8 and 16 on 250 other games. "
         "Runs of bcq and psi play by their values alone, with weight 1",
-        at_least=0,
+        ge=0,
     )
     method: Literal["sample", "greedy", "beam", "best_of"] | None = option(
         None, "decoding method; none: greedy, and without values sampling as well"
     )
-    candidates: int = option(
-        8, "samples for each utterance of best_of, which plays the one of highest value", at_least=1
-    )
-    seed: int = option(2_000_000, "seed of games and sampling; training evaluates on games of its seed + 1", at_least=0)
+    candidates: int = option(8, "samples for each utterance of best_of, which plays the one of highest value", ge=1)
+    seed: int = option(2_000_000, "seed of games and sampling; training evaluates on games of its seed + 1", ge=0)
     plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
 
 

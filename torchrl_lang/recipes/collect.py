@@ -29,17 +29,6 @@ from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
-__all__ = [
-    "AutocastPolicy",
-    "CollectedGames",
-    "CollectorKind",
-    "Games",
-    "end_scheme",
-    "end_with_parent",
-    "is_alive",
-    "start_workers",
-]
-
 C = TypeVar("C")
 _GIVE_UP = 10.0
 """Seconds to wait for an interrupted start to end."""

@@ -19,8 +19,6 @@ from typing_extensions import TypedDict
 from torchrl_lang.recipes.options import GROUPS, Options, range_in_words, read_config, unknown_option, validated
 from torchrl_lang.recipes.tasks import TASKS, find_task, presets_of, task_class
 
-__all__ = ["UsageError", "describe", "parse"]
-
 _WIDTH = 80
 _PACKAGE = Path(__file__).parents[1]
 _LONGEST = 2000

@@ -22,18 +22,6 @@ from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, methods_of
 
-__all__ = [
-    "CHOICE",
-    "PlannedRun",
-    "Played",
-    "REPORT",
-    "TrainedPlayer",
-    "decodings",
-    "planned_runs",
-    "run_in_parallel",
-    "train_missing",
-]
-
 
 def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
     """Run commands of this package, as many at a time as there are cores, and print their output.

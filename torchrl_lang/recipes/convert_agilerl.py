@@ -12,8 +12,6 @@ from torchrl_lang.recipes.datasets import check_place, open_task
 from torchrl_lang.recipes.offline import OfflineData
 from torchrl_lang.recipes.records import write_options
 
-__all__ = ["ConvertAgileRL", "main"]
-
 
 def main(options: ConvertAgileRL) -> Path:
     """Write the run: its policy, and the target Q heads on their own transformer, as values that guide it.

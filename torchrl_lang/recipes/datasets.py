@@ -29,8 +29,6 @@ from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, HFTokenizer
 from torchrl_lang.text.rows import encode_episode
 from torchrl_lang.training import Checkpointer
 
-__all__ = ["check_place", "dialogue_dataset", "generate_once", "main", "open_dataset", "open_task"]
-
 
 def main(options: DataOptions) -> Path:
     """Generate the dataset; returns its folder."""

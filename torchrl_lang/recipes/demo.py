@@ -30,8 +30,6 @@ from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
 from torchrl_lang.schema import AGENT_MASK
 
-__all__ = ["Part", "PartResults", "main"]
-
 _METHODS = ("bc", "best-30", "best-10", "ilql")
 _HELD_OUT = 500
 

@@ -13,8 +13,6 @@ from torchrl_lang.recipes.options import Options, near, option, required, with_d
 from torchrl_lang.recipes.tasks.reddit import CorpusOptions
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS
 
-__all__ = ["METHODS", "ComparisonOptions", "Demo", "OfflineMethod", "RedditDemo", "TextWorldDemo", "VisualDialogueDemo"]
-
 _RECORD = "options.json"
 
 
@@ -73,11 +71,11 @@ class ComparisonOptions(Options):
     out: Path = required("folder of all results; the same command continues")
     folder: Path | None = option(None, "folder of the data; none: they are made in --out")
     methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
-    seeds: int = option(1, "training seeds, from 0 on", at_least=1)
-    steps: int = option(3000, "training steps of each run", at_least=1)
-    layers: int | None = option(None, "transformer blocks; none: the task's preset", at_least=1)
-    width: int | None = option(None, "hidden size; none: the task's preset", at_least=1)
-    batch_size: int | None = option(None, "episodes in a batch; none: the task's preset", at_least=1)
+    seeds: int = option(1, "training seeds, from 0 on", ge=1)
+    steps: int = option(3000, "training steps of each run", ge=1)
+    layers: int | None = option(None, "transformer blocks; none: the task's preset", ge=1)
+    width: int | None = option(None, "hidden size; none: the task's preset", ge=1)
+    batch_size: int | None = option(None, "episodes in a batch; none: the task's preset", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,14 +117,14 @@ class Demo(Options):
 
     out: Path = option(Path("runs/demo"), "folder of all results")
     parts: tuple[Literal["graph", "wordle"], ...] = option(("graph", "wordle"), "which parts to run")
-    walks: int = option(4000, "random walks in the graph's dataset", at_least=20)
-    graph_steps: int = option(700, "training steps of each run on the graph", at_least=1)
-    words: int = option(50, "how many of the shipped words", at_least=1, at_most=2250)
-    games: int = option(40_000, "games in Wordle's dataset", at_least=20)
-    wordle_steps: int = option(3000, "training steps of each run on Wordle", at_least=1)
-    eval_games: int = option(1000, "games for each row of a table", at_least=2)
-    betas: tuple[float, ...] = option(BETAS, "weights of ILQL's values in the tables", above=0)
-    seed: int = option(0, "seed of everything", at_least=0)
+    walks: int = option(4000, "random walks in the graph's dataset", ge=20)
+    graph_steps: int = option(700, "training steps of each run on the graph", ge=1)
+    words: int = option(50, "how many of the shipped words", ge=1, le=2250)
+    games: int = option(40_000, "games in Wordle's dataset", ge=20)
+    wordle_steps: int = option(3000, "training steps of each run on Wordle", ge=1)
+    eval_games: int = option(1000, "games for each row of a table", ge=2)
+    betas: tuple[float, ...] = option(BETAS, "weights of ILQL's values in the tables", gt=0)
+    seed: int = option(0, "seed of everything", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ class TextWorldDemo(Options):
         ("coin_collector", "simple"), "the engine's kinds of game"
     )
     quick: bool = option(False, "five minutes: the coin collector alone, with fewer games and steps")
-    seed: int = option(0, "seed of weights, games and sampling", at_least=0)
+    seed: int = option(0, "seed of weights, games and sampling", ge=0)
 
 
 @with_defaults(
@@ -152,11 +150,11 @@ class RedditDemo(ComparisonOptions, CorpusOptions):
     """
 
     tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
-    comments: int = option(1000, "comments on test parents of each player, at most the test comments", at_least=2)
+    comments: int = option(1000, "comments on test parents of each player, at most the test comments", ge=2)
     choice_comments: int = option(
         1000,
         "comments on validation parents for each decoding, at most all; distinct-2 depends on their number",
-        at_least=2,
+        ge=2,
     )
 
 
@@ -169,8 +167,8 @@ class VisualDialogueDemo(ComparisonOptions):
         ("none", "hard", "conservative"), "rewards to train and to evaluate on"
     )
     eval_every: int | None = option(
-        None, "steps between checkpoints, the best of which plays; none: one after the last step", at_least=1
+        None, "steps between checkpoints, the best of which plays; none: one after the last step", ge=1
     )
-    eval_games: int = option(1000, "test scenes that each player plays once, at most all", at_least=2)
-    choice_games: int = option(250, "validation scenes on which decodings are chosen, at most all", at_least=1)
+    eval_games: int = option(1000, "test scenes that each player plays once, at most all", ge=2)
+    choice_games: int = option(250, "validation scenes on which decodings are chosen, at most all", ge=1)
     image: bool = option(True, "the agent sees the image")

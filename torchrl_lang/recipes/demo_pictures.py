@@ -22,8 +22,6 @@ from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 if TYPE_CHECKING:
     from torchrl_lang.recipes.demo import PartResults
 
-__all__ = ["draw_page", "draw_paths", "draw_tiles"]
-
 _COLOURS = ("0.45", "#c9b458", "#6aaa64")
 
 

@@ -21,8 +21,6 @@ from torchrl_lang.recipes.algorithms import Evaluate
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run, methods_of
 from torchrl_lang.recipes.tasks.base import Player
 
-__all__ = ["Evaluate", "main"]
-
 _OTHER_GAMES = 1_000_000
 """Distance of the seed of games on which beta is chosen from that of the games that are reported."""
 

@@ -20,8 +20,6 @@ from torchrl_lang.recipes.models import begin, loss_options
 from torchrl_lang.recipes.offline import number_to_train, train_offline
 from torchrl_lang.schema import ROW_KEYS
 
-__all__ = ["build_returns", "held_out_loss", "train_bc", "train_dt"]
-
 
 def train_bc(options: BC) -> float:
     """Behaviour cloning; see :func:`train_offline`."""

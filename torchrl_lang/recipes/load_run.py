@@ -35,18 +35,6 @@ from torchrl_lang.text.chat_tokenizer import decode_action
 from torchrl_lang.text.rows import encode_episode, stack_episodes
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
-__all__ = [
-    "FinishedRun",
-    "Method",
-    "RunDecoding",
-    "build_policy",
-    "likelihoods_of",
-    "load_model",
-    "load_run",
-    "methods_of",
-    "refuse_returns",
-]
-
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
 _DECODING = "decoding.json"

@@ -32,8 +32,6 @@ from torchrl_lang.recipes.records import read_options
 from torchrl_lang.schema import FEATURES, ControlTokens
 from torchrl_lang.transforms import frozen_copy
 
-__all__ = ["Start", "begin", "loss_options", "model_of_run", "new_lm", "saved_qvalues"]
-
 H = TypeVar("H", bound=nn.Module)
 
 

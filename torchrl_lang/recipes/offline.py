@@ -24,8 +24,6 @@ from torchrl_lang.recipes.tasks import DIALOGUES
 from torchrl_lang.recipes.tasks.base import Task, check_features, check_tokenizer
 from torchrl_lang.schema import AGENT_MASK, FEATURES
 
-__all__ = ["OfflineData", "held_out_rows", "longest_utterance", "number_to_train", "open_data", "train_offline"]
-
 
 @dataclass(frozen=True)
 class OfflineData:

@@ -43,8 +43,6 @@ from torchrl_lang.transforms import (
     frozen_copy,
 )
 
-__all__ = ["InitialPolicy", "Learner", "OnlineRun", "kl_transform", "load_initial_policy", "train_online"]
-
 
 @dataclass(frozen=True)
 class InitialPolicy:

@@ -16,8 +16,6 @@ from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, lo
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController
 
-__all__ = ["BestGames", "PPO", "PPOLearner", "Rejection", "train_ppo", "train_rejection"]
-
 
 class PPOLearner(Learner):
     """Learns from all games, with the log-probabilities and values that the policy wrote while acting."""

@@ -27,28 +27,13 @@ from typing import (
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-__all__ = [
-    "GROUPS",
-    "Options",
-    "near",
-    "option",
-    "pairs",
-    "range_in_words",
-    "read_config",
-    "required",
-    "unknown_option",
-    "validated",
-    "with_defaults",
-    "write_config",
-]
-
 T = TypeVar("T")
 
 GROUPS = ("data", "model", "optimisation", "loss", "evaluation", "run")
 """Groups of options in a help text, in this order; see :attr:`Options.group`."""
 _LARGEST = 2**31 - 1
 """Upper bound of integers without another one; larger sizes, counts or seeds are typing errors."""
-_ENDS = {"at_least": "ge", "above": "gt", "at_most": "le", "below": "lt"}
+_ENDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _REMEDY = "give a YAML file with one option per line, such as `steps: 100`"
 
 
@@ -60,7 +45,7 @@ class Options:
         >>> from torchrl_lang.recipes.options import Options, option
         >>> @dataclasses.dataclass(frozen=True)
         ... class Training(Options):
-        ...     steps: int = option(10, "training steps", at_least=1)
+        ...     steps: int = option(10, "training steps", ge=1)
         >>> Training(steps=0)
         Traceback (most recent call last):
             ...
@@ -106,7 +91,7 @@ class Options:
 
 
 def option(default: Any, text: str, *, group: str | None = None, **ends: float) -> Any:
-    """A dataclass field with a default, a help text and a range: ``at_least``, ``above``, ``at_most``, ``below``.
+    """A dataclass field with a default, a help text and a range: ``ge``, ``gt``, ``le``, ``lt``.
 
     ``group`` is that of the help text; default the one of the class.
     """
@@ -125,7 +110,7 @@ def required(text: str) -> Any:
 
 def range_in_words(field: dataclasses.Field) -> str:
     """The range of an option, such as "above 0, at most 1"."""
-    return ", ".join(f"{name.replace('_', ' ')} {end:g}" for name, end in field.metadata.get("range", {}).items())
+    return ", ".join(f"{_ENDS[name]} {end:g}" for name, end in field.metadata.get("range", {}).items())
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -172,7 +157,7 @@ def validated(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         >>> from torchrl_lang.recipes.options import Options, option, validated
         >>> @dataclasses.dataclass(frozen=True)
         ... class Training(Options):
-        ...     lr: float = option(1e-3, "learning rate", above=0)
+        ...     lr: float = option(1e-3, "learning rate", gt=0)
         ...     layers: int | None = option(None, "blocks to train")
         >>> validated(Training, {"lr": "1e-2", "layers": "none"})
         {'lr': 0.01, 'layers': None}
@@ -205,8 +190,7 @@ def _adapter(kind: type) -> TypeAdapter[dict[str, Any]]:
     hints = get_type_hints(kind)
     found = {}
     for field in dataclasses.fields(kind):
-        ends = {_ENDS[name]: end for name, end in field.metadata.get("range", {}).items()}
-        checked = _with_range(hints[field.name], ends)
+        checked = _with_range(hints[field.name], field.metadata.get("range", {}))
         if get_origin(hints[field.name]) is tuple and field.default:
             checked = Annotated[checked, Field(min_length=1)]
         found[field.name] = checked

@@ -9,8 +9,6 @@ from pathlib import Path
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks.base import Player, PlayOptions
 
-__all__ = ["main"]
-
 
 def main(options: PlayOptions) -> None:
     """Play a game, or watch some."""

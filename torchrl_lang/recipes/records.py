@@ -12,8 +12,6 @@ from pydantic import ConfigDict
 
 from torchrl_lang._files import Record, shorten
 
-__all__ = ["OptionsRecord", "check_record", "read_options", "write_options"]
-
 
 class OptionsRecord(Record):
     """Options of a command by name, ``notes`` of its data, and further fields."""

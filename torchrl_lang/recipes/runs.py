@@ -39,17 +39,6 @@ from torchrl_lang.training import (
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
 
-__all__ = [
-    "FREE_OPTIONS",
-    "TrainableState",
-    "finish",
-    "is_due",
-    "make_optimizer",
-    "open_run",
-    "resume",
-    "train_and_evaluate",
-]
-
 FREE_OPTIONS = ("out", "logger", "device", "task", "option")
 """Options that may change when any run is resumed; the task is among the notes."""
 

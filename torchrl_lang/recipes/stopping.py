@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # it imports torch, and `--help` must not wait for torch
     from torchrl_lang.training import Checkpointer
 
-__all__ = ["Stopped", "stopping"]
-
 
 class Stopped(KeyboardInterrupt):
     """A signal has stopped a command; the message, if there is one, names the checkpoint to continue from."""

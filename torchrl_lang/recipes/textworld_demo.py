@@ -14,8 +14,6 @@ from torchrl_lang.recipes.algorithms import BC, PPO, Evaluate, train
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.demo_options import TextWorldDemo
 
-__all__ = ["main"]
-
 Kind = Literal["coin_collector", "simple"]
 
 # Options of the three stages where they differ from TextWorld's presets.

@@ -36,17 +36,6 @@ from torchrl_lang.recipes.offline import OfflineData, held_out_rows, open_data, 
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.transforms import frozen_copy
 
-__all__ = [
-    "build_loss",
-    "return_range",
-    "train_bcq",
-    "train_cql",
-    "train_ilql",
-    "train_oreo",
-    "train_psi",
-    "train_qsft",
-]
-
 
 def build_loss(
     options: ILQL, lm: Any, actor: ProbabilisticTensorDictSequential, end_of_action: int

@@ -26,8 +26,6 @@ from torchrl_lang.recipes.models import begin, loss_options, saved_qvalues
 from torchrl_lang.recipes.offline import held_out_rows, train_offline
 from torchrl_lang.training import Progress, total_loss
 
-__all__ = ["train_chai", "train_utterance_ilql"]
-
 
 def train_chai(options: CHAI) -> float:
     """CHAI: values of utterances that a finished run's language model proposes; see :func:`train_offline`."""

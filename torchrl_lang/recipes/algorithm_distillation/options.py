@@ -54,18 +54,18 @@ class FamilyOptions(Options):
     """Options that define the tasks."""
 
     env: FamilyName = option("dark_room", "family of tasks")
-    size: int = option(7, "rows and columns of a room", at_least=2, at_most=64)
+    size: int = option(7, "rows and columns of a room", ge=2, le=64)
     start: Literal["centre", "random"] = option("centre", "where an episode in a room begins")
-    arms: int = option(10, "arms of a bandit", at_least=2)
+    arms: int = option(10, "arms of a bandit", ge=2)
     episode_length: int | None = option(
-        None, "steps of an episode; none: 20 in dark_room, 50 in dark_key_door, 10 of a bandit", at_least=1
+        None, "steps of an episode; none: 20 in dark_room, 50 in dark_key_door, 10 of a bandit", ge=1
     )
     tasks: int | None = option(
-        None, "number of tasks, drawn at random; none: all of dark_room, 1,000 of the others", at_least=3
+        None, "number of tasks, drawn at random; none: all of dark_room, 1,000 of the others", ge=3
     )
-    validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", above=0, below=1)
-    test: float = option(0.15, "share of the tasks that are reported", above=0, below=1)
-    split_seed: int = option(0, "seed of the tasks and of their split", at_least=0)
+    validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", gt=0, lt=1)
+    test: float = option(0.15, "share of the tasks that are reported", gt=0, lt=1)
+    split_seed: int = option(0, "seed of the tasks and of their split", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +76,13 @@ class HistoryOptions(FamilyOptions):
         None, "source algorithm; none: posterior in dark_room, q_learning in dark_key_door, ucb of a bandit"
     )
     history_episodes: int | None = option(
-        None, "episodes of a history; none: 600 of q_learning, 20 of ucb, 12 of others", at_least=1
+        None, "episodes of a history; none: 600 of q_learning, 20 of ucb, 12 of others", ge=1
     )
     skip_episodes: int | None = option(
-        None, "keep every k-th episode of a history; none: 40 of q_learning, 1 of others", at_least=1
+        None, "keep every k-th episode of a history; none: 40 of q_learning, 1 of others", ge=1
     )
-    streams: int = option(100, "histories of each task at a time", at_least=1)
-    fresh_every: int = option(50, "training steps until they are replaced by new ones", at_least=1)
+    streams: int = option(100, "histories of each task at a time", ge=1)
+    fresh_every: int = option(50, "training steps until they are replaced by new ones", ge=1)
     history: Path | None = option(None, "folder of a recorded history of these tasks, instead of new ones")
 
     def source_name(self) -> SourceName:
@@ -106,8 +106,8 @@ class FormatOptions(SizeOptions, HistoryOptions):
         "rl", "rl: a token for each step and heads for its numbers; language: text and a causal language model"
     )
     template: TemplateName | None = option(None, "how the language format writes a step; none: compact")
-    context_episodes: int = option(6, "episodes that a model reads", at_least=1)
-    temperature: float = option(1.0, "of the actions in an evaluation", at_least=0)
+    context_episodes: int = option(6, "episodes that a model reads", ge=1)
+    temperature: float = option(1.0, "of the actions in an evaluation", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,12 +141,12 @@ class AD(LoopOptions, FormatOptions):
         "steps": 1000,
     }
 
-    batch_size: int = option(64, "windows in a batch", at_least=1)
-    label_smoothing: float = option(0.0, "share of an action's target that is uniform", at_least=0, below=1)
-    reward_weight: float = option(0.0, "weight of the loss of predicted rewards", at_least=0)
-    observation_weight: float = option(0.0, "weight of the loss of predicted observations", at_least=0)
-    episodes: int = option(20, "episodes of an evaluation on validation tasks", at_least=LAST_EPISODES)
-    eval_streams: int = option(16, "streams of each task in an evaluation", at_least=1)
+    batch_size: int = option(64, "windows in a batch", ge=1)
+    label_smoothing: float = option(0.0, "share of an action's target that is uniform", ge=0, lt=1)
+    reward_weight: float = option(0.0, "weight of the loss of predicted rewards", ge=0)
+    observation_weight: float = option(0.0, "weight of the loss of predicted observations", ge=0)
+    episodes: int = option(20, "episodes of an evaluation on validation tasks", ge=LAST_EPISODES)
+    eval_streams: int = option(16, "streams of each task in an evaluation", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,10 +163,10 @@ class Distill(FormatOptions):
         False, "a room of 7 x 7, 30 episodes, 3 seeds and 400 steps (of language 1,000), unless they are given"
     )
     methods: tuple[Literal["ad", "ed"], ...] = option(("ad", "ed"), "ad: algorithm distillation; ed: of an expert")
-    seeds: int = option(5, "training seeds, from 0 on", at_least=1)
-    steps: int = option(2000, "training steps of each run", at_least=1)
-    episodes: int = option(40, "episodes of each stream on test tasks, without a change of weights", at_least=6)
-    test_streams: int = option(16, "streams of each test task", at_least=1)
+    seeds: int = option(5, "training seeds, from 0 on", ge=1)
+    steps: int = option(2000, "training steps of each run", ge=1)
+    episodes: int = option(40, "episodes of each stream on test tasks, without a change of weights", ge=6)
+    test_streams: int = option(16, "streams of each test task", ge=1)
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
@@ -191,15 +191,15 @@ class TextHistoryOptions(Options):
     reward: Literal["levels", "bins", "decimals"] = option(
         "levels", "levels: a word for each different reward; bins: one for each of --bins ranges; decimals: in digits"
     )
-    bins: int = option(10, "number of ranges that rewards are sorted into with --reward bins", at_least=2)
-    validation: float = option(0.1, "share of each epoch's episodes that choose the checkpoint", above=0, below=1)
-    test: float = option(0.1, "share of each epoch's episodes that are reported", above=0, below=1)
+    bins: int = option(10, "number of ranges that rewards are sorted into with --reward bins", ge=2)
+    validation: float = option(0.1, "share of each epoch's episodes that choose the checkpoint", gt=0, lt=1)
+    test: float = option(0.1, "share of each epoch's episodes that are reported", gt=0, lt=1)
     test_runs: tuple[str, ...] = option((), "names of runs that are reported instead, of which no episode is learned")
-    split_seed: int = option(0, "seed of which episodes of an epoch these are", at_least=0)
-    row_length: int = option(512, "tokens of a row: the context", at_least=2)
+    split_seed: int = option(0, "seed of which episodes of an epoch these are", ge=0)
+    row_length: int = option(512, "tokens of a row: the context", ge=2)
     loss_on: Literal["actions", "all"] = option("all", "learn from all tokens, or from the completions alone")
     symbols: tuple[str, ...] = option((), "texts that are one token each, such as the colours of Wordle")
-    min_count: int = option(5, "words that are rarer in the histories are spelled", at_least=1)
+    min_count: int = option(5, "words that are rarer in the histories are spelled", ge=1)
     pretrained: str | None = option(
         None, "name or folder of a pretrained Hugging Face model with its tokenizer; none: from scratch"
     )
@@ -209,4 +209,4 @@ class TextHistoryOptions(Options):
 class TextAD(TextHistoryOptions, SizeOptions, LoopOptions):
     """Algorithm distillation of text tasks: a language model of recorded runs, and its accuracy of rewards."""
 
-    batch_size: int = option(16, "rows in a batch", at_least=1)
+    batch_size: int = option(16, "rows in a batch", ge=1)

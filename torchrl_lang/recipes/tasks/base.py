@@ -25,16 +25,6 @@ from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action
 
-__all__ = [
-    "DataOptions",
-    "PlayOptions",
-    "Player",
-    "Task",
-    "check_features",
-    "check_tokenizer",
-    "play_in_terminal",
-]
-
 
 class Player(NamedTuple):
     """A scripted policy, and the options of :meth:`Task.env` that it needs."""

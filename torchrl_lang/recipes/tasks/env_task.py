@@ -26,8 +26,6 @@ from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Ta
 from torchrl_lang.schema import ACTION, TOKENS, ControlTokens
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["EnvFactory", "EnvTask", "RandomTokens", "env_task", "import_task"]
-
 EnvFactory = Callable[..., LanguageEnv]
 """Called as ``make_env(batch_size=8, seed=0, device=None, **options)``."""
 

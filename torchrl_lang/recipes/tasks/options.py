@@ -8,17 +8,15 @@ from typing import Any
 
 from torchrl_lang.recipes.options import Options, option, required
 
-__all__ = ["DataOptions", "PlayOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(Options):
     """Base of the options of ``generate TASK``."""
 
     out: Path = required("folder of the dataset")
-    games: int = option(10_000, "number of games", at_least=1)
-    batch: int = option(1024, "games played in parallel", at_least=1)
-    seed: int = option(0, "seed of games and players", at_least=0)
+    games: int = option(10_000, "number of games", ge=1)
+    batch: int = option(1024, "games played in parallel", ge=1)
+    seed: int = option(0, "seed of games and players", ge=0)
     overwrite: bool = option(False, "replace an existing dataset")
 
     def task(self) -> Any:
@@ -35,9 +33,9 @@ class PlayOptions(Options):
     """Base of the options of ``play TASK``."""
 
     watch: str | None = option(None, "watch instead of playing: the folder of a finished run, or a scripted player")
-    beta: float = option(4.0, "weight of the learned values in a watched run", at_least=0)
-    games: int = option(3, "games to watch", at_least=1)
-    seed: int | None = option(None, "seed of the games; none: a new one each time", at_least=0)
+    beta: float = option(4.0, "weight of the learned values in a watched run", ge=0)
+    games: int = option(3, "games to watch", ge=1)
+    seed: int | None = option(None, "seed of the games; none: a new one each time", ge=0)
 
     def task(self) -> Any:
         """The :class:`Task` that the options describe; a watched run has its own."""

@@ -9,8 +9,6 @@ from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
 from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
-__all__ = ["PRESETS", "RandomWalksData", "RandomWalksPlay"]
-
 _MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
 PRESETS: dict[str, dict[str, Any]] = {
     "bc": {**_MODEL, "steps": 200},
@@ -36,12 +34,12 @@ class RandomWalksGames(Options):
 
     group: ClassVar[str] = "data"
 
-    nodes: int = option(20, "nodes of the graph", at_least=2, at_most=1000)
-    out_degree: int = option(2, "edges out of each node", at_least=1)
-    graph_seed: int = option(4, "seed of the graph", at_least=0)
-    max_turns: int = option(12, "moves before a walk is truncated", at_least=1)
+    nodes: int = option(20, "nodes of the graph", ge=2, le=1000)
+    out_degree: int = option(2, "edges out of each node", ge=1)
+    graph_seed: int = option(4, "seed of the graph", ge=0)
+    max_turns: int = option(12, "moves before a walk is truncated", ge=1)
     edge_probability: float = option(
-        0.0, "probability of each possible edge; 0: --out-degree edges out of each node", at_least=0, at_most=1
+        0.0, "probability of each possible edge; 0: --out-degree edges out of each node", ge=0, le=1
     )
 
     def task(self) -> Any:

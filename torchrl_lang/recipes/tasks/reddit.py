@@ -12,8 +12,6 @@ from torchrl_lang.recipes.options import pairs as named_values
 from torchrl_lang.recipes.tasks import task_class
 from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
-__all__ = ["PRESETS", "CorpusOptions", "RedditData", "RedditPlay"]
-
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1500, "eval_every": 750, "eval_games": 200}
 
 _ILQL: Mapping[str, Any] = {
@@ -46,13 +44,11 @@ class CorpusOptions(Options):
         False,
         "split the comments by the folder's train_idxs.json, eval_idxs.json and test_idxs.json, not by their texts",
     )
-    pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", at_least=100)
-    sentences: int = option(1, "sentences of a generated comment", at_least=1, at_most=20)
-    rude_when_calm: float = option(
-        0.1, "probability that a generated sentence on a calm parent is rude", at_least=0, at_most=1
-    )
-    rude_when_provoked: float = option(0.7, "the same on a provoking parent", at_least=0, at_most=1)
-    corpus_seed: int = option(0, "seed of generated comments", at_least=0)
+    pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", ge=100)
+    sentences: int = option(1, "sentences of a generated comment", ge=1, le=20)
+    rude_when_calm: float = option(0.1, "probability that a generated sentence on a calm parent is rude", ge=0, le=1)
+    rude_when_provoked: float = option(0.7, "the same on a provoking parent", ge=0, le=1)
+    corpus_seed: int = option(0, "seed of generated comments", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +62,14 @@ class RedditGames(CorpusOptions):
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
     url: str | None = option(None, "with --reward moderation, the base URL of the endpoint; none: OPENAI_BASE_URL")
     scale: float | None = option(
-        None, "factor of the reward; none: -5 for profanity and moderation, else 1", at_least=-1e6, at_most=1e6
+        None, "factor of the reward; none: -5 for profanity and moderation, else 1", ge=-1e6, le=1e6
     )
-    shift: float = option(0.0, "added to the scaled reward", at_least=-1e6, at_most=1e6)
+    shift: float = option(0.0, "added to the scaled reward", ge=-1e6, le=1e6)
     include_parent: bool = option(True, "show the text that a comment replies to")
     tokenizer: str = option(
         "words", "words: those of the training texts; or name or folder of a Hugging Face tokenizer"
     )
-    split_seed: int = option(0, "seed of the splits into training, validation and test comments", at_least=0)
+    split_seed: int = option(0, "seed of the splits into training, validation and test comments", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,14 +96,14 @@ class RedditData(RedditGames, DataOptions):
     cutoff: float | None = option(
         None,
         "keep comments whose reward, scaled and shifted, is at least this: the ILQL paper's cutoff",
-        at_least=-1e18,
-        at_most=1e18,
+        ge=-1e18,
+        le=1e18,
     )
     min_upvotes: float | None = option(
-        None, "keep comments with at least this number of upvotes, downvotes subtracted", at_least=-1e18, at_most=1e18
+        None, "keep comments with at least this number of upvotes, downvotes subtracted", ge=-1e18, le=1e18
     )
     upvote_quantile: float = option(
-        0.0, "keep comments with at least this quantile of the upvotes: 0.9 for the best tenth", at_least=0, below=1
+        0.0, "keep comments with at least this quantile of the upvotes: 0.9 for the best tenth", ge=0, lt=1
     )
 
     def __post_init__(self) -> None:

@@ -10,8 +10,6 @@ from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
 from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
-__all__ = ["PRESETS", "TextWorldData", "TextWorldPlay"]
-
 _OFFLINE: Mapping[str, Any] = {
     "steps": 700,
     # The engine has a large vocabulary, and what it writes about one game does not help in the next.
@@ -63,20 +61,20 @@ class TextWorldGames(Options):
     kind: Literal["simple", "coin_collector", "treasure_hunter", "cooking", "custom"] = option(
         "coin_collector", "the engine's kind of game"
     )
-    level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", at_least=1)
-    games: int = option(400, "games to build, 1 to 3 seconds each and core, once for all", at_least=1)
-    first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", at_least=0)
-    valid: int = option(32, "least number of games for evaluations during training", at_least=1)
-    test: int = option(48, "least number of games for the final evaluation", at_least=1)
+    level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", ge=1)
+    games: int = option(400, "games to build, 1 to 3 seconds each and core, once for all", ge=1)
+    first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", ge=0)
+    valid: int = option(32, "least number of games for evaluations during training", ge=1)
+    test: int = option(48, "least number of games for the final evaluation", ge=1)
     apart: Literal["solutions", "games"] = option(
         "solutions", "what the splits do not share: winning commands, or merely whole games"
     )
     template: str | None = option(None, "template of observations; none takes what fits the kind")
-    row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", at_least=1)
+    row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", ge=1)
     action_length: int | None = option(
-        None, "tokens of a command, its end included; none takes what fits the kind", at_least=1
+        None, "tokens of a command, its end included; none takes what fits the kind", ge=1
     )
-    max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind", at_least=1)
+    max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,15 +103,15 @@ class TextWorldGames(Options):
 class TextWorldData(TextWorldGames, DataOptions):
     """Generate a dataset of TextWorld games by experts, some of whom make random moves."""
 
-    episodes: int = option(2000, "episodes to play", at_least=1)
+    episodes: int = option(2000, "episodes to play", ge=1)
     epsilon: tuple[float, ...] = option(
         (0.0, 0.1, 0.2),
         "shares of random commands, one expert for each; they play equally often",
-        at_least=0,
-        at_most=1,
+        ge=0,
+        le=1,
     )
     foreign: float = option(
-        0.0, "share of the random commands taken from another game, most often impossible", at_least=0, at_most=1
+        0.0, "share of the random commands taken from another game, most often impossible", ge=0, le=1
     )
 
     def notes(self) -> dict[str, Any]:

@@ -11,15 +11,6 @@ from torchrl_lang.recipes.options import Options, option, required, with_default
 from torchrl_lang.recipes.tasks import task_class
 from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
-__all__ = [
-    "PRESETS",
-    "PrepareVisualDialogue",
-    "ServeVisualDialogue",
-    "VisualDialogueData",
-    "VisualDialoguePlay",
-    "VisualDialogueRewards",
-]
-
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
 PRESETS: dict[str, dict[str, Any]] = {
     "bc": {**_MODEL},
@@ -45,11 +36,11 @@ class VisualDialogueGames(Options):
     penalty: Literal["none", "soft", "hard", "conservative"] = option(
         "none", "which replies are yes-or-no answers, whose questions are penalized"
     )
-    penalty_value: float = option(-2.0, "added to the reward of such a question", at_least=-1e6, at_most=1e6)
+    penalty_value: float = option(-2.0, "added to the reward of such a question", ge=-1e6, le=1e6)
     scale: float = option(
-        1.0, "factor of the rewards; not of those of the files with `--mode env_stops`", at_least=-1e6, at_most=1e6
+        1.0, "factor of the rewards; not of those of the files with `--mode env_stops`", ge=-1e6, le=1e6
     )
-    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", at_least=-1e6, at_most=1e6)
+    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", ge=-1e6, le=1e6)
     measure: Literal["rank", "distance"] = option(
         "rank", "what a round changes: the percentile of the image, or the guess's distance"
     )
@@ -90,18 +81,18 @@ class PrepareVisualDialogue(Options):
     files: Path | None = option(
         None, "folder with files in the layout of the real dataset, for train, val and test; none: generate some"
     )
-    train: int = option(10_000, "dialogues to generate for training", at_least=1)
-    val: int = option(500, "dialogues to generate for validation; true images are ranked among theirs", at_least=2)
-    test: int = option(1000, "dialogues to generate for the final evaluation", at_least=1)
-    feature_size: int = option(128, "numbers of a generated image feature", at_least=64, at_most=1 << 20)
-    yes_no: float = option(0.5, "share of yes-or-no questions to generate", at_least=0, at_most=1)
+    train: int = option(10_000, "dialogues to generate for training", ge=1)
+    val: int = option(500, "dialogues to generate for validation; true images are ranked among theirs", ge=2)
+    test: int = option(1000, "dialogues to generate for the final evaluation", ge=1)
+    feature_size: int = option(128, "numbers of a generated image feature", ge=64, le=1 << 20)
+    yes_no: float = option(0.5, "share of yes-or-no questions to generate", ge=0, le=1)
     tokenizer: str | None = option(
         None, "name or folder of a Hugging Face tokenizer; none: the words of the training dialogues"
     )
-    guesser_epochs: int = option(6, "passes of the image guesser over the training dialogues", at_least=1)
-    answerer_epochs: int = option(3, "passes of the answerer over the training dialogues", at_least=1)
-    width: int = option(128, "width of the states of guesser and answerer", at_least=1)
-    seed: int = option(0, "seed of the generated dialogues and of the models", at_least=0)
+    guesser_epochs: int = option(6, "passes of the image guesser over the training dialogues", ge=1)
+    answerer_epochs: int = option(3, "passes of the answerer over the training dialogues", ge=1)
+    width: int = option(128, "width of the states of guesser and answerer", ge=1)
+    seed: int = option(0, "seed of the generated dialogues and of the models", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +107,7 @@ class VisualDialogueRewards(Options):
     models: Path | None = option(
         None, "folder of trained models, instead of a server; they rank among the images of the split"
     )
-    batch_size: int = option(16, "dialogues at a time", at_least=1)
+    batch_size: int = option(16, "dialogues at a time", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +124,6 @@ class ServeVisualDialogue(Options):
     split: Literal["train", "val", "test"] = option("val", "split whose images a true image is ranked among")
     questioner: Path | None = option(None, "folder of a finished run that asks questions; none: no such route")
     host: str = option("127.0.0.1", "address to listen on; the default is reachable from this machine alone")
-    port: int = option(5000, "port to listen on; 0: a free one", at_least=0, at_most=65535)
-    items: int = option(64, "dialogues that a batch may have", at_least=1)
-    queue: int = option(256, "requests that may wait for the models", at_least=1)
+    port: int = option(5000, "port to listen on; 0: a free one", ge=0, le=65535)
+    items: int = option(64, "dialogues that a batch may have", ge=1)
+    queue: int = option(256, "requests that may wait for the models", ge=1)

@@ -10,8 +10,6 @@ from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
 from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
-__all__ = ["HABIT", "MEDIOCRE", "PRESETS", "PlayerName", "SolveWordle", "WordleData", "WordlePlay"]
-
 PRESETS: dict[str, dict[str, Any]] = {
     # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q less
     # noisy; the players of the data are good enough for that.
@@ -82,6 +80,6 @@ class SolveWordle(WordleGames):
     guesses: str | None = option(None, "valid guesses beside the words: `all` of the shipped ones, or a file")
     opener: str | None = option(None, "the first guess, instead of the best one")
     max_tries: int | None = option(
-        None, "guesses of a game, after which a word is lost and counts as one guess more", at_least=1
+        None, "guesses of a game, after which a word is lost and counts as one guess more", ge=1
     )
     out: Path | None = option(None, "file for the decision tree, as JSON")
