@@ -170,5 +170,5 @@ def test_group_advantages_of_one_group_are_standardised_returns():
     group = torch.arange(9) % 2
     torch.testing.assert_close(group_advantages(returns[order], group[order]), group_advantages(returns, group)[order])
     torch.testing.assert_close(group_advantages(3 * returns + 8, group), group_advantages(returns, group))
-    with pytest.raises(ValueError, match=r"must be \[N\], got \(9,\) and \(9, 1\)"):
+    with pytest.raises(ValueError, match="group must have shape"):
         group_advantages(returns, group[:, None])

@@ -73,8 +73,8 @@ def test_filters_compose_and_leave_their_input():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"temperature": 0.0}, r"temperature must lie in \(0, inf\), got 0.0"),
+        ({"top_k": 0}, "top_k must be an integer of at least 1, got 0"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, "got 1.5"),
     ],

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import have_shapes, one_of
 from torchrl_lang.functional.returns import reverse_linear_scan
 
 __all__ = ["Advantages", "Bootstrap", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
@@ -165,8 +165,7 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
         >>> group_advantages(torch.tensor([1.0, 5.0, 3.0, 5.0]), torch.tensor([7, 2, 7, 2]))
         tensor([-0.7071,  0.0000,  0.7071,  0.0000])
     """
-    if returns.ndim != 1 or group.shape != returns.shape:
-        raise ValueError(f"returns and group must be [N], got {tuple(returns.shape)} and {tuple(group.shape)}.")
+    have_shapes(("returns", returns, (returns.numel(),)), ("group", group, (returns.numel(),)))
     _, which, size = group.unique(return_inverse=True, return_counts=True)
     size = size.to(returns.dtype)
 

@@ -12,23 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Decisions",
-    "UtteranceSpans",
-    "begins_utterance",
-    "decision_mask",
-    "find_decisions",
-    "find_utterances",
-    "row_length",
-    "running_mean",
-    "shift_left",
-    "shift_right",
-    "trained_states",
-    "turn_end_mask",
-    "utterance_ends",
-    "utterance_states",
-]
-
 
 def shift_left(values: Tensor) -> Tensor:
     """Shift by one position to the left, with zero (False) at the end: ``out[..., p] = values[..., p + 1]``.

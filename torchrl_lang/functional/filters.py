@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from torchrl_lang._checks import check_options
+
 __all__ = ["filter_logits", "min_p_filter", "top_k_filter", "top_p_filter"]
 
 
 def top_k_filter(logits: Tensor, k: int) -> Tensor:
     """Keep the ``k`` most likely tokens and ties with the last of them."""
-    if k < 1:
-        raise ValueError(f"top_k must be at least 1, got {k}. Pass None to keep all tokens.")
     if k >= logits.shape[-1]:
         return logits
     threshold = logits.topk(k, -1).values[..., -1:]
@@ -25,8 +25,6 @@ def top_p_filter(logits: Tensor, p: float) -> Tensor:
 
     Nucleus sampling (arXiv 1904.09751).
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {p}.")
     if p == 1:  # rounding may raise the cumulative sum above 1 before the last token
         return logits
     ordered = logits.sort(-1, descending=True).values
@@ -41,8 +39,6 @@ def min_p_filter(logits: Tensor, p: float) -> Tensor:
     Min-p sampling (arXiv 2407.01082). Before values are added it is the threshold of discrete BCQ (arXiv 1910.01708,
     eq. 2), which keeps a policy to actions that its data support.
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"min_p must lie in (0, 1], got {p}. Pass None to keep all tokens.")
     threshold = logits.amax(-1, keepdim=True) + math.log(p)
     return logits.masked_fill(logits < threshold, -torch.inf)
 
@@ -70,8 +66,8 @@ def filter_logits(
         >>> filter_logits(torch.tensor([2.0, 1.0, 0.0]), temperature=0.5, top_k=2)
         tensor([4., 2., -inf])
     """
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature must be positive, got {temperature}. For greedy decoding choose it by name.")
+    unit = "(0, 1]"
+    check_options(temperature=(temperature, "(0, inf)"), top_k=(top_k, 1), top_p=(top_p, unit), min_p=(min_p, unit))
     if temperature != 1.0:
         logits = logits / temperature
     if top_k is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang._checks import at_least_one, have_shapes, one_of
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["KLDirection", "KLEstimator", "categorical_entropy", "categorical_kl", "kl_estimate", "projected_kl"]
@@ -78,13 +78,8 @@ def kl_estimate(
         >>> kl_estimate(log_prob, ref_log_prob, "k3")  # the same mean, 0.1438
         tensor([0.1931, 0.0945])
     """
-    one_of("estimator", estimator, ("k1", "k2", "k3"))
-    one_of("direction", direction, ("reverse", "forward"))
-    if log_prob.shape != ref_log_prob.shape:
-        raise ValueError(
-            f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: pass "
-            "the log-probabilities of the same actions."
-        )
+    check_options(estimator=(estimator, get_args(KLEstimator)), direction=(direction, get_args(KLDirection)))
+    have_shapes(("ref_log_prob", ref_log_prob, tuple(log_prob.shape)))
     log_prob, ref_log_prob = upcast_half(log_prob), upcast_half(ref_log_prob)
     if (estimator, direction) == ("k1", "reverse"):
         return _log_ratio(log_prob, ref_log_prob)
@@ -152,9 +147,8 @@ def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024
         >>> categorical_kl(policy, reference), categorical_kl(reference, policy)
         (tensor(0.3466), tensor(inf))
     """
-    if logits.shape != ref_logits.shape:
-        raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)} must have one shape.")
-    at_least_one("chunk_size", chunk_size)
+    have_shapes(("ref_logits", ref_logits, tuple(logits.shape)))
+    check_options(chunk_size=(chunk_size, 1))
     if logits.shape[-1] <= chunk_size:
         return _kl_at_once(upcast_half(logits), upcast_half(ref_logits))
     pairs = zip(logits.split(chunk_size, -1), ref_logits.split(chunk_size, -1), strict=True)
@@ -206,16 +200,13 @@ def projected_kl(
         >>> projected_kl(hidden, head, hidden.flip(0), head, forbidden=torch.tensor([False, False, True]))
         tensor([0.4621, 0.4621])
     """
-    at_least_one("chunk_size", chunk_size)
-    if min(temperature, ref_temperature) <= 0:
-        raise ValueError(f"temperatures must be positive, got {temperature} and {ref_temperature}.")
-    if hidden.shape[:-1] != ref_hidden.shape[:-1]:
-        raise ValueError(
-            f"hidden {list(hidden.shape)} and ref_hidden {list(ref_hidden.shape)} must agree in all but the last "
-            "dimension: pass both for the same positions."
-        )
+    above = "(0, inf)"
+    check_options(
+        chunk_size=(chunk_size, 1), temperature=(temperature, above), ref_temperature=(ref_temperature, above)
+    )
     vocabulary = weight.shape[0]
     have_shapes(
+        ("ref_hidden", ref_hidden, (*hidden.shape[:-1], ref_hidden.shape[-1])),
         ("weight", weight, (vocabulary, hidden.shape[-1])),
         ("ref_weight", ref_weight, (vocabulary, ref_hidden.shape[-1])),
         ("bias", bias, (vocabulary,)),

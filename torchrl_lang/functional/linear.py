@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, have_shapes
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["LinearTerm", "linear_cross_entropy", "linear_margin"]
@@ -114,10 +114,7 @@ def _term(
     chunk_size: int | None,
     recompute: bool,
 ) -> LinearTerm:
-    if chunk_size is not None:
-        at_least_one("chunk_size", chunk_size)
-    if features.ndim not in (2, 3):
-        raise ValueError(f"features must have shape [N, F] or [n, N, F], got {list(features.shape)}: flatten it first.")
+    check_options(chunk_size=(chunk_size, 1), features_ndim=(features.ndim, (2, 3)))
     (*heads, positions, width), vocabulary = features.shape, weight.shape[-2] if weight.ndim > 1 else 0
     have_shapes(
         ("weight", weight, (*heads, vocabulary, width)),
@@ -142,7 +139,7 @@ def _term(
     return LinearTerm(total, each, taken) if stacked else LinearTerm(total, each[0], taken[0])
 
 
-# On a CPU, elementwise operations process a chunk in blocks that fit its cache.
+# What elementwise operations process at a time on a CPU.
 _BLOCK_BYTES = 2**18
 
 _ChunkTerm = Callable[[Tensor, Tensor, bool], Tensor]
@@ -160,16 +157,13 @@ class _Plan(NamedTuple):
     temperature: Tensor | float
 
 
-class _Gradients(NamedTuple):
-    """Gradients, at least float32; None if not needed."""
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Gradients of features, weight and bias, at least float32; None if not needed."""
 
-    features: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
 
-    def scaled(self, scale: Tensor) -> _Gradients:
-        """Scale in place."""
-        return _Gradients(*(gradient if gradient is None else gradient.mul_(scale) for gradient in self))
+def _scaled(grads: _Gradients, scale: Tensor) -> _Gradients:
+    """Scale in place."""
+    return tuple(gradient if gradient is None else gradient.mul_(scale) for gradient in grads)  # type: ignore[return-value]
 
 
 class _VocabularyTerm(torch.autograd.Function):
@@ -188,7 +182,7 @@ class _VocabularyTerm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the losses and, with ``eager``, the gradients of their weighted sum."""
         inputs = (features, weight, bias)
-        kept = _zeros(inputs, ctx.needs_input_grad) if eager else _NO_GRADIENTS
+        kept = _zeros(inputs, ctx.needs_input_grad) if eager else (None, None, None)
         each, taken, scale = _evaluate(plan, *inputs, target, position_weight, kept)
         ctx.plan, ctx.kept = plan, (kept, scale) if eager else None
         ctx.save_for_backward(*inputs, target, position_weight, each)
@@ -210,14 +204,14 @@ class _VocabularyTerm(torch.autograd.Function):
         if grad_total is not None and grad_each is None and ctx.kept is not None:
             kept, scale = ctx.kept
             ctx.kept = None  # scaled in place: a second backward pass computes them again
-            grads = kept.scaled(scale * grad_total)
+            grads = _scaled(kept, scale * grad_total)
         else:
             grads = _zeros(inputs, needs)
             if grad_total is not None or grad_each is not None:
                 combined = torch.zeros_like(each) if grad_each is None else grad_each
                 combined = combined if grad_total is None else combined + grad_total * position_weight
                 _, _, scale = _evaluate(ctx.plan, *inputs, target, combined, grads)
-                grads = grads.scaled(scale)
+                grads = _scaled(grads, scale)
         if grad_taken is not None:
             _add_taken(grads, features, weight, target, grad_taken)
         grad_position = None if not needs[4] or grad_total is None else grad_total * each.sum(0)
@@ -228,13 +222,12 @@ class _VocabularyTerm(torch.autograd.Function):
         return (*cast, None, grad_position, None, None)
 
 
-_NO_GRADIENTS = _Gradients(None, None, None)
-
-
 def _zeros(inputs: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...]) -> _Gradients:
     wide = torch.promote_types(inputs[0].dtype, torch.float32)
     pairs = zip(inputs, needs[:3], strict=True)
-    return _Gradients(*(torch.zeros_like(x, dtype=wide) if needed and x is not None else None for x, needed in pairs))
+    return tuple(  # type: ignore[return-value]
+        torch.zeros_like(x, dtype=wide) if needed and x is not None else None for x, needed in pairs
+    )
 
 
 def _evaluate(
@@ -265,7 +258,7 @@ def _evaluate(
         for k in range(heads):
             layer = weight[k].to(plan.dtype)
             offset = None if bias is None else (bias[k] / plan.temperature).to(plan.dtype)
-            head_grads = _Gradients(*(gradient if gradient is None else gradient[k] for gradient in grads))
+            head_grads: Any = tuple(gradient if gradient is None else gradient[k] for gradient in grads)
             for start in range(0, positions, plan.chunk_size):
                 part = slice(start, min(start + plan.chunk_size, positions))
                 x = features[k, part]
@@ -274,43 +267,39 @@ def _evaluate(
                 if offset is not None:
                     logits += offset
                 taken[k, part] = logits.gather(-1, target[part, None]).squeeze(-1)
-                each[k, part] = _apply(plan.term, logits, target[part], any_gradient)
+                # On a CPU in blocks that fit its cache; the logits are overwritten with their gradients.
+                block = max(1, _BLOCK_BYTES // (logits.shape[1] * 4)) if logits.device.type == "cpu" else positions
+                blocks = zip(logits.split(block), target[part].split(block), strict=True)
+                each[k, part] = torch.cat([plan.term(rows, labels, any_gradient) for rows, labels in blocks])
                 _add_chunk(head_grads, part, logits, x, layer, relative[k, part])
     return each, taken.mul_(plan.temperature), scale
 
 
-def _apply(term: _ChunkTerm, logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
-    """Losses ``[c]``; overwrites ``logits`` with their gradients."""
-    if logits.device.type != "cpu":
-        return term(logits, target, gradient)
-    block = max(1, _BLOCK_BYTES // (logits.shape[1] * 4))
-    blocks = zip(logits.split(block), target.split(block), strict=True)
-    return torch.cat([term(rows, labels, gradient) for rows, labels in blocks])
-
-
 def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer: Tensor, relative: Tensor) -> None:
     """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``."""
-    if grads.features is not None:
-        torch.mul(errors @ layer, relative.unsqueeze(-1), out=grads.features[part])
-    if grads.weight is not None:
+    of_features, of_weight, of_bias = grads
+    if of_features is not None:
+        torch.mul(errors @ layer, relative.unsqueeze(-1), out=of_features[part])
+    if of_weight is not None:
         weighted = (x * relative.unsqueeze(-1)).to(errors.dtype)
-        if errors.dtype == grads.weight.dtype:
-            grads.weight.addmm_(errors.mT, weighted)
+        if errors.dtype == of_weight.dtype:
+            of_weight.addmm_(errors.mT, weighted)
         else:
-            grads.weight.add_(errors.mT @ weighted)
-    if grads.bias is not None:
-        grads.bias.add_(errors.mT @ relative.to(errors.dtype))
+            of_weight.add_(errors.mT @ weighted)
+    if of_bias is not None:
+        of_bias.add_(errors.mT @ relative.to(errors.dtype))
 
 
 def _add_taken(grads: _Gradients, features: Tensor, weight: Tensor, target: Tensor, grad_taken: Tensor) -> None:
     """Add the gradients of ``z_target = features . weight[target] + bias[target]``."""
+    of_features, of_weight, of_bias = grads
     for k, grad in enumerate(grad_taken):
-        if grads.features is not None:
-            grads.features[k].addcmul_(grad.unsqueeze(-1), weight[k, target].to(grad.dtype))
-        if grads.weight is not None:
-            grads.weight[k].index_add_(0, target, grad.unsqueeze(-1) * features[k])
-        if grads.bias is not None:
-            grads.bias[k].index_add_(0, target, grad)
+        if of_features is not None:
+            of_features[k].addcmul_(grad.unsqueeze(-1), weight[k, target].to(grad.dtype))
+        if of_weight is not None:
+            of_weight[k].index_add_(0, target, grad.unsqueeze(-1) * features[k])
+        if of_bias is not None:
+            of_bias[k].index_add_(0, target, grad)
 
 
 def _softmax_chunk(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:

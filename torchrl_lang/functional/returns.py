@@ -10,19 +10,6 @@ from torch import Tensor
 from torchrl_lang._checks import one_of
 from torchrl_lang.functional.decisions import begins_utterance, shift_left, utterance_states
 
-__all__ = [
-    "PathLevel",
-    "ReturnConditions",
-    "ReturnMode",
-    "action_log_ratio",
-    "lambda_returns",
-    "return_conditions",
-    "returns_to_go",
-    "reverse_linear_scan",
-    "soft_returns",
-    "td_target",
-]
-
 
 def reverse_linear_scan(decay: Tensor, increment: Tensor, last: Tensor | None = None) -> Tensor:
     """Solve ``x[t] = increment[t] + decay[t] * x[t + 1]``, each ``[*B, T]``, from the right, with ``x[T] = last``.

@@ -12,18 +12,6 @@ from torch.nn import functional as F
 from torchrl_lang._checks import one_of
 from torchrl_lang.functional.filters import min_p_filter
 
-__all__ = [
-    "advantage_weight",
-    "bcq_value",
-    "cql_term",
-    "expectile_loss",
-    "likelihood_ratio_value",
-    "margin_term",
-    "masked_mean",
-    "sampled_cql_term",
-    "weighted_cross_entropy",
-]
-
 
 def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
     """Asymmetric squared error ``|tau - 1(u < 0)| * u**2``, elementwise (IQL, arXiv 2110.06169, eq. 4).

@@ -112,14 +112,9 @@ class TransitionBatch(DecisionBatch):
     """bool ``[B, T]``: positions whose losses count, by ``loss_mask_key`` and the train mask; None where all do."""
 
     @property
-    def counted(self) -> Tensor | None:
-        """Bool ``[N]``: decisions that count; None where all do."""
-        return None if self.mask is None else self.mask.flatten()[self.place]
-
-    @property
     def counts(self) -> Tensor:
-        """Bool ``[N]``: decisions that count, also where all do."""
-        return torch.ones_like(self.last) if self.counted is None else self.counted
+        """Bool ``[N]``: which decisions count."""
+        return self.counts_at(self.place)
 
     def counts_at(self, place: Tensor) -> Tensor:
         """Bool ``[M]``: which places of the flattened batch count."""
@@ -202,7 +197,6 @@ class RowLoss(ReferenceHolder, LossModule):
     reference: FrozenActor | None = None
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
-        self._in_keys: list[NestedKey] | None = None
         super().__init__()
         check_options(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
@@ -245,7 +239,7 @@ class RowLoss(ReferenceHolder, LossModule):
     # -- what it reads -------------------------------------------------------------------------------------------------
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
-        self._in_keys = None
+        """Needed by ``set_keys``: no value estimator has keys of its own."""
 
     @property
     def scorer(self) -> RowScorer:
@@ -272,14 +266,8 @@ class RowLoss(ReferenceHolder, LossModule):
     @property
     def in_keys(self) -> list[NestedKey]:
         """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
-        if self._in_keys is None:
-            names = (*self._row_entries, *self._more_entries, *(("features",) if self._reads_features else ()))
-            self._in_keys = [getattr(self.tensor_keys, name) for name in names]
-        return self._in_keys
-
-    @in_keys.setter
-    def in_keys(self, values: list[NestedKey]) -> None:
-        self._in_keys = values
+        names = (*self._row_entries, *self._more_entries, *(("features",) if self._reads_features else ()))
+        return [getattr(self.tensor_keys, name) for name in names]
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:

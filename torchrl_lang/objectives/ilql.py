@@ -21,7 +21,7 @@ from torchrl_lang.functional import (
     two_clock_advantages,
 )
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, over_rows
+from torchrl_lang.objectives.base import TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, target_qvalues
@@ -160,56 +160,24 @@ class ILQLLoss(QValueLoss):
         qvalue_network: nn.Module,
         value_network: nn.Module,
         *,
-        value_trunk: TensorDictModule | None = None,
-        target_trunk: bool = False,
-        gamma: float = 0.99,
-        turn_gamma: float | None = None,
         expectile: float = 0.7,
         value_weight: float = 1.0,
-        qvalue_weight: float = 1.0,
         cql_weight: float = 0.01,
         cql_temperature: float = 1.0,
         margin_weight: float = 0.0,
         margin: float = 0.0,
-        actor_weight: float = 1.0,
         advantage_temperature: float = 0.0,
         advantage_weighting: Literal["exp", "sign"] = "exp",
         weight_clip: float | None = None,
-        transition_weight: float = 0.0,
-        value_min: float | None = None,
-        value_max: float | None = None,
         detach_value: bool = False,
-        detach_qvalue: bool = False,
-        detach_actor: bool = False,
         target: Target = "td",
         lmbda: float = 0.95,
         turn_lmbda: float | None = None,
         qvalue_lmbda: float = 0.0,
-        end_of_action: int | None = None,
-        actor_normalizer: ActorNormalizer = "all",
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            actor_network,
-            qvalue_network,
-            value_trunk=value_trunk,
-            target_trunk=target_trunk,
-            gamma=gamma,
-            turn_gamma=turn_gamma,
-            qvalue_weight=qvalue_weight,
-            actor_weight=actor_weight,
-            transition_weight=transition_weight,
-            value_min=value_min,
-            value_max=value_max,
-            detach_qvalue=detach_qvalue,
-            detach_actor=detach_actor,
-            end_of_action=end_of_action,
-            actor_normalizer=actor_normalizer,
-            logits_chunk=logits_chunk,
-            reduction=reduction,
-        )
-        network = as_head(self, "value_network", value_network, value_trunk)
+        super().__init__(actor_network, qvalue_network, **options)
+        network = as_head(self, "value_network", value_network, self.value_trunk)
         self.convert_to_functional(network, "value_network")
         self._set_options(target=target, lmbda=lmbda, turn_lmbda=turn_lmbda, qvalue_lmbda=qvalue_lmbda)
         self._set_options(expectile=expectile, value_weight=value_weight, detach_value=detach_value)

@@ -28,24 +28,6 @@ from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import HIDDEN, trunk_of
 from torchrl_lang.schema import missing_entry
 
-__all__ = [
-    "as_head",
-    "frozen_target",
-    "gather_inputs",
-    "head_key",
-    "head_values",
-    "least_target",
-    "lent",
-    "online_values",
-    "part_of",
-    "read_head",
-    "set_actor",
-    "token_limit",
-    "values_at",
-    "vocabulary",
-    "without_dropout",
-]
-
 # -- actors ------------------------------------------------------------------------------------------------------------
 
 
@@ -100,7 +82,7 @@ def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = 
         states = zero_states(network.in_keys, _state_width(actor, value_trunk), [trunk, network])
         if states is not None:
             with torch.no_grad(), eval_mode(network):
-                _first_values(loss, name, network, states)
+                head_values(loss, name, states, network)
     return network
 
 
@@ -114,12 +96,29 @@ def head_key(loss: Any, name: str, network: TensorDictModuleBase | None = None) 
     return network.out_keys[0]
 
 
-def head_values(loss: Any, name: str, states: TensorDictBase) -> Tensor:
-    """Compute the values of a head, see :func:`read_head`; in the first call with a look at their shape."""
-    network = getattr(loss, name)
+def head_values(loss: Any, name: str, states: TensorDictBase, network: TensorDictModuleBase | None = None) -> Tensor:
+    """Compute the values of a head, see :func:`read_head`.
+
+    In the first call with a look at their shape, and at the number of tokens that Q has values for: one for every
+    token that the policy can write, and for no unknown one.
+    """
+    network = getattr(loss, name) if network is None else network
+    key, kind = head_key(loss, name, network), loss._kinds[name]
     if name in loss._tried or torch.compiler.is_compiling():
-        return read_head(network, states, head_key(loss, name), loss._kinds[name])
-    return upcast_half(_first_values(loss, name, network, states))
+        return read_head(network, states, key, kind)
+    head, run = f"The {name} of {type(loss).__name__}", lambda: network(states.copy()).get(key)
+    found = checked_values(head, kind, states, run)
+    if kind == ACTION_VALUE:
+        actor, known = loss.actor_network, found.shape[-1]
+        needed, layer = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
+        limit = known if layer is None else max(layer, token_limit(actor) or 0)
+        if not needed <= known <= limit:
+            raise ValueError(
+                f"The Q network has values for {known} tokens, the policy can write {needed} and the model has "
+                f"{limit}: build the head with vocab_size={needed}, or give the UtteranceActor its vocab_size=."
+            )
+    loss._tried = loss._tried | {name}
+    return upcast_half(found)
 
 
 def values_at(loss: Any, name: str, rows: TensorDictBase, place: Tensor, *, detach: bool = False) -> Tensor:
@@ -154,29 +153,6 @@ def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor
         raise missing_entry("A head", missing, rows, advice)
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
-
-
-def _first_values(loss: Any, name: str, network: TensorDictModuleBase, states: TensorDictBase) -> Tensor:
-    """The values of a head, or a ValueError unless they have their shape and the policy's vocabulary."""
-    kind, key = loss._kinds[name], head_key(loss, name, network)
-    run = lambda: network(states.copy()).get(key)  # noqa: E731
-    found = checked_values(f"The {name} of {type(loss).__name__}", kind, states, run)
-    if kind == ACTION_VALUE:
-        _check_vocabulary(loss.actor_network, found.shape[-1])
-    loss._tried = loss._tried | {name}
-    return found
-
-
-def _check_vocabulary(actor: Any, known: int) -> None:
-    """Raise ValueError unless Q has a value for every token that the policy can write, and for no unknown one."""
-    needed, head = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
-    limit = known if head is None else max(head, token_limit(actor) or 0)
-    if not needed <= known <= limit:
-        raise ValueError(
-            f"The Q network has values for {known} tokens, the policy can write {needed} and the model has {limit}: "
-            f"build the head with vocab_size={needed}, or give the loss an UtteranceActor with the tokenizer's "
-            "vocab_size=."
-        )
 
 
 def _state_width(actor: Any, value_trunk: nn.Module | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,22 +32,6 @@ from torchrl_lang.modules.hugging_face import adapter_layers
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.networks import gather_inputs, vocabulary
-
-__all__ = [
-    "Behavior",
-    "TokenScores",
-    "actor_loss",
-    "check_frozen",
-    "reference_of",
-    "environment_loss",
-    "frozen_behavior",
-    "kl_controller",
-    "over_decisions",
-    "policy_weight",
-    "score_decisions",
-    "unwritable",
-    "weighs_advantages",
-]
 
 # -- imitation ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +64,15 @@ def actor_loss(
     keys = [LOGITS] if head is None else head.in_keys
     if weight is None:
         weight = torch.ones_like(batch.reward, dtype=torch.promote_types(rows.get(keys[0]).dtype, torch.float32))
-    index, weight = _weighted(loss, batch, weight, environment_only)
+    index, elsewhere = batch.place, loss.transition_weight
+    if elsewhere:
+        elsewhere = elsewhere if loss.weight_clip is None else min(elsewhere, loss.weight_clip)
+        real = shift_left(batch.attention_mask)
+        index = (real & ~batch.decision if environment_only else real).flatten().nonzero().squeeze(-1)
+        weight = batch.at_decisions(weight, fill=elsewhere).flatten()[index]
+    if batch.mask is not None:  # left out rather than multiplied: a masked value may be infinite
+        kept = batch.mask.flatten()[index].nonzero().squeeze(-1)
+        index, weight = index[kept], weight[kept]
     target = shift_left(batch.tokens).flatten()[index]
     inputs = gather_inputs(keys, rows, index)
     inputs = inputs.detach() if detach else inputs
@@ -123,21 +115,6 @@ def weighs_advantages(loss: RowLoss) -> bool:
 def policy_weight(loss: RowLoss, advantage: Tensor) -> Tensor:
     """The weight of each decision in the policy's term by its advantage, both ``[N]``."""
     return advantage_weight(advantage, loss.advantage_temperature, loss.advantage_weighting, loss.weight_clip)
-
-
-def _weighted(loss: RowLoss, batch: TransitionBatch, weight: Tensor, environment_only: bool) -> tuple[Tensor, Tensor]:
-    """The places of the flattened batch whose next token has a weight, int64 ``[M]``, and the weights, ``[M]``."""
-    index, elsewhere = batch.place, loss.transition_weight
-    if elsewhere:
-        elsewhere = elsewhere if loss.weight_clip is None else min(elsewhere, loss.weight_clip)
-        real = shift_left(batch.attention_mask)
-        index = (real & ~batch.decision if environment_only else real).flatten().nonzero().squeeze(-1)
-        weight = batch.at_decisions(weight, fill=elsewhere).flatten()[index]
-    if batch.mask is None:
-        return index, weight
-    # Leave out rather than multiply: a masked value may be infinite.
-    kept = batch.mask.flatten()[index].nonzero().squeeze(-1)
-    return index[kept], weight[kept]
 
 
 # -- scores of what was written ----------------------------------------------------------------------------------------
@@ -211,20 +188,16 @@ def over_decisions(
 
     By chunks, each of which, where there are several, the backward pass computes again.
     """
-    chunks = list(_chunks(scorer, batch, states, logits_chunk))
+    number = batch.place.shape[0]
+    if logits_chunk == "auto" and number:
+        chunks = list(scorer.parts(batch, states))
+    else:
+        size = logits_chunk if isinstance(logits_chunk, int) else max(number, 1)
+        chunks = [slice(start, start + size) for start in range(0, max(number, 1), size)]
     if len(chunks) == 1:
         return score(batch.place, batch.action)
     parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-
-def _chunks(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
-    number = batch.place.shape[0]
-    if logits_chunk is None or not number:
-        return iter([slice(0, number)])
-    if logits_chunk == "auto":
-        return scorer.parts(batch, states)
-    return (slice(start, start + logits_chunk) for start in range(0, number, logits_chunk))
 
 
 def unwritable(scorer: RowScorer, batch: DecisionBatch) -> list[tuple[Tensor, str]]:

@@ -22,7 +22,7 @@ from torchrl_lang.functional import (
     standardized,
     two_clock_advantages,
 )
-from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
+from torchrl_lang.functional.advantages import Bootstrap, with_known_values
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -202,25 +202,28 @@ class PPOLoss(RowLoss):
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
         self.embed_weights = embed_weights
-        self._row_entries = self._entries_read()
-
-    def _entries_read(self) -> tuple[str, ...]:
-        """The entries that ``forward`` reads with these options."""
-        wanted = {
+        read = {
             "value_target": bool(self.value_weight),
-            "state_value": bool(self.value_weight) and self.value_clip is not None,
-            "ref_log_prob": self.kl_controller is not None and self.kl_estimator != "exact",
+            "state_value": bool(self.value_weight) and value_clip is not None,
+            "ref_log_prob": self.kl_controller is not None and not exact,
         }
         always = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
-        return (*always, *(name for name, is_read in wanted.items() if is_read))
+        self._row_entries = (*always, *(name for name, is_read in read.items() if is_read))
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
         batch = self._find(tensordict)
         counted = batch.counts
-        given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _SOURCES}
-        self._refuse(batch, [*_not_finite(given), *unwritable(self.scorer, batch)])
+        entries = {name: tensordict.get(getattr(self.tensor_keys, name)) for name in self._row_entries[3:]}
+        shape = batch.decision.shape  # entries of the agent's tokens at the decisions, [N]
+        given = {key: shift_left(x.detach().reshape(shape)).flatten()[batch.place] for key, x in entries.items()}
+        not_finite = [
+            (~value.isfinite(), f"{name} that is not finite at position {{position}}: {_SOURCES[name]}")
+            for name, value in given.items()
+            if name != "ref_log_prob"
+        ]
+        self._refuse(batch, [*not_finite, *unwritable(self.scorer, batch)])
         rows = self._policy_trunk(batch.rows.copy())
         scores = score_decisions(self, batch, rows, entropy_gradient=bool(self.entropy_weight))
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
@@ -233,7 +236,12 @@ class PPOLoss(RowLoss):
         if self.value_weight:
             value_rows = rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
             value = values_at(self, "value_network", value_rows, batch.place, detach=self.detach_value).squeeze(-1)
-            error = self._critic_error(value, given["value_target"], given.get("state_value"))
+            error = distance_loss(given["value_target"], value, loss_function=self.loss_critic_type)
+            if self.value_clip is not None:  # the larger one of it and the error of the clipped value
+                old = given["state_value"]
+                near = old + (value - old).clamp(-self.value_clip, self.value_clip)
+                clipped = distance_loss(given["value_target"], near, loss_function=self.loss_critic_type)
+                error = torch.maximum(error, clipped)
             losses["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
             metrics["explained_variance"] = _explained_variance(value.detach(), given["value_target"], counted)
         if self.entropy_weight:
@@ -246,19 +254,6 @@ class PPOLoss(RowLoss):
             played = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
             metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / played
         return self._output(batch, losses, metrics)
-
-    def _critic_error(self, value: Tensor, target: Tensor, old: Tensor | None) -> Tensor:
-        """Distance of value and target; with ``value_clip`` the larger one of it and that of the clipped value."""
-        error = distance_loss(target, value, loss_function=self.loss_critic_type)
-        if old is None:
-            return error
-        near = old + (value - old).clamp(-self.value_clip, self.value_clip)
-        return torch.maximum(error, distance_loss(target, near, loss_function=self.loss_critic_type))
-
-    def _given(self, tensordict: TensorDictBase, name: str, batch: TransitionBatch) -> Tensor:
-        """An entry of the agent's tokens at the decisions, ``[N]``."""
-        entry = tensordict.get(getattr(self.tensor_keys, name))
-        return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
 
     @torch.no_grad()
     def _metrics(self, scores: TokenScores, log_rho: Tensor, counted: Tensor) -> dict[str, Tensor]:
@@ -288,8 +283,8 @@ class PPOLoss(RowLoss):
                 its last position.
             reuse_values: the rows have ``state_value`` already, carried along from acting; only rows that are not
                 terminated are read, for the value of their last position. NaN stands for a state that was not read,
-                that of a certain last slot or of another player's token: it is worth what follows it
-                , the reward and the discounted value of the next state.
+                that of a certain last slot or of another player's token: it is worth what follows it, the reward and
+                the discounted value of the next state.
 
         Returns:
             The same ``rows``; without any, three entries without any.
@@ -310,44 +305,27 @@ class PPOLoss(RowLoss):
         last = (batch.attention_mask.sum(-1) - 1).clamp_min(0)  # the last real position of each row, [B]
         with eval_mode(self):
             if reuse_values:
-                value, last_value = self._acted_values(rows, batch), self._last_values(batch, last)
+                key = self.tensor_keys.state_value
+                if (acted := rows.get(key, None)) is None:
+                    advice = "Carry it from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
+                    raise missing_entry("reuse_values=True", [key], rows, advice)
+                value = shift_left(acted.reshape(batch.decision.shape))
+                last_value = self._last_values(batch, last)
             else:
                 states = self._value_trunk(batch.rows.copy())
                 value = values_at(self, "value_network", states, batch.state_place).squeeze(-1)
                 value = batch.at_decisions(value, batch.state_place)
                 last_value = value.gather(-1, last[:, None]).squeeze(-1)
-        value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
+        last_value, ends = torch.where(batch.row_terminated, 0.0, last_value), self._turn_ends(batch)
+        path: Any = (last_value, batch.decision, ends)
+        gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
+        lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda}
+        reward = batch.next_reward.to(value.dtype)
+        value = with_known_values(value, reward, *path, **gammas)
+        found = two_clock_advantages(reward, value, *path, bootstrap=self.bootstrap, **gammas, **lambdas)
         for name, dense in zip(written, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
-
-    def _advantages(self, value: Tensor, last_value: Tensor, batch: TransitionBatch) -> tuple[Tensor, Advantages]:
-        """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
-        ends = self._turn_ends(batch)
-        reward = batch.next_reward.to(value.dtype)
-        gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
-        value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
-        advantages = two_clock_advantages(
-            reward,
-            value,
-            last_value,
-            batch.decision,
-            ends,
-            lmbda=self.lmbda,
-            turn_lmbda=self.turn_lmbda,
-            bootstrap=self.bootstrap,
-            **gammas,
-        )
-        return value, advantages
-
-    def _acted_values(self, rows: TensorDictBase, batch: TransitionBatch) -> Tensor:
-        """V at the decisions, as acting wrote it, ``[B, T]``."""
-        key = self.tensor_keys.state_value
-        acted = rows.get(key, None)
-        if acted is None:
-            advice = "Carry it from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
-            raise missing_entry("reuse_values=True", [key], rows, advice)
-        return shift_left(acted.reshape(batch.decision.shape))
 
     def _last_values(self, batch: TransitionBatch, last: Tensor) -> Tensor:
         """V of the last position of the rows that are not terminated, ``[B]``; zero for the others."""
@@ -359,15 +337,6 @@ class PPOLoss(RowLoss):
         place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
         value = values_at(self, "value_network", states, place + last[going_on]).squeeze(-1)
         return out.to(value.dtype).index_copy(0, going_on, value)
-
-
-def _not_finite(given: dict[str, Tensor]) -> list[tuple[Tensor, str]]:
-    """Where an entry is not finite, bool ``[N]``, and what a row has there."""
-    return [
-        (~value.isfinite(), f"{name} that is not finite at position {{position}}: {_SOURCES[name]}")
-        for name, value in given.items()
-        if name != "ref_log_prob"
-    ]
 
 
 def _corrected_kl(log_rho: Tensor, log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator) -> Tensor:

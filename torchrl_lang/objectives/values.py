@@ -27,8 +27,8 @@ from torchrl_lang.objectives.networks import (
     frozen_target,
     gather_inputs,
     head_key,
-    head_values,
     lent,
+    online_values,
     read_head,
     set_actor,
     vocabulary,
@@ -225,8 +225,8 @@ class QValues:
         self._loss, self._batch, self._key = loss, batch, head_key(loss, "qvalue_network")
         states = gather_inputs(loss.qvalue_network.in_keys, rows, batch.place)
         if "qvalue_network" not in loss._tried:
-            with torch.no_grad(), loss.qvalue_network_params.to_module(loss.qvalue_network):
-                head_values(loss, "qvalue_network", states[:1])
+            with torch.no_grad():
+                online_values(loss, "qvalue_network", states[:1])
         self._states = states.detach() if loss.detach_qvalue else states
         self._taken: Tensor | None = None
         self._table: Tensor | None = None
@@ -235,9 +235,7 @@ class QValues:
     def table(self) -> Tensor:
         """Q(s, .) of all tokens, ``[N, n_q, V]``."""
         if self._table is None:  # no cached_property: before Python 3.12 its lock breaks the compiler's graph
-            network = self._loss.qvalue_network
-            with self._loss.qvalue_network_params.to_module(network):
-                self._table = read_head(network, self._states, self._key, ACTION_VALUE)
+            self._table = online_values(self._loss, "qvalue_network", self._states)
         return self._table
 
     @property
@@ -263,7 +261,7 @@ class QValues:
         if size is None or not hasattr(head, term.__name__) or not in_chunks(loss.logits_chunk, size):
             return loss._reduce_decisions(term(self.table, action, **options).sum(-1), batch)
         # Decisions are left out rather than multiplied by zero: a masked value may be infinite.
-        kept = None if batch.counted is None else batch.counted.nonzero().squeeze(-1)
+        kept = None if batch.mask is None else batch.counts.nonzero().squeeze(-1)
         if kept is not None:
             states, action = states[kept], action[kept]
         recompute = loss.reduction == "none"

@@ -16,7 +16,7 @@ from torchrl.envs import Compose, Transform
 
 from torchrl_lang.schema import ACTION, AGENT_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS, missing_entry
 
-__all__ = ["KL", "REF_LOG_PROB", "ActionKeys", "ActionTransform", "key_list", "last_name", "required", "sibling"]
+__all__ = ["KL", "REF_LOG_PROB", "ActionKeys", "ActionTransform", "key_list", "last_name", "find_entry", "sibling"]
 
 REF_LOG_PROB = "ref_log_prob"
 KL = "kl"
@@ -223,7 +223,7 @@ def _as_acted(tensordict: TensorDictBase, acted: TensorDictBase) -> TensorDictBa
     return tensordict.copy().update(acted.select(*changed)) if changed else tensordict
 
 
-def required(name: str, key: NestedKey, advice: str, *sources: TensorDictBase) -> Tensor:
+def find_entry(name: str, key: NestedKey, advice: str, *sources: TensorDictBase) -> Tensor:
     """The entry ``key`` of the first source that has it; if none has it, a KeyError with ``advice``."""
     for source in sources:
         value: Any = source.get(key, None)

@@ -20,7 +20,7 @@ from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.schema import missing_entry
-from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, key_list, required
+from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, find_entry, key_list
 from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl, row_log_probs
 from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references import Reference, sum_heads
@@ -261,7 +261,7 @@ class KLDivergenceTransform(ReferenceTransform):
         with nullcontext() if self.differentiable else torch.no_grad():
             kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
         if self.mask_key is not None:
-            mask = required(type(self).__name__, self.mask_key, "It is the mask of the tokens that count.", root, out)
+            mask = find_entry(type(self).__name__, self.mask_key, "It is the mask of the tokens that count.", root, out)
             have_shapes((f"The mask {self.mask_key!r}", mask, tuple(kl.shape)))
             kl = torch.where(mask, kl, 0)  # a product would keep NaN
         if self.per == "sequence" and kl.ndim > root.batch_dims:
@@ -270,7 +270,7 @@ class KLDivergenceTransform(ReferenceTransform):
 
     def _estimate(self, root: TensorDictBase, out: TensorDictBase) -> Tensor:
         name = type(self).__name__
-        ref = required(name, self.ref_log_prob_key, "Put ReferenceModelLogProbTransform before it.", out, root)
+        ref = find_entry(name, self.ref_log_prob_key, "Put ReferenceModelLogProbTransform before it.", out, root)
         log_prob = self._log_prob(root, ref)
         if log_prob.shape != ref.shape and _up_to_one(log_prob.shape) == _up_to_one(ref.shape):
             log_prob = log_prob.reshape(ref.shape)

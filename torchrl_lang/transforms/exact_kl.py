@@ -27,7 +27,7 @@ def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024)
     """``KL(p || q)`` in closed form, ``[*B]``; of categorical distributions in chunks of the vocabulary.
 
     Raises:
-        NotImplementedError: no closed form is known.
+        NotImplementedError: no closed form is known: use an estimator, such as k3.
 
     Examples:
         >>> import torch
@@ -43,11 +43,7 @@ def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024)
         )
     if _is_categorical(p) and _is_categorical(q):
         return categorical_kl(p.logits, q.logits, chunk_size=chunk_size)  # type: ignore[attr-defined]
-    try:
-        return kl_divergence(p, q)
-    except NotImplementedError as error:
-        names = f"{type(p).__name__} and {type(q).__name__}"
-        raise NotImplementedError(f"The KL of {names} has no closed form: use an estimator ('k3').") from error
+    return kl_divergence(p, q)
 
 
 def _is_categorical(dist: Distribution) -> bool:
@@ -81,7 +77,10 @@ def row_kl(
     with torch.no_grad():
         first, second = (policy.scorer, p_states), (reference.scorer, q_states)
         kl = _token_kl(batch, *(second + first if forward else first + second), chunk_size)
-        return batch.at_tokens(_without_certain_slots(kl, batch, policy.scorer, reference.scorer))
+        a, b = policy.scorer.certain(batch), reference.scorer.certain(batch)
+        if not torch.equal(a, b):
+            raise ValueError("Policy and reference must both be UtteranceActors of one length, or language actors.")
+        return batch.at_tokens(torch.where(a, 0.0, kl))  # both must end the utterance there
 
 
 def row_log_probs(policy: RowReference, reference: RowReference, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -136,11 +135,3 @@ def _token_kl(
             for place in batch.place.split(_DECISIONS_AT_ONCE)
         ]
     )
-
-
-def _without_certain_slots(kl: Tensor, batch: DecisionBatch, policy: RowScorer, reference: RowScorer) -> Tensor:
-    """Zero where both must end the utterance."""
-    a, b = policy.certain(batch), reference.certain(batch)
-    if not torch.equal(a, b):
-        raise ValueError("Policy and reference must both be UtteranceActors of one action_length, or language actors.")
-    return torch.where(a, 0.0, kl)

@@ -9,7 +9,6 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
@@ -17,7 +16,7 @@ from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
-from torchrl_lang.transforms.base import ActionKeys, required
+from torchrl_lang.transforms.base import ActionKeys, find_entry
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference, Reference
 
 __all__ = ["RowReference", "UtteranceReference", "WrapperReference", "as_policy", "as_reference"]
@@ -48,26 +47,17 @@ class UtteranceReference(ActorReference):
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
         advice = "It is the turn to score. For whole rows pass RowReference(frozen_copy(actor)) as the reference."
-        action = required(type(self).__name__, self.action_keys.action[0], advice, tensordict)
+        action = find_entry(type(self).__name__, self.action_keys.action[0], advice, tensordict)
         done: Any = tensordict.get(DONE, None)
-        with self.frozen.eval_mode():
-            if done is None or not done.any():
-                return self._dist(self.inputs(tensordict)).token_log_prob(action)
-            alive = ~done.squeeze(-1)
-            if not alive.any():
-                return torch.zeros(action.shape, device=action.device)
-            found = self._dist(self.inputs(tensordict)[alive]).token_log_prob(action[alive])
-            out = found.new_zeros(action.shape)
-            out[alive] = found
+        out = torch.zeros(action.shape, device=action.device)
+        alive: Any = slice(None) if done is None or not done.any() else ~done.squeeze(-1)
+        if isinstance(alive, Tensor) and not alive.any():
             return out
+        with self.frozen.eval_mode():
+            found = self._dist(self.inputs(tensordict)[alive]).token_log_prob(action[alive])
+        return found if isinstance(alive, slice) else out.to(found.dtype).index_put((alive,), found)
 
-    def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
-        """Not for utterances: their exact divergence is a sum over all utterances.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("An exact divergence of utterances has no closed form: use estimator='k3', or whole rows.")
+    distribution = Reference.distribution  # the exact divergence would be a sum over all utterances
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
@@ -181,7 +171,9 @@ class WrapperReference(Reference):
         """See :class:`Reference`."""
         advice = "It is part of TorchRL's layout of conversations."
         try:
-            tokens, attention, scored = (required(type(self).__name__, key, advice, tensordict) for key in self.in_keys)
+            tokens, attention, scored = (
+                find_entry(type(self).__name__, key, advice, tensordict) for key in self.in_keys
+            )
         except (RuntimeError, ValueError) as error:  # a lazy stack without a common shape; "tokens" is a tensor
             raise ValueError("These are no conversations of one length: make them with pad_output=True.") from error
         order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens

@@ -22,7 +22,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor, frozen_copy
 from torchrl_lang.schema import FEATURES_MASK, missing_entry
-from torchrl_lang.transforms.base import ActionKeys, key_list, required
+from torchrl_lang.transforms.base import ActionKeys, find_entry, key_list
 
 __all__ = ["ActorReference", "ColumnReference", "FunctionReference", "Reference", "sum_heads"]
 
@@ -278,7 +278,7 @@ def _in_one_pass(actor: TensorDictModuleBase) -> bool:
 
 
 def _action(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    action = required("The reference", key, "It is the action to score: name it with action_key=.", tensordict)
+    action = find_entry("The reference", key, "It is the action to score: name it with action_key=.", tensordict)
     # Specs of one-hot and binary actions draw bool, which no distribution can score.
     return action.float() if action.dtype == torch.bool else action
 
@@ -325,7 +325,7 @@ class ColumnReference(Reference):
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
         advice = "It should hold the reference's log-probabilities, computed beforehand."
-        return required("ColumnReference", self.in_keys[0], advice, carry, tensordict)
+        return find_entry("ColumnReference", self.in_keys[0], advice, carry, tensordict)
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
@@ -368,13 +368,7 @@ class FunctionReference(Reference):
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        if self.spec is not None:
-            return self.spec.clone()
-        try:
-            return super().log_prob_spec(env, specs)
-        except Exception as error:
-            error.add_note("This was a step of zeros, to find the shape of the log-probability: or give spec=.")
-            raise
+        return super().log_prob_spec(env, specs) if self.spec is None else self.spec.clone()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""

@@ -10,13 +10,17 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
-from torchrl_lang._checks import check_options, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
-from torchrl_lang.transforms.base import KL, ActionTransform, key_list, last_name, required, sibling
+from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
 
 __all__ = ["KLLimitTransform", "RewardAdjustmentTransform"]
 
+_TWICE = (
+    "and the penalty would count twice: use the transform in one place, make rows with rows_from_rollout(..., "
+    "reward_key=None), or give a second reference a raw_key= of its own (name= in KLConstrainedTransform)."
+)
 EPISODE_KL = "episode_kl"
 WITHIN_LIMIT = "within_kl_limit"
 
@@ -76,7 +80,7 @@ class RewardAdjustmentTransform(ActionTransform):
     ) -> None:
         check_options(placement=(placement, ("token", "last")))
         if placement == "last" and mask_key is None:
-            raise ValueError("placement='last' is for whole rows of tokens: it needs mask_key=, the agent's tokens.")
+            raise ValueError("placement='last' is for whole rows of tokens: it needs their mask, mask_key=.")
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
         raw = _raw_keys(rewards, raw_name) if raw_key is None else key_list(raw_key)
@@ -104,20 +108,16 @@ class RewardAdjustmentTransform(ActionTransform):
     def _refuse_twice(self, present: Collection[NestedKey]) -> None:
         for reward, _, raw in self._keys:
             if raw in present:
-                raise ValueError(
-                    f"The reward {reward!r} was adjusted before (it was {raw!r}), and the penalty would count twice: "
-                    "use the transform in one place, make rows with rows_from_rollout(..., reward_key=None), or give a "
-                    "second reference a raw_key= of its own (name= in KLConstrainedTransform)."
-                )
+                raise ValueError(f"The reward {reward!r} was adjusted before (it was {raw!r}), {_TWICE}")
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         name = type(self).__name__
-        kl = required(name, self.kl_key, "Put KLDivergenceTransform before it.", out, root)
+        kl = find_entry(name, self.kl_key, "Put KLDivergenceTransform before it.", out, root)
         kl_here = self._on_last(kl, root) if self.placement == "last" else kl
         # The largest number in place of infinity, since a coefficient of zero times infinity is NaN.
         penalty = self.controller(kl.dtype) * kl_here.clamp_max(torch.finfo(kl.dtype).max)
         for reward_key, out_key, raw_key in self._keys:
-            reward = required(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
+            reward = find_entry(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
             reward = reward if reward.is_floating_point() else reward.float()
             out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
             if out_key == reward_key:
@@ -136,7 +136,7 @@ class RewardAdjustmentTransform(ActionTransform):
         """
         step = tensordict.get("next", None)
         sources = (tensordict,) if step is None else (step, tensordict)
-        kl = required(type(self).__name__, self.kl_key, "Update from a batch after it was adjusted.", *sources)
+        kl = find_entry(type(self).__name__, self.kl_key, "Update from a batch after it was adjusted.", *sources)
         self._measure(kl, tensordict)
 
     def _measure(self, kl: Tensor, root: TensorDictBase) -> None:
@@ -147,17 +147,15 @@ class RewardAdjustmentTransform(ActionTransform):
         total = total if real is None else total[real.reshape(total.shape)]
         if not total.numel():
             return
-        mean = total.mean()
-        if not mean.isfinite():
-            infinite = f"{int((~total.isfinite()).sum())} of {total.numel()}"
+        if infinite := int((~total.isfinite()).sum()):
             raise ValueError(
-                f"A mean divergence of {float(mean)}: {infinite} actions have probability zero, or are NaN."
+                f"{infinite} of {total.numel()} divergences are not finite: of actions of probability zero."
             )
-        self.controller.update(mean, total.numel())
+        self.controller.update(total.mean(), total.numel())
 
     def _on_last(self, kl: Tensor, root: TensorDictBase) -> Tensor:
         """The sum over the row at the last token that the agent wrote, ``[*B, T]``."""
-        written = required(type(self).__name__, self.mask_key or (), "It is the mask of the agent's tokens.", root)
+        written = find_entry(type(self).__name__, self.mask_key or (), "It is the mask of the agent's tokens.", root)
         last = written & (written.cumsum(-1) == written.sum(-1, keepdim=True))
         return torch.where(last, kl.sum(-1, keepdim=True), 0)
 
@@ -189,9 +187,7 @@ def match_reward(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key:
         return penalty
     core = reward.shape[:-1] if reward.shape and reward.shape[-1] == 1 else reward.shape
     if penalty.shape[: len(core)] != core:
-        shapes = (
-            f"{kl_key!r} of shape {tuple(penalty.shape)} does not fit {reward_key!r} of shape {tuple(reward.shape)}"
-        )
+        shapes = f"{kl_key!r} {tuple(penalty.shape)} does not fit {reward_key!r} {tuple(reward.shape)}"
         raise ValueError(f"{shapes}; for one value a row of tokens use placement='last'.")
     if penalty.ndim > len(core):
         penalty = penalty.flatten(len(core)).sum(-1)
@@ -237,7 +233,7 @@ class KLLimitTransform(ActionTransform):
         mask_out_key: NestedKey = WITHIN_LIMIT,
         done_key: NestedKey | None = None,
     ) -> None:
-        positive("limit, in nats,", limit)
+        check_options(limit=(limit, "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([sibling(candidates[0], EPISODE_KL)])
@@ -251,7 +247,7 @@ class KLLimitTransform(ActionTransform):
         """Write the mask of whole rows."""
         if tensordict.get("next", None) is not None:
             raise ValueError("These steps have been played: put the limit into the environment, or give it whole rows.")
-        kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", tensordict)
+        kl = find_entry(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", tensordict)
         if kl.ndim != tensordict.batch_dims + 1 or kl.shape[-1] == 1:
             raise ValueError(f"A limit on rows needs {self.kl_key!r} as [*B, T], per='token', got {tuple(kl.shape)}.")
         return tensordict.copy().set(self.mask_out_key, self._passed(kl.cumsum(-1)).cumsum(-1) == 0)
@@ -260,7 +256,7 @@ class KLLimitTransform(ActionTransform):
         return ~(total <= self.limit)  # also where it is NaN
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
-        kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", out)
+        kl = find_entry(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", out)
         [total_key], truncated_key = self.out_keys, sibling(self.done_key, TRUNCATED)
         before = root.get(total_key)
         total = before + match_reward(kl, before, self.kl_key, total_key)

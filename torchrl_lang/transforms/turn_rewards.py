@@ -13,7 +13,7 @@ from torchrl.envs import Transform
 
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
-from torchrl_lang.transforms.base import required
+from torchrl_lang.transforms.base import find_entry
 
 __all__ = ["EntryReward", "LivingCost", "TurnRewardTransform"]
 
@@ -68,7 +68,7 @@ class TurnRewardTransform(Transform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         name, advice = type(self).__name__, "Step the tensordict that reset() or step() of this environment returned."
-        earlier, read = (required(name, key, advice, tensordict) for key in (TOKEN_REWARD, ATTENTION_MASK))
+        earlier, read = (find_entry(name, key, advice, tensordict) for key in (TOKEN_REWARD, ATTENTION_MASK))
         length = row_length(read).unsqueeze(-1)  # [*B, 1]
         played = row_length(next_tensordict.get(ATTENTION_MASK)).unsqueeze(-1) > length
         reward, row = next_tensordict.get(REWARD), next_tensordict.get(TOKEN_REWARD)
