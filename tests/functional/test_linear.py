@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_lang.functional import cql_term, linear_cross_entropy, margin_term
-from torchrl_lang.functional.linear import linear_margin
+from torchrl_lang.functional import cql_term, margin_term
+from torchrl_lang.functional.linear import linear_cross_entropy, linear_margin
 
 N, V, WIDTH = 7, 11, 5
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import lambda_returns, returns_to_go, td_target
+from torchrl_lang.functional import lambda_returns, returns_to_go
+from torchrl_lang.functional.returns import td_target
 
 rewards = st.floats(-5, 5, width=32)
 step = st.tuples(rewards, st.floats(-5, 5, width=32), st.booleans())  # reward, value, is a decision

@@ -13,7 +13,7 @@ from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, reseal, rows, s
 from torchrl_lang._files import FileError
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.functional import shift_right
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.modules import (
     ReturnConditionedActor,
     ReturnEmbedding,

@@ -226,7 +226,6 @@ def test_what_nobody_measured_moves_no_coefficient():
         (lambda: KLDivergenceTransform("exact"), "exact"),
         (lambda: RewardAdjustmentTransform(placement="first"), "placement"),
         (lambda: RewardAdjustmentTransform(placement="last"), "mask_key"),
-        (lambda: RewardAdjustmentTransform(reward_key=["a", "b"], out_key="c"), "out_key"),
         (lambda: RewardAdjustmentTransform(-1.0), "coef"),
     ],
 )

@@ -15,8 +15,8 @@ from torchrl_lang._checks import finite, have_shapes, one_of, within
 from torchrl_lang.algorithm_distillation.entries import Discrete
 from torchrl_lang.algorithm_distillation.model import ADTransformer
 from torchrl_lang.algorithm_distillation.network import Outcomes
-from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE_STEP, OBSERVATION, REWARD, missing_entry
 
 __all__ = ["ADLoss"]

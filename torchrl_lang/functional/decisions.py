@@ -30,7 +30,7 @@ def shift_right(values: Tensor) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import shift_right
+        >>> from torchrl_lang.functional.decisions import shift_right
         >>> shift_right(torch.tensor([1, 2, 3]))
         tensor([0, 1, 2])
     """
@@ -162,7 +162,8 @@ def find_utterances(attention_mask: Tensor, agent_mask: Tensor, turn_end: Tensor
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import find_utterances, turn_end_mask
+        >>> from torchrl_lang.functional import turn_end_mask
+        >>> from torchrl_lang.functional.decisions import find_utterances
         >>> real = torch.ones(1, 7, dtype=torch.bool)
         >>> agent = torch.tensor([[False, True, True, False, True, False, False]])
         >>> found = find_utterances(real, agent, turn_end_mask(real, agent), torch.tensor([True]))

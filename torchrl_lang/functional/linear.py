@@ -72,7 +72,7 @@ def linear_cross_entropy(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import linear_cross_entropy
+        >>> from torchrl_lang.functional.linear import linear_cross_entropy
         >>> features, weight = torch.eye(2), torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
         >>> term = linear_cross_entropy(features, weight, None, torch.tensor([2, 0]))
         >>> term.each, term.total
@@ -96,7 +96,7 @@ def linear_margin(
 
     :func:`~torchrl_lang.functional.margin_term` without ``[N, V]``. With ``h_v`` the hinge, the gradient is
     ``dz_v = 2 h_v``, and ``-2 sum_v h_v`` is added to ``dz_target``. All other arguments and results are those of
-    :func:`linear_cross_entropy`.
+    ``linear_cross_entropy``.
     """
     term = partial(_hinge_chunk, margin=margin)
     return _term(term, features, weight, bias, target, position_weight, 1.0, chunk_size, recompute)

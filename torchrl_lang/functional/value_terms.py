@@ -72,7 +72,7 @@ def bcq_value(target: Tensor, action_value: Tensor, log_prob: Tensor, threshold:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import bcq_value
+        >>> from torchrl_lang.functional.value_terms import bcq_value
         >>> target, chooses = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.0, 5.0, 9.0]])
         >>> log_prob = torch.tensor([[0.6, 0.3, 0.1]]).log()
         >>> [bcq_value(target, chooses, log_prob, threshold).item() for threshold in (0.0, 0.4, 1.0)]
@@ -158,7 +158,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import masked_mean
+        >>> from torchrl_lang.functional.value_terms import masked_mean
         >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([True, True, False]))
         tensor(2.)
     """

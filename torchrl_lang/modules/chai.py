@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torchrl_lang import schema
 from torchrl_lang._checks import check_options
-from torchrl_lang.functional import find_utterances, turn_end_mask
-from torchrl_lang.functional.decisions import UtteranceSpans, row_length, running_mean
+from torchrl_lang.functional import turn_end_mask
+from torchrl_lang.functional.decisions import UtteranceSpans, find_utterances, row_length, running_mean
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

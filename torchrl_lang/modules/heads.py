@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.functional import linear_cross_entropy
-from torchrl_lang.functional.linear import LinearTerm, linear_margin
+from torchrl_lang.functional.linear import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.modules.sharding import whole_weight
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
@@ -266,7 +265,7 @@ class ActionValueHead(StackedHeads, ABC):
             action: int64 ``[N]``.
             temperature: ``T > 0``.
             **options: ``chunk_size``, positions whose values over the vocabulary are in memory at a time (default a few
-                dozen megabytes), and ``recompute``, see :func:`~torchrl_lang.functional.linear_cross_entropy`; True
+                dozen megabytes), and ``recompute``, see ``torchrl_lang.functional.linear``; True
                 for losses of ``each``.
 
         Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
-from torchrl_lang.functional import masked_mean
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor

@@ -9,7 +9,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang.functional import bcq_value, masked_mean, td_target
+from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional.value_terms import bcq_value, masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss

@@ -11,8 +11,9 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang._checks import have_shapes
-from torchrl_lang.functional import masked_mean, shift_left, td_target
-from torchrl_lang.functional.value_terms import sampled_cql_term
+from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional.value_terms import masked_mean, sampled_cql_term
 from torchrl_lang.modules.head_values import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import least_target, online_values
@@ -25,7 +26,6 @@ from torchrl_lang.schema import (
     STATE_POSITION,
     UTTERANCE_FEATURE,
     check_entry,
-    missing_entry,
 )
 
 __all__ = ["CHAILoss"]
@@ -116,6 +116,7 @@ class CHAILoss(QValueLoss):
         "candidate_feature",
         "candidate_log_prob",
     )
+    _sources = dict.fromkeys(_more_entries, "add the columns to the dataset once, CandidateSampler(policy, 5)(rows)")
 
     def __init__(
         self,
@@ -128,12 +129,6 @@ class CHAILoss(QValueLoss):
     ) -> None:
         super().__init__(None, qvalue_network, gamma=gamma, qvalue_weight=qvalue_weight, reduction=reduction)
         self._set_options(cql_weight=cql_weight)
-        if len(self.qvalue_network.in_keys) != 1:
-            in_keys = self.qvalue_network.in_keys
-            raise ValueError(
-                f"CHAILoss gives its qvalue_network features as the one input, got in_keys={in_keys}: "
-                "build it with qvalue_module(UtteranceQValueHead(width))."
-            )
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -177,11 +172,7 @@ class CHAILoss(QValueLoss):
 
     def _columns(self, tensordict: TensorDictBase, batch: TransitionBatch) -> dict[str, Tensor]:
         """The sampler's columns, flattened to one state an entry, ``[B * U, ...]``."""
-        keys = {name: getattr(self.tensor_keys, name) for name in self._more_entries}
-        found = {name: tensordict.get(key, None) for name, key in keys.items()}
-        if missing := [keys[name] for name, value in found.items() if value is None]:
-            advice = "Add the columns to the dataset once, CandidateSampler(policy, candidates)(rows)."
-            raise missing_entry("CHAILoss", missing, tensordict, advice)
+        found = {name: self._needed(tensordict, name) for name in self._more_entries}
         shape = (*batch.shape[:-1], found["state_mask"].shape[-1])
         candidates, width = found["candidate_feature"].shape[-2:]
         trailing: dict[str, tuple[int, ...]] = {

@@ -8,7 +8,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 
-from torchrl_lang.functional import cql_term, masked_mean, td_target
+from torchrl_lang.functional import cql_term
+from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss

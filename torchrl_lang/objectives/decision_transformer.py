@@ -5,7 +5,8 @@ from __future__ import annotations
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
-from torchrl_lang.functional import return_conditions, shift_right
+from torchrl_lang.functional import return_conditions
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.returns import conditioned_trunk
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch

@@ -15,11 +15,11 @@ from torchrl_lang.functional import (
     expectile_loss,
     lambda_returns,
     margin_term,
-    masked_mean,
     returns_to_go,
-    td_target,
     two_clock_advantages,
 )
+from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, values_at

@@ -36,9 +36,7 @@ def set_actor(loss: Any, actor: Any, *, guidance: bool = False) -> None:
     if not isinstance(actor, UtteranceActor):
         split_actor(actor)  # raises unless it is a language actor
     elif actor.decoder.rule.guidance is not None and not guidance:
-        raise ValueError(
-            f"{type(loss).__name__} trains the language model's own distribution: build the actor without guidance=."
-        )
+        raise ValueError(f"{type(loss).__name__} trains the model's own distribution: build it without guidance=.")
     loss.actor_network = actor
 
 
@@ -68,9 +66,8 @@ def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = 
     """
     kind = loss._kinds[name]
     if not isinstance(network, nn.Module):
-        raise TypeError(
-            f"{type(loss).__name__} needs {name} as a module hidden [N, H] -> {kind}, got {type(network).__name__}."
-        )
+        found = type(network).__name__
+        raise TypeError(f"{type(loss).__name__} needs {name} as a module hidden [N, H] -> {kind}, got {found}.")
     if not isinstance(network, TensorDictModuleBase):
         network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[kind])
     written = {str(key) for key in network.out_keys}
@@ -113,10 +110,8 @@ def head_values(loss: Any, name: str, states: TensorDictBase, network: TensorDic
         needed, layer = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
         limit = known if layer is None else max(layer, token_limit(actor) or 0)
         if not needed <= known <= limit:
-            raise ValueError(
-                f"The Q network has values for {known} tokens, the policy can write {needed} and the model has "
-                f"{limit}: build the head with vocab_size={needed}, or give the UtteranceActor its vocab_size=."
-            )
+            numbers = f"{known} tokens, the policy can write {needed} and the model has {limit}"
+            raise ValueError(f"The Q network has values for {numbers}: build both with one vocab_size=.")
     loss._tried = loss._tried | {name}
     return upcast_half(found)
 

@@ -7,8 +7,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -153,8 +153,7 @@ class OREOLoss(RowLoss):
             decoder = RowScorer(actor).decoder
             if decoder is not None and not decoder.rule.only_scales:
                 raise ValueError(
-                    "OREOLoss needs actors without top_k, top_p and min_p: tokens that these remove have no log-ratio. "
-                    "Filter when playing, by an UtteranceActor of its own over the same language actor."
+                    "OREOLoss needs actors without top_k, top_p and min_p, as what these remove has no log-ratio."
                 )
         self._set_options(beta=beta, value_weight=value_weight, actor_weight=actor_weight, level=level)
         self._set_options(detach_value=detach_value, transition_weight=transition_weight)

@@ -15,13 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.functional import (
-    advantage_weight,
-    categorical_entropy,
-    categorical_kl,
-    linear_cross_entropy,
-    shift_left,
-)
+from torchrl_lang.functional import advantage_weight, categorical_entropy, categorical_kl, shift_left
+from torchrl_lang.functional.linear import linear_cross_entropy
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
 from torchrl_lang.modules.controllers import KLController, as_controller
@@ -231,17 +226,15 @@ def kl_controller(kl_weight: float | KLController) -> KLController | None:
 
 def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) -> FrozenActor | None:
     """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one."""
-    if reference is not None and not is_read:
-        raise ValueError("A reference and the kl_weight of an exact divergence go together: give both or none.")
     if not is_read:
+        if reference is not None:
+            raise ValueError("A reference and the kl_weight of an exact divergence go together: give both or none.")
         return None
     check_frozen("An exact divergence", "reference", reference, actor)
     scorer = RowScorer(reference.actor)
     if scorer.has_values or _utterances(reference.actor) != _utterances(actor):
-        raise ValueError(
-            "Policy and reference must be the same kind of actor, with the same action_length and forbidden tokens and "
-            "without guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."
-        )
+        same = "action_length and forbidden tokens, without guidance: frozen_copy(actor) or adapters_off(actor)"
+        raise ValueError(f"Policy and reference must be the same kind of actor, with the same {same}.")
     head = split_actor(scorer.language_actor).head
     if reference.actor is actor and head is not None and adapter_layers(head):
         raise ValueError("The head has adapters, which cannot be off and on at a time: use frozen_copy(actor).")
@@ -292,12 +285,7 @@ def frozen_behavior(reference: FrozenActor, batch: DecisionBatch) -> Behavior:
 def check_frozen(loss: str, name: str, frozen: Any, actor: object) -> None:
     """Raise unless the option ``name`` of a loss is a frozen actor that writes the same tokens as ``actor``."""
     if not isinstance(frozen, FrozenActor):
-        raise TypeError(
-            f"{loss} needs {name} as a FrozenActor, got {type(frozen).__name__}: make one with frozen_copy(actor)."
-        )
+        raise TypeError(f"{loss} needs {name} as a FrozenActor, of frozen_copy(actor), got {type(frozen).__name__}.")
     known, needed = vocabulary(frozen.actor), vocabulary(actor)
     if known is not None and needed is not None and known < needed:
-        raise ValueError(
-            f"The {name} has probabilities for {known} tokens and the policy can write {needed}: train both on data of "
-            "one tokenizer."
-        )
+        raise ValueError(f"The {name} has {known} tokens and the policy can write {needed}: give both one tokenizer.")

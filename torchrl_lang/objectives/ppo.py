@@ -14,16 +14,11 @@ from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 
-from torchrl_lang.functional import (
-    kl_estimate,
-    masked_mean,
-    shift_left,
-    shift_right,
-    standardized,
-    two_clock_advantages,
-)
+from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
 from torchrl_lang.functional.advantages import Bootstrap, with_known_values
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.kl import KLEstimator
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor

@@ -10,8 +10,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang.functional import masked_mean, td_target
 from torchrl_lang.functional.filters import min_p_filter
+from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.base import over_rows

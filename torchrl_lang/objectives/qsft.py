@@ -10,8 +10,8 @@ from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from torchrl_lang.functional import masked_mean, returns_to_go
-from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
+from torchrl_lang.functional import returns_to_go
+from torchrl_lang.functional.value_terms import likelihood_ratio_value, masked_mean, weighted_cross_entropy
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor

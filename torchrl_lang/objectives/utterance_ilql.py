@@ -9,7 +9,10 @@ from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 
-from torchrl_lang.functional import expectile_loss, find_utterances, masked_mean, td_target
+from torchrl_lang.functional import expectile_loss
+from torchrl_lang.functional.decisions import find_utterances
+from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, over_rows

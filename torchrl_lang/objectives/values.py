@@ -89,10 +89,7 @@ class QValueLoss(RowLoss):
             set_actor(self, actor_network)
         network = as_head(self, "qvalue_network", qvalue_network, value_trunk)
         if next(network.parameters(), None) is None:
-            raise ValueError(
-                f"The qvalue_network of {type(self).__name__} has no parameters: give it the module that holds them, "
-                "not a function that calls one."
-            )
+            raise ValueError("The qvalue_network has no parameters: give the module that holds them, not a function.")
         self.convert_to_functional(network, "qvalue_network", create_target_params=True)
         self.value_trunk, self.has_target_trunk = value_trunk, target_trunk
         if target_trunk:
@@ -106,9 +103,8 @@ class QValueLoss(RowLoss):
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
         if self._tied_elsewhere is not None and not self.qvalue_network.module.detach_embedding:
             raise ValueError(
-                "The Q head trains the embedding that it is tied to (detach_embedding=False), which is not part of "
-                f"this {type(self).__name__}, so that no optimiser would find it: tie it to the actor's head or to an "
-                "embedding within the trunk that Q reads, such as lm.get_input_embeddings()."
+                "The Q head trains an embedding (detach_embedding=False) that is not part of this loss, so that no "
+                "optimiser would find it: tie it to the actor's head or within the trunk that Q reads."
             )
 
     @property
@@ -154,10 +150,8 @@ class QValueLoss(RowLoss):
             return
         unexpected.remove(key)
         if not torch.equal(state_dict[key].cpu(), fingerprint([("weight", embedding)])):
-            errors.append(
-                "The state was made beside another language model than that whose embedding the Q head of this "
-                f"{type(self).__name__} reads, or in another dtype: load that model's weights first."
-            )
+            model = "another language model than that whose embedding the Q head reads, or in another dtype"
+            errors.append(f"The state was made beside {model}: load that model's weights first.")
 
     # -- values of tokens ----------------------------------------------------------------------------------------------
 

@@ -230,12 +230,8 @@ class KLDivergenceTransform(ReferenceTransform):
         embed_weights: bool = False,
         differentiable: bool = False,
     ) -> None:
-        check_options(
-            estimator=(estimator, get_args(Estimator)),
-            direction=(direction, ("reverse", "forward")),
-            per=(per, ("token", "sequence")),
-            missing=(missing, get_args(MissingLogProb)),
-        )
+        check_options(estimator=(estimator, get_args(Estimator)), direction=(direction, get_args(KLDirection)))
+        check_options(per=(per, ("token", "sequence")), missing=(missing, get_args(MissingLogProb)))
         if estimator == "exact" and (policy is None or reference is None):
             raise ValueError("An exact divergence needs both distributions: pass policy= and reference=.")
         reference = None if reference is None else as_reference(reference)
@@ -272,7 +268,7 @@ class KLDivergenceTransform(ReferenceTransform):
         name = type(self).__name__
         ref = find_entry(name, self.ref_log_prob_key, "Put ReferenceModelLogProbTransform before it.", out, root)
         log_prob = self._log_prob(root, ref)
-        if log_prob.shape != ref.shape and _up_to_one(log_prob.shape) == _up_to_one(ref.shape):
+        if log_prob.unsqueeze(-1).shape == ref.shape or log_prob.shape == ref.unsqueeze(-1).shape:
             log_prob = log_prob.reshape(ref.shape)
         have_shapes((f"log_prob_key={self.log_prob_keys}", log_prob, tuple(ref.shape)))
         return kl_estimate(log_prob, ref, self.estimator, self.direction)  # type: ignore[arg-type]
@@ -332,7 +328,3 @@ class KLDivergenceTransform(ReferenceTransform):
             shape = torch.Size([*batch, 1])
         dtype = like.dtype if self.estimator == "exact" else torch.promote_types(like.dtype, torch.float32)
         return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observations.device), **states}
-
-
-def _up_to_one(shape: torch.Size) -> torch.Size:
-    return shape[:-1] if shape and shape[-1] == 1 else shape

@@ -239,10 +239,7 @@ def as_reference(
     if callable(reference) and not isinstance(reference, (nn.Module, type)):
         action_keys = None if action_key is None else ActionKeys.of_action(action_key)
         return FunctionReference(reference, in_keys=in_keys or (), action_keys=action_keys)
-    raise TypeError(
-        "A reference is an actor with get_dist, a FrozenActor, a Reference, the key of a column, or a function "
-        f"tensordict -> log_prob (of a module FunctionReference(module)), got {reference!r:.80}."
-    )
+    raise TypeError(f"A reference is what as_reference lists, such as an actor with get_dist, got {reference!r:.80}.")
 
 
 def as_policy(policy: Any, *, rows: bool = False) -> Reference:

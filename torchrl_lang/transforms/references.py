@@ -157,7 +157,7 @@ class ActorReference(Reference):
         self._states = {key: later for key, later in states.items() if key not in self.in_keys}
         if self._states and (len(self._states) < len(states) or _IS_INIT not in self.in_keys):
             raise ValueError(
-                f"in_keys={self.in_keys} of a recurrent reference need {_IS_INIT!r}, and all or none of {[*states]}."
+                f"A recurrent reference's in_keys={self.in_keys} need {_IS_INIT!r}, and all of {[*states]}."
             )
 
     @property
@@ -210,8 +210,6 @@ class ActorReference(Reference):
             with self.frozen.eval_mode():
                 self._dist(inputs)  # without a state, TorchRL's modules begin with zeros
             for key, later in self._states.items():
-                if inputs.get(later, None) is None:
-                    raise ValueError(f"The recurrent reference leaves no {later!r} in the tensordict. {_REMEDIES}")
                 step.set(self._own(key), torch.zeros_like(inputs.get(later)))
         return step
 

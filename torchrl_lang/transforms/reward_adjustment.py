@@ -84,8 +84,6 @@ class RewardAdjustmentTransform(ActionTransform):
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
         raw = _raw_keys(rewards, raw_name) if raw_key is None else key_list(raw_key)
-        if not len(rewards) == len(out) == len(raw):
-            raise ValueError(f"As many rewards as keys for them, got {rewards}, out_key={out} and raw_key={raw}.")
         self._keys = list(zip(rewards, out, raw, strict=True))
         super().__init__([*out, *(raw for reward, adjusted, raw in self._keys if adjusted == reward)])
         self.kl_key = key_list(kl_key)[0]
@@ -148,9 +146,7 @@ class RewardAdjustmentTransform(ActionTransform):
         if not total.numel():
             return
         if infinite := int((~total.isfinite()).sum()):
-            raise ValueError(
-                f"{infinite} of {total.numel()} divergences are not finite: of actions of probability zero."
-            )
+            raise ValueError(f"{infinite} of {total.numel()} divergences are not finite, as of impossible actions.")
         self.controller.update(total.mean(), total.numel())
 
     def _on_last(self, kl: Tensor, root: TensorDictBase) -> Tensor:

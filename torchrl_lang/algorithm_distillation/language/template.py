@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.algorithm_distillation.language.quantizer import DECIMAL, Quantizer
-from torchrl_lang.functional import shift_right
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
 
 __all__ = ["TEMPLATES", "Slot", "StepTemplate", "TokenKind", "parse_steps", "steps_to_text", "steps_to_words"]

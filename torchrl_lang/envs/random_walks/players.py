@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.random_walks.env import DirectedGraph
-from torchrl_lang.functional import shift_right
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
