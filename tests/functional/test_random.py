@@ -45,11 +45,3 @@ def test_uniform(n, seed):
     assert len(counts) == n
     # Mean n - 1, standard deviation sqrt(2 (n - 1)); five of them above is one chance in many thousands.
     assert chi_square < n - 1 + 5 * (2 * (n - 1)) ** 0.5 + 5
-
-
-def test_neighbouring_seeds_and_counters_are_unrelated():
-    counters = torch.arange(20_000)
-    one, two = random_index(0, counters, 100), random_index(1, counters, 100)
-    for pair in ((one, two), (one[1:], one[:-1])):
-        agree = (pair[0] == pair[1]).float().mean().item()
-        assert agree == pytest.approx(0.01, abs=0.004)

@@ -234,6 +234,16 @@ def test_estimates_read_rewards_at_the_agents_tokens_only():
     assert_allclose_td(*(each.exclude("token_reward") for each in found))
 
 
+def test_estimates_apply_no_dropout_and_leave_modes_alone():
+    loss, rows = make_ppo().train(), make_rows()
+    for module in loss.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    found = [loss.estimate(rows.clone())["state_value"] for _ in range(2)]
+    assert torch.equal(*found)
+    assert all(module.training for module in loss.modules())
+
+
 @pytest.mark.parametrize("ends", [{}, {"end_of_action": 1}])
 def test_the_end_of_action_tells_turns_apart_where_nobody_answers(ends):
     rows = TensorDict(

@@ -9,21 +9,10 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch.distributions import Categorical
 
-from tests.objectives.conftest import make_actor, make_rows, make_utterance_ilql, moved, utterances_of
+from tests.objectives.conftest import make_actor, make_rows, make_utterance_ilql, utterances_of
 from tests.objectives.oracle_utterance import utterance_ilql_losses
 from tests.objectives.tables import TableHead, TableQ, TableTrunk, make_table
 from tests.objectives.test_ilql import count_passes, touched
-from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.modules import (
-    UtteranceActor,
-    UtteranceQValueHead,
-    UtteranceValueGuidance,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
 from torchrl_lang.objectives import UtteranceILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -109,39 +98,6 @@ def test_one_pass_of_the_trunk_and_heads_at_utterances_only(rows):
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------
-
-
-def corridor_actor(env, width=32):
-    torch.manual_seed(0)
-    shape = {"vocab_size": env.tokenizer.vocab_size, "layers": 1, "width": width, "heads": 2, "max_length": 48}
-    return language_actor(causal_lm(**shape, initializer_range=0.1))
-
-
-def test_candidates_are_ranked_by_the_losses_q_of_the_finished_rows():
-    """Of eight candidates, among them forced ends, the one is played whose appended row has the highest target Q."""
-    env, width = CorridorEnv(4, start=0, max_turns=8, batch_size=[12], seed=0), 32
-    actor, control = corridor_actor(env), env.tokenizer.control
-    head = moved(UtteranceQValueHead(width), 5)
-    loss = UtteranceILQLLoss(
-        actor, qvalue_module(head), value_module(ValueHead(width)), end_of_action=control.end_of_action, actor_weight=0
-    )
-    guidance = UtteranceValueGuidance(loss.target_qvalue_network())
-    ranking = {"end_value_weight": 1.0, "log_prob_weight": 0.0, "candidates": 8, "seed": 3}
-    policy = UtteranceActor(actor, control, 4, guidance=guidance, method="best_of", **ranking)
-    prompts = env.reset().select("tokens", "attention_mask")
-    played = policy(prompts.clone())["action"]
-    sampler = UtteranceActor(actor, control, 4, seed=3)
-    drawn = sampler.decoder.generate(prompts["tokens"], prompts["attention_mask"], candidates=8).action
-    assert len({tuple(action) for action in drawn.tolist()}) > 4
-    rows = appended(prompts, drawn, control)
-    with torch.no_grad():
-        values = torch.stack([loss(row[None])["qvalue"] for row in rows])  # the mean over heads
-        states = actor[0](rows.clone())["hidden"]
-    last = rows["attention_mask"].sum(-1) - 2
-    values_at_end = guidance.qvalue.module(states[torch.arange(len(rows)), last])
-    torch.testing.assert_close(values_at_end.mean(-1), values, rtol=1e-4, atol=1e-5)
-    best = values_at_end.amin(-1).reshape(12, 8).argmax(-1)
-    assert torch.equal(played, drawn.reshape(12, 8, 4)[torch.arange(12), best])
 
 
 def appended(prompts, action, control):

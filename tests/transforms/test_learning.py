@@ -13,17 +13,12 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase, ExplorationType, TransformedEnv, set_exploration_type
 from torchrl.modules import ProbabilisticActor
 
-from tests.letters import REWARD, Letters, first_token
-from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.functional import decision_mask, returns_to_go, shift_left
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
+from tests.letters import REWARD
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     KLConstrainedTransform,
     KLRewardTransform,
     LagrangeKLController,
-    RowReference,
-    frozen_copy,
 )
 
 
@@ -102,26 +97,3 @@ def test_controllers_hold_the_divergence_at_its_target(controller):
         if number >= 300:
             late.append(kl_divergence(Categorical(logits=net.weight.detach().flatten()), reference))
     assert torch.stack(late).mean() == pytest.approx(target, rel=0.15)
-
-
-def test_a_language_model_finds_the_best_trade_off_on_rows():
-    torch.manual_seed(0)
-    env, coef = Letters(256), 0.5
-    tokenizer = env.tokenizer
-    lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=8, initializer_range=0.3)
-    policy = UtteranceActor(language_actor(lm), tokenizer.control, 2, seed=0)
-    before = first_token(env, policy)
-    near = KLConstrainedTransform(RowReference(frozen_copy(policy)), coef)
-    optimizer = torch.optim.Adam(lm.parameters(), 5e-3)
-    for _ in range(150):
-        rows = near(rows_from_rollout(env.rollout(1, policy), unfinished="drop", carry=["token_log_prob"]))
-        agent = rows["agent_mask"]
-        to_go = returns_to_go(shift_left(rows["token_reward"]), decision_mask(agent), 1.0).roll(1, -1)
-        advantage = to_go - to_go[agent].mean()
-        optimizer.zero_grad()
-        (-(advantage * row_log_prob(policy, rows))[agent].sum() / len(rows)).backward()
-        optimizer.step()
-    best = (before + torch.cat([REWARD, torch.zeros(1)]) / coef).softmax(-1)
-    found = first_token(env, policy).exp()
-    assert (found - best).abs().sum() / 2 < 0.06
-    assert (before.exp() - best).abs().sum() / 2 > 0.1

@@ -240,6 +240,20 @@ def test_the_action_is_the_policys_own(estimator):
     torch.testing.assert_close(steps["next", "kl"], again["next", "kl"], rtol=1e-4, atol=1e-5)
 
 
+def test_environments_that_reset_themselves():
+    """TorchRL tells by a hook which rows have been reset; they alone begin anew."""
+    transform, actor, _ = drifted(limit=1e6)
+    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
+    with torch.no_grad():
+        ahead = env.step(actor(env.reset()))["next"]
+    ahead["_reset"] = torch.tensor([[False], [True], [False]])
+    before = ahead.clone()
+    after = env.transform._reset_on_native_autoreset(ahead, ahead)
+    for key in ("kl", "episode_kl", "ref_log_prob", "raw_reward"):
+        assert (before[key] != 0).all()
+        assert ((after[key] == 0).flatten() == torch.tensor([False, True, False])).all()
+
+
 class Doubled(Transform):
     """The environment gets twice what stands in the data, by default the policy's action."""
 

@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import (
     InteractionType,
-    NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -18,7 +17,6 @@ from torch import distributions as D
 from torchrl.data import Binary, Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
-from torchrl.modules import ProbabilisticActor, TruncatedNormal
 
 from tests.transforms.conftest import (
     HORIZON,
@@ -137,19 +135,6 @@ def test_heads_in_modules_of_their_own():
 
 
 # Exact divergences that cannot be.
-
-
-def test_no_closed_form():
-    net = torch.nn.Sequential(linear(4, 0), NormalParamExtractor())
-    module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
-    options = {"distribution_kwargs": {"low": -1.0, "high": 1.0}, "return_log_prob": True}
-    actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TruncatedNormal, **options)
-    transform = KLConstrainedTransform(actor, estimator="exact", policy=actor)
-    with pytest.raises(NotImplementedError, match="No KL"):
-        transform(steps_of(actor))
-    transform = KLConstrainedTransform(actor)
-    drift(actor)
-    assert (transform(steps_of(actor))["next", "kl"] != 0).any()
 
 
 def test_a_copied_policy_does_not_run_stale():
@@ -331,3 +316,21 @@ def test_each_agent_has_its_own_limit_and_reward(root):
     assert torch.equal(out["done"], out["truncated"] | out["terminated"])
     assert (out["truncated"][..., 0, :] != out["truncated"][..., 1, :]).any()
     assert not steps["agents", "episode_kl"][:, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("kl_key", "done_key", "expected"),
+    [
+        (("b", "kl"), None, ("b", "episode_kl")),
+        (("c", "kl"), None, "episode_kl"),
+        ("kl", ("b", "done"), ("b", "episode_kl")),
+    ],
+)
+def test_done_is_that_of_the_divergences_group_or_the_environments_or_named(kl_key, done_key, expected):
+    env = make_env("tanh-normal")
+    env.full_done_spec = Composite({key: Binary(shape=(1,), dtype=torch.bool) for key in ("done", ("b", "done"))})
+    env = TransformedEnv(env, KLLimitTransform(LIMIT, kl_key=kl_key, done_key=done_key))
+    assert expected in env.observation_spec.keys(True, True)
+    assert env.transform.out_keys == [expected]
+    with pytest.raises(KeyError, match="done_key="):
+        _ = TransformedEnv(make_env("tanh-normal"), KLLimitTransform(LIMIT, done_key="other")).observation_spec

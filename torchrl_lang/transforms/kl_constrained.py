@@ -114,7 +114,11 @@ class KLConstrainedTransform(Compose):
         embed_weights: bool = False,
         name: str | None = None,
     ) -> None:
-        reference = _reference(actor, requires_grad, action_key)
+        if requires_grad:
+            if isinstance(actor, (Reference, FrozenActor, str, tuple)):
+                raise ValueError("requires_grad=True is for an actor of which the transform makes the copy.")
+            actor = frozen_copy(actor, differentiable=True)
+        reference = as_reference(actor, action_key=action_key)
         action_keys = reference.action_keys if name is None else reference.action_keys.named(name)
         mask_key = action_keys.mask if mask_key is None else mask_key
         rows = reference.action_keys == ActionKeys.row()
@@ -249,11 +253,3 @@ class KLRewardTransform(KLConstrainedTransform):
         super().__init__(actor, coef, in_keys, out_keys, requires_grad)
         if isinstance(actor, TensorDictModuleBase):
             self.divergence.acting = as_policy(actor)
-
-
-def _reference(actor: Any, requires_grad: bool, action_key: NestedKey | Sequence[NestedKey] | None) -> Reference:
-    if requires_grad:
-        if isinstance(actor, (Reference, FrozenActor, str, tuple)):
-            raise ValueError("requires_grad=True is for an actor of which the transform makes the copy.")
-        actor = frozen_copy(actor, differentiable=True)
-    return as_reference(actor, action_key=action_key)

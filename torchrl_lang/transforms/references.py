@@ -46,12 +46,14 @@ class Reference(ABC):
         in_keys: the entries that it reads, beside the action.
         frozen: its model; None where there is none to move, to save or to fingerprint.
         state_group: where a recurrent reference keeps its state in the data.
+        spec: in an environment, the spec of the log-probability; None to find it.
     """
 
     action_keys: ActionKeys
     in_keys: list[NestedKey]
     frozen: HeldActor | None = None
     state_group: str = "reference_state"
+    spec: TensorSpec | None = None
 
     @property
     def state_keys(self) -> list[NestedKey]:
@@ -86,6 +88,8 @@ class Reference(ABC):
         Raises:
             ValueError: this kind of reference does not score single steps, or it keeps a state outside the tensordict.
         """
+        if self.spec is not None:
+            return self.spec.clone()
         step = self.example_step(env, specs)
         with torch.no_grad():
             log_prob, again = self.log_prob(step, step.copy()), self.log_prob(step, step.copy())
@@ -363,10 +367,6 @@ class FunctionReference(Reference):
         self.in_keys = key_list(in_keys) if in_keys else []
         self.action_keys = action_keys or ActionKeys.of_action()
         self.spec = spec
-
-    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
-        """See :class:`Reference`."""
-        return super().log_prob_spec(env, specs) if self.spec is None else self.spec.clone()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
