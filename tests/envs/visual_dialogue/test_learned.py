@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory):
     """Models, held-out dialogues and the features of their images."""
     home = tmp_path_factory.mktemp("learned")
-    generate_visual_dialogues(home / "data", {"train": 1200, "val": 300}, npy=True, feature_size=64, seed=3)
+    generate_visual_dialogues(home / "data", {"train": 2000, "val": 400}, npy=True, seed=3)
     train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
-    options = {"guesser_epochs": 10, "answerer_epochs": 8, "width": 64}
+    options = {"guesser_epochs": 20, "answerer_epochs": 10}
     train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
     pool = val.features.all()
     return LocalDialogueModels(home / "models", pool), val.dialogues, pool
