@@ -212,7 +212,7 @@ def test_a_record_that_is_no_json(run, content, capsys):
     [
         (b"\xff", "is not UTF-8 text"),
         (b"a,b\n1,2\n", "is not a log: its first line is ['a', 'b']"),
-        (b"step,loss\n1,x\n", "holds ['1', 'x'] on line 2, expected numbers"),
+        (b"step,loss\n1,x\n", "is not a CSV file of numbers (line 2"),
         (b"step,loss\n2,1\n1,1\n", "has the step 1 after the step 2 on line 3"),
     ],
 )
