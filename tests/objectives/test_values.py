@@ -64,7 +64,7 @@ def assert_equal_outcome(loss, other, rows):
 
 
 @pytest.mark.parametrize(("reduction", "masked"), [("mean", True), ("sum", False), ("none", True)])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_ilql_equals_the_plain_form(options, reduction, masked, rows):
     if masked:
         rows["collector", "mask"] = torch.arange(6) % 3 > 0
