@@ -396,3 +396,14 @@ def test_keys_that_no_header_can_hold(key, with_key):
     with pytest.raises(ValueError, match=r"A_KEY (holds no key|has characters)") as error:
         with_key(key, "http://localhost:1")
     assert "sk-" not in str(error.value)
+
+
+def test_tls_has_the_deadline_too(over_tls):
+    with over_tls(Scripted(slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400)), FINE)) as server:
+        assert ask(server, retries=1, timeout=0.5) == "fine"
+
+
+def test_harmless_messages_are_shown_beside_a_key(with_key):
+    reply, message = (401, {"error": {"message": "You exceeded your quota."}}), r"status 401: .*You exceeded your quota"
+    with Scripted(reply) as server, pytest.raises(ValueError, match=message):
+        with_key(KEY, server).get("/x")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 
 import pytest
 import torch
 from torchrl.envs import TransformedEnv
 
+from tests.processes import spawned
 from torchrl_lang.data import FreshEpisodes, PolicySampler, generate_dataset, generate_in_parts, load_dataset
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, demo_words
@@ -197,3 +199,14 @@ def test_existing_datasets_are_kept(tmp_path):
     for bad in ({"games": 0}, {"games_per_part": 0}, {"workers": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             generate_in_parts(sampler, tmp_path / "other", **{**options, **bad})
+
+
+@pytest.mark.slow
+def test_processes_write_the_same_files(tmp_path):
+    options = {"games": 48, "games_per_part": 16, "seed": 5, "progress": False}
+    handler = signal.getsignal(signal.SIGINT)
+    with spawned():
+        generate_in_parts(games(), tmp_path / "data", workers=2, **options)
+    generate_in_parts(games(), tmp_path / "whole", **options)
+    assert content(tmp_path / "data") == content(tmp_path / "whole")
+    assert signal.getsignal(signal.SIGINT) == handler

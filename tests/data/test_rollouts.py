@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.collectors import Collector
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import MultiStep
 from torchrl.envs import (
     DTypeCastTransform,
@@ -463,3 +463,34 @@ def test_a_penalty_in_the_environment_reaches_the_rows_once():
         again(rows)
     # Chosen by hand, the penalty is that of the rows alone, and the same in sum.
     torch.testing.assert_close(again(own)["token_reward"].sum(-1), rows["token_reward"].sum(-1), rtol=1e-3, atol=1e-3)
+
+
+class FixedWord:
+    """Says a fixed word, with its letters' places as figures; importable, for the workers."""
+
+    def __call__(self, td):
+        action = torch.tensor([2, 17, 0, 13, 4, 31]).expand(*td.batch_size, 6)
+        place = td["attention_mask"].sum(-1, keepdim=True) + torch.arange(6)
+        return td.set("action", action.clone()).set("figure", place.float() + 0.5)
+
+
+def wordle(seed):
+    return WordleEnv(["crane", "slate", "purge", "mouse"], batch_size=[5], seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_episodes_of_several_workers_are_told_apart(kind):
+    makers = [functools.partial(wordle, seed) for seed in range(2)]
+    collector = kind(makers, FixedWord(), frames_per_batch=20, total_frames=160, auto_register_policy_transforms=False)
+    rows_of, found = EpisodeRows(carry=["figure"]), []
+    try:
+        for steps in collector:
+            found.append(rows_of(steps))
+    finally:
+        collector.shutdown()
+    rows = torch.cat([rows for rows in found if len(rows)])
+    assert len(rows) >= 15
+    assert rows["terminated"].all()
+    place = torch.arange(rows["tokens"].shape[-1]) + 0.5
+    assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import read_tensors
+from torchrl_lang._files import folder_lock, read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset, row_buffer
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
@@ -375,3 +375,15 @@ def test_the_longest_utterance():
     ]
     assert longest_utterance(to_rows(episodes, tokenizer, 14)) == 5
     assert longest_utterance(to_rows([Episode([Turn("ab")], True)], tokenizer, 14)) == 0
+
+
+def test_only_one_process_writes_the_rows_of_a_run(home, tmp_path, capsys):
+    with folder_lock(tmp_path / "run", "trains"):
+        assert "Another process trains in" in refused(capsys, *train("bc", home, tmp_path / "run"))
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_chai_keeps_its_last_checkpoint(home, runs, tmp_path, capsys):
+    """Its language model does not change, and a low loss of its values is no sign of a good policy."""
+    assert main(train("chai", home, tmp_path / "run", "--start", str(runs / "bc"))) == 0
+    assert "run: last checkpoint at step 4, as no figure was measured to choose by" in capsys.readouterr().out

@@ -223,3 +223,27 @@ def test_bad_records_are_counted_and_named(tmp_path):
         dataset_from_records([], tmp_path / "none", letters, 20)
     with pytest.warns(UserWarning, match="the first is record 1"):
         dataset_from_records(records[:1], tmp_path / "cut", letters, 4, on_overflow="truncate")
+
+
+def test_hugging_face_data_sets_in_memory_and_streamed(tmp_path, chatml):
+    datasets = pytest.importorskip("datasets", reason="the extra 'datasets' is not installed")
+    records = [
+        {"messages": [USER, {**AGENT, "reward": 2.0}], "score": 1.0},  # gaps of a table are None
+        {"messages": [{"role": "system", "content": "s"}, USER, AGENT, USER, AGENT], "score": 3.0},
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    kept = tmp_path / "cache"
+    found = {
+        "list": records,
+        "memory": datasets.Dataset.from_list(records),
+        "file": datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(kept)),
+        "stream": datasets.load_dataset("json", data_files=str(path), split="train", streaming=True),
+    }
+    reader = DialogueReader(reward="score")
+    made = {
+        name: dataset_from_records(each, tmp_path / name, chatml, 200, reader=reader)[:] for name, each in found.items()
+    }
+    assert made["list"]["token_reward"].sum(-1).tolist() == [3.0, 3.0]
+    for name, rows in made.items():
+        assert (rows == made["list"]).all(), name

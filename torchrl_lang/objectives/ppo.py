@@ -312,12 +312,13 @@ class PPOLoss(RowLoss):
                 value = batch.at_decisions(value, batch.state_place)
                 last_value = value.gather(-1, last[:, None]).squeeze(-1)
         last_value, ends = torch.where(batch.row_terminated, 0.0, last_value), self._turn_ends(batch)
-        path: Any = (last_value, batch.decision, ends)
         gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
         lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda}
         reward = batch.next_reward.to(value.dtype)
-        value = with_known_values(value, reward, *path, **gammas)
-        found = two_clock_advantages(reward, value, *path, bootstrap=self.bootstrap, **gammas, **lambdas)
+        value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
+        found = two_clock_advantages(
+            reward, value, last_value, batch.decision, ends, bootstrap=self.bootstrap, **gammas, **lambdas
+        )
         for name, dense in zip(written, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows

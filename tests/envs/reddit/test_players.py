@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv
 from torchrl_lang.envs.reddit.data import CommentRows
-from torchrl_lang.envs.reddit.players import CommentPlayer
+from torchrl_lang.envs.reddit.env import CommentPlayer
 from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")

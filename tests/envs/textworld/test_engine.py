@@ -14,6 +14,7 @@ import torch
 from tests.processes import Program
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld import TextWorldEnv
+from torchrl_lang.envs.textworld.engine import EnginePool
 
 from ..helpers import last_words, say
 from .conftest import COIN, alive, engines, gone
@@ -169,3 +170,15 @@ def test_processes_end_when_their_parent_is_killed(games):
     while os.path.exists(folder) and time.monotonic() < until:
         time.sleep(0.05)
     assert not os.path.exists(folder)
+
+
+def test_rows_are_spread_over_processes_and_answer_as_one_would(games):
+    answers = []
+    for workers in (1, 3):
+        pool = EnginePool(workers, ["admissible_commands"])
+        said = [pool.begin({row: str(games["coin" if row % 2 else "simple"]) for row in range(5)})]
+        said += [pool.step(dict.fromkeys(range(5), command)) for command in COIN[:2]]
+        pool.close()
+        answers.append(said)
+    assert answers[0] == answers[1]
+    assert [answers[0][2][row]["feedback"] for row in (1, 3)] == [answers[0][2][1]["feedback"]] * 2

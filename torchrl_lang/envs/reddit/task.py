@@ -16,8 +16,8 @@ from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, generate_reddit_comments
 from torchrl_lang.envs.reddit.data import CommentRows
+from torchrl_lang.envs.reddit.env import CommentPlayer
 from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder, RedditReward
-from torchrl_lang.envs.reddit.players import CommentPlayer
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
 from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize, transcript_turns
 from torchrl_lang.recipes.tasks.base import Player, Task

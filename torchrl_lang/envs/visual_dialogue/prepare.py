@@ -175,7 +175,7 @@ def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue
     def length(text: str) -> int:
         return len(tokenizer.encode(text))
 
-    longest = {"caption": 0, "question": length(STOP), "answer": 0}
+    longest = {"caption": 1, "question": length(STOP), "answer": 1}  # of empty texts too
     for path, dialogues in files.items():
         for number, (caption, rounds) in enumerate(dialogues):
             texts = {"caption": caption}

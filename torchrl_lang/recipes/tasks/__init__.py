@@ -145,7 +145,7 @@ def task_from_notes(notes: Mapping[str, Any], path: Path, given: type[Task] | No
         found = f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}"
         raise FileError(path, found, f"if it is your own, give its code with --task {OWN_TASK}")
     try:
-        return (given or task_class(name)).from_notes(notes)
+        return (given or task_class(str(name))).from_notes(notes)
     except FileError:
         raise
     except ValueError as error:
