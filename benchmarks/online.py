@@ -23,7 +23,7 @@ from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.recipes.algorithms import PPO
 from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
 from torchrl_lang.recipes.online_algorithms import PPOLearner
-from torchrl_lang.recipes.options import write_options
+from torchrl_lang.recipes.records import write_options
 from torchrl_lang.recipes.tasks.base import Task
 
 WORDS, MAX_OUTSIDE = "100", 0.10

@@ -132,11 +132,11 @@ def _expert(words: list[str], repeats: int, games: int) -> list[dict[str, Any]]:
     fresh = WordleEnv(words, batch_size=[1], seed=0).reset()
 
     def first_move() -> None:
-        player.forget()
+        player._best.clear()
         player(fresh)
 
     milliseconds = 1e3 * _median(first_move, repeats)
-    player.forget()
+    player._best.clear()
     start = time.perf_counter()
     total = _expert_games(player, words, games)
     seconds = time.perf_counter() - start

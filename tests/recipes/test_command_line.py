@@ -133,7 +133,7 @@ def test_only_the_top_of_a_pretrained_model_trains(data, tmp_path):
     [
         (["train", "bc", "--data", "nowhere", "--out", "x"], "There is no dataset in nowhere"),
         (["evaluate", "--run", "nowhere"], "There is no run in nowhere"),
-        (["generate", "wordle", "--out", "x", "--words", "0"], "from 1 to"),
+        (["generate", "wordle", "--out", "x", "--words", "0"], "number of words must lie in [1, "),
         (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "no/file.txt is missing"),
     ],
 )

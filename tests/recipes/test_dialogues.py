@@ -345,8 +345,8 @@ def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("", "holds no dialogue: give a file with one JSON object per line"),
-        ('{"turns": []}', "holds 1 bad line (line 1: 'turns' must be a list of at least one turn, got [])"),
+        ("", "holds no dialogue: give one JSON object per line"),
+        ('{"turns": []}', "holds 1 bad line (line 1: "),
         ('{"turns": [{"role": "user", "text": "hi"}]}', "has no turn of the agent to learn from"),
         (
             '{"turns": [{"role": "agent", "text": "a\\ud800"}]}',

@@ -267,7 +267,7 @@ def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, fi
     assert main(arguments("ppo", start, run)) == 2
     error = capsys.readouterr().err
     assert "All checkpoints in" in error
-    assert "tensors.safetensors is damaged" in error
+    assert "tensors.safetensors differs from what checksums.json records" in error
     assert closed == [True]
 
 

@@ -83,7 +83,7 @@ def demo_words(n: int = 120) -> list[str]:
         ['aback', 'crate', 'grown', 'pared', 'sorta']
     """
     words = _shipped("common.txt")
-    check_options(n=(n, f"[1, {len(words)}]"))
+    check_options(**{"the number of words": (n, f"[1, {len(words)}]")})
     return [words[i * len(words) // n] for i in range(n)]
 
 
