@@ -23,7 +23,7 @@ from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.frozen.lower_layers import shared_depth
 from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.transforms import RowReference, frozen_copy
-from torchrl_lang.transforms.exact_kl import row_kl
+from torchrl_lang.transforms.divergence import row_kl
 
 TIGHT = {"atol": 1e-9, "rtol": 1e-9}
 OPTIONS = [(kind, positions) for kind in KINDS for positions in (True, False)]

@@ -175,7 +175,7 @@ def warnings_of(controller):
         for _ in range(3):
             controller()
             controller.update(5.0)
-    return [(w.category.__name__, str(w.message)) for w in caught if "another process" in str(w.message)]
+    return [(w.category.__name__, str(w.message)) for w in caught if "not shared" in str(w.message)]
 
 
 def assert_warned_once(messages):

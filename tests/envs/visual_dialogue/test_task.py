@@ -154,10 +154,10 @@ def test_the_task_travels(task):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mode": "forever"}, "holds no task (mode"),
+        ({"mode": "forever"}, "has 'forever' as \"mode\""),
         ({"measure": "distance"}, "holds no task (mode 'env_stops' needs measure='rank'"),
         ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard' and cutoff=None are options of mode"),
-        ({"measure": "length"}, "holds no task (measure='length' is unknown"),
+        ({"measure": "length"}, "has 'length' as \"measure\""),
         ({"image": 1}, 'has 1 as "image", expected a valid bool'),
         ({"server": 3}, 'has 3 as "server", expected a valid str'),
     ],

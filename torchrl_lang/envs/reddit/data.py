@@ -22,7 +22,7 @@ from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.rows import encode_episode, to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["FILES", "CommentRow", "CommentRows", "ReadReport", "RedditComments"]
+__all__ = ["CommentRow", "CommentRows", "ReadReport", "RedditComments"]
 
 FILES = ("comments_positive.csv", "comments_negative.csv")
 """The names of the two files, in the order in which their rows are counted."""

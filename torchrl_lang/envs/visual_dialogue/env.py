@@ -79,8 +79,8 @@ class VisualDialogueEnv(TextGameEnv):
             ``"distance"`` of the guess.
         image: whether the agent sees the image.
         order: ``"random"`` draws dialogues from the environment's seed, ``"cycle"`` plays them in turn.
-        tokenizer, **options: as in :class:`~torchrl_lang.envs.TextGameEnv`. In mode "agent_stops" the tokenizer must be
-            able to encode ``<stop>``.
+        ``tokenizer``, ``**options``: as in :class:`~torchrl_lang.envs.TextGameEnv`. In mode "agent_stops" the tokenizer
+            must be able to encode ``<stop>``.
 
     Raises:
         ValueError: models and data have different features, or a percentile is to end dialogues with
