@@ -6,6 +6,7 @@ from torchrl_lang.evaluation.metrics import (
     imitation_loss,
     ngram_entropy,
     perplexity,
+    solved,
     summarize,
     unanswered,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "preference_rates",
     "rank_accuracy",
     "read_columns",
+    "solved",
     "summarize",
     "text_advantages",
     "transcript_turns",
