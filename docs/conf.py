@@ -77,7 +77,9 @@ def add_constants(app: Sphinx, page: str, source: list[str]) -> None:
         name = directive[1]
         package = importlib.import_module(name)
         constants = [key for key in package.__all__ if not isinstance(getattr(package, key), type | FunctionType)]
-        once = "" if hasattr(package, "__path__") else f"   :exclude-members: {', '.join(constants)}\n"
+        once = (
+            f"   :exclude-members: {', '.join(constants)}\n" if constants and not hasattr(package, "__path__") else ""
+        )
         return directive[0] + once + "".join(constant(name, key, getattr(package, key)) for key in constants)
 
     source[0] = re.sub(r"^\.\. automodule:: (\S+)\n(?:   :.*\n)*", with_constants, source[0], flags=re.M)
