@@ -286,3 +286,12 @@ def test_tools_where_only_the_first_prompt_equals_the_template():
     text = row_format.render(messages(turns))
     expected = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
     assert text == expected.replace("\nyo", "\n<think>so</think>yo")
+
+
+def test_the_end_of_the_text_is_not_written(source):
+    """Phi-3 adds a token when nobody is to answer."""
+    row_format = RowFormat.from_chat_template(source)
+    closed = rendered(source, ["a", "b", "c"], answer=False)
+    written = row_format.render(chat("a", "b", "c"), answer=False)
+    assert closed.startswith(written)
+    assert closed[len(written) :] in ("", "<|endoftext|>")
