@@ -39,7 +39,10 @@ def guards(path: Path) -> list[list[str]]:
     """The tests to run for a file: its examples and those tests that name what it defines, then the others."""
     parts = path.parts
     layer = "/".join(parts[:2])
-    folders = [ROOT / "tests" / parts[1]] if path.suffix == ".py" and len(parts) > 2 else []
+    folder = ROOT / "tests" / parts[1].lstrip("_")  # the tests of ``_files`` are in ``files``
+    if len(parts) > 3 and (folder / parts[2]).is_dir():
+        folder /= parts[2]  # a task of ``envs`` has a folder of its own
+    folders = [folder] if len(parts) > 2 else []
     files = [file for folder in folders for file in sorted(folder.glob("test_*.py"))]
     if not folders:
         files = [ROOT / "tests" / f"test_{path.name}"]
