@@ -69,21 +69,24 @@ def draw(places: list[str], count: int, seed: int) -> list[tuple[Mutant, str]]:
     return [(change.mutant(), change.source()) for change in sample]
 
 
-def kept(places: list[str]) -> list[tuple[Mutant, str]]:
-    """The mutants of the list that died, of these places, as long as the line that they change is in its file."""
-    lines = [line.split("\t") for line in LIST.read_text(encoding="utf-8").splitlines()]
-    killed: dict[str, set[tuple[str, str]]] = {}
-    for word, path, before, after in lines:
-        if word == "dies" and any(Path(path).is_relative_to(place) for place in places) and (ROOT / path).exists():
-            killed.setdefault(path, set()).add((before, after))
-    found = []
-    for path, pairs in sorted(killed.items()):
+def kept(places: list[str]) -> tuple[list[tuple[Mutant, str]], list[str]]:
+    """The mutants of the list that died, of these places, and its lines that change nothing in the files of today."""
+    listed: dict[str, dict[tuple[str, str], int]] = {}
+    for number, line in enumerate(LIST.read_text(encoding="utf-8").splitlines(), 1):
+        word, path, before, after = line.split("\t")
+        if word == "dies" and any(Path(path).is_relative_to(place) for place in places):
+            listed.setdefault(path, {})[before, after] = number
+    found, stale = [], []
+    for path, pairs in sorted(listed.items()):
         unparse = functools.cache(ast.unparse)  # a statement has many changes
-        for change in changes(Path(path), (ROOT / path).read_text()):
+        file, missing = ROOT / path, dict(pairs)
+        for change in changes(Path(path), file.read_text()) if file.exists() else ():
             if any(before in unparse(change.statement) for before, _ in pairs):
                 mutant = change.mutant()
                 found += [(mutant, change.source())] if (mutant.before, mutant.after) in pairs else []
-    return found
+                missing.pop((mutant.before, mutant.after), None)
+        stale += [f"{LIST.name}:{number}: {path}: {before}" for (before, _), number in missing.items()]
+    return found, stale
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -157,9 +160,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"add the mutants with their ends to {LIST.name}")
     parser.add_argument("--kept", action="store_true", help=f"try those of {LIST.name} that died, which should again")
     options = parser.parse_args()
-    sample = (kept(options.places) if options.kept else draw(options.places, options.count, options.seed))[
-        options.begin :
-    ]
+    if options.kept:
+        sample, stale = kept(options.places)
+        if stale:
+            print("Skipped, as no file has these lines any more; replace them by others:", *stale, sep="\n")
+    else:
+        sample = draw(options.places, options.count, options.seed)
+    sample = sample[options.begin :]
     if options.list:
         print("\n".join(str(mutant) for mutant, _ in sample))
         return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from tests.recipes.walks import TINY, train
 from torchrl_lang.__main__ import main
+from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_buffer
 from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
 from torchrl_lang.modules import language_actor
@@ -55,6 +57,13 @@ def test_the_values_of_held_out_episodes_are_reported(walks):
     assert report.rank_accuracy in [pytest.approx(value, abs=1e-4) for value in logged]
     assert saved["summary"] == str(report) == run.values_note
     assert not saved["ready"]  # four steps
+
+
+def test_a_damaged_report_on_values_is_named(walks, tmp_path):
+    run = shutil.copytree(walks / "ilql", tmp_path / "run")
+    (run / "values.json").write_text("{}")
+    with pytest.raises(FileError, match=r'values.json has no field "summary": train again, or remove the file'):
+        load_run(run)
 
 
 def test_without_held_out_episodes_there_is_no_value_report(walks):

@@ -378,9 +378,22 @@ def test_examples_are_played_and_not_learned(start):
 
 
 def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
-    """Each row has the age of the weights that played it."""
+    """Each row has the age of the weights that played it; some turns are those of a random player."""
     run = tmp_path / "run"
-    more = ["--collector", "async", "--max-staleness", "3", "--value-warmup", "0", "--lr", "0.01", "--iterations", "6"]
+    more = [
+        "--examples",
+        "0.3",
+        "--collector",
+        "async",
+        "--max-staleness",
+        "3",
+        "--value-warmup",
+        "0",
+        "--lr",
+        "0.01",
+        "--iterations",
+        "6",
+    ]
     assert main(arguments("ppo", start, run, *more)) == 0
     assert_learned_of(log_of(run))
     assert main(arguments("ppo", start, run, *more)) == 0  # a run that is over stays as it is

@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
+from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.task import RedditTask
 from torchrl_lang.recipes.compare import CHOICE, REPORT
+from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo import (
     DATA,
@@ -56,6 +59,20 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reddit") / "comments"
     generate_reddit_comments(folder, 300)
     return folder
+
+
+def test_an_interrupted_generate_continues_and_makes_every_comment_once(home, tmp_path, capsys):
+    def generate(name):
+        words = ["--folder", str(home), "--reward", "score", "--min-upvotes", "1", "--batch", "32"]
+        return main(["generate", "reddit", "--out", str(tmp_path / name), *words])
+
+    assert generate("whole") == 0
+    with interrupted_at(CommentRows, "__call__", 3):
+        assert generate("cut") == 130
+    assert generate("cut") == 0
+    whole, cut = (load_dataset(tmp_path / name, verify=True) for name in ("whole", "cut"))
+    assert (whole[:] == cut[:]).all()
+    assert len(cut) == sum(score >= 1 for score in open_dataset(tmp_path / "cut")[1].data("train").scores) > 64
 
 
 @pytest.fixture(scope="module")

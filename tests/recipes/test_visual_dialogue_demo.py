@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
 
+import numpy as np
 import pytest
 import torch
 
+from tests.envs.visual_dialogue.real_files import write_hdf5
 from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
+from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.recipes.compare import CHOICE, REPORT
 from torchrl_lang.recipes.demo_options import METHODS
@@ -30,6 +34,7 @@ from torchrl_lang.recipes.visual_dialogue_demo import (
     format_cross_rewards,
     play,
 )
+from torchrl_lang.text.tokenizer_files import transformers_tokenizer
 
 SMALL = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-games": 6, "eval-games": 13}
 RUNS = {"bc", "ilql-none", "ilql-hard"}
@@ -288,6 +293,28 @@ def test_a_damaged_file_of_dialogues(tmp_path):
         path.write_text(content)
         with pytest.raises(FileError, match=r"played.json .*the dialogues are played again"):
             PlayedDialogues.load(path)
+
+
+@pytest.mark.slow
+def test_prepare_takes_files_with_features_in_hdf5_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_path):
+    pytest.importorskip("h5py")
+    given, folder = (
+        PreparedFolder(str(prepared_dialogues)),
+        shutil.copytree(prepared_dialogues / "data", tmp_path / "in"),
+    )
+    features = {split: np.load(folder / f"images_{split}.npy") for split in ("train", "val", "test")}
+    write_hdf5(folder / "data_img.h5", **features)
+    for path in folder.glob("*.npy"):
+        path.unlink()
+    transformers_tokenizer(given.tokens().tokenizer).save_pretrained(tmp_path / "tokenizer")
+    more = ["--files", str(folder), "--tokenizer", str(tmp_path / "tokenizer"), "--width", "16"]
+    epochs = ["--guesser-epochs", "1", "--answerer-epochs", "1"]
+    assert main(["prepare", "visual_dialogue", "--out", str(tmp_path / "out"), *more, *epochs]) == 0
+    found = PreparedFolder(str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "data").exists()  # the user's files stay where they are
+    assert found.tokens().tokenizer.config()["kind"] == "huggingface"
+    assert found.data("test").dialogues == given.data("test").dialogues
+    assert torch.equal(found.data("test").features.all(), given.data("test").features.all())
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):

@@ -185,8 +185,6 @@ class SizeOptions(Options):
 class ModelOptions(SizeOptions):
     """Options of the model that offline training begins with."""
 
-    group: ClassVar[str] = "model"
-
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
     start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")

@@ -195,9 +195,6 @@ def decodings(
             yield f"sampled at {temperature:g}{about}", finished.policy(seed=seed, temperature=temperature, **asked)
 
 
-_RECORD = "options.json"
-
-
 CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
 """Split on which a decoding is chosen, and the one that is reported, each with the seed of games and sampling there."""
 

@@ -294,7 +294,7 @@ def _draw_betas(axes: Any, results: PartResults) -> None:
 
 def _draw_training(axes: Any, results: PartResults) -> None:
     """The return of all runs during training, all greedy."""
-    for name in ("bc", "best-30", "best-10", "ilql"):
+    for name in _METHODS:
         log = read_columns(results.folder / name / "log.csv")
         draw_run(axes, f"{METHODS[name].title}, greedy", log, "step", "return")
     axes.set(xlabel="step", title="return during training, greedy")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.recipes.algorithms import BETAS
-from torchrl_lang.recipes.options import Options, near, option, required, with_defaults
+from torchrl_lang.recipes.options import Options, near, option, plain, required, with_defaults
 from torchrl_lang.recipes.tasks.reddit import CorpusOptions
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS
 
@@ -107,8 +106,7 @@ class ComparisonOptions(Options):
 
     def as_json(self, minutes: float) -> dict[str, Any]:
         """First entries of ``results.json``: the options, and how long the call took."""
-        content = json.loads(json.dumps(asdict(self), default=str))
-        return {"options": content, "minutes_of_this_call": round(minutes, 2)}
+        return {"options": plain(self), "minutes_of_this_call": round(minutes, 2)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torchrl_lang.evaluation import (
 )
 from torchrl_lang.recipes.algorithms import Evaluate
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run, methods_of
+from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.tasks.base import Player
 
 _OTHER_GAMES = 1_000_000
@@ -65,7 +66,7 @@ def main(options: Evaluate) -> Path:
     write_transcripts(path, records, tokenizer, games=chosen, title=shown.name, spelling=task.spelling)
     write_file(options.run / f"table{ending}.txt", table + "\n")
     players = [summary.as_dict() for summary in summaries]
-    given_options = json.loads(json.dumps(asdict(options), default=str))
+    given_options = plain(options)
     del given_options["run"]  # the folder that they lie in, which may be moved
     figures = {"task": task.name, "split": split, "games": number, "options": given_options, "players": players}
     if options.plots:

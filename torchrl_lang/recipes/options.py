@@ -274,6 +274,11 @@ def _dashed(name: Any) -> str:
     return str(name).replace("_", "-")
 
 
+def plain(options: Any, **more: Any) -> dict[str, Any]:
+    """The values of options by name, and ``more``, as JSON has them: paths are texts, tuples lists."""
+    return json.loads(json.dumps(dataclasses.asdict(options) | more, default=str))
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -333,9 +338,9 @@ def write_config(path: Path, options: Any) -> None:
 
     from torchrl_lang._files import write_file
 
-    plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
-    plain.pop("out")
-    task = plain.get("task")
+    values = plain(options)
+    del values["out"]
+    task = values.get("task")
     own_task = f" --task {task}" if task is not None and ":" in task else ""
     header = f"# python -m torchrl_lang train {options.algorithm} --config {path.name} --out FOLDER{own_task}\n"
-    write_file(path, header + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+    write_file(path, header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True))

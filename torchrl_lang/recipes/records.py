@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
 from torchrl_lang._files import Record, shorten
+from torchrl_lang.recipes.options import plain
 
 
 class OptionsRecord(Record):
@@ -22,13 +21,9 @@ class OptionsRecord(Record):
     notes: dict[str, Any] = {}
 
 
-def _plain(options: Any, more: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(options) | more, default=str))
-
-
 def write_options(path: Path, options: Any, **more: Any) -> None:
     """Record options, and whatever else defines a run."""
-    OptionsRecord(**_plain(options, more)).write(path)
+    OptionsRecord(**plain(options, **more)).write(path)
 
 
 def read_options(path: Path) -> OptionsRecord:
@@ -49,7 +44,7 @@ def check_record(path: Path, options: Any, *, free: Collection[str] = (), **more
     Raises:
         ValueError: naming what differs.
     """
-    before, now = read_options(path).model_dump(), _plain(options, more)
+    before, now = read_options(path).model_dump(), plain(options, **more)
     changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
     if changed:
         # The values of options are short, the checksums of a dataset are not.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -48,6 +47,7 @@ from torchrl_lang.recipes.algorithm_distillation.options import (
     TemplateName,
 )
 from torchrl_lang.recipes.models import new_lm
+from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.schema import OBSERVATION
 
@@ -265,7 +265,7 @@ def main(options: AD) -> float:
     with open_run(options, free=("history",), fixed=fixed) as checkpoints:
         windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
         source = options.source_name() if recording is None else recording.source
-        trained_on = {"family": described, "source": source, "options": _jsonable(options)}
+        trained_on = {"family": described, "source": source, "options": plain(options)}
         return train_and_evaluate(
             options,
             checkpoints,
@@ -284,7 +284,3 @@ def _evaluate(options: AD, family: TaskFamily, format: RLFormat | LanguageFormat
         policy = format.policy(options.temperature)
         returns: Tensor = evaluate_in_context(env, policy, options.episodes, seed=options.seed)
     return {"return": float(returns[..., -LAST_EPISODES:].mean()), "first_return": float(returns[..., 0].mean())}
-
-
-def _jsonable(options: AD) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +32,7 @@ from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, re
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.records import check_record, write_options
 
 __all__ = ["Distill", "TestPlay", "draw_curves", "format_report", "main", "reports"]
@@ -75,8 +75,9 @@ def main(options: Distill) -> Path:
         text = format_report(found)
         write_file(options.out / "report.txt", text + "\n")
         content = {name: report.as_dict() for name, report in found.items()}
-        about = json.loads(json.dumps(asdict(options), default=str))
-        write_json(options.out / "results.json", {"options": about, "minutes_of_this_call": minutes, **content})
+        write_json(
+            options.out / "results.json", {"options": plain(options), "minutes_of_this_call": minutes, **content}
+        )
         draw_curves(options.out / "curves.png", found)
         print(f"\n{text}\n\nreport, curves and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
     return options.out

@@ -98,6 +98,7 @@ class FormatOptions(SizeOptions, HistoryOptions):
         ValueError: a template is given with the RL format.
     """
 
+    group: ClassVar[str] = "run"
     of_language: ClassVar[Mapping[str, Any]] = {"context_episodes": 3}
     """Other defaults of the language format, for the command line. A step is several tokens, and attention to twice as
     many episodes would make a training step three times as slow."""

@@ -46,7 +46,7 @@ class EnvGames(Options):
 
     def task(self) -> EnvTask:
         """The task."""
-        return env_task(self.kind.name, self.kind.factory, self.option).without_notes()
+        return self.kind(dict(self.option))
 
 
 @dataclass(frozen=True, kw_only=True)
