@@ -12,6 +12,7 @@ from tests.objectives.conftest import (
     WIDTH,
     losses_of,
     make_actor,
+    make_heads,
     make_qbackup,
     make_rows,
     total,
@@ -227,6 +228,13 @@ def test_a_matrix_larger_than_the_vocabulary(kind):
     rows = make_rows()
     rows["tokens"].clamp_max_(VOCAB - 3)
     assert kind(padded, small, threshold=0.2)(rows)["td_target"].isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_end_that_only_the_length_writes(kind, rows):
+    """It is forbidden, but the one token that is possible in the last slot."""
+    endless = UtteranceActor(make_actor(), CONTROL, 2, forbidden=(CONTROL.end_of_action,))
+    assert KINDS[kind](endless, make_heads()[0])(rows)["td_target"].isfinite()
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

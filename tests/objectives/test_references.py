@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from tests.objectives.conftest import VOCAB, WIDTH, T, make_actor, make_heads, make_rows, total
+from tests.transforms.conftest import stored
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.transforms import adapters_off, frozen_copy
@@ -56,14 +56,6 @@ def value(loss):
     for name in ("token_log_prob", "advantage", "value_target"):
         rows[name] = -torch.rand(rows.shape[0], T, generator=generator)
     return total(loss(rows)).detach()
-
-
-def stored(state):
-    """Through a file, without pickle."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def test_the_same_reference_loads_and_gives_the_same_loss(make):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 
 import pytest
@@ -235,6 +236,18 @@ def play(env, actor, steps=8, seed=0, **options):
 
 def key_of(kind, name):
     return ("agents", name) if kind == "agents" else name
+
+
+def parts_of(key):
+    return key if isinstance(key, tuple) else (key,)
+
+
+def stored(state):
+    """Through a file, without pickle."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 @pytest.fixture(params=sorted(ACTORS))

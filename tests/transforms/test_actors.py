@@ -18,6 +18,7 @@ from tests.transforms.conftest import (
     log_prob_by_hand,
     make_actor,
     make_env,
+    parts_of,
     play,
 )
 from torchrl_lang.transforms import (
@@ -68,9 +69,9 @@ def test_policy_is_untouched_and_nothing_undeclared_is_added(kind):
     adjusted = play(TransformedEnv(make_env(kind, (3,)), transform), actor)
     assert torch.equal(torch.rand(3), drawn)
     names = [key_of(kind, name) for name in ("ref_log_prob", "kl", "raw_reward")]
-    added = {*names, *(("next", *_tuple(name)) for name in names)}
+    added = {*names, *(("next", *parts_of(name)) for name in names)}
     assert set(adjusted.keys(True, True)) - set(plain.keys(True, True)) == added
-    same = [key for key in plain.keys(True, True) if key != ("next", *_tuple(key_of(kind, "reward")))]
+    same = [key for key in plain.keys(True, True) if key != ("next", *parts_of(key_of(kind, "reward")))]
     assert_allclose_td(adjusted.select(*same), plain.select(*same), rtol=0, atol=0)
 
 
@@ -141,7 +142,7 @@ def test_exact_is_the_closed_form(kind, direction):
     steps = play(env, actor)
     p, q = closed_form(kind, actor, steps), closed_form(kind, before, steps)
     expected = kl_divergence(p, q) if direction == "reverse" else kl_divergence(q, p)
-    kl = steps["next", *_tuple(key_of(kind, "kl"))]
+    kl = steps["next", *parts_of(key_of(kind, "kl"))]
     torch.testing.assert_close(kl, expected, rtol=1e-4, atol=1e-5)
     assert (kl >= 0).all()
     assert kl.mean() > 0.01
@@ -193,7 +194,3 @@ def test_estimates_converge_to_the_exact_divergence(kind):
             data = exact(data)
         error = estimate.std(0) / 20_000**0.5
         assert ((estimate.mean(0) - data["exact"][0]).abs() <= 4 * error).all()
-
-
-def _tuple(key):
-    return key if isinstance(key, tuple) else (key,)

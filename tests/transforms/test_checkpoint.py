@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from torchrl.envs import StepCounter, TransformedEnv
 
-from tests.transforms.conftest import drift, frozen_twin, make_actor, make_env, play
+from tests.transforms.conftest import drift, frozen_twin, make_actor, make_env, play, stored
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     KLConstrainedTransform,
@@ -24,14 +22,6 @@ def make_transform(seed=0, coef=0.3, **options):
 def make_transformed(transform):
     env = TransformedEnv(make_env("tanh-normal", (3,)), StepCounter())
     return env.append_transform(transform)
-
-
-def stored(state):
-    """Through a file, without pickle."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def test_the_same_reference_loads_through_the_environment():

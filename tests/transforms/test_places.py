@@ -24,9 +24,11 @@ from tests.transforms.conftest import (
     assert_compiles,
     drift,
     frozen_twin,
+    key_of,
     log_prob_by_hand,
     make_actor,
     make_env,
+    parts_of,
     play,
 )
 from torchrl_lang.transforms import (
@@ -146,11 +148,12 @@ def test_replay_buffer_in_both_directions(kind, storage, when, tmp_path):
     sample = buffer.sample()
     if not isinstance(sample, type(steps)):
         sample = torch.stack(list(sample))
-    raw = sample.exclude(*(("next", *_tuple(_key(kind, name))) for name in WRITTEN[:3]))
-    raw["next", *_tuple(_key(kind, "reward"))] = raw["next", *_tuple(_key(kind, "observation"))].sum(-1, keepdim=True)
+    raw = sample.exclude(*(("next", *parts_of(key_of(kind, name))) for name in WRITTEN[:3]))
+    reward, observation = (("next", *parts_of(key_of(kind, name))) for name in ("reward", "observation"))
+    raw[reward] = raw[observation].sum(-1, keepdim=True)
     assert_allclose_td(sample, transform.clone()(raw.clone()), rtol=1e-5, atol=1e-5)
-    assert (sample["next", *_tuple(_key(kind, "kl"))] != 0).all()
-    assert _key(kind, "kl") not in steps["next"].keys(True)
+    assert (sample["next", *parts_of(key_of(kind, "kl"))] != 0).all()
+    assert key_of(kind, "kl") not in steps["next"].keys(True)
 
 
 def test_sampling_twice_adjusts_the_stored_reward_once():
@@ -215,14 +218,6 @@ def drop_container(transform):
     other = transform.clone()
     other.reset_parent()
     return other
-
-
-def _key(kind, name):
-    return ("agents", name) if kind == "agents" else name
-
-
-def _tuple(key):
-    return key if isinstance(key, tuple) else (key,)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "exact"])

@@ -195,8 +195,10 @@ def test_a_policy_is_run_on_the_state_that_it_acted_on(cell):
 def test_without_the_mark_of_the_first_step():
     """The remedy, an InitTracker before the transform, is in every test above."""
     actor = make_recurrent("gru")
-    with pytest.raises(ValueError, match=r"in_keys=\['observation'\].*'is_init'"):
+    with pytest.raises(ValueError, match=r"'is_init' and all of .*or none of it.*got in_keys=\['observation'\]"):
         ActorReference(frozen_copy(actor), in_keys=["observation"])
+    with pytest.raises(ValueError, match=r"all of its state \['recurrent_state_h', 'recurrent_state_c'\]"):
+        ActorReference(frozen_copy(make_recurrent("lstm")), in_keys=["observation", "is_init", "recurrent_state_h"])
     env = TransformedEnv(LinearEnv("box", (3,)), KLRewardTransform(actor))
     with pytest.raises(KeyError, match=r"needs 'is_init'.*put InitTracker\(\) before"):
         env.reset()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 
-__all__ = ["filter_logits", "min_p_filter", "top_k_filter", "top_p_filter"]
+__all__ = ["filter_logits", "filtered", "min_p_filter", "top_k_filter", "top_p_filter"]
 
 
 def top_k_filter(logits: Tensor, k: int) -> Tensor:
@@ -41,6 +41,15 @@ def min_p_filter(logits: Tensor, p: float) -> Tensor:
     """
     threshold = logits.amax(-1, keepdim=True) + math.log(p)
     return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def filtered(values: Tensor, logits: Tensor, threshold: float) -> Tensor:
+    """The values, ``-inf`` at tokens that are impossible, or less likely than ``threshold`` times the most likely one.
+
+    A threshold of 0 keeps all possible tokens. Both ``[..., V]``.
+    """
+    kept = min_p_filter(logits, threshold) if threshold else logits
+    return values.masked_fill(kept.isneginf(), -torch.inf)
 
 
 def filter_logits(

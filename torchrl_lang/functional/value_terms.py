@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchrl_lang._checks import one_of
-from torchrl_lang.functional.filters import min_p_filter
+from torchrl_lang.functional.filters import filtered
 
 
 def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
@@ -78,8 +78,7 @@ def bcq_value(target: Tensor, action_value: Tensor, log_prob: Tensor, threshold:
         >>> [bcq_value(target, chooses, log_prob, threshold).item() for threshold in (0.0, 0.4, 1.0)]
         [3.0, 2.0, 1.0]
     """
-    kept = min_p_filter(log_prob, threshold) if threshold else log_prob
-    best = action_value.masked_fill(kept.isneginf(), -torch.inf).argmax(-1, keepdim=True)
+    best = filtered(action_value, log_prob, threshold).argmax(-1, keepdim=True)
     return target.gather(-1, best).squeeze(-1)
 
 
@@ -187,6 +186,4 @@ def likelihood_ratio_value(log_prob: Tensor, log_behavior: Tensor, threshold: fl
     that of two small numbers, and the maximum finds the worst of them. A threshold of 0 takes all that are possible, as
     the paper does (Q-SFT, arXiv 2411.05193, eq. 3). Both ``[N, V]``; ``log pi`` is ``-inf`` at impossible actions.
     """
-    kept = min_p_filter(log_behavior, threshold) if threshold else log_behavior
-    ratio = (log_prob - log_behavior).masked_fill(kept.isneginf(), -torch.inf)
-    return ratio.amax(-1).exp()
+    return filtered(log_prob - log_behavior, log_behavior, threshold).amax(-1).exp()

@@ -157,7 +157,7 @@ def one_number(name: str, value: Tensor | float) -> float:
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}: take its mean.")
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         raise TypeError(f"{name} must be a number or a tensor of one, got {value!r}.")
     return torch.as_tensor(value, dtype=torch.float32, device="cpu").item()
 

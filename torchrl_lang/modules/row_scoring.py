@@ -199,9 +199,9 @@ class RowScorer:
         """
         if self.decoder is None:
             return upcast_half(values)
-        values, end = self.decoder.rule.allowed(values), self.decoder.control.end_of_action
-        is_end = torch.arange(values.shape[-1], device=values.device) == end
-        return values.masked_fill(certain[:, None] & ~is_end, -torch.inf)
+        is_end = torch.arange(values.shape[-1], device=values.device) == self.decoder.control.end_of_action
+        forced = upcast_half(values).masked_fill(~is_end, -torch.inf)  # though elsewhere the end may be forbidden
+        return torch.where(certain[:, None], forced, self.decoder.rule.allowed(values))
 
     def linear(self) -> LinearLogits | None:
         """The logits as a linear function of a state; None with filters, values or a head that is not linear."""

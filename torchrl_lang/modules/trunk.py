@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import at_least_one
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
@@ -50,7 +50,8 @@ class Trunk(nn.Module):
             :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
             ``torch.compile`` of a caller ``"auto"`` is 1, and so is any number for a sharded model.
-        final_norm: name of the final norm within the headless model, if it is not found.
+        final_norm: name of the final norm within the headless model, such as ``decoder.final_layer_norm``, if it is not
+            found.
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
@@ -76,7 +77,8 @@ class Trunk(nn.Module):
         final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        check_options(length_groups=(None if length_groups == "auto" else length_groups, 1))
+        if length_groups != "auto":
+            at_least_one("length_groups", length_groups)
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"A trunk needs a Hugging Face model, got {type(lm).__name__}: use load_causal_lm().")
@@ -93,10 +95,11 @@ class Trunk(nn.Module):
         self._compile_options: dict[str, Any] | None = None
         self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
         if expose_pre_norm:
-            found = [name for name in ([final_norm] if final_norm else FINAL_NORMS) if hasattr(self.model, name)]
+            names, parts = FINAL_NORMS if final_norm is None else (final_norm,), dict(self.model.named_modules())
+            found = [name for name in names if name in parts]
             if not found:
-                raise ValueError(f"{type(self.model).__name__} has none of {list(FINAL_NORMS)}: give final_norm=.")
-            getattr(self.model, found[0]).register_forward_pre_hook(self._keep_pre_norm)
+                raise ValueError(f"{type(self.model).__name__} has no part named as {list(names)}: give final_norm=.")
+            parts[found[0]].register_forward_pre_hook(self._keep_pre_norm)
 
     @property
     def width(self) -> int:

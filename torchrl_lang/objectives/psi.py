@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchrl_lang.functional.filters import min_p_filter
+from torchrl_lang.functional.filters import filtered
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -113,8 +112,7 @@ class PsiLoss(QValueLoss):
             def soft_value(s: NextStates) -> Tensor:  # log sum_a exp Qt(s', a)
                 target = self._target_table(rows.target, s)
                 if self.threshold:
-                    kept = min_p_filter(possible(self, pi0.log_softmax(s.place), s), self.threshold)
-                    target = target.masked_fill(kept.isneginf(), -torch.inf)
+                    target = filtered(target, possible(self, pi0.log_softmax(s.place), s), self.threshold)
                 return target.logsumexp(-1)
 
             next_value = next_values(self, batch, soft_value)

@@ -226,12 +226,14 @@ def as_reference(
         TypeError: it is none of these.
         ValueError: the actor is recurrent and its state cannot be carried, see :class:`ActorReference`.
     """
-    if isinstance(reference, Reference) or is_wrapper(reference):
+    if is_wrapper(reference):
+        reference = WrapperReference(reference)
+    elif isinstance(reference, (str, tuple)):
+        reference = ColumnReference(reference)
+    if isinstance(reference, Reference):
         if in_keys is not None or action_key is not None:
             raise ValueError(f"Give in_keys and action_key to {type(reference).__name__} itself.")
-        return reference if isinstance(reference, Reference) else WrapperReference(reference)
-    if isinstance(reference, (str, tuple)):
-        return ColumnReference(reference)
+        return reference
     if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
         reference = frozen_copy(reference)
     if isinstance(reference, FrozenActor):
@@ -239,7 +241,10 @@ def as_reference(
     if callable(reference) and not isinstance(reference, (nn.Module, type)):
         action_keys = None if action_key is None else ActionKeys.of_action(action_key)
         return FunctionReference(reference, in_keys=in_keys or (), action_keys=action_keys)
-    raise TypeError(f"A reference is what as_reference lists, such as an actor with get_dist, got {reference!r:.80}.")
+    expected = (
+        "an actor with get_dist, frozen or not, a function of the tensordict, the key of an entry, or a Reference"
+    )
+    raise TypeError(f"A reference is {expected}, got {reference!r:.80}.")
 
 
 def as_policy(policy: Any, *, rows: bool = False) -> Reference:

@@ -160,9 +160,8 @@ class ActorReference(Reference):
         self.in_keys = [key for key in read if key not in states] if in_keys is None else key_list(in_keys)
         self._states = {key: later for key, later in states.items() if key not in self.in_keys}
         if self._states and (len(self._states) < len(states) or _IS_INIT not in self.in_keys):
-            raise ValueError(
-                f"A recurrent reference's in_keys={self.in_keys} need {_IS_INIT!r}, and all of {[*states]}."
-            )
+            needed = f"{_IS_INIT!r} and all of its state {[*states]}, or none of it, which is then carried"
+            raise ValueError(f"A recurrent reference reads {needed}, got in_keys={self.in_keys}.")
 
     @property
     def state_keys(self) -> list[NestedKey]:

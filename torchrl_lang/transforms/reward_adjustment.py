@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.modules.controllers import KLController, as_controller
+from torchrl_lang.modules.controllers import KLController, as_controller, one_number
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
 from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
 
@@ -229,7 +229,7 @@ class KLLimitTransform(ActionTransform):
         mask_out_key: NestedKey = WITHIN_LIMIT,
         done_key: NestedKey | None = None,
     ) -> None:
-        check_options(limit=(limit, "(0, inf)"))
+        check_options(limit=(one_number("limit", limit), "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([sibling(candidates[0], EPISODE_KL)])

@@ -223,16 +223,16 @@ class Decoder(nn.Module):
 def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     """Raise ValueError unless tokenizer, forbidden ids and model go together."""
     forbidden, size = set(rule.forbidden.tolist()), math.inf if vocabulary is None else vocabulary
-    allowed = size if rule.vocab_size is None else rule.vocab_size
+    allowed, end = size if rule.vocab_size is None else rule.vocab_size, control.end_of_action
     beyond = sorted(token for token in {*control.ids(), *forbidden} if not 0 <= token < size)
     for wrong, message in (
         (allowed > size, f"The tokenizer has {allowed} ids, but the model's vocabulary only {size}: fit_vocabulary()."),
         (beyond, f"forbidden or control contains the ids {beyond}, outside the vocabulary of {size}."),
+        (end >= allowed, f"vocab_size={allowed} excludes the end of action {end}."),
         (
-            allowed < math.inf and forbidden >= {*range(int(allowed))},
+            sum(token < allowed for token in forbidden) >= allowed,
             f"forbidden contains all {allowed} ids: no token is left to generate.",
         ),
-        (control.end_of_action >= allowed, f"vocab_size={allowed} excludes the end of action {control.end_of_action}."),
     ):
         if wrong:
             raise ValueError(message)
