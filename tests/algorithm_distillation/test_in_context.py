@@ -94,7 +94,7 @@ def test_tasks_that_change_between_episodes_are_refused():
         with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
             evaluate_in_context(TransformedEnv(env), RandomPolicy(5), 2)
         assert env.is_closed
-    with pytest.raises(ValueError, match="episodes must be at least 1"):
+    with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         evaluate_in_context(DarkRoomEnv(3, task=0), RandomPolicy(5), 0)
 
 

@@ -196,9 +196,9 @@ def test_a_mask_of_steps_that_count():
     ("options", "message"),
     [
         ({"label_smoothing": 1.5}, r"label_smoothing must lie in \[0, 1\], got 1.5"),
-        ({"reward_weight": -1.0}, "reward_weight must be a finite number of at least 0, got -1.0"),
-        ({"log_prob_weight": float("nan")}, "log_prob_weight must be a finite number"),
-        ({"reduction": "median"}, "reduction='median' is unknown"),
+        ({"reward_weight": -1.0}, r"reward_weight must lie in \[0, inf\), got -1.0"),
+        ({"log_prob_weight": float("nan")}, "log_prob_weight must lie in"),
+        ({"reduction": "median"}, "reduction must be one of .*, got 'median'"),
     ],
 )
 def test_wrong_options(options, message):

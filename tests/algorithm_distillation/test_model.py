@@ -114,7 +114,7 @@ def test_entries_of_specs():
     [
         ({"context": 4}, "context must cover an episode of 5 steps at least, got 4"),
         ({"width": 15}, "width must be a multiple of heads, got width=15 and heads=2"),
-        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be an integer of at least 1, got 0"),
         ({"action": Discrete([2, 2])}, "A discrete action has one component"),
     ],
 )

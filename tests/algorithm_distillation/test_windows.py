@@ -112,12 +112,12 @@ def test_windows_by_hand():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "length must be at least 1"),
+        ({"length": 0}, "length must be an integer of at least 1"),
         ({"length": 61}, "No stream has a window of length=61 with skip_episodes=1: the streams have 60 steps"),
         ({"length": 362}, "No stream has a window of length=362"),  # the history has 360 steps in all
         ({"length": 1000}, "No stream has a window of length=1000 with skip_episodes=1: the streams have 60 steps"),
         ({"length": 59, "skip_episodes": 2}, "No stream has a window"),
-        ({"length": 5, "skip_episodes": 0}, "skip_episodes must be at least 1"),
+        ({"length": 5, "skip_episodes": 0}, "skip_episodes must be an integer of at least 1"),
         ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),
         ({"length": 5, "tasks": []}, "numbers of tasks in the history, none are not"),
     ],

@@ -215,6 +215,13 @@ def test_built_in_classes_are_taken_in_place_of_code(probed):
     assert "\n" not in probed["strange"]
 
 
+def test_without_code_nobody_is_advised_to_run_some(tmp_path):
+    tiny_lm().save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", model_type="t5")
+    with pytest.raises(FileError, match="has the model type 't5': give a causal language model"):
+        load_causal_lm(tmp_path)
+
+
 def test_the_option_lets_code_run(tmp_path):
     """The one way in, so that the tests above attack what would work."""
     marker, folder = tmp_path / "marker", tmp_path / "model"

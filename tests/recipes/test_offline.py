@@ -62,7 +62,7 @@ def test_the_values_of_held_out_episodes_are_reported(walks):
 def test_a_damaged_report_on_values_is_named(walks, tmp_path):
     run = shutil.copytree(walks / "ilql", tmp_path / "run")
     (run / "values.json").write_text("{}")
-    with pytest.raises(FileError, match=r'values.json has no field "summary": train again, or remove the file'):
+    with pytest.raises(FileError, match=r'values.json has no text as "summary": train again, or remove the file'):
         load_run(run)
 
 

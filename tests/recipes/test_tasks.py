@@ -164,7 +164,7 @@ def test_walking_oneself(monkeypatch, capsys):
     assert main(["play", "random_walks", "--watch", "shortest", "--games", "1", *GRAPH]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1] == "< a"  # the goal
     assert main(["play", "random_walks", "--watch", "nobody"]) == 2
-    assert "player='nobody' is unknown" in capsys.readouterr().err
+    assert "player must be one of ['random', 'shortest'], got 'nobody'" in capsys.readouterr().err
 
 
 def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks, capsys):

@@ -31,7 +31,6 @@ from torchrl_lang._files.readers import (
 )
 from torchrl_lang._files.records import (
     CHECKSUMS,
-    Fields,
     Record,
     RecordFolder,
     check_replaceable,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang._files.readers import FileError, shorten
-from torchrl_lang._files.records import Fields
 
 
 def check_loaded_weights(
@@ -70,34 +69,33 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
-def check_model_config(config: Fields) -> None:
+def check_model_config(content: Mapping[str, Any], path: str | Path, *, remedy: str) -> None:
     """Reject fields that refer to files or code outside the folder, and dtypes that weights cannot have.
 
     Args:
-        config: the content of a ``config.json``.
+        content: of a ``config.json``.
+        path: the file.
+        remedy: what to do about another dtype or another file of weights, for the error.
 
     Raises:
         FileError: there is such a field.
 
     Examples:
-        >>> from torchrl_lang._files import Fields, check_model_config
-        >>> config = Fields({"attn_implementation": "someone/kernel"}, "config.json", "save the model again")
-        >>> check_model_config(config)
+        >>> from torchrl_lang._files import check_model_config
+        >>> check_model_config({"attn_implementation": "a/kernel"}, "config.json", remedy="save the model again")
         Traceback (most recent call last):
             ...
         torchrl_lang._files.readers.FileError: config.json asks for code from elsewhere: ...
     """
-    if "transformers_weights" in config.content:
-        raise config.error(f"names another file of weights, {shorten(config.content['transformers_weights'])}")
-    for name, value in nested_fields(config.content):
+    if "transformers_weights" in content:
+        raise FileError(path, f"names another file of weights, {shorten(content['transformers_weights'])}", remedy)
+    for name, value in nested_fields(content):
         if name.endswith("_implementation") and "/" in str(value):
-            raise FileError(
-                config.path, f"asks for code from elsewhere: {name} is {shorten(value)}", "delete the field"
-            )
+            raise FileError(path, f"asks for code from elsewhere: {name} is {shorten(value)}", "delete the field")
         if name in ("dtype", "torch_dtype") and value not in (None, "auto"):
             dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-                raise config.error(f'has {shorten(value)} as "{name}", expected a dtype such as "float32"')
+                raise FileError(path, f'has {shorten(value)} as "{name}", expected a dtype such as "float32"', remedy)
 
 
 def nested_fields(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

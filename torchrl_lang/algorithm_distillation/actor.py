@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite, within
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.entries import Discrete, Entry
 from torchrl_lang.algorithm_distillation.model import ADTransformer
@@ -60,8 +60,8 @@ class HistoryActor(nn.Module):
         super().__init__()
         self.model, self.cache, self.temperature = model, cache, temperature
         self.context = model.context if context is None else context
-        within("context", self.context, model.episode_length, model.context)
-        finite("temperature", temperature)
+        covered = f"[{model.episode_length}, {model.context}]"
+        check_options(context=(self.context, covered), temperature=(temperature, "[0, inf)"))
         self.random = RandomStream(seed)
         self._steps: RollingContext | None = None
         self._past: list[KeyValues] = []

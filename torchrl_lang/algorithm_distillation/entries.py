@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Categorical, TensorSpec
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 
 __all__ = ["Continuous", "Discrete", "Entry", "entry_of_spec"]
 
@@ -31,7 +31,7 @@ class Discrete:
 
     def __post_init__(self) -> None:
         for size in self.sizes or (0,):
-            at_least_one("sizes", size)
+            check_options(sizes=(size, 1))
         object.__setattr__(self, "sizes", tuple(self.sizes))
 
     def check(self, name: str, value: Tensor, *, wait: bool = True) -> None:
@@ -65,7 +65,7 @@ class Continuous:
     size: int
 
     def __post_init__(self) -> None:
-        at_least_one("size", self.size)
+        check_options(size=(self.size, 1))
 
     def check(self, name: str, value: Tensor, *, wait: bool = True) -> None:
         """Raise ValueError unless the entry holds real numbers, ``[*B, size]``."""

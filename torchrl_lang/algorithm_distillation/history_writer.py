@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 import torchrl_lang
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import allocate_file, flush, folder_lock
 from torchrl_lang.algorithm_distillation.history import (
     MANIFEST,
@@ -84,8 +84,7 @@ class HistoryWriter:
         resume: bool = False,
     ) -> None:
         check_tasks(tasks)
-        at_least_one("streams", streams)
-        at_least_one("steps", steps)
+        check_options(streams=(streams, 1), steps=(steps, 1))
         self.folder, self.resume = Path(folder), resume
         self._shape = torch.Size([len(tasks), streams, steps])
         about = {"tasks": list(tasks), "streams": streams, "steps": steps, "source": source or {}}

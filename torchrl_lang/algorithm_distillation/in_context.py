@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.algorithm_distillation.policies import ContextPolicy
 from torchrl_lang.envs.grids import HiddenTaskEnv
@@ -46,7 +46,7 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         >>> evaluate_in_context(env, RandomPolicy(5), episodes=3).shape
         torch.Size([25, 8, 3])
     """
-    at_least_one("episodes", episodes)
+    check_options(episodes=(episodes, 1))
     if drawing := _drawing_env(env):
         raise ValueError(f"{drawing} draws a task for each episode, but a stream has one for all: give task=.")
     streams = env.batch_size.numel()
@@ -110,7 +110,7 @@ def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:
         >>> episode_returns(QLearning(env, 200).history(), 10).shape
         torch.Size([25, 2, 10])
     """
-    at_least_one("episodes", episodes)
+    check_options(episodes=(episodes, 1))
     number, shape = entry(steps, EPISODE), steps.batch_size
     reward, done = entry(steps, REWARD).reshape(shape), entry(steps, DONE).reshape(shape)
     expected = done.cumsum(-1) - done.long()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrl.objectives import LossModule
 
-from torchrl_lang._checks import finite, have_shapes, one_of, within
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.algorithm_distillation.entries import Discrete
 from torchrl_lang.algorithm_distillation.model import ADTransformer
 from torchrl_lang.algorithm_distillation.network import Outcomes
@@ -89,14 +89,15 @@ class ADLoss(LossModule):
         reduction: str | None = None,
     ) -> None:
         super().__init__()
-        within("label_smoothing", label_smoothing, 0, 1)
+        check_options(label_smoothing=(label_smoothing, "[0, 1]"))
         if label_smoothing and not isinstance(model.action, Discrete):
             raise ValueError(f"Continuous actions have no label smoothing, got label_smoothing={label_smoothing}.")
         weights = {"reward": reward_weight, "observation": observation_weight, "log_prob": log_prob_weight}
-        for name, weight in weights.items():
-            finite(f"{name}_weight", weight)
         self.reduction = "mean" if reduction is None else reduction
-        one_of("reduction", self.reduction, ("mean", "sum", "none"))
+        check_options(
+            reduction=(self.reduction, ("mean", "sum", "none")),
+            **{f"{name}_weight": (weight, "[0, inf)") for name, weight in weights.items()},
+        )
         self.model, self.label_smoothing = model, label_smoothing
         self._weights = {name: weight for name, weight in weights.items() if weight}
         metrics = ["action_nll", *(["action_accuracy"] if isinstance(model.action, Discrete) else [])]

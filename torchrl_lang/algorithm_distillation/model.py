@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.envs import EnvBase
 
-from torchrl_lang._checks import at_least_one, check_heads
+from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import FileError, Record, RecordFolder, non_finite
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry, entry_of_spec
 from torchrl_lang.algorithm_distillation.network import ActionHead, ADTrunk, OutcomeHead, StepEmbedding, Steps
@@ -99,8 +99,7 @@ class ADTransformer(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         sizes = {"context": context, "episode_length": episode_length, "width": width, "layers": layers, "heads": heads}
-        for name, size in sizes.items():
-            at_least_one(name, size)
+        check_options(**{name: (size, 1) for name, size in sizes.items()})
         check_heads(width, heads)
         if context < episode_length:
             raise ValueError(f"context must cover an episode of {episode_length} steps at least, got {context}.")

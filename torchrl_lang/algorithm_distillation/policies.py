@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 
@@ -103,7 +103,7 @@ class RandomPolicy(nn.Module):
 
     def __init__(self, n_actions: int, *, seed: int | None = None) -> None:
         super().__init__()
-        at_least_one("n_actions", n_actions)
+        check_options(n_actions=(n_actions, 1))
         self.n_actions, self.random = n_actions, RandomStream(seed)
 
     def begin(self, streams: int) -> None:

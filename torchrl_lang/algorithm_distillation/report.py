@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, have_shapes
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.evaluation import SeedSummary, over_seeds
 
 __all__ = ["InContextReport", "PairedTest", "TaskResult", "bootstrap_band", "in_context_report", "paired_test"]
@@ -145,7 +145,7 @@ def in_context_report(
     """
     if returns.ndim != 4 or not returns.numel():
         raise ValueError(f"returns must have shape [seeds, tasks, streams, episodes], got {list(returns.shape)}.")
-    at_least_one("last", last)
+    check_options(last=(last, 1))
     n_tasks, episodes = returns.shape[1], returns.shape[3]
     if episodes < 2 * last:
         raise ValueError(f"Late and early episodes of last={last} need {2 * last} episodes, got {episodes}.")

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, finite, within
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.envs.grids.rooms import RoomEnv
@@ -54,8 +54,7 @@ class LinearDecay:
     fraction: tuple[float, float] = (0.3, 1.0)
 
     def __post_init__(self) -> None:
-        within("first", self.first, 0, 1)
-        within("last", self.last, 0, 1)
+        check_options(first=(self.first, "[0, 1]"), last=(self.last, "[0, 1]"))
         low, high = self.fraction
         if not 0 < low <= high <= 1:
             raise ValueError(f"fraction must be an interval in (0, 1], got {self.fraction}.")
@@ -131,7 +130,7 @@ class TabularSource(ABC):
                 f"A source needs an environment of batch size [tasks, streams] with one task in each row, got "
                 f"{list(env.batch_size)}: give task=numbers[:, None] and batch_size=[len(numbers), streams]."
             )
-        at_least_one("steps", steps)
+        check_options(steps=(steps, 1))
         self.tasks = [env.describe_task(number) for number in tasks[:, 0].tolist()]
         self.env, self.steps, self.seed, self.streams = env, steps, seed, env.batch_size[1]
         self._n = env.batch_size.numel()
@@ -180,7 +179,7 @@ class TabularSource(ABC):
         Blocks are ``[tasks, streams, length]``; the last one may be shorter. Another kind of device draws other random
         numbers.
         """
-        at_least_one("length", length)
+        check_options(length=(length, 1))
         self.env.set_seed(self.seed)
         observed = self.env.reset()
         random = RandomStream(generator=torch.Generator(self._device).manual_seed(self.seed))
@@ -260,8 +259,7 @@ class QLearning(TabularSource):
         seed: int = 0,
     ) -> None:
         super().__init__(env, steps, seed=seed)
-        within("learning_rate", learning_rate, 0, 1)
-        within("gamma", gamma, 0, 1)
+        check_options(learning_rate=(learning_rate, "[0, 1]"), gamma=(gamma, "[0, 1]"))
         self.learning_rate, self.gamma, self.decay = learning_rate, gamma, decay
 
     def options(self) -> dict[str, Any]:
@@ -319,7 +317,7 @@ class UCB(TabularSource):
         super().__init__(env, steps, seed=seed)
         if env.n_states != 1:
             raise ValueError(f"UCB needs a task with one state, a bandit; {type(env).__name__} has {env.n_states}.")
-        finite("exploration", exploration)
+        check_options(exploration=(exploration, "[0, inf)"))
         self.exploration = exploration
 
     def options(self) -> dict[str, Any]:

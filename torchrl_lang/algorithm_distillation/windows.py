@@ -12,7 +12,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.data.replay import EpochSampler
 from torchrl_lang.schema import EPISODE, EPISODE_STEP
@@ -66,8 +66,7 @@ class HistoryWindows(EpochSampler):
         seed: int = 0,
     ) -> None:
         super().__init__(seed=seed)
-        at_least_one("length", length)
-        at_least_one("skip_episodes", skip_episodes)
+        check_options(length=(length, 1), skip_episodes=(skip_episodes, 1))
         self.history, self.length = history, length
         chosen = _task_positions(history, tasks)
         index = history.flat_index()[chosen].flatten(0, 1)  # [N, steps]

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import within
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame
 from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
@@ -82,7 +82,8 @@ class LongGameEnv(TextGameEnv):
     ) -> None:
         self.window = row_length // 2 if window is None else window
         self._longest = row_length - action_length - 2  # the end of the action, and of the state
-        within("window, which leaves room for an utterance,", self.window, 1, self._longest)
+        name = "window, which leaves room for an utterance,"
+        check_options(**{name: (self.window, f"[1, {self._longest}]")})
         self._layouts: dict[int, _Layout] = {}
         self._windows: dict[int, tuple[list[int], _Layout]] = {}
         super().__init__(make_game, tokenizer, row_length=row_length, action_length=action_length, **options)

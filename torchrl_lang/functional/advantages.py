@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import have_shapes, one_of
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.returns import reverse_linear_scan
 
 __all__ = ["Advantages", "Bootstrap", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
@@ -80,7 +80,7 @@ def two_clock_advantages(
         ...                      gamma=1.0, lmbda=1.0, turn_gamma=0.5, turn_lmbda=0.0).value_target
         tensor([3., 3., 0., 2., 0.])
     """
-    one_of("bootstrap", bootstrap, ("first", "mean"))
+    check_options(bootstrap=(bootstrap, ("first", "mean")))
     last_value = last_value.to(value.dtype)
     following = _next_value(value, last_value, decision)
     if bootstrap == "mean":

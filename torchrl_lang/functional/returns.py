@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional.decisions import begins_utterance, shift_left, utterance_states
 
 
@@ -183,7 +183,7 @@ def return_conditions(
         >>> found.mask.nonzero()[:, 1], found.returns[found.mask]
         (tensor([0, 2]), tensor([5., 4.], dtype=torch.float64))
     """
-    one_of("mode", mode, ("constant", "decremented"))
+    check_options(mode=(mode, ("constant", "decremented")))
     received = torch.where(agent_mask, token_reward.double(), 0.0).cumsum(-1)
     target = received[..., -1:] if target is None else target.double()
     if mode == "constant":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional.filters import filtered
 
 
@@ -139,7 +139,7 @@ def advantage_weight(
         >>> advantage_weight(torch.tensor([-1.0, 2.0]), 0.75, "sign")
         tensor([0.2500, 0.7500])
     """
-    one_of("weighting", weighting, ("exp", "sign"))
+    check_options(weighting=(weighting, ("exp", "sign")))
     if weighting == "exp":
         # An infinite weight would make all gradients of a batch NaN: the exponent is clamped so that even squared
         # weights are finite.

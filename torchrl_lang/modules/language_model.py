@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
@@ -25,7 +25,6 @@ from transformers.utils import logging
 
 from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import (
-    Fields,
     FileError,
     Record,
     check_loaded_weights,
@@ -254,7 +253,8 @@ def check_model_folder(folder: Path) -> None:
         FileError: a file is missing or damaged; the folder contains code, pickles or adapters instead of a plain model;
             or its configuration does not match its weights.
     """
-    config = Fields.read(folder / _CONFIG, remedy=REMEDY)
+    path = folder / _CONFIG
+    config = read_json(path, remedy=REMEDY)
     for pattern, found, remedy in (
         ("custom_generate", "code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"),
         ("adapter_config.json", "PEFT adapters, not a complete model", "load it with PEFT, merge and save the result"),
@@ -262,22 +262,23 @@ def check_model_folder(folder: Path) -> None:
     ):
         if any(folder.glob(pattern)):
             raise FileError(folder, f"holds {found}", remedy)
-    kind = config.take("model_type", str)
+    kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        needs = "needs code of its own for" if "auto_map" in config.content else "is not a causal language model but of"
-        raise FileError(folder, f"{needs} the model type {shorten(kind)}, which is not run", TRUST)
-    check_model_config(config)
+        if "auto_map" in config:
+            raise FileError(folder, f"needs code of its own for the model type {kind!r}, which is not run", TRUST)
+        raise FileError(path, f"has the model type {shorten(kind)}", "give a causal language model")
+    check_model_config(config, path, remedy=REMEDY)
     if (folder / "generation_config.json").exists():
         read_json(folder / "generation_config.json", remedy=REMEDY)
     files = {path: read_tensor_headers(path, remedy=REMEDY) for path in _weight_files(folder)}
-    lm = _described(config, sum(len(headers) for headers in files.values()))
+    lm = _described(path, config, sum(len(headers) for headers in files.values()))
     # A model far larger than the weights could exhaust the memory.
     held = sum(prod(header.shape) for headers in files.values() for header in headers.values())
     needed, buffers = (sum(tensor.numel() for tensor in tensors) for tensors in (lm.parameters(), lm.buffers()))
     # Quantized weights are packed, for instance sixteen numbers of two bits in an int32.
     if needed > 16 * held or buffers > max(8 * held, _LARGE_BUFFERS):
-        raise config.error(f"describes a model of {needed + buffers} numbers, but its weights have {held}")
-    if "quantization_config" in config.content:
+        raise FileError(path, f"describes a model of {needed + buffers} numbers, but its weights have {held}", REMEDY)
+    if "quantization_config" in config:
         return
     # Transformers would cast weights that are not floating-point numbers without a warning.
     prefix = f"{lm.base_model_prefix}."  # missing in files of the headless model
@@ -293,21 +294,24 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).exists():
-        pickles = " (pickled weights, .bin, are never read)" if any(folder.glob("*.bin")) else ""
-        raise FileError(folder / _WEIGHTS, f"is missing{pickles}", REMEDY)
+        if any(folder.glob("*.bin")):
+            safe = "load it elsewhere and save it with save_pretrained, which writes safetensors"
+            raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", safe)
+        raise FileError(folder / _WEIGHTS, "is missing", REMEDY)
     index = _Index.parse(read_json(folder / _INDEX, remedy=REMEDY), folder / _INDEX, remedy=REMEDY)
     names = sorted(set(index.weight_map.values()))
     return [file_in(folder, name, remedy=REMEDY, links=True) for name in names]
 
 
-def _described(config: Fields, tensors: int) -> PreTrainedModel:
+def _described(path: Path, config: Mapping[str, Any], tensors: int) -> PreTrainedModel:
     """The model that a configuration describes, on the meta device, for weights with ``tensors`` tensors."""
-    for name, value in nested_fields(config.content):
+    for name, value in nested_fields(config):
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
-            raise config.error(f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors')
+            found = f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors'
+            raise FileError(path, found, REMEDY)
     try:
-        described = AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)
+        described = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(described, trust_remote_code=False)
     except Exception as error:  # model code raises any kind of exception for unexpected values
-        raise config.error(f"describes no model ({one_line(error)})") from error
+        raise FileError(path, f"describes no model ({one_line(error)})", REMEDY) from error

@@ -11,7 +11,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from transformers import PreTrainedModel
 
-from torchrl_lang._files import Fields, FileError, Record
+from torchrl_lang._files import FileError, Record, read_json
 from torchrl_lang.envs.game_turn import padded_features
 from torchrl_lang.modules import (
     CHAIActor,
@@ -320,7 +320,10 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     values = folder / "values.json"
     note = ""
     if values.is_file():
-        note = Fields.read(values, remedy="train again, or remove the file").take("summary", str)
+        remedy = "train again, or remove the file"
+        note = read_json(values, remedy=remedy).get("summary")
+        if not isinstance(note, str):
+            raise FileError(values, 'has no text as "summary"', remedy)
     longest = notes["action_length"] if games is None else games.action_length
     return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder))
 

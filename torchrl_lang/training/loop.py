@@ -96,7 +96,7 @@ def train_steps(
         >>> step, bool(figures["loss"] < 0.01)
         (50, True)
     """
-    check_options(accumulate=(accumulate, 1), autocast=(autocast, (torch.bfloat16,)))
+    check_options(accumulate=(accumulate, 1), autocast=(autocast, (None, torch.bfloat16)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     precision = partial(torch.autocast, parameters[0].device.type, dtype=autocast) if autocast else nullcontext
     draw = batches if callable(batches) else _draw_from(batches)

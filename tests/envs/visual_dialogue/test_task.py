@@ -244,4 +244,4 @@ def test_watching_and_playing(prepared_dialogues, monkeypatch, capsys):
     assert main(["play", "visual_dialogue", *folder]) == 0
     assert "> what animal is it?  (-1)" in capsys.readouterr().out
     assert main(["play", "visual_dialogue", *folder, "--watch", "nobody"]) == 2
-    assert "player='nobody' is unknown" in capsys.readouterr().err
+    assert "player must be one of ['random', 'data'], got 'nobody'" in capsys.readouterr().err

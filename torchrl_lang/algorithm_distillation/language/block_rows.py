@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.records import TextRecord, group_episodes, in_epoch_order
@@ -177,8 +177,7 @@ def pack_blocks(
         >>> packed.rows["tokens"].shape, packed.left_out
         (torch.Size([2, 64]), [])
     """
-    at_least_one("row_length", row_length)
-    one_of("loss_on", loss_on, ("actions", "all"))
+    check_options(row_length=(row_length, 1), loss_on=(loss_on, ("actions", "all")))
     rows, left_out = list[list[_Block]](), list[TextRecord]()
     for run in in_epoch_order(records):
         room = 0

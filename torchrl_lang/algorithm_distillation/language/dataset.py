@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import Dataset
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows, pack_blocks
 from torchrl_lang.algorithm_distillation.language.records import TextRecord
@@ -83,7 +83,7 @@ class HistoryDataset(Dataset[TensorDictBase]):
         loss_on: LossOn = "actions",
         **windows: Any,
     ) -> None:
-        one_of("format", format, ("rl", "language"))
+        check_options(format=(format, ("rl", "language")))
         is_rl = isinstance(history, LearningHistory)
         if (template is None) == (format == "language") or (tokenizer is None) != (is_rl and format == "rl"):
             raise TypeError("A template is for the language format, a tokenizer for that and for text tasks.")

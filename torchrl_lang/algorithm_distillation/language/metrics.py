@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.language.block_rows import BlockTemplate
 from torchrl_lang.algorithm_distillation.language.step_rows import TOKEN_KIND
@@ -76,7 +76,7 @@ def reward_accuracy(
         >>> found["constant_exact"], 0 <= found["exact"] <= 1
         (0.75, True)
     """
-    at_least_one("chunk", chunk)
+    check_options(chunk=(chunk, 1))
     words, kinds = RewardWords(template, tokenizer, values), entry(rows, TOKEN_KIND)
     truth, likely, expected = list[Tensor](), list[Tensor](), list[Tensor]()
     for first in range(0, len(rows), chunk):
@@ -194,7 +194,7 @@ def _predictions(
     actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For all tokens but the first of each chunk of rows: logits ``[M, V]``, the token and its kind, ``[M]``."""
-    at_least_one("chunk", chunk)
+    check_options(chunk=(chunk, 1))
     kind = entry(rows, TOKEN_KIND)
     for first in range(0, len(rows), chunk):
         part = rows[first : first + chunk]

@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang._checks import finite
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token
@@ -84,9 +84,7 @@ class LanguageHistoryPolicy(nn.Module):
         truncates: bool = True,
     ) -> None:
         super().__init__()
-        finite("temperature", temperature)
-        finite("context", context, low=1)
-        finite("steps", 1 if steps is None else steps, low=1)
+        check_options(temperature=(temperature, "[0, inf)"), context=(context, 1), steps=(steps, 1))
         self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
         self.steps = steps
         self.temperature, self.cached, self.truncates = temperature, cached, truncates

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import at_least_one, one_of, positive
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 
 __all__ = ["DECIMAL", "Quantizer"]
@@ -56,7 +56,7 @@ class Quantizer:
         *,
         outside: Literal["error", "nearest"] = "error",
     ) -> None:
-        one_of("outside", outside, ("error", "nearest"))
+        check_options(outside=(outside, ("error", "nearest")))
         is_integer = all(isinstance(value, int) for value in values)
         self.levels = torch.tensor(list(values), dtype=torch.int64 if is_integer else torch.float32)
         self.words, self.outside = tuple(map(str, values) if words is None else words), outside
@@ -92,8 +92,7 @@ class Quantizer:
             >>> bins.write(torch.tensor([-1.0, 0.0, 0.3, 1.0])), bins.read(["0", "3"])
             (['0', '2', '2', '3'], tensor([-0.7500,  0.7500]))
         """
-        positive("high - low", high - low)
-        at_least_one("count", count)
+        check_options(count=(count, 1), **{"high - low": (high - low, "(0, inf)")})
         place = torch.arange(count + 1, dtype=torch.float64)
         centres = (low + (place[:-1] + 0.5) * (high - low) / count).to(torch.float32)
         made = cls(centres.tolist(), [f"{prefix}{number}" for number in range(count)], outside=outside)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from torchrl_lang._checks import within
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, read_json_list, read_text, shorten, write_file
 
 __all__ = [
@@ -227,8 +227,7 @@ def split_texts(
         [['02', '00', '13', '12', '11', '10'], ['01'], ['03']]
     """
     test_share = None if test_runs else test
-    for name, share in (("validation", validation), ("test", test)):
-        within(name, share, 0, 1)
+    check_options(validation=(validation, "[0, 1]"), test=(test, "[0, 1]"))
     runs = {record.run for record in records}
     if unknown := [run for run in test_runs if run not in runs]:
         raise ValueError(f"There is no run {shorten(unknown)}: the runs are {shorten(sorted(runs))}.")

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.algorithm_distillation.language.template import (
     Slot,
     StepTemplate,
@@ -193,7 +193,7 @@ class StepRows:
     """
 
     def __init__(self, template: StepTemplate, tokenizer: Tokenizer, *, loss_on: LossOn = "actions") -> None:
-        one_of("loss_on", loss_on, ("actions", "all"))
+        check_options(loss_on=(loss_on, ("actions", "all")))
         self.template, self.tokenizer, self.loss_on = template, tokenizer, loss_on
         self.begin = begin_token(tokenizer)
         self.tokens = StepTokens(template, tokenizer) if template.is_finite else None

@@ -86,9 +86,8 @@ def random_graph(
         >>> graph.edges.sum(-1).unique().tolist(), int(graph.distance.min())
         ([3], 0)
     """
-    check_options(
-        nodes=(nodes, 2), out_degree=(out_degree, range(1, nodes)), edge_probability=(edge_probability, "[0, 1]")
-    )
+    check_options(nodes=(nodes, 2), edge_probability=(edge_probability, "[0, 1]"))
+    check_options(out_degree=(out_degree, (None, *range(1, nodes))))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(10_000):
         chance = torch.rand(nodes, nodes, generator=generator).fill_diagonal_(2.0)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.envs.random_walks import (
     DirectedGraph,
     RandomWalkPlayer,
@@ -78,7 +78,7 @@ class RandomWalksTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: a uniform edge; ``"shortest"``: an edge of a shortest path."""
-        one_of("player", name, self.baselines)
+        check_options(player=(name, self.baselines))
         if name == "random":
             return Player(RandomWalkPlayer(self.graph, self.tokenizer(), seed=seed))
         return Player(ShortestPathPlayer(self.graph, self.tokenizer()), is_random=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import Fields, FileError, check_loaded_weights, check_model_config, one_line
+from torchrl_lang._files import FileError, check_loaded_weights, check_model_config, one_line, read_json
 
 __all__ = ["ClassifierReward", "encoded_batches", "pretrained", "readable_tokens"]
 
@@ -94,7 +94,8 @@ def pretrained(
     from transformers import AutoTokenizer  # its import takes a second
 
     if Path(model).is_dir():
-        check_model_config(Fields.read(Path(model) / "config.json", remedy=remedy))
+        path = Path(model) / "config.json"
+        check_model_config(read_json(path, remedy=remedy), path, remedy=remedy)
     try:
         network, info = kind.from_pretrained(
             str(model),

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import one_of, within
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list, shorten
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
@@ -185,7 +185,7 @@ class RedditComments:
             ...     [len(part) for part in RedditComments.read_parts(home, files)]
             [80, 10]
         """
-        one_of("on_bad_rows", on_bad_rows, ("raise", "report"))
+        check_options(on_bad_rows=(on_bad_rows, ("raise", "report")))
         wanted = [None if file is None else _read_indices(file) for file in indices]
         file_of = dict[int, str | Path | None]()
         for file, numbers in zip(indices, wanted, strict=True):
@@ -244,7 +244,7 @@ class RedditComments:
         if (quantile is None) == (at_least is None):
             raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
         if quantile is not None:
-            within("quantile", quantile, 0.0, 1.0)
+            check_options(quantile=(quantile, "[0, 1]"))
             at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1) - _ROUNDING)] if self.scores else 0
         kept = [i for i, score in enumerate(self.scores) if score >= cast(float, at_least)]
         if not kept:
@@ -264,7 +264,7 @@ class RedditComments:
         Returns:
             The rest, and the part that was split off.
         """
-        within("fraction", fraction, 0.0, 1.0, inclusive=False)
+        check_options(fraction=(fraction, "(0, 1)"))
         sides: tuple[list[int], list[int]] = [], []
         for number, text in enumerate(self.comments):
             digest = hashlib.sha256(f"{seed} {text}".encode("utf-8", "surrogatepass")).digest()

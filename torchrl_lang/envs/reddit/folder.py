@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, folder_digest
 from torchrl_lang.envs.reddit import (
     CachedReward,
@@ -73,7 +73,7 @@ class RedditReward:
     url: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("reward", self.name, get_args(RewardName))
+        check_options(reward=(self.name, get_args(RewardName)))
         needed = {"classifier": {"model", "labels"}, "moderation": {"model"}}.get(self.name, set())
         free = {"moderation": {"url"}, "upvotes": {"model"}}.get(self.name, set())
         found = {name for name in ("model", "labels", "url") if getattr(self, name)}
@@ -168,11 +168,11 @@ class CommentFolder:
     index_files: bool = False
 
     def __post_init__(self) -> None:
-        one_of("on_bad_rows", self.on_bad_rows, ("raise", "report"))
+        check_options(on_bad_rows=(self.on_bad_rows, ("raise", "report")))
 
     def split(self, name: str) -> RedditComments:
         """The comments of a split."""
-        one_of("split", name, SPLITS)
+        check_options(split=(name, SPLITS))
         return self._splits()[name]
 
     def of_all_splits(self) -> RedditComments:

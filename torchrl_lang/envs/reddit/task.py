@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, generate_reddit_comments
@@ -155,7 +155,7 @@ class RedditTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: any training comment; ``"data"``: a comment of the data, of any split, on the same parent."""
-        one_of("player", name, self.baselines)
+        check_options(player=(name, self.baselines))
         comments = self.comments.of_all_splits() if name == "data" else self.data("train")
         of_parent = name == "data" and self.include_parent
         return Player(CommentPlayer(comments, self.tokenizer(), self.action_length, of_parent=of_parent, seed=seed))

@@ -181,7 +181,7 @@ class TextWorldEnv(TextGameEnv):
         require_textworld()
         self.games = game_files(games)
         self.offers: tuple[str, ...] = (offers,) if isinstance(offers, str) else tuple(offers)
-        named = (template, TEMPLATES) if isinstance(template, str) else (None, ())
+        named = (template, TEMPLATES) if isinstance(template, str) else (None, (None,))
         check_options(template=named, order=(order, ("random", "cycle")))
         check_options(**{f"offers[{n}]": (name, get_args(Offer)) for n, name in enumerate(self.offers)})
         self.template = TEMPLATES[template] if isinstance(template, str) else template

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
@@ -80,7 +80,7 @@ class VisualDialogueTask(Task):
     server: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("measure", self.measure, get_args(Measure))
+        check_options(measure=(self.measure, get_args(Measure)))
         if self.rewards.ends_by_percentile and self.measure == "distance":
             raise ValueError("Mode 'env_stops' needs measure='rank': its end is a percentile.")
 
@@ -106,7 +106,7 @@ class VisualDialogueTask(Task):
 
     def data(self, split: str) -> VisualDialogues:
         """The dialogues of a split."""
-        one_of("split", split, self.splits)
+        check_options(split=(split, self.splits))
         return self.prepared.data(split, self.measure)
 
     def models(self) -> DialogueModels:
@@ -138,7 +138,7 @@ class VisualDialogueTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"data"``: a random question of the training dialogues that it has not asked; ``"random"``: any of them."""
-        one_of("player", name, self.baselines)
+        check_options(player=(name, self.baselines))
         questions = [each.question for dialogue in self.data("train").dialogues for each in dialogue.rounds]
         tokens = self.prepared.tokens()
         repeat = name == "random"

@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
-from torchrl_lang._checks import one_of
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs import LanguageEnv
@@ -143,7 +143,7 @@ class EnvTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: random tokens."""
-        one_of("player", name, self.baselines)
+        check_options(player=(name, self.baselines))
         return Player(RandomTokens(self.tokenizer().control, self.action_length, seed=seed))
 
     def won(self, records: GameRecords) -> Tensor:
