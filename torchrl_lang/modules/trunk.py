@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchrl_lang._checks import at_least_one
+from torchrl_lang._checks import check_options
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
@@ -77,8 +77,7 @@ class Trunk(nn.Module):
         final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        if length_groups != "auto":
-            at_least_one("length_groups", length_groups)
+        check_options(length_groups=(length_groups, ("auto",) if isinstance(length_groups, str | None) else 1))
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"A trunk needs a Hugging Face model, got {type(lm).__name__}: use load_causal_lm().")
