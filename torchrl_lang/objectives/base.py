@@ -198,7 +198,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         super().__init__()
-        check_options(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str | None) else 1))
+        check_options(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
 
     def _set_options(self, **options: Any) -> None:
