@@ -251,7 +251,7 @@ class PolicySampler(EpisodeSampler):
         self.env, self.policy = env, policy
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`EpisodeSampler.__call__`."""
+        """See ``EpisodeSampler.__call__``."""
         seed, waves = seed_of_games(seed, numbers), []
         with seeded_generators(seed, self.policy):
             self.env.set_seed(seed)
@@ -260,7 +260,7 @@ class PolicySampler(EpisodeSampler):
         return cat_rows(waves)[: len(numbers)]
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`EpisodeSampler.notes`."""
+        """See ``EpisodeSampler.notes``."""
         return {**super().notes(), "policy": type(self.policy).__name__}
 
 

@@ -352,7 +352,8 @@ def dataset_from_jsonl(
         tokenizer: must be able to encode every text.
         row_length: ``T``.
         reader: reads a line's object: its form, and where rewards come from.
-        on_error: see :func:`read_jsonl`; a dialogue that cannot be encoded is a bad line, too.
+        on_error: "raise" lists the first bad lines in an error; "skip" skips them, with a warning. A dialogue that
+            cannot be encoded is a bad line, too.
         on_overflow: "error" treats a dialogue that does not fit as a bad line, "truncate" keeps its beginning (see
             :func:`~torchrl_lang.text.to_rows`).
         ignore: keys of the objects to ignore, beside those that ``reader`` ignores.

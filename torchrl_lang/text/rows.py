@@ -92,9 +92,9 @@ def to_row(
 
 
 def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
-    """Decode a row, batch size ``[]``, to an episode; :func:`to_row` encodes it to the same row again.
+    """Decode a row, batch size ``[]``, to an episode; :func:`to_rows` encodes it to the same row again.
 
-    This holds for every row that a :class:`~torchrl_lang.envs.LanguageEnv` or :func:`to_row` makes. The reward of a
+    This holds for every row that a :class:`~torchrl_lang.envs.LanguageEnv` or :func:`to_rows` makes. The reward of a
     turn is the sum over its tokens; rewards of single tokens are not preserved.
 
     Raises:

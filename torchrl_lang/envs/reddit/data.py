@@ -355,7 +355,7 @@ class CommentRows(EpisodeSampler):
             self.data, self.rewards = data.take(kept.tolist()), self.rewards[kept]
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`EpisodeSampler.__call__`."""
+        """See ``EpisodeSampler.__call__``."""
         rewards = self.rewards[list(numbers)]
         episodes = self.data.take(numbers).episodes(rewards, include_parent=self.include_parent)
         try:

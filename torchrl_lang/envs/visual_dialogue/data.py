@@ -204,7 +204,7 @@ class SceneRows(EpisodeSampler):
         self.data, self.rewards, self.image = data, rewards, image
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`EpisodeSampler.__call__`."""
+        """See ``EpisodeSampler.__call__``."""
         scenes = [scene for number in numbers for scene in scenes_of(self.data.scene(number), self.rewards)]
         rows = to_rows([scene_episode(scene, self.rewards) for scene in scenes], self.tokenizer, self.row_length)
         if self.image:

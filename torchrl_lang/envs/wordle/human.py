@@ -355,7 +355,7 @@ class HumanGames(EpisodeSampler):
         return self.select(sorted(order[: int(len(order) * fraction)]))
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see :meth:`EpisodeSampler.__call__`."""
+        """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see ``EpisodeSampler.__call__``."""
         random = torch.Generator().manual_seed(seed_of_games(seed, numbers))
         n = len(numbers)
         game = torch.zeros(n, dtype=torch.int64)
@@ -398,7 +398,7 @@ class HumanGames(EpisodeSampler):
         return lost
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`; the digest changes with any game, guess or colouring."""
+        """See ``EpisodeSampler.notes``; the digest changes with any game, guess or colouring."""
         table = hashlib.sha256(self._table.numpy().tobytes()).hexdigest()
         digest = json_digest({"games": self.games, "guesses": self.guesses, "table": table})
         task = {"task": "wordle", "words": self.words, "rules": self.rules}

@@ -57,7 +57,7 @@ class _ExpertGames(EpisodeSampler):
         raise NotImplementedError
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.__call__`; the numbers are those of the expert's games."""
+        """See ``EpisodeSampler.__call__``; the numbers are those of the expert's games."""
         seed, game = seed_of_games(seed, numbers), torch.arange(numbers.start, numbers.stop)
         with seeded_generators(seed, *self.players.values()):
             self.env.set_seed(seed)
@@ -70,7 +70,7 @@ class _ExpertGames(EpisodeSampler):
         return rows.set(TRAIN_MASK, ~(entry(rows, AGENT_MASK) & continued))
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.EpisodeSampler.notes`; of six tries also the recipes' name of the task."""
+        """See ``EpisodeSampler.notes``; of six tries also the recipes' name of the task."""
         task = {"task": "wordle"} if self.env.max_tries == TRIES else {}
         env = {"words": list(self.env.words), "rules": self.env.rules, "max_tries": self.env.max_tries}
         names = {name: type(player).__name__ for name, player in self.players.items()}
