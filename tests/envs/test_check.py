@@ -10,7 +10,7 @@ import torch
 from torchrl.data import Unbounded
 from torchrl.envs import Compose, StepCounter, TransformedEnv
 
-from torchrl_lang.envs import check_language_env
+from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.check import LanguageEnvError
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import ACTION
@@ -67,6 +67,10 @@ def silent_turns(env, plan, action, live):
     at = torch.where(silent[:, None], env.row_length, writes.reward_place)
     length = torch.where(silent, env._rows.rows.length, writes.length)
     return writes._replace(place=place, reward_place=at, length=length), reward
+
+
+def takes_no_forced_end(env, plan, action, live):
+    return plan(action, live & (action == env.tokenizer.control.end_of_action).any(-1))
 
 
 def plays_on(env, step, td):
@@ -142,6 +146,8 @@ BROKEN = {
     "growth": [
         after_two_turns("tokens", lambda tokens: torch.where(SECOND, (tokens + 1) % 3, tokens)),
         broken("_plan_turn", silent_turns),
+        broken("_plan_turn", takes_no_forced_end),
+        lambda **options: TokenEnv(broken("_plan_turn", takes_no_forced_end)(**options)),
         Endless,
     ],
     "flags": [

@@ -90,7 +90,10 @@ def test_wrong_rewards(rewards, reason):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"features": [[[1.0]]]}, "features"), ({"prompts": []}, "prompts"), ({"prompts": [1]}, "prompts")],
+    [
+        *(({"features": shown}, "features") for shown in ([[[1.0]]], [[[1.0]]] * 3 + [[[1.0, 2.0]]], [[1.0]] * 4)),
+        *(({"prompts": prompts}, "prompts") for prompts in ([], [1])),
+    ],
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):

@@ -129,7 +129,7 @@ def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
     generator, control = torch.Generator().manual_seed(seed), env.tokenizer.control
     tokens = env.observation_spec[TOKENS]
     by_token = env.action_spec.shape == env.batch_size
-    width, steps = 4 if by_token else env.action_spec.shape[-1], tokens.shape[-1]
+    width, steps = env.env.action_length if by_token else env.action_spec.shape[-1], tokens.shape[-1]
 
     def draw(n: int) -> int:
         return int(torch.randint(n, (), generator=generator))
@@ -139,8 +139,8 @@ def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
             ids = encode_action(env.tokenizer, texts[draw(len(texts))])
         else:
             ids = [draw(tokens.n) for _ in range(draw(width) + 1)]
-        ids = [*ids, control.end_of_action]
-        return ids if by_token else [*ids, *[control.pad] * width][:width]
+        ids = [*ids, control.end_of_action][:width]  # the environment ends an utterance of the full width
+        return ids if by_token else [*ids, *[control.pad] * (width - len(ids))]
 
     rows = []
     for _ in range(env.batch_size.numel()):
@@ -197,7 +197,7 @@ def _same(
 ) -> None:
     """Compare two sequences of observations in all rows, or where ``rows`` (bool ``[*B]``) is True."""
     for step, (a, b) in enumerate(zip(one, other, strict=False)):
-        for key in {*_KEYS, REWARD} & {*a.keys()} & {*b.keys()}:
+        for key in (key for key in (*_KEYS, REWARD) if key in a.keys() and key in b.keys()):
             _hold(rule, torch.equal(a[key][rows], b[key][rows]), f"'{key}' differs at step {step}: {what}")
 
 

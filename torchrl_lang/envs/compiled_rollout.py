@@ -109,6 +109,7 @@ class _Steps:
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
         self.env, self.steps, self.out = env, steps, TensorDict(batch_size=[*env.batch_size, steps], device=env.device)
+        self.out.set("next", self.out.empty())
 
     def before(self, step: int, acted: TensorDictBase) -> None:
         """Called with the observation and the action, before the turn is written to the rows."""
@@ -117,8 +118,6 @@ class _Steps:
     def after(self, step: int, reward: Tensor) -> None:
         """Called after a turn, before rows that are done are reset."""
         following = self.env._observe(copy=False).set(REWARD, reward.reshape(*self.env.batch_size, 1))
-        if step == 0:
-            self.out.set("next", self.out.empty())
         self._write(self.out.get("next"), following, step)
 
     def _write(self, out: TensorDict, part: TensorDictBase, step: int) -> None:
@@ -142,8 +141,6 @@ class _Turns(_Steps):
         env = self.env
         flags = {TERMINATED: env._terminated, TRUNCATED: env._truncated, DONE: env._terminated | env._truncated}
         shaped = {key: value.reshape(*env.batch_size, 1) for key, value in {REWARD: reward, **flags}.items()}
-        if step == 0:
-            self.out.set("next", self.out.empty())
         self._write(self.out.get("next"), TensorDict(shaped, env.batch_size, device=env.device), step)
 
 

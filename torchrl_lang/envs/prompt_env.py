@@ -30,14 +30,15 @@ class PromptEnv(TextGameEnv):
         reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each. If
             it has a method ``set_seed``, because it draws something, a seed of the environment is passed on to it.
         features: what belongs to each prompt and is no text, such as the vectors of an image, ``[n, F]`` for each
-            prompt with ``n`` up to ``P``; observations then have ``features`` float32 ``[*B, P, F]`` and
+            prompt with ``n`` up to ``P`` and one ``F``; observations then have ``features`` float32 ``[*B, P, F]`` and
             ``features_mask``.
         tokenizer: with a :class:`~torchrl_lang.text.ChatTokenizer` prompts are messages of the user.
         **options: ``row_length``, ``action_length``, ``read`` and others of :class:`~torchrl_lang.envs.TextGameEnv`.
 
     Raises:
         ValueError: there are no prompts, their features do not fit, or an index is out of range; on steps, the reward
-            function returns another number of rewards, or one that is not finite.
+            function returns another number of rewards.
+        TypeError: on steps, a reward is not a finite number.
 
     Examples:
         >>> import torch
@@ -66,12 +67,14 @@ class PromptEnv(TextGameEnv):
         self.prompts, self.reward = list(prompts), reward
         if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(self.prompts)}.")
-        shown = None if features is None else [torch.as_tensor(one, dtype=torch.float32) for one in features]
-        if shown is not None and (len(shown) != len(self.prompts) or {one.ndim for one in shown} != {2}):
-            found = f"got {len(shown)} of shapes {[list(one.shape) for one in shown[:3]]}"
-            raise ValueError(f"features are [n, F] for each of {len(self.prompts)} prompts, {found}.")
-        self._of_prompts = shown
-        size = None if shown is None else (max(map(len, shown)), shown[0].shape[1])
+        size, self._of_prompts = None, []
+        if features is not None:
+            self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
+            shapes = [tuple(one.shape) for one in self._of_prompts]
+            if len(shapes) != len(self.prompts) or {*map(len, shapes)} != {2} or len({F for _, F in shapes}) != 1:
+                found = f"got {len(shapes)} of the shapes {list(dict.fromkeys(shapes))[:5]}"
+                raise ValueError(f"features are [n, F], of one F, for each of {len(self.prompts)} prompts, {found}.")
+            size = (max(n for n, _ in shapes), shapes[0][1])
         no_game: Any = lambda: None  # noqa: E731 (there are no game objects)
         super().__init__(no_game, tokenizer, features=size, **options)
 
@@ -84,7 +87,7 @@ class PromptEnv(TextGameEnv):
         return random_index(self._key, episode, len(self.prompts))
 
     def _features(self, place: GamePlace) -> Any:
-        return None if self._of_prompts is None else self._of_prompts[place.seed]
+        return self._of_prompts[place.seed]
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         for row, place in places.items():

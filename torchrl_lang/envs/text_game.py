@@ -72,8 +72,8 @@ class TextGameEnv(LanguageEnv):
     for models that read them (:func:`~torchrl_lang.modules.with_features`).
 
     If a game raises an error, a note on it names the game, its seed and turn, and the agent's utterance. If it returns
-    something other than a :class:`TextGame` should, or a reward that is not finite, the error message does. The next
-    call must then be a full reset.
+    something other than a :class:`TextGame` should, such as a reward that is not finite, the error message does. The
+    next call must then be a full reset.
 
     With ``workers`` above 1 as many games are reset or stepped at a time, each in a thread, for games that wait: for a
     server, a process or a model. Rows and errors are the same as without, as long as games share nothing that they
@@ -92,9 +92,10 @@ class TextGameEnv(LanguageEnv):
             :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
-        TypeError: a game returns values of wrong types; the message names the game and its turn.
-        ValueError: a reward is not finite; with ``on_bad_text="raise"`` a text cannot be encoded or does not fit; on
-            ``reset``, a row differs from the replay of its game seed.
+        TypeError: a game returns values of wrong types, or a reward that is not finite; the message names the game and
+            its turn.
+        ValueError: features of a game do not fit ``features``; with ``on_bad_text="raise"`` a text cannot be encoded or
+            does not fit; on ``reset``, a row differs from the replay of its game seed.
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
 from tests.envs.helpers import check_game
 from torchrl_lang.envs import GemGame
@@ -48,3 +49,5 @@ def test_texts_rewards_and_flags():
     assert (reward, terminated, truncated) == (1.0, False, False)
     assert game.step("no")[:4] == ("", 0.0, True, False)  # GEM reports the end as truncated, too
     game.close()
+    with pytest.raises(TypeError, match="observed None, expected a text"):
+        GemGame(Sums(), observe=lambda text: None).reset(0)

@@ -79,6 +79,8 @@ def test_a_game_and_an_error_of_the_server_that_ends_the_session():
         game.reset(9)
         with pytest.raises(RuntimeError, match=r"answered a step with .*EXECUTION_ERROR"):
             game.step("100")
+        with pytest.raises(RuntimeError, match="call reset first"):  # a new session would know nothing of this game
+            game.step("1")
         assert game.reset(9) == "guess"
         game.close()
         game.close()

@@ -143,6 +143,7 @@ def test_optimality_is_that_of_trlx():
         (lambda: random_graph(5, out_degree=5), "out_degree"),
         (lambda: random_graph(1), "nodes"),
         (lambda: random_graph(9, edge_probability=0.0), "edge_probability"),
+        (lambda: optimality(torch.tensor([9]), torch.tensor([9]), 9), "max_moves=9"),
         (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), "goal"),
         (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "max_turns"),
     ],

@@ -124,7 +124,7 @@ def test_a_folder_without_a_classifier_or_with_code_from_elsewhere(tmp_path, cla
     ("values", "options", "noun"),
     [
         ({"safe": 1.0}, {}, "labels"),
-        ({**VALUES, "rude": math.nan}, {}, "rude"),
+        ({**VALUES, "rude": math.nan}, {}, r"values\['rude'\]"),
         (VALUES, {"output": "mean"}, "output"),
         (VALUES, {"batch_size": 0}, "batch_size"),
         (VALUES, {"max_length": 0}, "max_length"),

@@ -75,6 +75,7 @@ def test_malformed_rows_are_named_with_file_and_line(tmp_path, line, reason):
         data = RedditComments.read(tmp_path, on_bad_rows="report")
     (bad,) = data.report.bad
     assert (bad.row, bad.place) == (1, f"{POSITIVE} line 3")
+    assert data.report.bad_indices == ()  # there is no index file
     assert reason in bad.error
     assert data.comments == (*(each[0] for each in GOOD), "so what")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torchrl.envs import Compose, TransformedEnv
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 from tests.engines import reused
+from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer, game_texts
 from torchrl_lang.envs.textworld.games import solution, split_games
@@ -73,6 +75,12 @@ def test_words_come_from_training_games_alone(meals):
     assert tokenizer.config() != word_tokenizer(game_texts([*sets.train, *sets.test], template)).config()
     unheard = "a xylophone, ~ and 5!"
     assert tokenizer.decode(tokenizer.encode(unheard)) == unheard
+
+
+@pytest.mark.parametrize("options", [None, 5, {"level": [1]}, {"height": 1}])
+def test_damaged_notes(coins, options):
+    with pytest.raises(FileError, match=r"run\.json .*(options|level|height)"):
+        task_from_notes({**coins.notes(), "task": "textworld", "options": options}, Path("run.json"))
 
 
 class Glutton(ExpertPlayer):

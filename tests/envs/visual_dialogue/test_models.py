@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from torchrl_lang._files import FileError
+from torchrl_lang._files import FileError, write_checksums, write_manifest
 from torchrl_lang.envs.visual_dialogue import (
     LocalDialogueModels,
     VisualDialogues,
@@ -173,8 +174,6 @@ def test_saved_models_are_the_same(models, saved, pool, tmp_path):
 
 def rewrite(folder, change):
     """Change the configuration as someone would who also updates digests and checksums."""
-    from torchrl_lang._files import write_checksums, write_manifest
-
     content = json.loads((folder / "config.json").read_text())
     del content["digest"]
     change(content)
@@ -201,7 +200,7 @@ def test_configurations_that_do_not_fit(saved, tmp_path, change, found):
     assert found in str(caught.value)
 
 
-def test_models_that_cannot_be_saved(saved, tmp_path):
+def test_models_that_cannot_be_saved_or_loaded(saved, tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(FileExistsError, match="is not empty"):
         saved.save(tmp_path)
@@ -210,6 +209,14 @@ def test_models_that_cannot_be_saved(saved, tmp_path):
     with pytest.raises(ValueError, match="not finite"):
         saved.save(tmp_path / "models")
     assert not (tmp_path / "models").exists()
+    with torch.no_grad():
+        saved.guesser.feature[0].bias[0] = 0.0
+    saved.save(tmp_path / "models")
+    weights = saved.guesser.state_dict() | {"feature.0.bias": torch.full((24,), torch.nan)}
+    save_file(weights, tmp_path / "models" / "guesser.safetensors")
+    write_checksums(tmp_path / "models")
+    with pytest.raises(FileError, match=r"guesser\.safetensors has weights that are not finite \(feature\.0\.bias"):
+        TrainedModels.load(tmp_path / "models")
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -260,6 +261,13 @@ def test_failures_show_nothing_of_the_machine(held, serving, caplog):
     assert post(serving, "fetch_reward", form(Dialogue("odd"), None, make_batch(1)[2][0]))[0] == 500
     assert post(serving, "fetch_q_bot_response", form(Dialogue("a")))[0] == 404  # there is no questioner
     assert post(serving, "fetch_a_bot_response", fields("a"))[0] == 200
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_of_both_kinds():
+    with DialogueServer(WordOverlap(), host="::") as running:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, running.port), timeout=10).close()
 
 
 def test_a_port_in_use_is_named(serving):

@@ -196,7 +196,7 @@ def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
     assert tweets.report().splitlines()[:2] == ["1 games, 5 tweets left out", "1: fewer than two columns (line 10)"]
     kept = read_tweets(tmp_path / "tweets.csv", unfinished="keep", answers={210: "crane", 211: "slate"})
     assert kept.games == [("crane", [29, 242]), ("slate", [29, 29])]
-    (tmp_path / "answers.txt").write_text("210, crane\n\n211 slate\n")
+    (tmp_path / "answers.txt").write_text("210,\tcrane\n\n211\tslate\n")
     assert read_tweets(tmp_path / "tweets.csv", answers=tmp_path / "answers.txt").games == [("crane", [29, 242])]
     (tmp_path / "answers.txt").write_text("210 crane\n210 slate\n")
     with pytest.raises(FileError, match="line 2"):

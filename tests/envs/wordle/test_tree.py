@@ -64,6 +64,7 @@ def test_a_saved_tree_is_the_same_tree(tmp_path):
     [
         (lambda c: c.update(rules="mine"), "rules"),
         (lambda c: c.update(max_tries=0), "max_tries"),
+        (lambda c: c.update(version=1), "has version 1, but"),
         (lambda c: c["guesses"].pop(), "replies"),
         (lambda c: c["replies"][0].update(bbbbb=0), "after their parent"),
         (lambda c: c["replies"][0].update(bbxbb=1), "bbxbb"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
 
 TERMINAL_STATE = "<\N{FULLWIDTH VERTICAL LINE}TERMINAL_STATE\N{FULLWIDTH VERTICAL LINE}>"
@@ -29,6 +30,9 @@ class GemGame:
         act: converts an utterance, for example ``lambda text: f"\\boxed{{{text}}}"`` for a task whose answers must be
             boxed.
 
+    Raises:
+        TypeError: on a turn, an observation is no text and ``observe`` does not make it one.
+
     Examples:
         >>> from torchrl_lang.envs import GemGame
         >>> class Double:  # with the interface of gem.Env
@@ -46,7 +50,9 @@ class GemGame:
         ('', 1.0, True, False, {})
     """
 
-    def __init__(self, env: Any, *, observe: Callable[[str], str] = str, act: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, env: Any, *, observe: Callable[[Any], str] = lambda text: text, act: Callable[[str], str] = str
+    ) -> None:
         self.env, self.observe, self.act, self._random = env, observe, act, PrivateRandom()
 
     def reset(self, seed: int) -> str:
@@ -72,6 +78,8 @@ class GemGame:
 
     def _text(self, observation: Any, info: dict[str, Any], *, over: bool) -> str:
         text = "" if observation == TERMINAL_STATE else self.observe(observation)
+        if not isinstance(text, str):
+            raise TypeError(f"{self.env} observed {shorten(text)}, expected a text: convert it by observe=.")
         suffix = "" if over else info.get("suffix", "")
         line_end = "\n" if suffix and text and not text.endswith("\n") else ""
         return f"{info.get('prefix', '')}{text}{line_end}{suffix}"

@@ -37,7 +37,8 @@ class OpenEnvGame:
     Raises:
         ImportError: the package ``websockets`` is not installed.
         ConnectionError: on a turn, the server cannot be reached or does not answer in time.
-        RuntimeError: on a turn, the server reports an error, or its answer is none of the protocol.
+        RuntimeError: on a turn, the server reports an error, its answer is none of the protocol, or no session has
+            begun since the last error.
         KeyError: on a turn, the observation has no such field.
 
     Examples:
@@ -70,11 +71,14 @@ class OpenEnvGame:
 
     def reset(self, seed: int) -> str:
         """Begin an episode with this seed, in a new session if there is none."""
+        self._socket = self._socket or self._connected()
         answer = self._ask("reset", {**self.reset_options, "seed": seed}) or {}
         return self.observe(answer["observation"])
 
     def step(self, text: str) -> tuple[str, Any, bool]:
         """Send an utterance as an action."""
+        if self._socket is None:
+            raise RuntimeError(f"There is no session at {self.url}, or it has ended: call reset first.")
         try:
             answer = self._ask("step", self.act(text))
         except ValueError:
@@ -102,7 +106,6 @@ class OpenEnvGame:
 
     def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any] | None:
         """Send a message; returns the data of the observation, None if the server refuses an action by its schema."""
-        self._socket = self._socket or self._connected()
         try:
             with suppress(Exception):  # a server that refuses sends its reason, then closes
                 self._socket.send(json.dumps({"type": kind, "data": data}))

@@ -60,6 +60,7 @@ class RoomEnv(HiddenTaskEnv):
         Raises:
             ValueError: the cell is outside the room, or a number is not an integer.
         """
+        check_options(row=(row, 0), column=(column, 0))
         check_options(row=(row, range(self.size)), column=(column, range(self.size)))
         return row * self.size + column
 
@@ -72,8 +73,10 @@ class RoomEnv(HiddenTaskEnv):
         if start == "random":
             return torch.arange(self.size**2)
         middle = self.size // 2
-        row, column = (middle, middle) if start == "centre" else start
-        return torch.tensor([self.cell(row, column)])
+        match (middle, middle) if start == "centre" else start:
+            case (row, column):
+                return torch.tensor([self.cell(row, column)])
+        raise ValueError(f"start must be 'centre', 'random' or (row, column), got {start!r}.")
 
     def _start(self, episode: Tensor, task: Tensor) -> Tensor:
         return self._starts[random_index(self._key, 2 * episode, len(self._starts))]

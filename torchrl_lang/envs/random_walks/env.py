@@ -205,12 +205,17 @@ def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
     Returns:
         float32 in ``[0, 1]``, of the same shape.
 
+    Raises:
+        ValueError: a shortest path takes ``max_moves`` or more, so that walks cannot be told apart.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.envs.random_walks.env import optimality
         >>> optimality(torch.tensor([2, 6, 10]), torch.tensor([2, 2, 3]), max_moves=10)
         tensor([1.0000, 0.5000, 0.0000])
     """
+    if (shortest >= max_moves).any():
+        raise ValueError(f"A shortest path has {int(shortest.max())} moves, expected fewer than max_moves={max_moves}.")
     return (max_moves - moves).to(torch.float32) / (max_moves - shortest)
 
 

@@ -59,7 +59,7 @@ class ReadReport(NamedTuple):
     rows: int
     bad: tuple[CommentRow, ...] = ()
     bad_indices: tuple[int, ...] = ()
-    """Rows of the index file that are malformed."""
+    """Rows of the index file that are malformed; none without such a file."""
 
     def __str__(self) -> str:
         shown = "; ".join(f"{each.place} {each.error}" for each in self.bad[:_SHOWN])
@@ -208,7 +208,8 @@ class RedditComments:
                 problem = f"has the row {max(numbers)}, but the files of {folder} have {total} rows"
                 raise FileError(str(file), problem, "give the index file of these CSV files")
             chosen = [*kept.values()] if numbers is None else [kept[number] for number in numbers]
-            part = report._replace(bad_indices=tuple(row.row for row in chosen if row.error))
+            selected = () if numbers is None else tuple(row.row for row in chosen if row.error)
+            part = report._replace(bad_indices=selected)
             if bad:
                 warnings.warn(f"{folder}: {part}.", stacklevel=2)
             names = {"parents": "parent", "comments": "text", "scores": "score", "places": "place"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class _UpvoteRecord(Record):
 
 
 class _TfidfRecord(Record):
+    VERSION: ClassVar[int] = 2
     terms: tuple[str, ...]
     idf: tuple[float, ...]
     weight: tuple[float, ...]
@@ -189,7 +190,7 @@ class TfidfModel(ProbabilityReward):
         numbers = (tuple(map(float, each)) for each in (idf, weight))
         self.terms, self.idf, self.weight, self.bias, self.words = tuple(terms), *numbers, float(bias), words
         self._vectorizer = _vectorizer(words, vocabulary=self.terms)
-        self._vectorizer.idf_ = np.array(self.idf)
+        self._vectorizer.idf_, self._weight = np.array(self.idf), np.array(self.weight)
 
     @classmethod
     def fit(
@@ -226,7 +227,7 @@ class TfidfModel(ProbabilityReward):
         return cls(terms, idf, model.coef_[0], model.intercept_[0], words=words, threshold=threshold)
 
     def _probabilities(self, texts: list[str]) -> Tensor:
-        return torch.as_tensor(self._vectorizer.transform(texts) @ np.array(self.weight) + self.bias).sigmoid()
+        return torch.as_tensor(self._vectorizer.transform(texts) @ self._weight + self.bias).sigmoid()
 
     def save(self, folder: str | Path) -> None:
         """Save it as JSON into a new folder, atomically.

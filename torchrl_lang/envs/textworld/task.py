@@ -60,7 +60,7 @@ class TextWorldTask(Task):
     kept_entries = ("won",)
 
     kind: Any = "coin_collector"
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, bool | int | str | None], ...] = ()
     games: int = 400
     valid: int = 32
     test: int = 48
@@ -73,7 +73,7 @@ class TextWorldTask(Task):
 
     def __post_init__(self) -> None:
         check_options(apart=(self.apart, get_args(Apart)), template=(self.template, TEMPLATES))
-        TextWorldSpec(self.kind, **dict(self.options))
+        TextWorldSpec(self.kind, self.seed, **dict(self.options))
 
     @classmethod
     def of(cls, kind: str, *, options: Mapping[str, Any] | None = None, **fields: Any) -> TextWorldTask:
@@ -91,7 +91,9 @@ class TextWorldTask(Task):
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> TextWorldTask:
         """See :meth:`Task.from_notes`."""
-        return super().from_notes({**notes, "options": sorted(dict(notes["options"]).items())})
+        options = notes.get("options")
+        pairs = sorted(options.items()) if isinstance(options, Mapping) else options
+        return super().from_notes({**notes, "options": pairs})
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`Task.notes`."""

@@ -100,8 +100,11 @@ class TrainedModels(NamedTuple):
             models = cls.untrained(WordIndex(config.words), **config.model_dump(exclude={"words"}))
         for name, part in models._parts.items():
             path = Path(folder) / f"{name}.safetensors"
+            weights = read_tensors(path, remedy=_REMEDY)
+            if wrong := non_finite(weights.items()):
+                raise FileError(path, f"has weights that are not finite ({wrong[0]})", _REMEDY)
             try:
-                part.load_state_dict(read_tensors(path, remedy=_REMEDY), assign=True)
+                part.load_state_dict(weights, assign=True)
             except RuntimeError as error:
                 raise FileError(path, f"does not fit config.json ({one_line(error)})", _REMEDY) from error
             part.eval()

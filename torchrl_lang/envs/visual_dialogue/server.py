@@ -455,9 +455,9 @@ def _most_connections() -> int:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family, both = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::" and socket.has_dualstack_ipv6()
     try:
-        made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        made = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (TypeError, UnicodeError) as error:  # of a name that no host can have
         raise OSError(f"{host!r} is no address to listen on ({error}).") from error
     # Connections inherit it; without it every small reply takes 40 ms longer.

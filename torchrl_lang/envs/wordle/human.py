@@ -59,6 +59,7 @@ PUZZLES: Mapping[int, str] = dict(enumerate(_ANSWERS.split(), start=210))
 _NAMED = 3  # tweets that a report names for each reason
 _SCORE = re.compile(r"(?<![\d/])([1-6Xx])/6(?![\d/])")  # such as 3/6, or X/6 for a lost game; not a part of a date
 _NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
+_WORD = re.compile("[a-z]{5}")
 
 
 @dataclass
@@ -103,11 +104,12 @@ def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
     remedy = "give a puzzle's number and its answer on each line, each number once"
     answers: dict[int, str] = {}
     for line, text in enumerate(read_text(Path(path), remedy=remedy).splitlines(), start=1):
-        if text.strip(", \t"):
-            number, _, answer = text.replace(",", " ").strip().partition(" ")
-            if not _is_number(number) or int(number) in answers or not re.fullmatch(r"\s*[a-z]{5}", answer):
-                raise FileError(Path(path), f"has {text[:80]!r} on line {line}", remedy)
-            answers[int(number)] = answer.strip()
+        fields = text.replace(",", " ").split()
+        if not fields:
+            continue
+        if len(fields) != 2 or not _is_number(fields[0]) or int(fields[0]) in answers or not _WORD.fullmatch(fields[1]):
+            raise FileError(Path(path), f"has {text[:80]!r} on line {line}", remedy)
+        answers[int(fields[0])] = fields[1]
     return answers
 
 

@@ -35,6 +35,7 @@ class _Record(Record):
     """A tree on disk."""
 
     FORMAT: ClassVar[str] = "wordle decision tree"
+    VERSION: ClassVar[int] = 2
     rules: Rules
     max_tries: int | None
     words: tuple[str, ...]
