@@ -206,7 +206,7 @@ def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
         float32 in ``[0, 1]``, of the same shape.
 
     Raises:
-        ValueError: a shortest path takes ``max_moves`` or more, so that walks cannot be told apart.
+        ValueError: a shortest path takes ``max_moves`` or more, so that all walks have the same optimality.
 
     Examples:
         >>> import torch
