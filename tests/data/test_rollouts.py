@@ -75,6 +75,9 @@ def test_by_hand():
     assert rows["said"].tolist() == [[0.0, -1.0, -2.0, 0.0, -3.0]]
     both = rows_from_rollout(rollout, unfinished="truncate", carry=["said"])
     assert both["said"][1].tolist() == [0.0, -4.0, 0.0, 0.0, 0.0]
+    agent[0, :2, 3] = True  # a third token of the first turn, for which there is no value
+    with pytest.raises(ValueError, match="'said' has 2 values a turn, which lack 1 tokens of the agent"):
+        rows_from_rollout(rollout, unfinished="drop", carry=["said"])
 
 
 def test_what_is_not_there_raises(talk):

@@ -272,13 +272,14 @@ def mistake(error: ValidationError) -> str:
     name, found = ".".join(map(str, first["loc"]))[:80], shorten(first["input"])
     if first["type"] == "missing":
         return f'has no field "{name}"'
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f'has the unknown field "{name}"'
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = "a JSON object" if first["type"] == "model_type" else message
+    needs_object = first["type"] in ("model_type", "dataclass_type", "dict_type")
+    expected = "a JSON object" if needs_object else message
     if name:
         return f'has {found} as "{name}", expected {expected}'
-    return f"is {found}, expected {expected}" if first["type"] == "model_type" else message[:1].lower() + message[1:]
+    return f"is {found}, expected {expected}" if needs_object else message[:1].lower() + message[1:]
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -287,7 +288,7 @@ M = TypeVar("M", bound=BaseModel)
 def validate(model: type[M], content: Any, what: str) -> M:
     """Check a value of Python by its model; the ``ValueError`` of a mistake begins with ``what``."""
     try:
-        return model.model_validate(content)
+        return model.model_validate(dict(content) if isinstance(content, Mapping) else content)
     except ValidationError as error:
         raise ValueError(f"{what} {mistake(error)}") from None
 

@@ -68,7 +68,7 @@ def rows_at(
     """
     step = rollout.get("next")
     features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
-    rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *features, *keep)}
+    rows = {key: step[key][take] for key in (*ROW_KEYS, TERMINATED, *features, *keep)}
     # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
     truncated = step.get(TRUNCATED, None)
     rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]
@@ -117,8 +117,8 @@ def rows_from_rollout(
     Raises:
         KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.
         ValueError: an episode began before the rollout although an entry is carried or transforms changed the rewards;
-            values of the rows are invalid, see :func:`~torchrl_lang.schema.check_values`; ``MultiStep`` changed the
-            steps; or log-probabilities are carried of random actions (``init_random_frames``), which have none.
+            an entry to carry lacks values of some tokens; values of the rows are invalid, see
+            :func:`~torchrl_lang.schema.check_values`; ``MultiStep`` changed the steps; or log-probabilities are carried of random actions (``init_random_frames``), which have none.
 
     Note:
         The first episodes to finish are short ones. :func:`~torchrl_lang.data.generate_dataset` avoids this bias by
@@ -317,6 +317,9 @@ def token_values(
     An entry of the steps ``[*B, time]`` has one value per token of the turn's utterance, ``[*B, time, K]``, or one for
     all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. ``row`` is the number of each step's row, and
     ``agent_mask`` that of the rows.
+
+    Raises:
+        ValueError: an entry lacks the values of some tokens.
     """
     before = row_length(rollout.get(ATTENTION_MASK))
     after = rollout.get(("next", AGENT_MASK))
@@ -330,6 +333,12 @@ def token_values(
         written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
         index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
         out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
+        known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
+        if unknown := int((agent_mask & ~known).sum()):
+            raise ValueError(
+                f"{key!r} has {value.shape[-1]} values a turn, which lack {unknown} tokens of the agent: carry an entry "
+                "with a value for each token that a policy may write, or one for the whole turn."
+            )
     return out
 
 

@@ -153,8 +153,7 @@ def _response(what: str, content: Content, control: ControlTokens) -> Turn:
         is_empty = not content
     else:
         ids = _ids(what, content)
-        while ids and ids[-1] == control.pad:
-            ids = ids[:-1]
+        ids = ids[: max((place for place, token in enumerate(ids, start=1) if token != control.pad), default=0)]
         is_closed, is_empty = ids[-1:] == (control.end_of_action,), not ids
         turn = Turn("", 0.0, is_closed, _ids(what, ids[: len(ids) - is_closed], (control.pad, control.end_of_action)))
     if is_empty:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import FiniteFloat, NonNegativeInt, Strict, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, Strict, TypeAdapter, ValidationError
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -100,6 +100,7 @@ class Episode:
         return sum((turn.reward for turn in self.turns if turn.reward is not None), 0.0)
 
 
+_TABLE = TypeAdapter(dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")], Annotated[FiniteFloat, Strict()]])
 _REMEDY = 'give a JSON object of numbers by token id, such as {"17": 0.25}'
 
 
@@ -145,14 +146,11 @@ class TokenRewardTable:
         Raises:
             FileError: the file cannot be read, or holds something else.
         """
-        path = Path(path)
         try:
-            table = TypeAdapter(dict[NonNegativeInt, Annotated[FiniteFloat, Strict()]]).validate_json(
-                json.dumps(read_json(path, remedy=_REMEDY))
-            )
+            table = _TABLE.validate_json(json.dumps(read_json(path, remedy=_REMEDY)))
         except ValidationError as error:
             raise FileError(path, mistake(error), _REMEDY) from None
-        return cls(table, scale=scale, shift=shift)
+        return cls({int(token): value for token, value in table.items()}, scale=scale, shift=shift)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the table, without scale and shift, as JSON."""
