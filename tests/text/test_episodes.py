@@ -44,7 +44,16 @@ def test_files(tmp_path):
     TokenRewardTable(token_frequencies(to_rows(EPISODES, TOKENIZER, 14))).write(tmp_path / "table.json")
     table = TokenRewardTable.read(tmp_path / "table.json", scale=2.0)
     assert table.table == token_frequencies(to_rows(EPISODES, TOKENIZER, 14))
-    for content in ({"a": 1.0}, {"-1": 1.0}, {" 1": 1.0}, {"1_0": 1.0}, {"\u0661": 1.0}, {"1": "x"}, {"1": True}, {"1": None}):
+    for content in (
+        {"a": 1.0},
+        {"-1": 1.0},
+        {" 1": 1.0},
+        {"1_0": 1.0},
+        {"\u0661": 1.0},
+        {"1": "x"},
+        {"1": True},
+        {"1": None},
+    ):
         (tmp_path / "bad.json").write_text(json.dumps(content))
         with pytest.raises(FileError, match="give a JSON object of numbers"):
             TokenRewardTable.read(tmp_path / "bad.json")

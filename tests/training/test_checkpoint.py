@@ -204,5 +204,7 @@ def test_parts_that_a_checkpoint_lacks_has_beside_or_does_not_fit(tmp_path):
         RandomState(b=torch.Generator()).load_state_dict(RandomState(a=torch.Generator()).state_dict())
     with pytest.raises(ValueError, match="registered already"):
         Checkpointer("nowhere").register("one", one).register("one", two)
+    with pytest.raises(TypeError, match="'number' is a int without state_dict"):
+        Checkpointer("nowhere").register("number", 3)
     with pytest.raises(ValueError, match="keep"):
         Checkpointer("nowhere", keep=0)

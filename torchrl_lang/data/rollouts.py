@@ -118,7 +118,8 @@ def rows_from_rollout(
         KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.
         ValueError: an episode began before the rollout although an entry is carried or transforms changed the rewards;
             an entry to carry lacks values of some tokens; values of the rows are invalid, see
-            :func:`~torchrl_lang.schema.check_values`; ``MultiStep`` changed the steps; or log-probabilities are carried of random actions (``init_random_frames``), which have none.
+            :func:`~torchrl_lang.schema.check_values`; ``MultiStep`` changed the steps; or log-probabilities are carried
+            of random actions (``init_random_frames``), which have none.
 
     Note:
         The first episodes to finish are short ones. :func:`~torchrl_lang.data.generate_dataset` avoids this bias by
@@ -336,8 +337,8 @@ def token_values(
         known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
         if unknown := int((agent_mask & ~known).sum()):
             raise ValueError(
-                f"{key!r} has {value.shape[-1]} values a turn, which lack {unknown} tokens of the agent: carry an entry "
-                "with a value for each token that a policy may write, or one for the whole turn."
+                f"{key!r} has {value.shape[-1]} values a turn, which lack {unknown} tokens of the agent: carry an "
+                "entry with a value for each token that a policy may write, or one for the whole turn."
             )
     return out
 

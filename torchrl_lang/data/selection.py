@@ -40,7 +40,8 @@ def row_returns(
         float64 ``[*B]``.
 
     Raises:
-        ValueError: the rewards are missing or have the wrong shape, or ``gamma`` is out of range.
+        KeyError: an entry is missing, such as the rewards.
+        ValueError: the rewards have the wrong shape, or ``gamma`` is out of range.
 
     Examples:
         >>> from torchrl_lang.data import row_returns
@@ -97,6 +98,7 @@ def best_rows(
         Rows ``[M]`` with all their entries; ``M`` may be 0.
 
     Raises:
+        KeyError: an entry is missing.
         ValueError: a number is out of range, both ``n`` and ``fraction`` are given, or nothing is, shapes do not match,
             or a score is NaN.
 

@@ -116,7 +116,7 @@ class MessageRecord(Record):
 
     @property
     def of_template(self) -> dict[str, Any]:
-        """What the template writes into the utterance beside the content."""
+        """The entries that the template writes into the utterance beside the content."""
         return {key: value for key in _OF_TEMPLATE if (value := getattr(self, key)) is not None}
 
 

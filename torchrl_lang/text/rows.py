@@ -202,12 +202,13 @@ def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenRe
     for_chat = isinstance(tokenizer, ChatTokenizer)
     parts = chat_parts(episode, tokenizer) if for_chat else _control_parts(episode, tokenizer)  # type: ignore[arg-type]
     for ids, written, earned in parts:
-        paid = [0.0] * len(ids)
+        tokens += ids
+        agent += written
+        reward += [0.0] * len(ids)
         if earned:
             if True not in written:
                 raise ValueError(f"A turn has the reward {earned} but no token of the agent to place it on.")
-            paid[len(written) - 1 - written[::-1].index(True)] = earned
-        tokens, agent, reward = tokens + ids, agent + written, reward + paid
+            reward[-1 - written[::-1].index(True)] = earned
     if token_reward is not None:
         reward = _add(reward, token_reward(tokens), agent)
     return EncodedEpisode(tokens, agent, reward, episode.terminated, episode.truncated)

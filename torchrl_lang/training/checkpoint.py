@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import tensordict
 import torch
@@ -26,6 +26,7 @@ from torchrl_lang._files import (
     remove_folder,
     remove_leftovers,
     shorten,
+    verify_checksums,
     write_json,
 )
 from torchrl_lang.training.metrics import nonfinite_parameters
@@ -63,6 +64,7 @@ _FOLDER = RecordFolder(
 )
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """Anything with a state: modules, optimizers, schedulers, samplers, random generators."""
 
@@ -117,7 +119,15 @@ class Checkpointer:
         """Add ``obj`` to all later checkpoints; checkpoints without an ``optional`` one leave it as it is.
 
         Returns itself, for chaining.
+
+        Raises:
+            TypeError: the object has no state.
+            ValueError: the name is taken.
         """
+        if not isinstance(obj, Stateful):
+            raise TypeError(
+                f"'{name}' is a {type(obj).__name__} without state_dict and load_state_dict: it has no state."
+            )
         if name in self._objects:
             raise ValueError(f"'{name}' is registered already: give the second object another name.")
         self._objects[name] = obj
@@ -273,7 +283,7 @@ def _read(path: Path, *, with_state: bool = True) -> tuple[_Manifest, dict[str, 
     try:
         manifest = _Manifest.read(path / _MANIFEST, remedy=remedy)
         if with_state:
-            _FOLDER.read(path)
+            verify_checksums(path, remedy=remedy, needs=(_MANIFEST, _TENSORS, _STATE))
             tensors = read_tensors(path / _TENSORS, remedy=remedy)
             state = join_state(read_json(path / _STATE, remedy=remedy), tensors)
     except FileError as error:

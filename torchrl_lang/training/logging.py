@@ -180,7 +180,7 @@ def _run_name(folder: Path) -> str:
     if not kept.exists():
         write_file(kept, generate_exp_name(folder.name, "run") + "\n")
     name = read_text(kept, remedy=remedy).strip()
-    if name.startswith(".") or name != Path(name).name or not name.isprintable():
+    if not name or name.startswith(".") or name != Path(name).name or not name.isprintable():
         raise FileError(kept, f"holds {shorten(name)}, which is not a valid folder name", remedy)
     return name
 
