@@ -81,7 +81,7 @@ class CorridorEnv(LanguageEnv):
     def __init__(
         self, length: int = 4, *, start: int | None = None, max_turns: int = 8, **options: Unpack[EnvOptions]
     ) -> None:
-        check_options(length=(length, range(2, len(_PLACES) + 1)), start=(start, range(length - 1)))
+        check_options(length=(length, range(2, len(_PLACES) + 1)), start=(start, (None, *range(length - 1))))
         self.length, self.start = length, start
         tokenizer = CharTokenizer.from_alphabet(_PLACES[:length] + "lr")
         # An opening of 3 tokens, 5 per turn (with one letter too many), and the end-of-dialogue token.
