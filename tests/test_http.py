@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
-import json
 import logging
 import pickle
 import shutil
@@ -39,15 +37,20 @@ def served(request):
     return request.getfixturevalue("over_tls") if request.param == "https" else lambda server: server
 
 
-@pytest.fixture
-def over_tls(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key, certificate = (tmp_path_factory.mktemp("tls") / name for name in ("key.pem", "certificate.pem"))
     options = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
-    files = ["-keyout", key, "-out", certificate]
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *options, *files]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *options, "-keyout", key, "-out", certificate]
     subprocess.run(made, check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.fixture
+def over_tls(certificate, monkeypatch):
+    certificate, key = certificate
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -70,31 +73,23 @@ def slowly(*pieces):
 
 AGAIN, FINAL = ConnectionError, ValueError
 MISBEHAVING = {  # the reply, its error, and a word of the message
-    "slow status": (slowly(*(bytes([byte]) for byte in OK)), AGAIN, "timed out"),
     "slow headers": (slowly(OK, *repeat(b"X: y\r\n", 400)), AGAIN, "timed out"),
-    "slow body": (slowly(OK + b"Content-Length: 99\r\n\r\n", *repeat(b" ", 400)), AGAIN, "timed out"),
-    "slow body without length": (slowly(OK + b"\r\n", *repeat(b" ", 400)), AGAIN, "timed out"),
     "slow chunks": (slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400)), AGAIN, "timed out"),
     "many interim replies": (slowly(*repeat(b"HTTP/1.1 100 Continue\r\n\r\n", 400)), AGAIN, "timed out"),
     "no reply": (("sleep", 5), AGAIN, "timed out"),
     "closed": (("drop", ""), AGAIN, "disconnected"),
     "no HTTP": (("raw", b"SSH-2.0-OpenSSH\r\n\r\n"), AGAIN, "illegal status line"),
-    "cut status": (("raw", b"HTTP/1.1 200"), AGAIN, "disconnected"),
     "cut headers": (("raw", OK + b"Content-Le"), AGAIN, "disconnected"),
     "cut body": (("raw", OK + b"Content-Length: 99\r\n\r\n{"), AGAIN, "closed connection"),
     "cut body without length": (("raw", OK + b'\r\n{"results": [{"fla'), AGAIN, "expected JSON"),
     "cut chunks": (("raw", CHUNKED + b'3\r\n{"a\r\n'), AGAIN, "closed connection"),
     "length beyond all memory": (("raw", OK + b"Content-Length: 999999999999999\r\n\r\n12"), AGAIN, "closed"),
-    "two lengths": (("raw", OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n12"), AGAIN, "Content-Length"),
     "endless header": (("raw", OK + b"X: " + b"0" * 2**18), AGAIN, "too long|disconnected|reset"),
-    "chunk of less than nothing": (("raw", CHUNKED + b"-1\r\n" + MANY), AGAIN, "chunk"),
     "too long a body": (("raw", OK + b"Content-Length: 3000\r\n\r\n" + MANY), FINAL, "replied more than 2000 bytes"),
-    "too long a body without length": (("raw", OK + b"\r\n" + MANY), FINAL, "replied more than"),
     "too long a chunk": (("raw", CHUNKED + b"BB8\r\n" + MANY), FINAL, "replied more than"),
     "empty": ((200, b""), FINAL, "expected JSON"),
     "a page": ((200, b"<html>"), FINAL, "replied .*<html>.*expected JSON"),
     "deep": ((200, b"[" * 1999), FINAL, "expected JSON|recursion"),
-    "no text": ((200, b"\xff\xfe\xfd"), FINAL, "expected JSON"),
     "a redirect": ((301, b"", ("Location", "http://127.0.0.1:1/")), FINAL, "status 301"),
     "created": ((201, b"1"), FINAL, "status 201"),
     "rejected": ((400, {"error": "no caption"}), FINAL, "rejected the request with status 400: no caption"),
@@ -111,7 +106,7 @@ def test_endpoints_that_misbehave_end_in_a_named_error(reply, error, message, mo
     with Scripted(reply, reply, FINE) as server:
         began = time.monotonic()
         with pytest.raises(error, match=f"(?s){server.url}/x .*({message})"):
-            ask(server, timeout=0.3, retries=1)
+            ask(server, timeout=0.15 if message == "timed out" else 5, retries=1)
         assert time.monotonic() - began < 5
         assert len(server.seen) == (2 if error is AGAIN else 1)
         if error is AGAIN:
@@ -125,7 +120,7 @@ def test_a_request_is_sent_again_until_it_is_answered():
 
 
 def test_a_slow_reply_within_the_time_is_read(served):
-    with served(Scripted(("trickle", [OK + b"Content-Length: 6\r\n\r\n", b'"fi', b'ne"'], 0.2))) as server:
+    with served(Scripted(("trickle", [OK + b"Content-Length: 6\r\n\r\n", b'"fi', b'ne"'], 0.05))) as server:
         assert ask(server, timeout=20) == "fine"
 
 
@@ -145,17 +140,19 @@ def test_a_server_that_reads_slowly_does_not_block():
         connection, _ = listener.accept()
         with connection, suppress(OSError):
             while connection.recv(2**17):
-                time.sleep(0.05)
+                enough.wait(0.05)
 
+    enough = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = threading.Thread(target=read)
         reader.start()
-        client = JSONOverHTTP(f"http://127.0.0.1:{listener.getsockname()[1]}", retries=0, timeout=0.5)
+        client = JSONOverHTTP(f"http://127.0.0.1:{listener.getsockname()[1]}", retries=0, timeout=0.2)
         began = time.monotonic()
         with pytest.raises(ConnectionError, match="timed out"):
             client.post("/x", bytes(2**26), "text/plain")
         client.close()
         assert time.monotonic() - began < 10
+        enough.set()
         reader.join()
 
 
@@ -219,12 +216,12 @@ def test_too_long_a_wait_is_an_error_at_once():
 
 
 def test_connections_that_the_server_has_closed_use_up_no_attempts(served):
-    with served(Scripted(*[FINE] * 3, closes=True)) as server:
+    with served(Scripted(FINE, FINE, closes=True)) as server:
         client = JSONOverHTTP(server.url, retries=0)
-        for _ in range(3):
+        for _ in range(2):
             assert client.get("/x") == "fine"
             time.sleep(0.1)
-        assert len(server.seen) == server.connections == 3
+        assert len(server.seen) == server.connections == 2
 
 
 def test_a_connection_that_ends_when_it_is_reused():
@@ -240,7 +237,7 @@ def test_what_comes_between_two_requests_is_no_reply():
     with Scripted(("trickle", [OK + b"Content-Length: 1\r\n\r\n1", unasked], 0.05), FINE) as server:
         client = JSONOverHTTP(server.url, retries=0)
         assert client.get("/x") == 1
-        time.sleep(0.3)
+        time.sleep(0.15)
         assert client.get("/x") == "fine"
 
 
@@ -332,20 +329,19 @@ def everything_shown(error):
 FORMS = {
     "as it is": str,
     "URL": lambda key: quote(key, safe=""),
-    "URL twice": lambda key: quote(quote(key, safe="")),
-    "HTML": html.escape,
     "HTML numbers": lambda key: "".join(f"&#{ord(character)};" for character in key),
-    "JSON": lambda key: json.dumps(key)[1:-1].replace("/", r"\/"),
     "JSON numbers": lambda key: "".join(rf"\u{ord(character):04X}" for character in key),
-    "UTF-32": lambda key: key.encode("utf-32").decode("latin-1"),
 }
 
 
-@pytest.mark.parametrize("key", [KEY, "k", "letters"])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    ("key", "form"),
+    [("k", str), ("letters", str), *((KEY, form) for form in FORMS.values())],
+    ids=["k", "letters", *FORMS],
+)
 @pytest.mark.parametrize("status", [401, 200, "raw", "header"])
 def test_no_error_or_log_shows_a_key(form, key, status, with_key, caplog, capfd):
-    told = f"<no such key: {form(key) * 3}, you see>\r\n".encode("latin-1")
+    told = f"no such key: {form(key) * 3}, you see".encode()
     reply = (status, told) if status != "header" else (401, b"{}", ("X", form(key).strip() if form is str else "y"))
     with caplog.at_level(logging.DEBUG), Scripted(reply) as server:
         client = with_key(key, server)
@@ -353,13 +349,9 @@ def test_no_error_or_log_shows_a_key(form, key, status, with_key, caplog, capfd)
             client.post("/x", b"", "text/plain")
         assert server.headers[0]["Authorization"] == f"Bearer {key}"
     shown = everything_shown(error) + repr(vars(client)) + caplog.text + "".join(capfd.readouterr())
-    for hidden in (
-        key * 3,
-        key[:8] + key[8:9] if len(key) > 8 else "key: ",
-        form(key)[:9] if len(key) > 8 else "key: ",
-    ):
+    for hidden in (key * 3, *((key[:9], form(key)[:9]) if len(key) > 8 else ("key: ",))):
         assert hidden not in shown
-    if status in (401, 500, 200):
+    if status in (401, 200):
         assert "not shown, since it may hold the key" in str(error.value)
 
 
@@ -399,8 +391,9 @@ def test_keys_that_no_header_can_hold(key, with_key):
 
 
 def test_tls_has_the_deadline_too(over_tls):
-    with over_tls(Scripted(slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400)), FINE)) as server:
-        assert ask(server, retries=1, timeout=0.5) == "fine"
+    server = over_tls(Scripted(slowly(CHUNKED, *repeat(b"1\r\n \r\n", 400))))
+    with server, pytest.raises(ConnectionError, match="timed out"):
+        ask(server, timeout=0.3)
 
 
 def test_harmless_messages_are_shown_beside_a_key(with_key):

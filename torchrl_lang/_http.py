@@ -21,8 +21,6 @@ import httpx2
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import one_line, shorten
 
-__all__ = ["JSONOverHTTP", "Secret"]
-
 LARGEST_REPLY = 2**26
 """Bytes of the content of a reply; its headers may have 100 KiB."""
 _PIECE = 2**14

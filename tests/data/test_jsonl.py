@@ -34,13 +34,9 @@ def write(path, *lines):
     return path
 
 
-def test_dialogues_are_read(tmp_path):
+def test_a_data_set_of_dialogues(tmp_path, letters):
     path = write(tmp_path / "d.jsonl", GOOD[0], "", GOOD[1])
     assert read_jsonl(path) == (EPISODES, [])
-
-
-def test_a_data_set_of_dialogues(tmp_path, letters):
-    path = write(tmp_path / "d.jsonl", *GOOD)
     dataset = dataset_from_jsonl(path, tmp_path / "data", letters, 32)
     assert [dataset.episode(index) for index in range(2)] == EPISODES
     assert dataset.manifest["source"] == "dialogues of d.jsonl"
@@ -105,18 +101,15 @@ def test_a_misspelt_option_is_refused_before_anything_is_read(tmp_path, letters)
 
 DAMAGED = {
     "not UTF-8": b'{"turns": [{"role": "agent", "text": "na\xefve"}]}',
-    "UTF-16": GOOD[0].__repr__().encode("utf-16"),
     "two on a line": json.dumps(GOOD[0]).encode() * 2,
     "a mark inside": "\ufeff".encode() + json.dumps(GOOD[0]).encode(),
     "NaN": b'{"turns": [{"role": "agent", "text": "a", "reward": NaN}]}',
     "sum beyond float32": b'{"turns": [{"role": "agent", "text": "a", "reward": 3e38}], "reward": 3e38}',
     "digits": b'{"turns": [{"role": "agent", "text": "a", "reward": ' + b"9" * 10_000 + b"}]}",
     "deep": b'{"turns": ' + b"[" * 100_000,
-    "long text": b'{"turns": [{"role": "agent", "text": "' + b"%" * 10_000_000 + b'"}]}',
-    "long role": b'{"turns": [{"role": "' + b"x" * 10_000_000 + b'", "text": ""}]}',
+    "long text": b'{"turns": [{"role": "agent", "text": "' + b"%" * 1_000_000 + b'"}]}',
     "key twice, of many": json.dumps({str(n): 0 for n in range(100_000)})[:-1].encode() + b', "99999": 1}',
     "half a pair": b'{"turns": [{"role": "agent", "text": "a\\ud800"}]}',
-    "a number": b"17",
 }
 
 
@@ -141,7 +134,7 @@ def test_a_damaged_line_is_one_line_in_the_error(tmp_path, letters, line):
     assert len(load_dataset(dataset.folder, verify=True)) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("content", [b"\n \r\n", b"\xef\xbb\xbf"])
 def test_a_file_without_a_dialogue_is_an_error(tmp_path, letters, content):
     (tmp_path / "d.jsonl").write_bytes(content)
     for read in (read_jsonl, lambda path: dataset_from_jsonl(path, tmp_path / "data", letters, 32)):

@@ -86,7 +86,7 @@ def test_number_and_fraction_and_groups_by_hand():
 
 
 @pytest.mark.parametrize(("top", "bottom"), [(0.3, None), (None, 0.25), (0.5, 0.59), (0.29, 1.0), (1.0, 0.001)])
-@pytest.mark.parametrize("n", [7, 100])
+@pytest.mark.parametrize("n", [100])
 def test_shares_are_those_of_the_paper_s_code(top, bottom, n):
     """First the worst ``int(bottom_p * N)``, then the best ``int(top_p * N)`` of them; at least one is kept."""
     returns = [float(r) for r in torch.randperm(n, generator=torch.Generator().manual_seed(n)).tolist()]
@@ -115,7 +115,7 @@ def drawn(pairs):
     return of_returns(*(0.5 * r for r, _ in pairs), group=torch.tensor([g for _, g in pairs]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(RETURNS, st.integers(1, 5), st.booleans(), st.randoms(use_true_random=False))
 def test_order_changes_nothing_but_ties_and_padding_nothing(pairs, n, grouped, random):
     rows, per = drawn(pairs), "group" if grouped else None
@@ -137,7 +137,7 @@ def test_order_changes_nothing_but_ties_and_padding_nothing(pairs, n, grouped, r
     assert numbers(best_rows(garbage, n, per=per)) == numbers(best)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(RETURNS, st.integers(1, 6), st.integers(1, 3), st.booleans(), st.lists(st.integers(0, 12), max_size=3))
 def test_in_pieces_as_at_once(pairs, capacity, per_group, grouped, cuts):
     rows = drawn(pairs)

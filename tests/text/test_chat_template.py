@@ -58,11 +58,11 @@ def row_of(tokenizer, messages):
     return ids
 
 
-def test_a_thousand_conversations_equal_the_template(source):
+def test_conversations_equal_the_template(source):
     row_format = RowFormat.from_chat_template(source)
     tokenizer, draw = ChatTokenizer(source, row_format), random.Random(0)
     equal_ids = 0
-    for _ in range(100):
+    for _ in range(40):
         messages = messages_of(draw, PIECES)
         text = rendered(source, messages)
         assert row_format.render(chat(*messages)) == text
@@ -72,7 +72,7 @@ def test_a_thousand_conversations_equal_the_template(source):
         assert ids[: len(first)] == first
         assert tokenizer.decode(ids) == text
         equal_ids += ids == source(text, add_special_tokens=False)["input_ids"]
-    assert equal_ids > 75  # elsewhere an utterance would merge with the white space before it
+    assert equal_ids > 30  # elsewhere an utterance would merge with the white space before it
 
 
 def test_names_of_tokens_in_texts_are_plain_text(source):
@@ -80,7 +80,7 @@ def test_names_of_tokens_in_texts_are_plain_text(source):
     plain = tokenizer.row_format.render(chat(*[""] * 5))
     expected = source(plain, add_special_tokens=False)["input_ids"]
     added = set(source.added_tokens_decoder)
-    for _ in range(300):
+    for _ in range(60):
         messages = messages_of(draw, [*PIECES, *MARKERS], turns=2)
         ids = row_of(tokenizer, messages)
         assert tokenizer.decode(ids) == tokenizer.row_format.render(chat(*messages))
@@ -92,7 +92,7 @@ def test_names_of_tokens_in_texts_are_plain_text(source):
 def test_rows_survive_messages_and_back(source):
     tokenizer, draw = ChatTokenizer(source, RowFormat.from_chat_template(source)), random.Random(2)
     clean = tokenizer.row_format.clean_text, tokenizer.row_format.clean_action
-    for case in range(300):
+    for case in range(60):
         messages = messages_of(draw, [*PIECES, *MARKERS])
         terminated = case % 3 == 0
         turns = [Turn(clean[i % 2](text), float(i) if i % 2 else None) for i, text in enumerate(messages)]
@@ -236,7 +236,7 @@ def test_dialogues_with_tools_equal_the_template(name):
     """Where the template writes one message of the user around several answers of tools, too."""
     source = tokenizer_of(TOOLS[name])
     tokenizer, draw = ChatTokenizer(source, RowFormat.from_chat_template(source)), random.Random(0)
-    for _ in range(60):
+    for _ in range(25):
         turns = dialogue(draw, pieces=PIECES, roles=("tool", "tool", "user"))
         expected = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
         row = to_row(Episode(turns, terminated=False), tokenizer, 1500)
@@ -252,7 +252,7 @@ def test_turns_with_roles_survive_rows_and_back(name):
     row_format = RowFormat.from_chat_template(source)
     tokenizer, draw = ChatTokenizer(source, row_format), random.Random(1)
     roles = [role for role in ("user", "tool") if f"assistant>{role}" in row_format.joins] or ["user"]
-    for case in range(40):
+    for case in range(25):
         turns = dialogue(
             draw, pieces=[*PIECES, *MARKERS, *OF_TOOLS], roles=roles, system="start>system" in row_format.joins
         )

@@ -34,6 +34,7 @@ def turns(draw):
 episodes = st.builds(Episode, st.lists(turns(), max_size=5), terminated=st.booleans(), truncated=st.booleans())
 
 
+@settings(max_examples=50)
 @given(episodes)
 def test_episode_row_episode(episode):
     row = to_row(episode, WORDS, 80)
@@ -41,6 +42,7 @@ def test_episode_row_episode(episode):
     assert from_row(row, WORDS) == episode
 
 
+@settings(max_examples=50)
 @given(episodes, st.integers(1, 20))
 def test_a_truncated_row_is_well_formed_and_its_own_round_trip(episode, width):
     with pytest.warns(UserWarning, match="truncated") if _length(episode) > width else contextlib.nullcontext():

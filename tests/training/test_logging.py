@@ -37,7 +37,7 @@ def test_rows_and_growing_columns(tmp_path):
         log.log(50, {"step": 1.0})
 
 
-@pytest.mark.parametrize("torn", ["3", "3,0.", '"3,0.5'])
+@pytest.mark.parametrize("torn", ["3,0.", '"3,0.5'])
 def test_a_torn_row_is_dropped_and_the_rest_continued(tmp_path, torn):
     log = RunLog(tmp_path / "log.csv")
     log.log(1, {"loss": 0.5})

@@ -11,7 +11,7 @@ from tests.processes import Program
 from tests.training import resumable
 from torchrl_lang.evaluation import read_columns
 
-STEPS = 400
+STEPS = 200
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
@@ -21,7 +21,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
     killed.mkdir()
     resumable.main(whole, STEPS)
     run, moment = Program(resumable.__file__, killed, STEPS), random.Random()
-    least, log = moment.randint(20, 90), killed / "log.csv"
+    least, log = moment.randint(20, 50), killed / "log.csv"
     while not log.exists() or log.read_bytes().count(b"\n") < least:
         assert run.returncode is None, "the run ended before it could be killed"
         time.sleep(0.0005)

@@ -20,17 +20,6 @@ from torchrl_lang.modules import row_log_prob
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, ControlTokens, entry
 
-__all__ = [
-    "Summary",
-    "distinct_n",
-    "imitation_loss",
-    "ngram_entropy",
-    "perplexity",
-    "solved",
-    "summarize",
-    "unanswered",
-]
-
 
 @dataclass(frozen=True)
 class Summary:

@@ -32,8 +32,6 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = ["GameRecords", "play_games"]
-
 
 @dataclass(frozen=True)
 class GameRecords:

@@ -10,8 +10,6 @@ from typing import Any
 from torchrl_lang._files import parse_rows, read_text
 from torchrl_lang.evaluation.metrics import Summary
 
-__all__ = ["plot_guess_histogram", "plot_learning_curves", "read_columns"]
-
 Columns = Mapping[str, Sequence[float]]
 """The log of a run: one list of numbers per column, all of one length, with NaN where nothing was logged."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from torchrl_lang.evaluation.metrics import Summary
 
-__all__ = ["SeedSummary", "format_columns", "format_legend", "format_seed_table", "format_table", "over_seeds"]
-
 
 def _cell(
     value: float | None, error: float | None = None, *, digits: int = 3, scale: int = 1, unit: str = ""

@@ -14,8 +14,6 @@ from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.rows import read_chat_turns, read_control_turns
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
-
 TILES = {"<g>": "🟩", "<y>": "🟨", "<b>": "⬛"}
 """Coloured squares for Wordle's colour symbols."""
 

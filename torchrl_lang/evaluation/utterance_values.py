@@ -26,18 +26,6 @@ from torchrl_lang.schema import AGENT_MASK, TOKENS, ControlTokens
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import decode_action
 
-__all__ = [
-    "Comparison",
-    "KnownValues",
-    "TextAdvantage",
-    "last_values",
-    "preference_rates",
-    "rank_accuracy",
-    "rank_correlation",
-    "row_advantages",
-    "text_advantages",
-]
-
 
 @torch.no_grad()
 def last_values(

@@ -20,8 +20,6 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import TERMINATED, TOKEN_REWARD, ControlTokens, entry
 
-__all__ = ["ValueReport", "value_report"]
-
 READY_FIT = 0.5
 """Least share of the variance of its own targets that Q must explain."""
 

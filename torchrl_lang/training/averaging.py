@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from torchrl_lang._checks import check_options
 
-__all__ = ["WeightAverage"]
-
 
 class WeightAverage:
     """An exponential moving average of a module's weights over training steps (Polyak averaging, see arXiv 1803.05407).

@@ -32,8 +32,6 @@ from torchrl_lang._files import (
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
-__all__ = ["Checkpointer", "Stateful"]
-
 # torchrl.checkpoint also writes atomically, but reads a pickled payload if there is one, saves replay buffers with
 # torch.save, does not flush to disk before it renames, has no checksums, and needs the metric at every save, although
 # ours is known only after an evaluation.

@@ -17,8 +17,6 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, parse_rows, read_text, shorten, write_file
 from torchrl_lang.training.metrics import Scalar, to_scalars
 
-__all__ = ["LOGGERS", "RunLog", "make_log"]
-
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
 """Names that :func:`make_log` accepts; all but ``csv`` are packages of the same name."""
 

@@ -17,8 +17,6 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck
 
-__all__ = ["total_loss", "train_steps"]
-
 
 def total_loss(losses: TensorDictBase) -> Tensor:
     """Sum of all ``loss_*`` entries, the scalar that a training step minimizes.

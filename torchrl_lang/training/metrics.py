@@ -11,9 +11,6 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["FiniteCheck", "NonFiniteError", "Scalar", "check_parameters", "nonfinite_parameters", "to_scalars"]
-
-
 Scalar = int | float
 
 

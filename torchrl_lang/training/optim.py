@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-__all__ = ["MuonAdamW", "adamw", "muon_adamw", "warmup_cosine"]
-
 
 def adamw(
     modules: nn.Module | Iterable[nn.Module],

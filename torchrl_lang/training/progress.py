@@ -11,8 +11,6 @@ from tqdm import tqdm
 
 from torchrl_lang.training.metrics import Scalar, to_scalars
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """Shows the progress, speed and latest metrics of a run: a bar in a terminal, otherwise a line now and then.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from torchrl_lang._files import shorten
 
-__all__ = ["CheckpointError", "RandomState", "join_state", "split_state"]
-
 
 class RandomState:
     """The states of torch's global generators and of some others, for checkpoints.

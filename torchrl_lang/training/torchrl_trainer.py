@@ -11,8 +11,6 @@ from torchrl.trainers import Trainer, TrainerHookBase
 
 from torchrl_lang.data import EpisodeRows, row_buffer
 
-__all__ = ["EpisodeRowsHook", "OfflineCollector"]
-
 
 class OfflineCollector:
     """Passes batches of a replay buffer to a ``Trainer`` as if from a collector, to train on a dataset.
