@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.data import MultiStep
 from torchrl.envs import (
     DTypeCastTransform,
@@ -465,10 +465,9 @@ def wordle(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_episodes_of_several_workers_are_told_apart(kind):
-    makers = [functools.partial(wordle, seed) for seed in range(2)]
-    collector = kind(makers, FixedWord(), frames_per_batch=20, total_frames=160, auto_register_policy_transforms=False)
+def test_episodes_of_several_workers_are_told_apart():
+    makers, options = [functools.partial(wordle, seed) for seed in range(2)], {"auto_register_policy_transforms": False}
+    collector = MultiAsyncCollector(makers, FixedWord(), frames_per_batch=20, total_frames=160, **options)
     rows_of, found = EpisodeRows(carry=["figure"]), []
     try:
         for steps in collector:

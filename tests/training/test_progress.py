@@ -24,6 +24,10 @@ def test_lines_where_there_is_no_terminal():
     assert lines[1].startswith("train: 2/4 step, 50 %, ")
     assert lines[1].endswith("left, loss 0.1235, other 1")
     assert lines[-1].endswith("loss 0.1235, other 1, return -2.5")  # a figure stays on show
+    with Progress(9, stream=(stream := io.StringIO()), every=3600) as progress:
+        for step in range(9):
+            progress.update(step + 1, {"loss": step})
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_a_bar_in_a_terminal():
@@ -37,11 +41,3 @@ def test_a_bar_in_a_terminal():
     with pytest.raises(RuntimeError), Progress(4, stream=stream) as progress:
         raise RuntimeError
     assert progress._bar.disable  # closed when the run fails
-
-
-def test_few_lines():
-    stream = io.StringIO()
-    with Progress(1000, stream=stream, every=3600) as progress:
-        for step in range(1000):
-            progress.update(step + 1, {"loss": step})
-    assert len(stream.getvalue().splitlines()) == 2

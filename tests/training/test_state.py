@@ -37,7 +37,7 @@ def same(one, other) -> bool:
     return one == other or one != one != other
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(NESTED)
 def test_json_and_back(state):
     tree, tensors = split_state(state)

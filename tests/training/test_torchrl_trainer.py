@@ -41,8 +41,8 @@ def targets_of(loss):
     }
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if not name.startswith("ppo")])
-def test_every_loss_on_a_data_set(name):
+@pytest.mark.parametrize("name", ["bc-in-pieces", "ilql", "oreo-own-trunk"])
+def test_a_loss_on_a_data_set(name):
     rows = rows_for(name, 24)
     loss, seen = watched(LOSSES[name]())
     before = [p.detach().clone() for p in loss.parameters()]
