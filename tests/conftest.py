@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tyro  # noqa: F401  it fails where a doctest before has left a tuple with a list as `builtins._`
@@ -15,6 +17,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 use_a_server()
+
+SMALL = {
+    "train": 48,
+    "val": 10,
+    "test": 13,
+    "feature_size": 64,
+    "guesser_epochs": 6,
+    "answerer_epochs": 24,
+    "width": 48,
+}
+"""Enough for answers that are sentences; the rewards of so bad a guesser are near to random."""
+
+
+@pytest.fixture(scope="session")
+def prepared_dialogues(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of ``prepare visual_dialogue``, made once; tests must not write into it."""
+    from torchrl_lang.envs.visual_dialogue.prepare import main
+    from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
+
+    options: Any = SMALL
+    return main(PrepareVisualDialogue(out=tmp_path_factory.mktemp("visual_dialogue") / "prepared", **options))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -105,7 +105,6 @@ ENVS = {
     "visual_dialogue": (visual_dialogue_env, ("red?", "is it", "wet dry", "?"), False),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
-    "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),
     "countdown_by_token": (partial(token_env, countdown_env), ("go",), False),
     "picture_by_token": (partial(token_env, picture_env), ("a", "b", "c"), False),
     "wordle_by_token": (partial(token_env, wordle_env), (*WORDS, "zzzzz"), True),

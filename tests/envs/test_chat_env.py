@@ -43,7 +43,7 @@ def make(name="chatml", game=Echo, n=2, **options):
     return TextGameEnv(game, chat_tokenizer(name), batch_size=[n], **options)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", ["chatml", "mistral"])
 def test_the_rules_of_language_environments(name):
     env = make(name)
     check_language_env(env, lambda n: make(name, n=n), utterances=["is it red?", "no", "<think>"])

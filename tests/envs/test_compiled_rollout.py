@@ -27,7 +27,6 @@ CASES = {
     "wordle_with_sets": (wordle_env, wordle_player, {"consistent": True, "guesses": "words"}),
     "wordle_with_packed_sets": (wordle_env, lambda: None, {"consistent": "packed", "rules": "ilql"}),
     "corridor": (CorridorEnv, corridor_player, {}),
-    "corridor_of_babble": (CorridorEnv, lambda: None, {}),
 }
 
 
@@ -49,7 +48,6 @@ def turns(one):
     [
         ("wordle_with_packed_sets", [5], steps, "eager"),
         ("corridor", [], steps, "eager"),
-        ("corridor_of_babble", [2, 3], steps, "eager"),
         ("wordle_with_sets", [5], steps, "aot_eager"),
         ("wordle", [2, 3], rows, "eager"),
         ("corridor", [4], turns, "eager"),

@@ -10,7 +10,7 @@ from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.text import CharTokenizer
 
-from .conftest import countdown_env
+from .conftest import countdown_env, wordle_env
 from .helpers import say, step, transcript
 
 
@@ -67,6 +67,17 @@ def test_a_first_reset_resets_every_row():
         step(env, torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="every row"):
         env.reset(TensorDict(_reset=torch.tensor([[True], [False]]), batch_size=[2]))
+
+
+def test_an_environment_outlives_inference_mode():
+    env = wordle_env(batch_size=[3], seed=0)
+    with torch.inference_mode():
+        env.reset()
+        env.rollout(2)
+    rows = env.rollout(2)
+    assert not rows["tokens"].is_inference()
+    with torch.inference_mode():
+        assert env.reset()["tokens"].shape == (3, env.row_length)
 
 
 class Silent(CorridorEnv):

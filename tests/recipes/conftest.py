@@ -1,4 +1,4 @@
-"""A prepared folder of visual dialogue that is made in seconds, and what tests of comparisons share."""
+"""What tests of runs and of comparisons share."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import pytest
 
 from tests.recipes.demos import Trainings
 from tests.recipes.walks import ALGORITHMS, generate, train
-from torchrl_lang.envs.visual_dialogue.prepare import main
-from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue
-
-SMALL = {
-    "train": 48,
-    "val": 10,
-    "test": 13,
-    "feature_size": 64,
-    "guesser_epochs": 20,
-    "answerer_epochs": 40,
-    "width": 48,
-}
-"""Enough for answers that are sentences; the rewards of so bad a guesser are near to random."""
-
-
-@pytest.fixture(scope="session")
-def prepared_dialogues(tmp_path_factory):
-    """The folder of ``prepare visual_dialogue``; tests must not write into it."""
-    return main(PrepareVisualDialogue(out=tmp_path_factory.mktemp("visual_dialogue") / "prepared", **SMALL))
 
 
 @pytest.fixture(scope="session")

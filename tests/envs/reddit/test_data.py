@@ -40,9 +40,8 @@ def test_columns_by_position_and_positive_first(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("seed", range(3))
-def test_any_text_comes_back(tmp_path, seed, end):
-    source = random.Random(seed)
+def test_any_text_comes_back(tmp_path, end):
+    source = random.Random(0)
     rows = [(texts(source), source.randint(-99, 99), texts(source)) for _ in range(30)]
     data = RedditComments.read(write_folder(tmp_path, rows[:20], rows[20:], end=end))
     assert list(zip(data.comments, data.scores, data.parents, strict=True)) == rows
@@ -80,7 +79,7 @@ def test_malformed_rows_are_named_with_file_and_line(tmp_path, line, reason):
     assert data.comments == (*(each[0] for each in GOOD), "so what")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_damaged_files_lose_no_row(tmp_path, seed):
     """Rows read and rows reported are the rows present, each at its line; a long list of them is cut."""
     source = random.Random(seed)

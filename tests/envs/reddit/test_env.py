@@ -53,12 +53,6 @@ def test_rows_are_those_of_the_episodes():
     assert [from_row(row, LETTERS) for row in played] == DATA.episodes(count, scale=-5.0, shift=1.0)
 
 
-def test_the_same_seed_shows_the_same_parents():
-    env, again, other = make([50]), make([50]), make([50], seed=1)
-    assert torch.equal(env.reset()["tokens"], again.reset()["tokens"])
-    assert not torch.equal(env.reset()["tokens"], other.reset()["tokens"])
-
-
 def test_parents_are_drawn_over_the_comments():
     data = RedditComments(["a", "a", "a", "b"], list("abcd"), [1] * 4)
     env = make([400], data=data)

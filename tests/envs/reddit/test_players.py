@@ -56,19 +56,6 @@ def test_what_no_player_can_write():
         CommentPlayer(DATA.take([2]), LETTERS, 3)(env.reset())
 
 
-@pytest.mark.parametrize("include_parent", [True, False])
-def test_rows_by_a_plain_loop(include_parent):
-    make = CommentRows(DATA, count, LETTERS, 14, scale=-5.0, shift=1.0, include_parent=include_parent)
-    rows = torch.cat([make(range(0, 2), 0), make(range(2, 5), 7)])
-    for row, parent, text in zip(rows, DATA.parents, DATA.comments, strict=True):
-        turns = from_row(row, LETTERS).turns
-        assert [turn.text for turn in turns] == ([parent, text] if include_parent and parent else [text])
-        assert turns[-1].reward == 1 - 5 * text.count("a")
-        assert float(row["token_reward"].sum()) == 1 - 5 * text.count("a")
-        last = int(row["agent_mask"].nonzero().max())  # the end of the comment
-        assert row["token_reward"][last] == 1 - 5 * text.count("a")
-
-
 @pytest.mark.parametrize(("scale", "cutoff", "expected"), [(-5.0, -5.0, None), (1.0, 2.0, None), (1.0, -9.0, 200)])
 def test_a_cutoff_keeps_what_the_paper_keeps(scale, cutoff, expected):
     """Its dataset draws comments until one has a reward, scaled and shifted, that is not below the cutoff."""

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.word_overlap import SIZE, WORDS, WordOverlap, ask, image
-from tests.recipes.conftest import prepared_dialogues  # noqa: F401  # a fixture
 from torchrl_lang.envs.visual_dialogue import DialogueServer
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 

@@ -236,7 +236,7 @@ def damaged_head(rng, route):
 def test_hundreds_of_damaged_requests_end_in_an_error_or_a_reply(server):
     rng, statuses = random.Random(0), []
     kinds = (damaged_field, damaged_json, damaged_bytes, damaged_size, damaged_head)
-    for number in range(300):
+    for number in range(150):
         route = rng.choice(ROUTES)
         data = kinds[number % len(kinds)](rng, route)
         status, content = raw(server, data)
@@ -246,5 +246,5 @@ def test_hundreds_of_damaged_requests_end_in_an_error_or_a_reply(server):
             assert reply.keys() == {"error", "field"}, (number, reply)
             assert not any(part in reply["error"] for part in ("Traceback", "site-packages", "torchrl_lang", ".py"))
         statuses.append(status)
-    assert 6 < statuses.count(200) < 150  # some damage is harmless, most is not
+    assert 3 < statuses.count(200) < 75  # some damage is harmless, most is not
     assert post(server, "step_rank", valid())[0] == 200

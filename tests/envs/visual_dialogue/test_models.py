@@ -287,15 +287,3 @@ def test_ids_of_rare_words():
     assert words.ids([""]).shape == (1, 1)
     assert words.text([4, UNKNOWN, 5, END, 5]) == "a dog"
     assert words.text([]) == ""
-
-
-def test_batches_place_rounds():
-    words = WordIndex.of_texts(["a b c d"])
-    a, b, c, d = words.ids(["a b c d"])[0].tolist()
-    batch = DialogueBatch.of([Dialogue("a"), Dialogue("b", (Round("c", "d"), Round("d c", "")))], words)
-    assert batch.rounds.tolist() == [0, 2]
-    assert batch.caption.tolist() == [[a], [b]]
-    assert batch.questions.tolist() == [[[PAD, PAD]] * 2, [[c, PAD], [d, c]]]
-    assert batch.answers.tolist() == [[[PAD], [PAD]], [[d], [PAD]]]
-    assert DialogueBatch.of([Dialogue("a")], words).questions.shape[:2] == (1, 0)
-    assert torch.equal(batch.rows(torch.tensor([1])).questions, batch.questions[1:])

@@ -68,7 +68,7 @@ def start():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_after_the_requests_under_way(start, number, models):
-    serving = start(delay=0.5)
+    serving = start(delay=0.2)
     assert health(serving)["model"] == "small"
     dialogues, questions, features = make_batch(4)
     with ThreadPoolExecutor(4) as pool:
@@ -90,7 +90,7 @@ def test_more_connections_than_descriptors(start):
     """The server closes those beyond its own, logs nothing, and goes on."""
     serving = start(before="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))")
     opened = [socket.create_connection((serving.host, serving.port), timeout=10) for _ in range(350)]
-    time.sleep(1)
+    time.sleep(0.5)
     for connection in opened:
         connection.close()
     assert RemoteModels(serving.url).health()["model"] == "small"
@@ -100,13 +100,13 @@ def test_more_connections_than_descriptors(start):
 def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
     """The client goes on; every dialogue is answered, with the numbers of models in process."""
     serving = start(delay=0.02)
-    dialogues, questions, features = make_batch(60)
+    dialogues, questions, features = make_batch(24)
     expected = answer_and_score(models, dialogues, questions, features)
     remote = RemoteModels(serving.url, retries=20)
     done, kills = {}, []
 
     def restart():
-        for count in (10, 30):
+        for count in (4, 12):
             while len(done) < count:
                 time.sleep(0.001)
             running = serving if not kills else kills[-1]
@@ -122,10 +122,10 @@ def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
         done[row] = tuple(each[0] for each in reply)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(60)))
+        list(pool.map(ask, range(24)))
     killer.join()
     assert len(kills) == 2
-    assert [done[row] for row in range(60)] == list(zip(*expected, strict=True))
+    assert [done[row] for row in range(24)] == list(zip(*expected, strict=True))
 
 
 def test_without_the_extra_its_name_is_given():

@@ -26,11 +26,9 @@ from torchrl_lang.text import from_row
 
 YES_NO = {
     "none": lambda answer: False,
-    "soft": lambda answer: {"yes", "no"} & set(answer.replace(",", " ").split()),
-    "hard": lambda answer: answer in ("yes", "no"),
     "conservative": lambda answer: any(part in answer for part in ("not", "n't", "yes", "no", "think so")),
 }
-"""The definitions, as far as the generated answers need them."""
+"""Two definitions, as far as the generated answers need them."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def described(dataset):
 # -- datasets of the files ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("penalty", YES_NO)
+@pytest.mark.parametrize("penalty", ["none", "conservative"])
 def test_rows_that_end_at_the_cutoff(prepared_dialogues, tmp_path, penalty):
     assert generate(prepared_dialogues, tmp_path / "data", "--penalty", penalty, "--penalty-value", -3) == 0
     expected = []
@@ -154,12 +152,9 @@ def test_the_task_travels(task):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mode": "forever"}, "has 'forever' as \"mode\""),
         ({"measure": "distance"}, "holds no task (mode 'env_stops' needs measure='rank'"),
         ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard' and cutoff=None are options of mode"),
-        ({"measure": "length"}, "has 'length' as \"measure\""),
         ({"image": 1}, 'has 1 as "image", expected a valid bool'),
-        ({"server": 3}, 'has 3 as "server", expected a valid str'),
     ],
 )
 def test_damaged_notes(task, change, message):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback, turns_of
-from torchrl_lang.envs.wordle import OptimalPlayer, WordleEnv, demo_words
+from torchrl_lang.envs.wordle import OptimalPlayer, demo_words
 from torchrl_lang.envs.wordle.optimal import information_gain
 from torchrl_lang.envs.wordle.rules import feedback_table
 
@@ -58,22 +58,6 @@ def test_gain_of_many_guesses_is_the_gain_of_each():
     for row in (0, 133, 134, 135, 500, 899):
         share = table[row].to(torch.int64).bincount().double() / 900
         assert gain[row].item() == pytest.approx(-torch.special.xlogy(share, share).sum().item(), abs=1e-12)
-
-
-def test_it_remembers_states_not_games():
-    words = demo_words(60)
-    player = OptimalPlayer(words, seed=0)
-
-    def played():
-        player.stream.generator.manual_seed(0)
-        games = WordleEnv(words, batch_size=[300], seed=0).rollout(6, player, break_when_any_done=False)
-        return games["action"], len(player._best)
-
-    first, known = played()
-    player.best_words = None  # what it remembers must do for the same games
-    again, still_known = played()
-    assert torch.equal(first, again)
-    assert 0 < known == still_known
 
 
 def test_where_nothing_is_possible_any_word_is_played():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
 from torchrl_lang.envs.wordle import WordIndex, guess_words
-from torchrl_lang.envs.wordle.rules import CandidateSets, feedback, feedback_code, feedback_table
+from torchrl_lang.envs.wordle.rules import CandidateSets, feedback
 
 BOTH = pytest.mark.parametrize("rules", ["official", "ilql"])
 WORDS = st.text(alphabet="abcd", min_size=5, max_size=5)  # few letters: many repeat
@@ -32,15 +32,6 @@ def test_worked_by_hand(rules, guess, word, expected):
 @given(guess=WORDS, word=WORDS)
 def test_against_the_rules_in_plain_python(rules, guess, word):
     assert feedback(letters(guess), letters(word), rules).tolist() == [plain_feedback(guess, word, rules)]
-
-
-@BOTH
-def test_table_holds_the_code_of_every_pair(rules):
-    index = WordIndex(guess_words()[::40])
-    table = feedback_table(index.letters[:90], index.letters, rules)
-    direct = feedback_code(feedback(index.letters[:90, None], index.letters[None], rules))
-    assert table.dtype == torch.uint8
-    assert torch.equal(table.to(torch.int64), direct)
 
 
 @BOTH
