@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -12,7 +10,6 @@ from torchrl.envs import (
     DoubleToFloat,
     DTypeCastTransform,
     ExcludeTransform,
-    ParallelEnv,
     RenameTransform,
     RewardSum,
     SelectTransform,
@@ -21,7 +18,6 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
-from tests.processes import spawned
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import check_row
@@ -120,17 +116,6 @@ def test_fullgraph_compile(name):
         one = eager.step(one.set("action", action))["next"]
         other = step(other.set("action", action))["next"]
         assert (one == other).all()
-
-
-def test_parallel_env():
-    with spawned():
-        env = ParallelEnv(2, partial(CorridorEnv, batch_size=[2], seed=0), mp_start_method="spawn")
-        try:
-            rollout = env.rollout(10, break_when_any_done=False)
-            assert rollout.batch_size == (2, 2, 10)
-            check_row(rollout.reshape(-1))
-        finally:
-            env.close(raise_if_closed=False)
 
 
 def test_token_env_takes_language_envs_only():

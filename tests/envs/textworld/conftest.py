@@ -44,7 +44,7 @@ def games(pytestconfig):
 
 @pytest.fixture(scope="session")
 def tokenizer(games):
-    return word_tokenizer(game_texts(list(games.values()), TEMPLATES["state"]))
+    return word_tokenizer(game_texts(list(games.values()), TEMPLATES["state"], steps=25))
 
 
 @pytest.fixture

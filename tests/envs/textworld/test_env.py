@@ -70,22 +70,6 @@ def test_a_game_that_fails_is_nobody_s_fault():
     assert seat.points == 0
 
 
-def test_rewards_are_the_differences_of_the_score(make_env):
-    env = make_env("simple", row_length=2500)
-    env.reset()
-    rewards, scores = [], []
-    for command in SIMPLE:
-        td = say(env, command)
-        rewards.append(td["reward"].item())
-        scores.append(td["score"].item())
-    assert rewards == [1, 1, 1, 1, 1, 1, 1, 0, 1]
-    assert scores == [1, 2, 3, 4, 5, 6, 7, 7, 8]
-    assert td["terminated"].all()
-    assert td["won"].all()
-    assert not td["lost"].any()
-    assert not td["truncated"].any()
-
-
 def test_what_is_said_is_clean(make_env):
     env = make_env()
     td = env.reset()

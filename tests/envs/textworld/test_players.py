@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import generate_dataset
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
 
 from .conftest import SPECS
@@ -64,18 +61,3 @@ def test_random_commands_are_admissible_and_uniform():
     first = (action == commands[0]).all(-1)
     assert (first | (action == commands[1]).all(-1)).all()
     assert first.float().mean().item() == pytest.approx(0.5, abs=0.04)  # five standard deviations
-
-
-def test_a_data_set_of_the_expert_does_not_depend_on_the_batch(make_env, tmp_path):
-    digests = []
-    for batch in (2, 3):
-        env = make_env(
-            "coin", "treasure", offers=("expert", "admissible"), batch_size=[batch], row_length=200, action_length=4
-        )
-        folder = tmp_path / f"{batch}"
-        dataset = generate_dataset(env, ExpertPlayer(), folder, episodes=8, seed=0, progress=False)
-        assert len(dataset) == 8
-        files = sorted(path for path in folder.rglob("*.memmap"))
-        digests.append([hashlib.sha256(path.read_bytes()).hexdigest() for path in files])
-    assert digests[0] == digests[1]
-    assert dataset[:]["token_reward"].sum(-1).tolist() == [1.0] * 8

@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("learned")
     generate_visual_dialogues(home / "data", {"train": 800, "val": 150}, npy=True, seed=3)
     train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
-    options = {"guesser_epochs": 10, "answerer_epochs": 8, "batch_size": 16}
+    options = {"guesser_epochs": 10, "answerer_epochs": 10, "batch_size": 16, "width": 64, "guesser_rate": 2e-3}
     train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
     pool = val.features.all()
     return LocalDialogueModels(home / "models", pool), val.dialogues, pool
@@ -51,7 +51,7 @@ def test_answers_are_right(trained):
             right[is_yes_no(each.answer, "conservative")].append(got == each.answer)
     assert min(map(len, right.values())) > 700
     assert sum(right[False]) / len(right[False]) > 0.9
-    assert sum(right[True]) / len(right[True]) > 0.57  # four standard deviations above a half
+    assert sum(right[True]) / len(right[True]) > 0.65
 
 
 def test_asking_the_models_reaches_the_image(trained):

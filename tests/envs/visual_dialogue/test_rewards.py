@@ -60,12 +60,6 @@ def test_dialogues_end_after_ten_rounds_at_the_latest():
     assert not DialogueRewards().is_last(1.0, [])
 
 
-def test_a_rule_of_the_user():
-    rewards = DialogueRewards(cutoff=lambda initial, progress: initial + sum(progress) > 0.9)
-    assert rewards.is_last(0.5, [0.41])
-    assert not rewards.is_last(0.5, [0.3])
-
-
 @pytest.mark.parametrize(
     ("options", "answer", "last", "expected"),
     [

@@ -100,28 +100,6 @@ def health(server):
 
 
 @pytest.mark.slow
-def test_many_clients_at_once(server, models):
-    dialogues, questions, features = make_batch(24, seed=5)
-    expected = answer_and_score(models, dialogues, questions, features, measure="distance")
-    replies, before = {}, health(server)["counts"]
-    together = threading.Barrier(24)
-
-    def client(row):
-        together.wait()
-        replies[row] = [post(server, "step", form(dialogues[row], questions[row], features[row])) for _ in range(3)]
-
-    threads = [threading.Thread(target=client, args=(row,)) for row in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert replies == {row: [(200, [each[row] for each in expected])] * 3 for row in range(24)}
-    after = health(server)["counts"]
-    assert after["dialogues"] - before["dialogues"] == 24 * 3
-    assert after["batches"] - before["batches"] < 24 * 3  # some that waited were answered together
-
-
-@pytest.mark.slow
 def test_models_behind_http_and_in_process_give_the_same_numbers(server, models):
     dialogues, questions, features = make_batch(70, seed=7)
     for remote in (RemoteModels(server.url), RemoteModels(server.url, feature_size=16)):

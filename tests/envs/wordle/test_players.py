@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 from tests.envs.wordle.helpers import games, letters, turns_of
 from torchrl_lang.envs.wordle import (
-    MixturePlayer,
     OptimalPlayer,
     RandomWordPlayer,
     RepeatPlayer,
@@ -44,31 +41,6 @@ def test_openers():
     assert opening.any(-1).all()
     assert opening.any(0).all()
     assert (player.index.find(guesses[1]) >= 0).all()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda seed: RandomWordPlayer(WORDS, prob_smart=0.5, seed=seed),
-        lambda seed: MixturePlayer([RandomWordPlayer(WORDS, seed=seed), WrongPlayer(WORDS, seed=seed)], seed=seed),
-    ],
-)
-def test_own_random_stream(make):
-    def played(player):
-        return torch.stack(games(player, batch=50, turns=2)[1])
-
-    state = torch.get_rng_state()
-    first = played(make(3))
-    assert torch.equal(first, played(make(3)))
-    assert not torch.equal(first, played(make(4)))
-    assert not torch.equal(played(make(None)), played(make(None)))
-    assert torch.equal(torch.get_rng_state(), state)
-    # A copy goes on with the same numbers if there is a seed, with new ones if not.
-    player = make(3)
-    played(player)
-    assert torch.equal(played(copy.deepcopy(player)), played(player))
-    player = make(None)
-    assert not torch.equal(played(copy.deepcopy(player)), played(player))
 
 
 def test_probabilities_of_start_words():

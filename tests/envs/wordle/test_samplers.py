@@ -74,22 +74,6 @@ def test_the_train_mask_excludes_the_experts_guesses_only(branched):
         AdversarialGames(env, adversarial_games=-1)
 
 
-def test_states_are_rows_that_the_environment_had():
-    games, player = WordleEnv(WORDS, [16]), RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
-    games.set_seed(0)
-    steps = games.rollout(6, player, break_when_any_done=False, break_when_all_done=True)
-    done = steps["next", "done"].squeeze(-1)
-    last = steps["next"][torch.arange(16), done.int().argmax(-1)]
-    for turn in range(6):
-        playing = last["attention_mask"].sum(-1) > 1 + 12 * turn
-        playing &= turns_of_rows(last).tries > turn
-        state = rows_before(last[playing], torch.full((int(playing.sum()),), turn))
-        for key in ROW_KEYS:
-            assert torch.equal(state[key], steps[playing][:, turn][key]), (turn, key)
-    with pytest.raises(ValueError, match="turn must"):
-        rows_before(last, torch.full((16,), 6))
-
-
 def test_an_invalid_guess_is_part_of_the_state():
     """A guess that is on no list gets no colours; the state after it ends with the guess."""
     games = WordleEnv(["crane", "slate"], [1], guesses="words", seed=0)
@@ -97,6 +81,8 @@ def test_an_invalid_guess_is_part_of_the_state():
     state = rows_before(rows, torch.tensor([2]))
     assert games.tokenizer.decode(state["tokens"][state["attention_mask"]]) == "<a>fuzzy</a>fuzzy</a>"
     assert (continue_games(games, RandomWordPlayer(["crane", "slate"], seed=0), state)["terminated"]).all()
+    with pytest.raises(ValueError, match="turn must"):
+        rows_before(rows, torch.tensor([6]))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchrl_lang._files import one_line, shorten
+from torchrl_lang.envs.extras import needs_extra
 
 LARGEST_MESSAGE = 2**26
 
@@ -94,10 +95,8 @@ class OpenEnvGame:
             socket.close()
 
     def _connected(self) -> Any:
-        try:
+        with needs_extra("OpenEnvGame", "openenv"):
             from websockets.sync.client import connect
-        except ImportError as error:
-            raise ImportError("OpenEnvGame needs websockets: pip install 'torchrl-lang[openenv]'.") from error
         local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
         try:
             return connect(self.url, open_timeout=self.timeout, max_size=LARGEST_MESSAGE, proxy=None if local else True)

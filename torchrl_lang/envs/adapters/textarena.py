@@ -10,6 +10,7 @@ from unittest import mock
 
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
+from torchrl_lang.envs.extras import needs_extra
 
 MOST_TURNS = 1000
 """Turns of opponents in a row after which a game is taken to be stuck."""
@@ -116,11 +117,9 @@ class TextArenaGame:
     @contextmanager
     def _playing(self) -> Iterator[Callable[..., Any]]:
         """Yields ``textarena.make``. Inside, games have this game's random streams, and NLTK downloads nothing."""
-        try:
+        with needs_extra("TextArenaGame", "textarena"):
             import nltk
             import textarena
-        except ImportError as error:
-            raise ImportError("TextArena's games need it: pip install 'torchrl-lang[textarena]'.") from error
         with self._random.active(), mock.patch.object(nltk, "download", return_value=False):
             yield textarena.make
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.envs.reddit.rewards import needs_extra
+from torchrl_lang.envs.extras import needs_extra
 
 __all__ = ["ModerationAPIReward"]
 
@@ -72,7 +72,7 @@ class ModerationAPIReward:
         longest_wait: float = 30.0,
         **connection: Any,
     ) -> None:
-        with needs_extra("ModerationAPIReward"):
+        with needs_extra("ModerationAPIReward", "reddit"):
             from torchrl_lang._http import JSONOverHTTP
         # The address is set when it is checked: before, it may hold a password, and tracebacks show representations.
         self.url, self.model, self.score, self.batch_size = "", model, score, batch_size

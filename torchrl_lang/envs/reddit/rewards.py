@@ -6,8 +6,8 @@ import re
 import sqlite3
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, one_line, shorten
+from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.text.tokenizers import normalized
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ __all__ = [
     "TextReward",
     "ThreeLevels",
     "WorstSentence",
-    "needs_extra",
     "rewards_of",
 ]
 
@@ -83,15 +83,6 @@ def rewards_of(
     return values
 
 
-@contextmanager
-def needs_extra(name: str) -> Iterator[None]:
-    """Names the extra to install where an import fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"{name} needs it: pip install 'torchrl-lang[reddit]'.") from error
-
-
 class ProbabilityReward(ABC):
     """Base of the rewards that are probabilities; subclasses fill in :meth:`_probabilities`.
 
@@ -140,7 +131,7 @@ class ProfanityReward(ProbabilityReward):
 
     def __init__(self, *, threshold: float | None = None) -> None:
         super().__init__(threshold)
-        with needs_extra("ProfanityReward"):
+        with needs_extra("ProfanityReward", "reddit"):
             from profanity_check import predict_prob
         self._predict = predict_prob
 
@@ -163,7 +154,7 @@ class SentimentReward:
     """
 
     def __init__(self) -> None:
-        with needs_extra("SentimentReward"):
+        with needs_extra("SentimentReward", "reddit"):
             from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
         self._analyzer = SentimentIntensityAnalyzer()
 

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, RecordFolder, one_line, read_tensors
+from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, readable_tokens
 from torchrl_lang.envs.reddit.data import RedditComments
-from torchrl_lang.envs.reddit.rewards import ProbabilityReward, needs_extra
+from torchrl_lang.envs.reddit.rewards import ProbabilityReward
 
 __all__ = [
     "TfidfModel",
@@ -218,7 +219,7 @@ class TfidfModel(ProbabilityReward):
         Raises:
             ValueError: the labels are not those of the texts or all alike, no term counts, or a number is out of range.
         """
-        with needs_extra("TfidfModel"):
+        with needs_extra("TfidfModel", "reddit"):
             from sklearn.linear_model import LogisticRegression
         vectorizer = _vectorizer(words, min_df=least_count, max_features=most_terms)
         features = vectorizer.fit_transform(texts)
@@ -402,7 +403,7 @@ def _tested(model: ProbabilityReward, new: RedditComments, cutoff: float) -> Tra
 
 
 def _vectorizer(words: int, **options: Any) -> Any:
-    with needs_extra("TfidfModel"):
+    with needs_extra("TfidfModel", "reddit"):
         from sklearn.feature_extraction.text import TfidfVectorizer
     pattern = r"[^\W_]+(?:'[^\W_]+)*"
     return TfidfVectorizer(ngram_range=(1, words), sublinear_tf=True, token_pattern=pattern, **options)

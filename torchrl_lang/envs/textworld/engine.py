@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import json
 import os
 import shutil
@@ -23,6 +23,7 @@ from typing import Any
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError
+from torchrl_lang.envs.extras import needs_extra
 
 REMEDY = "delete it and build the game again with build_games(specs)"
 
@@ -39,8 +40,8 @@ _REPLAY_LIMIT = 0.1
 
 def require_textworld() -> None:
     """Raise ImportError, naming the extra, if the engine is not installed."""
-    if importlib.util.find_spec("textworld") is None:
-        raise ImportError("TextWorld games need the engine: pip install 'torchrl-lang[textworld]'.")
+    with needs_extra("A TextWorld game", "textworld"):
+        importlib.metadata.version("textworld")  # importing it takes seconds
 
 
 class Failed(str):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from torchrl_lang._files import FileError, mistake, one_line, read_text, regular_file
+from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 
 __all__ = ["ROUNDS", "ImageFeatures", "Scene", "SplitFiles", "h5py_module", "read_dialogues", "read_reward_cache"]
@@ -308,10 +309,6 @@ class ImageFeatures:
 
 def h5py_module() -> Any:
     """The package ``h5py``; without it, an ImportError names the extra."""
-    try:
+    with needs_extra("An HDF5 file of image features", "visdial", ", or use .npy files"):
         import h5py
-    except ImportError as error:
-        raise ImportError(
-            "HDF5 files of image features need h5py: pip install 'torchrl-lang[visdial]', or use .npy files."
-        ) from error
     return h5py

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrl_lang._checks import check_options
+from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.envs.visual_dialogue.dialogue import (
     Dialogue,
     DialogueModels,
@@ -321,17 +322,13 @@ class DialogueServer:
         return bytes(body)
 
     def _web_server(self) -> Any:
-        try:
+        with needs_extra("DialogueServer", "visdial"):
             import uvicorn
             from starlette.applications import Starlette
             from starlette.exceptions import HTTPException
             from starlette.requests import ClientDisconnect, Request
             from starlette.responses import JSONResponse
             from starlette.routing import Route
-        except ImportError as error:
-            raise ImportError(
-                "DialogueServer needs starlette and uvicorn: pip install 'torchrl-lang[visdial]'."
-            ) from error
 
         def failure(status: int, message: str, field: str | None = None) -> JSONResponse:
             headers = {"retry-after": "1"} if status == 503 else {}
