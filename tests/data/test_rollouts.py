@@ -75,7 +75,7 @@ def test_by_hand():
     both = rows_from_rollout(rollout, unfinished="truncate", carry=["said"])
     assert both["said"][1].tolist() == [0.0, -4.0, 0.0, 0.0, 0.0]
     agent[0, :2, 3] = True  # a third token of the first turn, for which there is no value
-    with pytest.raises(ValueError, match="'said' has 2 values a turn, which lack 1 tokens of the agent"):
+    with pytest.raises(ValueError, match="1 of 1 episodes have tokens of the agent without 'said'"):
         rows_from_rollout(rollout, unfinished="drop", carry=["said"])
 
 

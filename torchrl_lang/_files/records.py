@@ -60,7 +60,7 @@ def plain_json(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_checksums(folder: str | Path) -> None:
     """Write the size and the SHA-256 of every file of a folder into its ``checksums.json``."""
-    write_json(Path(folder) / CHECKSUMS, {"files": _checksums(folder)})
+    write_json(Path(folder) / CHECKSUMS, {"files": _digests(folder)})
 
 
 def folder_digest(folder: str | Path) -> str:
@@ -77,10 +77,10 @@ def folder_digest(folder: str | Path) -> str:
         ...     before == folder_digest(home)
         False
     """
-    return json_digest(_checksums(folder))
+    return json_digest(_digests(folder))
 
 
-def _checksums(folder: str | Path) -> dict[str, dict[str, Any]]:
+def _digests(folder: str | Path) -> dict[str, dict[str, Any]]:
     """The size and the SHA-256 of every file of a folder, those in folders inside it too, but ``checksums.json``."""
     folder = Path(folder)
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)

@@ -148,7 +148,7 @@ class Manifest(Record):
         """How each entry is stored."""
         return {key: entry.stored for key, entry in self.entries.items()}
 
-    def checksums(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """The SHA-256 of each file."""
         return {entry_file(key): entry.sha256 for key, entry in self.entries.items()} | self.files
 
@@ -297,7 +297,7 @@ def _tokenizer(folder: Path, written_with: TokenizerRecord, given: Tokenizer | N
 
 def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
     """The paths of all files with a checksum in the manifest, by name; checks that they are there, and their sizes."""
-    paths = {name: file_in(folder, name, remedy=REMEDY) for name in manifest.checksums()}
+    paths = {name: file_in(folder, name, remedy=REMEDY) for name in manifest.digests()}
     on_disk = manifest.on_disk().items()
     sizes = {entry_file(key): dtype.itemsize * math.prod(shape) * manifest.episodes for key, (dtype, shape) in on_disk}
     for name, path in paths.items():
@@ -309,8 +309,8 @@ def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
 
 def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_size: int) -> None:
     """Check the checksums of all files, every row, and the sums in the manifest; raises FileError."""
-    for name, checksum in manifest.checksums().items():
-        if file_digest(files[name]) != checksum:
+    for name, digest in manifest.digests().items():
+        if file_digest(files[name]) != digest:
             raise FileError(files[name], "was changed after it was written: its checksum differs", REMEDY)
     sums, entries = _RowSums(), manifest.on_disk()
     # A separate mapping, so that the pages read are released from memory afterwards.
@@ -477,7 +477,11 @@ class DatasetWriter:
     def _written(self) -> Iterator[None]:
         """Open the files; complete the dataset when the block succeeds."""
         with write_folder(self.folder) as partial:
-            self._check_target()  # under the writer's lock, so that no other process completes this dataset meanwhile
+            # Under the writer's lock, so that no other process completes this dataset meanwhile.
+            if self.folder.exists() and not self.overwrite:
+                raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True to replace it.")
+            if not (self.folder / MANIFEST).exists():
+                refuse_content(self.folder)
             (partial / ROWS).mkdir()
             self._sums, self._entries = _RowSums(), row_entries(self.row_length)
             for key in self.keep:
@@ -489,12 +493,6 @@ class DatasetWriter:
                 self._open(*self._entries, *self.keep)
                 yield
             self._finish(partial)
-
-    def _check_target(self) -> None:
-        if self.folder.exists() and not self.overwrite:
-            raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True to replace it.")
-        if not (self.folder / MANIFEST).exists():
-            refuse_content(self.folder)
 
     def _open(self, *keys: str) -> None:
         """Begin the files of entries."""

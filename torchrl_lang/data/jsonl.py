@@ -300,7 +300,6 @@ def read_jsonl(
     *,
     reader: DialogueReader = _READER,
     on_error: Literal["raise", "skip"] = "raise",
-    ignore: Sequence[str] = (),
 ) -> tuple[list[Episode], list[BadLine]]:
     """Read a file of dialogues.
 
@@ -311,7 +310,6 @@ def read_jsonl(
         tokenizer: that of the rows; needed for calls of tools.
         reader: reads a line's object: its form, and where rewards come from.
         on_error: "raise" lists the first bad lines in an error; "skip" skips them, warns and returns them.
-        ignore: keys of the objects to ignore, beside those that ``reader`` ignores.
 
     Returns:
         The episodes and the skipped lines.
@@ -321,8 +319,7 @@ def read_jsonl(
     """
     check_options(on_error=(on_error, ("raise", "skip")))
     source, bad = _file(path), list[BadLine]()
-    read = replace(reader, ignore=(*reader.ignore, *ignore))
-    good = source.good(lambda record: read(record, tokenizer), on_error, bad)
+    good = source.good(lambda record: reader(record, tokenizer), on_error, bad)
     episodes = [episode for _, every in good for episode in every]
     if not episodes:
         raise source.error("holds no dialogue", _NO_DIALOGUE)

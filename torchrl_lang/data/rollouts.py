@@ -76,7 +76,6 @@ def rows_at(
     row = row_of_step(take)
     out.update({name: step_rewards(rollout, row, out, key) for name, key in reward_entries(step, reward_key).items()})
     if carry:
-        _check_whole(rollout, row, out, f"{carry} of their first turns")
         out.update(token_values(rollout, row, out.get(AGENT_MASK), carry))
     check_row(out)
     return out
@@ -289,12 +288,15 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
             f"{without_token} steps have another {key!r} than their rows, but the agent has written no token yet to "
             "place it on. Reward the agent's turns, or keep the environment's token rewards with reward_key=None."
         )
-    _check_whole(rollout, row, rows, "the rewards of their first turns, which transforms changed")
+    _check_whole(rollout, row, rows)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 
 
-def _check_whole(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, lacking: str) -> None:
-    """Raise if the agent wrote tokens before the first step of a row."""
+_WHOLE = "Use torchrl_lang.data.EpisodeRows, collect whole episodes (Collector(..., trajs_per_batch=N))"
+
+
+def _check_whole(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase) -> None:
+    """Raise if the agent wrote tokens before the first step of a row, whose changed reward is not known."""
     agent_mask = rows.get(AGENT_MASK)
     before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
     counts = (row >= 0) & (after > before)
@@ -304,9 +306,8 @@ def _check_whole(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, lac
     lost = int((agent_mask & (place < first[:, None])).any(-1).sum())
     if lost:
         raise ValueError(
-            f"{lost} of {len(rows)} episodes began before this batch, which lacks {lacking}. Use "
-            "torchrl_lang.data.EpisodeRows, collect whole episodes (Collector(..., trajs_per_batch=N)), or do without "
-            "carry= and with reward_key=None, which keeps the environment's token rewards."
+            f"{lost} of {len(rows)} episodes began before this batch, which lacks the rewards of their first turns, "
+            f"which transforms changed. {_WHOLE}, or keep the environment's token rewards with reward_key=None."
         )
 
 
@@ -335,10 +336,10 @@ def token_values(
         index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
         out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
         known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
-        if unknown := int((agent_mask & ~known).sum()):
+        if lost := int((agent_mask & ~known).any(-1).sum()):
             raise ValueError(
-                f"{key!r} has {value.shape[-1]} values a turn, which lack {unknown} tokens of the agent: carry an "
-                "entry with a value for each token that a policy may write, or one for the whole turn."
+                f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r}: it has fewer values a "
+                f"turn than the policy writes tokens, or the episodes began before this batch. {_WHOLE}, or carry less."
             )
     return out
 
