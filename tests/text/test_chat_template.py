@@ -157,13 +157,17 @@ def test_templates_that_rows_cannot_follow_are_refused(family, options, reason):
         RowFormat.from_chat_template(tokenizer_of(family), **options)
 
 
-def test_saved_and_loaded(source):
+def test_saved_and_loaded():
+    source = tokenizer_of(EXACT["chatml"])
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
     again = tokenizer_from_config(tokenizer.config())
     assert (again.config(), again.control, again.row_format) == (
         tokenizer.config(), tokenizer.control, tokenizer.row_format,
     )  # fmt: skip
     assert again.encode_opening("a </s> b") == tokenizer.encode_opening("a </s> b")
+    for change, found in (({"further": 1}, 'has the unknown field "further"'), ({"opening": 1}, 'has 1 as "opening"')):
+        with pytest.raises(ValueError, match=f"The row format {found}"):
+            RowFormat.from_config(tokenizer.row_format.config() | change)
 
 
 def test_a_format_of_another_tokenizer_is_refused():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ def test_the_alphabet_of_plain_words_has_no_unknown_symbol():
 
 
 def test_the_configuration_survives_json(wordle_symbols):
-    again = tokenizer_from_config(json.loads(json.dumps(wordle_symbols.config())))
+    again = tokenizer_from_config(MappingProxyType(json.loads(json.dumps(wordle_symbols.config()))))
     assert isinstance(again, Tokenizer)
     assert again.encode("slate<b>") == wordle_symbols.encode("slate<b>")
     assert again.control == wordle_symbols.control
