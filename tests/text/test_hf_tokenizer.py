@@ -64,19 +64,11 @@ def test_decoding_gives_any_text_again(tokenizer, parts):
     assert not special & set(ids)
 
 
-def test_half_a_character_is_no_text(tokenizer):
-    with pytest.raises(ValueError, match="not valid Unicode text"):
-        tokenizer.encode("a\ud800")
-
-
 def test_the_configuration_rebuilds_it(tokenizer):
     again = tokenizer_from_config(json.loads(json.dumps(tokenizer.config())))
     assert isinstance(again, HFTokenizer)
-    assert again.control == tokenizer.control
-    assert again.vocab_size == tokenizer.vocab_size
-    assert fingerprint(again) == fingerprint(tokenizer)
-    text = "is it </a> blue?"
-    assert again.encode(text) == tokenizer.encode(text)
+    assert (again.control, fingerprint(again)) == (tokenizer.control, fingerprint(tokenizer))
+    assert again.encode("is it </a> blue?") == tokenizer.encode("is it </a> blue?")
 
 
 def word_level(**special: str) -> PreTrainedTokenizerFast:
@@ -86,12 +78,10 @@ def word_level(**special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-def test_a_control_token_that_is_an_ordinary_word_is_refused():
+def test_a_control_token_can_have_another_name():
+    """It must where it is an ordinary word."""
     with pytest.raises(ValueError, match="'</a>' encodes to the control token </a>"):
         HFTokenizer(word_level())
-
-
-def test_a_control_token_can_have_another_name():
     tokenizer = HFTokenizer(word_level(), control={"end_of_action": "<|end_of_action|>"})
     assert tokenizer.encode("is </a>") == [0, 3]
     assert tokenizer.control.end_of_action >= 5
@@ -99,7 +89,9 @@ def test_a_control_token_can_have_another_name():
         HFTokenizer(word_level(), control={"end_of_acton": "</a>"})
 
 
-def test_only_fast_tokenizers():
+def test_only_fast_tokenizers_and_whole_characters(tokenizer):
+    with pytest.raises(ValueError, match="not valid Unicode text"):
+        tokenizer.encode("a\ud800")
     with pytest.raises(TypeError, match="not a fast tokenizer"):
         HFTokenizer(CharTokenizer.from_alphabet("abc"))
 

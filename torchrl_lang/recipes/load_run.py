@@ -321,9 +321,10 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     note = ""
     if values.is_file():
         remedy = "train again, or remove the file"
-        note = read_json(values, remedy=remedy).get("summary")
-        if not isinstance(note, str):
+        found = read_json(values, remedy=remedy).get("summary")
+        if not isinstance(found, str):
             raise FileError(values, 'has no text as "summary"', remedy)
+        note = found
     longest = notes["action_length"] if games is None else games.action_length
     return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder))
 

@@ -146,6 +146,7 @@ class TokenRewardTable:
         Raises:
             FileError: the file cannot be read, or holds something else.
         """
+        path = Path(path)
         try:
             table = _TABLE.validate_json(json.dumps(read_json(path, remedy=_REMEDY)))
         except ValidationError as error:
