@@ -51,10 +51,7 @@ def test_table():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text("ea", max_size=9), min_size=1, max_size=5))
 def test_any_ragged_batch(rows):
-    check_against_scan([row.ljust(9, ".") for row in rows])
-
-
-def check_against_scan(rows):
+    rows = [row.ljust(9, ".") for row in rows]
     real, agent = masks(rows)
     found = find_decisions(real, agent)
     at = [

@@ -15,31 +15,18 @@ from torchrl_lang.functional.filters import min_p_filter, top_k_filter, top_p_fi
 PROBS = torch.tensor([0.3, 0.5, 0.05, 0.15]).log()
 
 
-@pytest.mark.parametrize(
-    ("p", "kept"),
-    [
-        (0.4, [1]),  # the token that passes p is kept
-        (0.6, [0, 1]),
-        (0.81, [0, 1, 3]),
-        (0.94, [0, 1, 3]),
-        (0.96, [0, 1, 2, 3]),
-        (1.0, [0, 1, 2, 3]),
-    ],
-)
-def test_top_p_table(p, kept):
-    assert top_p_filter(PROBS, p).isfinite().nonzero().flatten().tolist() == kept
+ORDER = [1, 0, 3, 2]
+TABLES = [  # a number and how many of the likeliest tokens it keeps
+    (top_p_filter, [(0.4, 1), (0.6, 2), (0.81, 3), (0.94, 3), (0.96, 4), (1.0, 4)]),  # the one that passes p is kept
+    (top_k_filter, [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)]),
+    (min_p_filter, [(0.05, 4), (0.2, 3), (0.35, 2), (0.61, 1), (1.0, 1)]),
+]
 
 
-@pytest.mark.parametrize(("k", "kept"), [(1, [1]), (2, [0, 1]), (3, [0, 1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
-def test_top_k_table(k, kept):
-    assert top_k_filter(PROBS, k).isfinite().nonzero().flatten().tolist() == kept
-
-
-@pytest.mark.parametrize(
-    ("p", "kept"), [(0.05, [0, 1, 2, 3]), (0.2, [0, 1, 3]), (0.35, [0, 1]), (0.61, [1]), (1.0, [1])]
-)
-def test_min_p_table(p, kept):
-    assert min_p_filter(PROBS, p).isfinite().nonzero().flatten().tolist() == kept
+@pytest.mark.parametrize(("keep", "table"), TABLES)
+def test_tables(keep, table):
+    for option, kept in table:
+        assert keep(PROBS, option).isfinite().nonzero().flatten().tolist() == sorted(ORDER[:kept]), option
 
 
 @settings(max_examples=80, deadline=None)

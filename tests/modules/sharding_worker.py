@@ -182,7 +182,7 @@ def main(rank):
         fully_shard(lm, mesh=mesh)
         after = [(losses_over(model), policies_over(model)) for model in (lm, twin)]
         optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m, lr in ((lm, 0.02), (twin, 0.01))]
-        for (losses, policies), (twin_losses, twin_policies) in (before, after, before) if kind == "gpt2" else (after,):
+        for (losses, policies), (twin_losses, twin_policies) in (before, after) if kind == "gpt2" else (after,):
             train(optimizers, losses, twin_losses, rank)
             act(policies, twin_policies, rank)
     refuse(mesh)

@@ -47,10 +47,16 @@ def spoken(action):
     return (end.cumsum(-1) - end.long()) == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("kind", "guide"), [("gpt2", guide) for guide in GUIDES] + [("llama", "plain"), ("qwen2", "exp")]
-)
+WAYS = [("gpt2", guide, method) for guide in GUIDES for method in METHODS[:2]]
+WAYS += [
+    ("gpt2", "plain", "beam"),
+    ("qwen2", "exp", "beam"),
+    ("gpt2", "sign", "best_of"),
+    ("llama", "own trunk", "best_of"),
+]
+
+
+@pytest.mark.parametrize(("kind", "guide", "method"), WAYS)
 def test_cached_equals_uncached_and_the_distribution_agrees(kind, guide, method):
     options = {"method": method, "guidance": GUIDES[guide](), "temperature": 1.3, "top_k": 6, "diagnostics": True}
     if method == "best_of" and options["guidance"] is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.modules.featured_rows import F, P, feature_rows, featured, projector, reading, states_one_by_one
+from tests.modules.featured_rows import F, P, feature_rows, featured, reading, states_one_by_one
 from tests.modules.toys import CONTROL, KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
 from torchrl_lang.modules import (
     FeatureEmbedding,
@@ -38,19 +38,12 @@ def real_states(states, batch):
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize(("kind", "positions"), OPTIONS)
+@pytest.mark.parametrize(("kind", "positions"), [*OPTIONS, *((kind, None) for kind in SLIDING)])
 def test_states_are_those_of_each_row_read_alone(kind, positions, groups):
-    actor = reading(kind, positions=positions, length_groups=groups)
+    """Sliding windows, without a choice of positions here, count features as places."""
+    options = {"lm": sliding_lm(kind)} if positions is None else {"positions": positions}
+    actor = reading(kind, length_groups=groups, **options)
     batch = feature_rows("all" if kind == "llama" else "some")
-    with torch.no_grad():
-        states = actor[0](batch.clone())["hidden"]
-        expected = torch.cat(states_one_by_one(actor[0].module, batch))
-    torch.testing.assert_close(real_states(states, batch), expected, **TIGHT)
-
-
-@pytest.mark.parametrize("kind", SLIDING)
-def test_sliding_windows_count_features_as_places(kind):
-    actor, batch = with_features(language_actor(sliding_lm(kind)), projector()), feature_rows()
     with torch.no_grad():
         states = actor[0](batch.clone())["hidden"]
         expected = torch.cat(states_one_by_one(actor[0].module, batch))
@@ -111,7 +104,7 @@ def test_features_and_tokens_must_fit_the_model(positions, room):
 
 
 def test_an_embedding_that_does_not_fit_the_model_is_refused():
-    with pytest.raises(ValueError, match="hidden"):
+    with pytest.raises(ValueError, match="hidden must be an integer of at least 0, got -1"):
         FeatureEmbedding(F, 8, hidden=-1)
     bloom = causal_lm("bloom", vocab_size=11, layers=1, width=8, heads=2, max_length=9)
     with pytest.raises(ValueError, match="learned or rotary"):

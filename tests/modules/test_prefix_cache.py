@@ -157,10 +157,9 @@ DISTURBANCES = {
 }
 
 
-@pytest.mark.parametrize("method", ["sample", "best_of"])
-def test_whatever_comes_in_between(method):
+def test_whatever_comes_in_between():
     torch.manual_seed(0)
-    actors, batch = pair(lm_of("llama"), method=method, guidance=own_values()), rows(N, WIDTH, longest=9)
+    actors, batch = pair(lm_of("llama"), guidance=own_values()), rows(N, WIDTH, longest=9)
     names = [*DISTURBANCES, *DISTURBANCES]
     for name in (names[i] for i in torch.randperm(len(names)).tolist()):
         said = agree(actors, DISTURBANCES[name](batch.clone()))
@@ -358,7 +357,7 @@ def test_a_few_long_rows_are_read_apart():
     assert prefill_chunks(length[:3], known[48:51]) == [(None, 30, 30)]  # too little to be worth a call
 
 
-OTHERS = ("qwen3", "mistral", "gpt_neox", "phi", "opt", "gemma")
+OTHERS = ("mistral", "gpt_neox", "opt", "gemma")
 
 
 def read(trunk, cache, tokens, start):

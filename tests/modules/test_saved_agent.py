@@ -131,16 +131,16 @@ def values_of_their_own(head):
     qvalue, value = heads()
     if head == "residual":
         qvalue, value = QValueHead(16, TOKENIZER.vocab_size, kind="residual"), ValueHead(16, kind="residual")
-    if head in ("output", "input"):
+    if head == "output":
         lm = causal_lm("llama", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=40)
-        qvalue = TiedQValueHead(16, lm.get_output_embeddings() if head == "output" else lm.get_input_embeddings())
+        qvalue = TiedQValueHead(16, lm.get_output_embeddings())
     with torch.no_grad():
         qvalue.out_weight.normal_()  # heads begin near zero
     trunk = Trunk(lm, expose_pre_norm=head == "residual")
     return ValueGuidance(qvalue, value, beta=2.0, clip=1.5, value_trunk=trunk)
 
 
-@pytest.mark.parametrize("head", ["mlp", "residual", "input", "output", "utterance", "likelihood"])
+@pytest.mark.parametrize("head", ["mlp", "residual", "output", "utterance", "likelihood"])
 def test_values_on_a_trunk_of_their_own_come_back(tmp_path, head):
     guidance = values_of_their_own(head)
     ranked = {"method": "best_of", "end_value_weight": 1.0, "candidates": 3} if head == "utterance" else {}
@@ -224,7 +224,7 @@ def test_what_is_no_agent_is_refused(tmp_path):
     save_language_model(tmp_path / "model", tiny_lm(), tokenizer=TOKENIZER.config())
     with pytest.raises(FileError, match="describes no agent"):
         load_agent(tmp_path / "model")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="There is no model in"):
         load_agent(tmp_path / "nothing")
     _, folder = saved(tmp_path)
     assert load_language_model(folder).heads.keys() == {"qvalue", "value"}
@@ -260,6 +260,6 @@ def test_an_upload_is_checked_and_private(tmp_path, monkeypatch):
     assert calls[:2] == [{"token": "hf_secret"}, (("me/agent",), {"private": True, "exist_ok": True})]
     assert (calls[2]["repo_id"], calls[2]["folder_path"]) == ("me/agent", str(folder))
     (folder / "heads.safetensors").write_bytes(b"")
-    with pytest.raises(FileError):
+    with pytest.raises(FileError, match=r"heads\.safetensors"):
         push_agent(folder, "me/agent")
     assert len(calls) == 3

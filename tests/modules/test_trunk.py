@@ -170,7 +170,7 @@ def test_copies_of_a_compiled_trunk_compile_anew(no_blocks):
 
 @pytest.mark.slow
 def test_many_modes_do_not_crowd_each_other_out(no_blocks):
-    """Dynamo compiles a function a few times only, here three times, then never again."""
+    """Dynamo compiles a function a few times only, here twice, then never again."""
     frames = []
 
     def backend(graph, inputs):
@@ -178,14 +178,14 @@ def test_many_modes_do_not_crowd_each_other_out(no_blocks):
         return graph
 
     trunk, batch = Trunk(tiny_lm(layers=1), length_groups=1).compile(backend=backend), rows()
-    modes = [(True, True, False), (False, True, False), (True, False, False), (True, True, True)]
-    with torch._dynamo.config.patch(recompile_limit=3):
+    modes = [(True, True, False), (False, True, False), (True, False, True)]
+    with torch._dynamo.config.patch(recompile_limit=2):
         for n in (1, 4):
             for training, grad, autocast in modes:
                 trunk.train(training)
                 with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     trunk(batch["tokens"][:n])
-    assert len(frames) == 8
+    assert len(frames) == 6
 
 
 def best_cost(length, call):

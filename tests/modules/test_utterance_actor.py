@@ -232,9 +232,6 @@ def test_values_travel_from_a_rollout_into_rows():
 N, T, SLOTS, TURNS = 5, 24, 5, 3
 
 
-pytestmark = pytest.mark.slow
-
-
 def actors_of(lm, *, backend=None):
     """Makes utterance actors of one language actor, whose trunk is compiled if there is a backend."""
     language = language_actor(lm)
@@ -259,6 +256,7 @@ def play(actor):
     return said
 
 
+@pytest.mark.slow
 def test_compiled_decoding_says_the_same():
     lm, guidance = tiny_lm("llama", layers=1), ValueGuidance(heads()[0], beta=2.0)
     plain, compiled = actors_of(lm), actors_of(lm, backend="eager")
@@ -268,6 +266,7 @@ def test_compiled_decoding_says_the_same():
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_graph_serves_all_steps_of_all_turns():
     graphs = []
 

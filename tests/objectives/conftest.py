@@ -8,6 +8,7 @@ import functools
 import pytest
 import torch
 from tensordict import TensorDict
+from transformers import GPT2Model
 
 from torchrl_lang.modules import (
     CandidateSampler,
@@ -217,8 +218,6 @@ def make_exact(seed=7, **options):
 LOSSES = {
     "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
     "dt": make_dt,
-    "dt-constant": lambda **options: make_dt("constant", transition_weight=0.3, logits_chunk=5, **options),
-    "ilql": make_ilql,
     "ilql-tied": make_tied,
     "utterance-ilql-weighted": lambda **options: make_utterance_ilql(
         advantage_temperature=0.7, transition_weight=0.1, **options
@@ -271,6 +270,21 @@ def make_loss(request):
 def rows(request):
     callspec = getattr(request.node, "callspec", None)
     return rows_for(callspec.params.get("make_loss", "") if callspec else "")
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Of a call of a loss: whether gradients were on in each pass of a language model, those without first."""
+    seen, forward = [], GPT2Model.forward
+    count = lambda *args, **options: seen.append(torch.is_grad_enabled()) or forward(*args, **options)  # noqa: E731
+    monkeypatch.setattr(GPT2Model, "forward", count)
+
+    def of(loss, rows=None):
+        seen.clear()
+        loss(make_rows() if rows is None else rows)
+        return sorted(seen)
+
+    return of
 
 
 def losses_of(out):

@@ -92,7 +92,7 @@ def test_so_are_the_gradients_of_all_weights(detached, rows):
     assert (("values", "transformer.gpt.wte.weight") in trained) != (options["detach_v"] and options["detach_q"])
 
 
-def test_the_targets_are_its_own_and_follow(rows):
+def test_the_targets_are_its_own_and_follow():
     ours = converted()[1]
     loss, updater = agilerl_loss(ours)
     wte = ("module", "model", "gpt", "wte", "weight")

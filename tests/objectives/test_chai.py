@@ -24,7 +24,6 @@ from tests.objectives.conftest import (
     utterances_of,
 )
 from tests.objectives.oracle_utterance import chai_losses
-from tests.objectives.test_ilql import count_passes
 from tests.objectives.test_utterance_ilql import appended
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import (
@@ -47,12 +46,12 @@ def rows():
     return chai_rows()
 
 
-def test_no_pass_of_a_language_model_and_heads_on_what_counts(rows):
+def test_no_pass_of_a_language_model_and_heads_on_what_counts(rows, passes):
     loss = make_chai()
     seen, head = [], loss.qvalue_network.module
     full = head.forward
     head.forward = lambda features: seen.append(len(features)) or full(features)
-    assert count_passes(loss, rows) == 0
+    assert passes(loss, rows) == []
     n = number_of_utterances(rows, 1)
     bootstraps = int(rows["candidate_mask"].sum()) - int((rows["state_mask"].sum(-1) > 1).sum())
     # Of the states with candidates, all but the first of each row are successors.
@@ -233,7 +232,7 @@ def test_it_finds_the_values_of_the_best_play_and_plays_it():
     torch.manual_seed(0)
     loss = CHAILoss(qvalue_module(UtteranceQValueHead(WIDTH)), gamma=0.9, cql_weight=0.0)
     buffer, updater = row_buffer(rows, 64, seed=0), SoftUpdate(loss, tau=0.05)
-    for _ in train_steps(loss, buffer.sample, adamw(loss, 5e-3), steps=600, target_updater=updater, max_grad_norm=10.0):
+    for _ in train_steps(loss, buffer.sample, adamw(loss, 5e-3), steps=400, target_updater=updater, max_grad_norm=10.0):
         pass
     values = loss.target_qvalue_network().module(rows["utterance_feature"]).amin(-1)
     x, y = rows["tokens"][:, 1] - 6, rows["tokens"][:, 4] - 6

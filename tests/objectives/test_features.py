@@ -35,7 +35,7 @@ def projectors(monkeypatch):
     monkeypatch.setattr(conftest, "make_actor", make_actor)
 
 
-@pytest.fixture(params=sorted(LOSSES.keys() - {"chai", "dt-constant", "ilql", "ppo"}))
+@pytest.fixture(params=sorted(LOSSES.keys() - {"chai", "ppo"}))
 def make_loss(request):
     return LOSSES[request.param]
 
@@ -71,6 +71,7 @@ def read_one_by_one(trunk, tokens, attention_mask=None, features=None, features_
 
 def test_numbers_and_gradients_are_those_of_rows_read_one_by_one(make_loss, masked, monkeypatch):
     loss = make_loss()
+    masked["features"][~masked["features_mask"]] = torch.nan
     found, gradients = loss(masked), contract.gradients(loss, masked)
     monkeypatch.setattr(Trunk, "forward", read_one_by_one)
     contract.assert_same(found, loss(masked), rtol=1e-4, atol=1e-6)
@@ -80,18 +81,6 @@ def test_numbers_and_gradients_are_those_of_rows_read_one_by_one(make_loss, mask
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5, msg=name)
     trunks = [module for module in loss.modules() if isinstance(module, Trunk)]
     assert all(p.grad.any() for trunk in trunks for p in trunk.features.parameters())  # every projector is trained
-
-
-def test_features_matter_and_masked_ones_do_not(make_loss, masked):
-    loss = make_loss()
-    expected = losses_of(loss(masked))
-    other = masked.clone()
-    other["features"][~masked["features_mask"]] = torch.nan
-    contract.assert_same(losses_of(loss(other)), expected, rtol=0, atol=0)
-    other = masked.clone()
-    other["features"] += 1.0
-    changed = losses_of(loss(other))
-    assert any(not torch.allclose(changed[key], expected[key]) for key in expected)
 
 
 def test_keys_name_the_features(make_loss, masked):
@@ -123,7 +112,7 @@ def test_values_are_estimated_with_the_features(monkeypatch):
         torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
 
 
-def test_a_plain_model_may_have_a_column_of_that_name(monkeypatch):
+def test_a_plain_model_may_have_a_column_of_that_name():
     """Ids of another kind, which no trunk reads."""
     loss, rows = BCLoss(with_features(conftest.make_actor(), None)), make_rows()
     assert "features" not in loss.in_keys

@@ -100,7 +100,7 @@ def train(loss, rows, *phases, batch=32, tau=0.05):
     has_targets = any(name.startswith("target_q") or name.startswith("target_a") for name, _ in loss.named_children())
     updater = SoftUpdate(loss, tau=tau) if has_targets else None
     buffer = row_buffer(rows, batch, seed=0)
-    for steps, lr in phases or [(300, 5e-3)]:
+    for steps, lr in phases or [(200, 5e-3)]:
         options = {"steps": steps, "target_updater": updater, "max_grad_norm": 1.0}
         for _ in train_steps(loss, buffer.sample, adamw(loss, lr), **options):
             pass
@@ -159,7 +159,7 @@ def test_utterance_ilql_walks_straight(env, played, actor):
     heads = qvalue_module(UtteranceQValueHead(WIDTH)), value_module(ValueHead(WIDTH))
     options = {"actor_normalizer": "action", "end_of_action": env.tokenizer.control.end_of_action}
     loss = UtteranceILQLLoss(actor, *heads, expectile=0.9, gamma=1.0, **options)
-    train(loss, played)
+    train(loss, played, (300, 5e-3))
     guidance = UtteranceValueGuidance(loss.target_qvalue_network())
     ranking = {"method": "best_of", "end_value_weight": 1.0, "log_prob_weight": 0.0, "candidates": 16}
     assert play(env, actor, guidance=guidance, **ranking) > BEST - 0.3
@@ -169,7 +169,7 @@ def test_utterance_ilql_walks_straight(env, played, actor):
 @pytest.fixture(scope="module")
 def cloned(env, walks):
     actor = new_actor(env)
-    train(BCLoss(actor, actor_normalizer="action"), walks, (150, 5e-3), (100, 5e-4), batch=64)
+    train(BCLoss(actor, actor_normalizer="action"), walks, (100, 5e-3), (60, 5e-4))
     assert play(env, actor) == WORST  # the likeliest utterance is l
     assert play(env, actor, method="sample") < BEST - 3
     return frozen_copy(actor)
@@ -208,7 +208,7 @@ def test_oreo_walks_straight(env, walks, cloned):
         kl_weight=0.05,
         level="utterance",
     )
-    train(loss, walks, (150, 2e-3), (100, 5e-4), batch=64, tau=0.1)
+    train(loss, walks, (100, 2e-3), (60, 5e-4), tau=0.1)
     assert play(env, actor) == BEST
     assert play(env, actor, method="sample") > play(env, cloned.actor, method="sample") + 1.5
 
@@ -216,7 +216,7 @@ def test_oreo_walks_straight(env, walks, cloned):
 # -- fixed points ------------------------------------------------------------------------------------------------------
 
 BETA = 0.5
-FAST, SLOW = ((400, 0.1), (200, 0.02)), ((400, 0.1), (300, 0.02))
+FAST, SLOW = ((200, 0.1), (100, 0.02)), ((200, 0.1), (150, 0.02))
 
 
 class LastThree(nn.Module):
@@ -285,23 +285,6 @@ def soft_values(reward_scale, turn_gamma, rounds=200):
         score = prior + reward / reward_scale + turn_gamma * value[after]
         value = torch.cat([score.logsumexp(-1), torch.zeros(1, dtype=torch.float64)])
     return value[:-1], score.softmax(-1)
-
-
-def tabular_loss(env, *, forbidden, prior=None, **options):
-    """Psi-learning of tables, one entry a state and token, so that nothing but the targets decides where it ends."""
-    vocabulary, actor = env.tokenizer.vocab_size, tabular_actor(env)
-    qvalue = TensorDictModule(Table(vocabulary, 2, vocabulary), in_keys=["hidden"], out_keys=["action_value"])
-    writes = UtteranceActor(actor, env.tokenizer.control, 2, forbidden=forbidden, cached=False)
-    clocks = {"gamma": 1.0, "turn_gamma": 0.9}
-    return PsiLoss(writes, qvalue, actor_normalizer="action", reward_scale=0.5, prior=prior, **clocks, **options)
-
-
-def learned_values(env, loss):
-    """At the beginning of an utterance at each place, over what the data write: ``log sum_a exp Qt`` and softmax."""
-    end = env.tokenizer.control.end_of_action
-    least = loss.target_qvalue_network_params.data["module", "rows"][starts(env)].amin(-2)
-    least = least[:, [*env.tokenizer.encode("lr"), end]].double()
-    return least.logsumexp(-1), least.softmax(-1)
 
 
 def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, imitation):

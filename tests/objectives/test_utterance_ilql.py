@@ -12,7 +12,7 @@ from torch.distributions import Categorical
 from tests.objectives.conftest import make_actor, make_rows, make_utterance_ilql, utterances_of
 from tests.objectives.oracle_utterance import utterance_ilql_losses
 from tests.objectives.tables import TableHead, TableQ, TableTrunk, make_table
-from tests.objectives.test_ilql import count_passes, touched
+from tests.objectives.test_ilql import touched
 from torchrl_lang.objectives import UtteranceILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -77,9 +77,6 @@ def test_terms_match_plain_loops(options, seed, heads, masked):
         np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=2e-5, err_msg=term)
 
 
-# -- relatives ---------------------------------------------------------------------------------------------------------
-
-
 def test_gradients_go_where_they_belong():
     loss = make_utterance_ilql(make_actor(), advantage_temperature=1.0)
     assert touched(loss, "loss_value") == {"v", "actor"}
@@ -87,12 +84,12 @@ def test_gradients_go_where_they_belong():
     assert touched(loss, "loss_actor") == {"actor"}
 
 
-def test_one_pass_of_the_trunk_and_heads_at_utterances_only(rows):
+def test_one_pass_of_the_trunk_and_heads_at_utterances_only(rows, passes):
     loss = make_utterance_ilql(make_actor())
     seen, head = [], loss.qvalue_network.module
     full = head.forward
     head.forward = lambda hidden: seen.append(len(hidden)) or full(hidden)
-    assert count_passes(loss, rows) == 1
+    assert passes(loss, rows) == [True]
     n = sum(len(utterances_of(rows, row)[0]) for row in range(len(rows)))
     assert seen == [n, n]
 

@@ -185,7 +185,7 @@ def test_an_embedding_that_nothing_trains_is_refused():
         ILQLLoss(language_actor(lm), qvalue_module(lost), value_module(ValueHead(16)), value_trunk=trunk)
 
 
-def test_an_embedding_outside_of_the_loss_is_fingerprinted(rows):
+def test_an_embedding_outside_of_the_loss_is_fingerprinted():
     """The values read a model that is neither the policy nor a trunk of the loss."""
 
     def make(seed, **options):

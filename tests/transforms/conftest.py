@@ -292,12 +292,12 @@ def frozen_twin(actor):
     return copy.deepcopy(actor).requires_grad_(False)
 
 
-def assert_compiles(env, actor):
-    """A compiled step, without a break in its graph, is the same as an eager one."""
+def compiled_step(env, actor):
+    """A compiled step, without a break in its graph, which is the same as an eager one, and what it steps."""
     torch.manual_seed(0)
     with torch.no_grad():
         td = actor(env.reset())
         torch.compiler.reset()
-        compiled = torch.compile(env.step, backend="eager", fullgraph=True)(td.clone())
-        eager = env.step(td.clone())
-    assert_allclose_td(compiled, eager, rtol=1e-5, atol=1e-6)
+        step = torch.compile(env.step, backend="eager", fullgraph=True)
+        assert_allclose_td(step(td.clone()), env.step(td.clone()), rtol=1e-5, atol=1e-6)
+    return step, td

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.envs import ParallelEnv, Transform, TransformedEnv
+from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from tests.transforms.conftest import drift, make_actor, make_env
@@ -69,30 +69,6 @@ def test_multi_sync_collector_follows_the_controller():
             torch.testing.assert_close(out["shaped"], out["reward"] - coef * out["second_kl"].unsqueeze(-1))
     finally:
         collector.shutdown()
-
-
-class Scaled(Transform):
-    """A reward transform of a user's own, which may stand in the workers of a ``ParallelEnv``."""
-
-    def __init__(self, controller):
-        super().__init__(in_keys=["reward"], out_keys=["reward"])
-        self.controller = controller
-
-    def _apply_transform(self, reward):
-        return self.controller() * torch.ones_like(reward)
-
-
-def test_workers_of_a_parallel_env_follow_a_controller():
-    controller = ConstantKLController(0.3).share_memory()
-    env = ParallelEnv(2, functools.partial(transformed, Scaled(controller)))
-    try:
-        td = env.reset()
-        for coef in (0.3, 0.05):
-            controller.coef.fill_(coef)
-            td = env.step(env.rand_action(td.select("observation", "count", "done", "terminated")))
-            torch.testing.assert_close(td["next", "reward"], torch.full((2, 3, 1), coef))
-    finally:
-        env.close()
 
 
 def drifted(env, **options):
@@ -178,9 +154,10 @@ CONVERTERS = {
 }
 
 
-@pytest.mark.parametrize("convert", CONVERTERS)
-@pytest.mark.parametrize("place", ["env", "postproc"])
-@pytest.mark.parametrize("kind", [KLConstrainedTransform, KLRewardTransform])
+@pytest.mark.parametrize(
+    ("kind", "place", "convert"),
+    [(KLConstrainedTransform, "env", "rollout"), (KLRewardTransform, "postproc", "episodes")],
+)
 def test_a_penalty_of_the_steps_is_not_taken_off_the_rows_again(kind, place, convert):
     rows, frozen = collected(lambda policy: kind(policy, COEF), place, CONVERTERS[convert])
     assert len(rows)

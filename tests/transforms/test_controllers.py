@@ -102,20 +102,15 @@ def test_lagrange_rule():
         assert coef_of(controller) == pytest.approx(coef, abs=1e-6)
 
 
-# A policy that settles at KL = a / (b + coef): a target of 2 needs coef = a / 2 - b.
-
-
 @pytest.mark.parametrize(
     "move",
     [
-        lambda module: module.to(torch.float64),
         lambda module: module.to("meta"),
         lambda module: module.half(),
-        lambda module: module.double(),
         lambda module: module.to_empty(device="meta"),
         pytest.param(lambda module: module.cuda(), marks=pytest.mark.skipif("not torch.cuda.is_available()")),
     ],
-    ids=["float64", "meta", "half", "double", "to_empty", "cuda"],
+    ids=["meta", "half", "to_empty", "cuda"],
 )
 def test_buffers_stay_on_the_host_in_their_dtype(make, move):
     controller = make()
@@ -170,5 +165,5 @@ NAMES = {"AdaptiveKLController": ("target", "horizon", "clip", "min_coef"),
 @pytest.mark.parametrize(("kind", "given"), [(kind, one) for kind, many in BAD for one in many], ids=str)
 def test_bad_options_are_refused(kind, given):
     first, *rest = given
-    with pytest.raises(ValueError, match="got"):
+    with pytest.raises(ValueError, match=r"(coef|target|horizon|clip|lr|proportional|knots) must .*got"):
         kind(first, **dict(zip(NAMES.get(kind.__name__, ()), rest, strict=False)))

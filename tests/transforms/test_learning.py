@@ -67,8 +67,8 @@ def pull(actor, transform, steps, n=512):
         yield step
 
 
-@pytest.mark.parametrize("coef", [0.3, 1.0])
-def test_reinforce_finds_the_best_trade_off(coef):
+def test_reinforce_finds_the_best_trade_off():
+    coef = 0.3
     actor, net = bandit_actor()
     before = net.weight.detach().clone().flatten()
     for _ in pull(actor, KLRewardTransform(actor, coef), 250):

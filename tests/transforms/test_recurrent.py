@@ -65,8 +65,7 @@ def primed(transforms):
 
 
 @cells
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize(("batch", "group"), [((), None), ((3,), "memory")])
+@pytest.mark.parametrize(("layers", "batch", "group"), [(1, (), None), (2, (3,), "memory")])
 def test_a_reference_that_is_the_policy_has_no_divergence(cell, layers, batch, group):
     """Over several episodes whose rows end at different steps."""
     actor = make_recurrent(cell, layers=layers, group=group)
@@ -120,14 +119,13 @@ def batched_env(batched, actor, **options):
 
 
 BATCHED = [
-    (SerialEnv, {}),
-    pytest.param(ParallelEnv, {"mp_start_method": "fork"}, marks=pytest.mark.slow),
+    ("lstm", SerialEnv, {}),
+    pytest.param("gru", ParallelEnv, {"mp_start_method": "fork"}, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("batched", "options"), BATCHED)
-@cells
-def test_over_workers(batched, options, cell):
+@pytest.mark.parametrize(("cell", "batched", "options"), BATCHED)
+def test_over_workers(cell, batched, options):
     actor = make_recurrent(cell, layers=2)
     before = frozen_twin(actor)
     env = batched_env(batched, actor, **options)

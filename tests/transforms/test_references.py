@@ -115,7 +115,7 @@ def test_a_function_and_a_module():
     data = TensorDict(action=torch.arange(3), x=torch.ones(3), reward=torch.zeros(3, 1), batch_size=[3])
     out = ReferenceModelLogProbTransform(lambda td: -td["action"].float())(data.copy())
     assert out["ref_log_prob"].tolist() == [0.0, -1.0, -2.0]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match='key "x" not found'):
         ReferenceModelLogProbTransform(lambda td: td["x"], in_keys=["action"])(data.copy())
 
     class Score(nn.Module):

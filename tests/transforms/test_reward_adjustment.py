@@ -204,14 +204,14 @@ def test_what_nobody_measured_moves_no_coefficient():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KLDivergenceTransform("k4"), "estimator"),
-        (lambda: KLDivergenceTransform(direction="sideways"), "direction"),
-        (lambda: KLDivergenceTransform(per="word"), "per"),
-        (lambda: KLDivergenceTransform(missing="maybe"), "missing"),
-        (lambda: KLDivergenceTransform("exact"), "exact"),
-        (lambda: RewardAdjustmentTransform(placement="first"), "placement"),
-        (lambda: RewardAdjustmentTransform(placement="last"), "mask_key"),
-        (lambda: RewardAdjustmentTransform(-1.0), "coef"),
+        (lambda: KLDivergenceTransform("k4"), "estimator must be one of"),
+        (lambda: KLDivergenceTransform(direction="sideways"), "direction must be one of"),
+        (lambda: KLDivergenceTransform(per="word"), "per must be one of"),
+        (lambda: KLDivergenceTransform(missing="maybe"), "missing must be one of"),
+        (lambda: KLDivergenceTransform("exact"), "needs both distributions"),
+        (lambda: RewardAdjustmentTransform(placement="first"), "placement must be one of"),
+        (lambda: RewardAdjustmentTransform(placement="last"), "it needs their mask, mask_key="),
+        (lambda: RewardAdjustmentTransform(-1.0), r"coef must lie in \[0, inf\), got -1"),
     ],
 )
 def test_options_are_checked(make, message):

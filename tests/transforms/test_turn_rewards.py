@@ -51,10 +51,6 @@ def player():
     return RandomWordPlayer(WORDS, seed=3)
 
 
-def player_of(word):
-    return RandomWordPlayer([word], seed=0)
-
-
 def paid(n=4, seed=0):
     return TransformedEnv(game(n, seed), Compose(LivingCost(0.25), EntryReward({"won": 8.0, "lost": -4.0}), Brevity()))
 

@@ -17,6 +17,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
+from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import reads_features
@@ -422,9 +423,21 @@ class RowLoss(ReferenceHolder, LossModule):
             return batch.at_decisions(values, place).reshape(batch.shape)
         return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)
 
-    def _output(self, batch: TransitionBatch, losses: dict[str, Tensor], metrics: dict[str, Tensor]) -> TensorDict:
-        """All ``out_keys``: zero where a term has weight zero, NaN of metrics that no term computed."""
+    def _output(
+        self,
+        batch: TransitionBatch,
+        losses: dict[str, Tensor],
+        metrics: dict[str, Tensor],
+        mask: Tensor | None = None,
+    ) -> TensorDict:
+        """All ``out_keys``: zero where a term has weight zero, NaN of metrics that no term computed.
+
+        Metrics with a value for each decision, or for each place of ``mask``, become means over those that count.
+        """
         zero = batch.reward.new_zeros(batch.shape if self.reduction == "none" else ())
         nan = zero.new_full((), torch.nan)
         empty = {name: zero if name.startswith("loss_") else nan for name in self.out_keys}
-        return TensorDict({**empty, **losses, **metrics})
+        counted = batch.counts if mask is None else mask
+        each = {name: metric.detach() for name, metric in metrics.items()}
+        means = {name: masked_mean(metric, counted) if metric.ndim else metric for name, metric in each.items()}
+        return TensorDict({**empty, **losses, **means})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
-from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -97,5 +96,5 @@ class BCLoss(RowLoss):
         if self.kl_controller is not None:
             kl = score_decisions(self, batch, rows).kl
             losses["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
-            metrics["kl"] = masked_mean(kl.detach(), batch.counts)
+            metrics["kl"] = kl
         return self._output(batch, losses, metrics)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.functional.value_terms import bcq_value, masked_mean
+from torchrl_lang.functional.value_terms import bcq_value
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss
@@ -99,8 +99,8 @@ class BCQLoss(QValueLoss):
             y = td_target(batch.reward, next_value, batch.terminated, self._discount(batch, next_value))
             error = F.huber_loss(q.taken, y[:, None].expand_as(q.taken), reduction="none").sum(-1)
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
-            metrics["td_target"] = masked_mean(y, batch.counts)
-            metrics["qvalue"] = masked_mean(q.taken.detach().mean(-1), batch.counts)
+            metrics["td_target"] = y
+            metrics["qvalue"] = q.taken.mean(-1)
         if self.actor_weight:
             losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, detach=self.detach_actor)
         return self._output(batch, losses, metrics)

@@ -138,7 +138,7 @@ class CHAILoss(QValueLoss):
         found = _find_slots(batch, columns)
         counted = batch.counts_at(found.place)
         q = self._qvalues(columns["utterance_feature"][found.utterance])  # Q(f(s_i, u_i))
-        losses, metrics = {}, {"qvalue": masked_mean(q.detach().mean(-1), counted)}
+        losses, metrics = {}, {"qvalue": q.mean(-1)}
         if self.qvalue_weight:
             bootstraps = columns["candidate_mask"][found.utterance + 1] & ~found.terminated
             index = bootstraps.nonzero().squeeze(-1)
@@ -160,7 +160,7 @@ class CHAILoss(QValueLoss):
             each = sampled_cql_term(proposed, log_prob, q[index]).sum(-1)
             each = each.new_zeros(len(q)).index_copy(0, index, each)
             losses["loss_cql"] = self.cql_weight * self._reduce(each, batch, found.place, has)
-        return self._output(batch, losses, metrics)
+        return self._output(batch, losses, metrics, counted)
 
     def _qvalues(self, features: Tensor) -> Tensor:
         """Online Q of features, ``[N, H] -> [N, n_q]``."""

@@ -10,7 +10,6 @@ from torch import nn
 
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss
@@ -100,9 +99,9 @@ class CQLLoss(QValueLoss):
             y = td_target(batch.reward, best, batch.terminated, self._discount(batch, best))
             error = (y[:, None] - q.taken).square().sum(-1)
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
-            metrics["td_target"] = masked_mean(y, batch.counts)
+            metrics["td_target"] = y
         if losses:
-            metrics["qvalue"] = masked_mean(q.taken.detach().mean(-1), batch.counts)
+            metrics["qvalue"] = q.taken.mean(-1)
         if self.actor_weight:
             losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, detach=self.detach_actor)
         return self._output(batch, losses, metrics)

@@ -19,7 +19,6 @@ from torchrl_lang.functional import (
     two_clock_advantages,
 )
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, values_at
@@ -214,8 +213,7 @@ class ILQLLoss(QValueLoss):
             advantage = metrics["advantage"] if weighs_advantages(self) else torch.zeros_like(value)
             w = policy_weight(self, advantage.detach())
             losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, w, detach=self.detach_actor)
-        means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}
-        return self._output(batch, losses, means)
+        return self._output(batch, losses, metrics)
 
     def _value_target(self, batch: TransitionBatch, qvalue: Any, next_value: Tensor) -> Tensor:
         """Targets of V at the decisions, ``[N]``: ``qvalue``, rewards to go, or lambda-returns over ``qvalue``."""

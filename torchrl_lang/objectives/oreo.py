@@ -8,7 +8,6 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
-from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -182,8 +181,7 @@ class OREOLoss(RowLoss):
         if self.kl_controller is not None:
             losses["loss_kl"] = self.kl_controller(scores.kl.dtype) * self._reduce_decisions(scores.kl, batch)
         metrics = {"value": value, "log_ratio": ratio, "residual": error.abs(), "kl": scores.kl}
-        means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}
-        return self._output(batch, losses, means)
+        return self._output(batch, losses, metrics)
 
     def _soft_returns(self, batch: TransitionBatch, ratio: Tensor, next_value: Tensor) -> Tensor:
         """Targets of V at the decisions, ``[N]``: ``sum_{i >= t} (r_i - beta l_i)``."""

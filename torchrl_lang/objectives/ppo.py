@@ -258,10 +258,10 @@ class PPOLoss(RowLoss):
         weights = torch.where(counted, log_rho, -torch.inf)
         size = (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp()
         return {
-            "kl_approx": masked_mean(-log_rho, counted),
-            "clip_fraction": masked_mean(((rho < 1 - low) | (rho > 1 + high)).to(rho.dtype), counted),
+            "kl_approx": -log_rho,
+            "clip_fraction": ((rho < 1 - low) | (rho > 1 + high)).to(rho.dtype),
             "ESS": torch.where(counted.any(), size / counted.sum().clamp_min(1), 0.0),
-            "entropy": masked_mean(scores.entropy, counted),
+            "entropy": scores.entropy,
         }
 
     # -- estimates, once a batch ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.functional import returns_to_go
-from torchrl_lang.functional.value_terms import likelihood_ratio_value, masked_mean, weighted_cross_entropy
+from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -172,9 +172,7 @@ class QSFTLoss(RowLoss):
         error, likelihood = over_decisions(score, scorer, batch, states, self.logits_chunk)
         losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
         losses["loss_transition"] = environment_loss(self, batch, rows)
-        metrics = {"likelihood": likelihood.detach(), "td_target": y}
-        means = {name: masked_mean(metric, batch.counts) for name, metric in metrics.items()}
-        return self._output(batch, losses, means)
+        return self._output(batch, losses, {"likelihood": likelihood, "td_target": y})
 
     @torch.no_grad()
     def _target(self, batch: TransitionBatch) -> Tensor:

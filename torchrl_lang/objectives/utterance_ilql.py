@@ -12,7 +12,6 @@ from torch import nn
 from torchrl_lang.functional import expectile_loss
 from torchrl_lang.functional.decisions import find_utterances
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.functional.value_terms import masked_mean
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, over_rows
@@ -173,5 +172,4 @@ class UtteranceILQLLoss(QValueLoss):
             # Tokens of an utterance that the row cuts off have the weight of advantage zero.
             each = torch.cat([advantage.detach(), advantage.new_zeros(1)])[spans.of_decision]
             losses["loss_actor"] = self.actor_weight * actor_loss(self, batch, rows.policy, policy_weight(self, each))
-        means = {name: masked_mean(metric.detach(), counted) for name, metric in metrics.items()}
-        return self._output(batch, losses, means)
+        return self._output(batch, losses, metrics, counted)

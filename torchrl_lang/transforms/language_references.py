@@ -241,9 +241,7 @@ def as_reference(
     if callable(reference) and not isinstance(reference, (nn.Module, type)):
         action_keys = None if action_key is None else ActionKeys.of_action(action_key)
         return FunctionReference(reference, in_keys=in_keys or (), action_keys=action_keys)
-    expected = (
-        "an actor with get_dist, frozen or not, a function of the tensordict, the key of an entry, or a Reference"
-    )
+    expected = "an actor with get_dist, a FrozenActor, a function of the tensordict, a key or a Reference"
     raise TypeError(f"A reference is {expected}, got {reference!r:.80}.")
 
 
