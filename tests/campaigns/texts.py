@@ -23,6 +23,7 @@ from tests.campaigns.jsonl import ALPHABET, tokenizers
 from tests.campaigns.report import Outcome
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.envs.reddit.csv_writer import POSITIVE, write_folder
+from tests.rows import to_row
 from torchrl_lang.data import dataset_from_jsonl, dataset_from_records
 from torchrl_lang.envs import EnvGame, PromptEnv, TextGameEnv
 from torchrl_lang.envs import visual_dialogue as vd
@@ -41,7 +42,6 @@ from torchrl_lang.text import (
     from_row,
     word_tokenizer,
 )
-from torchrl_lang.text.rows import to_row
 from torchrl_lang.text.tokenizer_files import transformers_tokenizer
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
+from tests.rows import to_row
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv, check_language_env
 from torchrl_lang.envs.game_turn import ToolText, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row
-from torchrl_lang.text.rows import to_row
 
 from .helpers import say_after, transcript
 

@@ -9,10 +9,10 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 
+from tests.rows import to_row
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.envs import LongGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer, from_row
-from torchrl_lang.text.rows import to_row
 
 from .helpers import say_after
 from .test_chat_env import chat_tokenizer

@@ -20,9 +20,9 @@ from tests.data.chat_templates import (
     chat,
     tokenizer_of,
 )
+from tests.rows import to_row
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row
-from torchrl_lang.text.rows import to_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 
 PIECES = [

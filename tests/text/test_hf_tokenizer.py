@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.rows import to_row
 from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row
-from torchrl_lang.text.rows import to_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 from torchrl_lang.text.tokenizers import fingerprint
 

@@ -11,10 +11,10 @@ import random
 import pytest
 
 from tests.data.chat_templates import EXACT, TOOL_CHATML, Family, tokenizer_of
+from tests.rows import to_row
 from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row, to_messages
 from torchrl_lang.text.messages import from_messages
-from torchrl_lang.text.rows import to_row
 
 PIECES = [
     *"abc Z9 .!?\n",

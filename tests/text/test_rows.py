@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import to_row
 from torchrl_lang.functional import decision_mask, find_decisions
 from torchrl_lang.schema import ROW_KEYS, check_row
 from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_rows
-from torchrl_lang.text.rows import to_row
 
 WORDS = CharTokenizer.from_alphabet(["a", "b", "ab", "<", "/", ">"])
 KEYS = (*ROW_KEYS, "terminated", "truncated")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rows import to_row
 from torchrl_lang.text import CharTokenizer, Episode, Tokenizer, Turn, from_row, word_tokenizer
-from torchrl_lang.text.rows import to_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 from torchrl_lang.text.tokenizers import UNKNOWN, fingerprint
 

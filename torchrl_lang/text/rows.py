@@ -79,18 +79,6 @@ def to_rows(
     return rows
 
 
-def to_row(
-    episode: Episode,
-    tokenizer: Tokenizer,
-    row_length: int,
-    *,
-    token_reward: TokenReward | None = None,
-    on_overflow: Literal["error", "truncate"] = "error",
-) -> TensorDict:
-    """Encode one episode as a row of ``row_length`` tokens, batch size ``[]``; see :func:`to_rows`."""
-    return to_rows([episode], tokenizer, row_length, token_reward=token_reward, on_overflow=on_overflow)[0]
-
-
 def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
     """Decode a row, batch size ``[]``, to an episode; :func:`to_rows` encodes it to the same row again.
 
@@ -102,11 +90,10 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
             row has an end-of-dialogue token although the episode has not terminated.
 
     Examples:
-        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row
-        >>> from torchrl_lang.text.rows import to_row
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_rows
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
         >>> episode = Episode([Turn("ab", reward=1.0), Turn("c")], terminated=True)
-        >>> from_row(to_row(episode, tokenizer, 12), tokenizer) == episode
+        >>> from_row(to_rows([episode], tokenizer, 12)[0], tokenizer) == episode
         True
     """
     check_row(row, vocab_size=tokenizer.vocab_size)
