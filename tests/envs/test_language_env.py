@@ -40,6 +40,13 @@ def test_an_utterance_without_end_is_closed_by_the_environment():
     assert td["token_reward"][0].nonzero().flatten().tolist() == [4]  # the l, the last token that the agent wrote
 
 
+def test_an_utterance_of_padding_alone_is_a_bare_end_of_the_agent():
+    env = corridor()
+    td = step(env, torch.full((1, 2), env.tokenizer.control.pad))
+    assert transcript(env, td, mask="agent_mask") == "</a>"
+    assert td["token_reward"][0].nonzero().flatten().tolist() == [3]
+
+
 def test_an_id_outside_the_vocabulary_ends_the_utterance():
     env = corridor(2)
     right = env.tokenizer.encode("r")[0]

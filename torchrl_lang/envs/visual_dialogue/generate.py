@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -29,66 +28,22 @@ class Attribute(NamedTuple):
     """Of a yes-or-no question, with ``{}`` for the value asked about."""
 
 
-YES_NO: tuple[tuple[str, str, str], ...] = (
-    ("is it true that {}", "yes", "no"),
-    ("would you agree that {}", "yes, i would", "no, i wouldn't"),
-    ("do you think that {}", "i think so", "i don't think so"),
+_WORLD: dict[str, Any] = json.loads(Path(__file__).with_name("world.json").read_text(encoding="utf-8"))
+
+ATTRIBUTES = tuple(
+    Attribute(each["name"], tuple(each["values"]), tuple(map(tuple, each["open_questions"])), each["claim"])
+    for each in _WORLD["attributes"]
 )
+CAPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = tuple(
+    (tuple(names), tuple(forms)) for names, forms in _WORLD["captions"]
+)
+"""Attributes that a caption names, and its forms."""
+YES_NO: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _WORLD["yes_no"]))
 """Forms of yes-or-no questions with ``{}`` for the claim, and their replies if it holds and if not.
 
 The first replies are yes-or-no answers under all of the paper's definitions, the second ones under "soft" and
 "conservative", the third ones under "conservative" alone.
 """
-
-
-_TABLE = """\
-animal: dog cat horse cow bird sheep | the animal is a {}
-    what animal is it? a {} / which animal can you see? {} / what kind of animal is there? a {}
-place: beach park street kitchen field forest | this place is a {}
-    where is it? at the {} / what place is this? a {} / where was the photo taken? at the {}
-person: man woman boy girl | the person is a {}
-    who is with the animal? a {} / which person can you see? a {}
-toy: ball stick rope frisbee bone | the toy is a {}
-    what toy is there? a {} / what does the person hold? a {} / which toy do you see? {}
-colour: black white brown gray orange | the animal is {}
-    what colour is the animal? {} / which colour does the animal have? it's {}
-weather: sunny cloudy rainy windy | the weather is {}
-    how is the weather? {} / what is the weather like? it's {}
-time: morning midday evening night | the time of day is {}
-    what time of day is it? {} / when was the photo taken? in the {}
-shirt: red blue green yellow pink | the shirt is {}
-    what colour is the shirt? {} / which shirt does the person wear? a {} one
-people: one two three four | the number of people is {}
-    how many people are there? {} / how many persons can you see? i see {}
-pose: standing sitting lying | the animal is {}
-    what is the animal doing? it's {} / how is the animal posing? {}
-fence: wooden metal | the fence is {}
-    what is the fence made of? {} / which fence is there? a {} one
-photo: old recent | the photo is {}
-    how old is the photo? {} / from when is the photo? it's {}
-"""
-"""For each attribute its name, its values and a claim, then open questions and their replies."""
-
-
-def _attribute(head: str, questions: str) -> Attribute:
-    name, values, claim = re.split(": | [|] ", head)
-    pairs = [each.split("? ") for each in questions.strip().split(" / ")]
-    return Attribute(name, tuple(values.split()), tuple((question, reply) for question, reply in pairs), claim)
-
-
-ATTRIBUTES = tuple(map(_attribute, _TABLE.splitlines()[::2], _TABLE.splitlines()[1::2]))
-
-CAPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("animal",), ("a {} looks at the camera", "there is a {} in the picture", "picture of a {}")),
-    (("place",), ("a photo taken at the {}", "someone at a {}", "a scene at a {}")),
-    (("person",), ("a {} is having fun", "there is a {} in the photo", "a {} outside the house")),
-    (("toy",), ("playing with a {}", "a {} lies on the ground", "a photo of a {}")),
-    (("animal", "person"), ("a {} beside a {}", "one {} and one {}")),
-    (("person", "toy"), ("a {} with a {}", "a {} throws a {}")),
-    (("place", "animal"), ("a {} with a {} in it", "at the {} there is a {}")),
-)
-"""Attributes that a caption names, and its forms."""
-
 
 SHARED_SCALE = 4.0
 """Length of a value's vector in the shared dimensions, relative to its length in all others."""
