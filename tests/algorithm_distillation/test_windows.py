@@ -52,9 +52,9 @@ def located(history, index):
         yield (*steps[0][:2], *(place[2] for place in steps))
 
 
-@pytest.mark.parametrize("at_episode_start", [False, True])
-@pytest.mark.parametrize("skip", [1, 2, 3])
-@pytest.mark.parametrize("length", [1, 4, 13])
+@pytest.mark.parametrize(
+    ("length", "skip", "at_episode_start"), [(1, 1, False), (4, 2, True), (13, 3, False), (13, 1, True)]
+)
 def test_an_epoch_is_every_window_once(history, length, skip, at_episode_start):
     windows = HistoryWindows(history, length, skip_episodes=skip, at_episode_start=at_episode_start)
     found = Counter()
@@ -115,7 +115,6 @@ def test_windows_by_hand():
         ({"length": 0}, "length must be an integer of at least 1"),
         ({"length": 61}, "No stream has a window of length=61 with skip_episodes=1: the streams have 60 steps"),
         ({"length": 362}, "No stream has a window of length=362"),  # the history has 360 steps in all
-        ({"length": 1000}, "No stream has a window of length=1000 with skip_episodes=1: the streams have 60 steps"),
         ({"length": 59, "skip_episodes": 2}, "No stream has a window"),
         ({"length": 5, "skip_episodes": 0}, "skip_episodes must be an integer of at least 1"),
         ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),

@@ -83,23 +83,15 @@ def test_methods_are_decoded_in_their_own_ways(tmp_path, monkeypatch):
             assert main(words) == 0
 
     monkeypatch.setattr(compare, "run_in_parallel", in_process)
-    methods = ["AWAC", "DT", "psi", "Q-SFT", "CHAI", "ILQL"]
+    methods = ["AWAC", "ILQL"]
     players = run(TINY, tmp_path, ["mediocre"], methods, 1)["returns"]["mediocre"]
     for method in methods:  # the reported games are others than those of the choice
         finished = load_run(tmp_path / "mediocre-0" / place(method))
         policies = dict(decodings(finished, by_values=METHODS[NAMES[method]].by_values))
         chosen = policies[players[f"{method}: decoding"][0]]
         assert players[method] == [finished.task.evaluate(chosen, games=8, seed=REPORT)[0].mean_return], method
-    ways = {
-        method: [name for name, _ in decodings(load_run(tmp_path / "mediocre-0" / place(method)))] for method in methods
-    }
-    assert ways["CHAI"] == ["best of 4", "best of 8", "best of 16"]
-    assert ways["psi"] == ["greedy, beta 1"]
-    assert ways["ILQL"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
+    assert "beta" in players["ILQL: decoding"][0]
     assert "beta" not in players["AWAC: decoding"][0]
-    assert ways["Q-SFT"] == [f"greedy, beta {beta}" for beta in (4, 8, 16, 32, 64)]
-    assert len(ways["DT"]) in (4, 8)
-    assert all("return" in name for name in ways["DT"])
 
 
 @pytest.mark.parametrize("method", [method.title for method in METHODS.values() if method.start is not None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,46 +51,3 @@ def recorded_evaluations(task: type, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
     monkeypatch.setattr(task, "evaluate", evaluate)
     return calls
-
-
-def check_interrupted_calls(
-    run: Callable[[], int],
-    *,
-    runs: set[str],
-    played: type,
-    files: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Interrupt a command after two trainings, and again after some files of games; the third call does the rest.
-
-    Args:
-        run: the command.
-        runs: names of the folders of all runs.
-        played: the class of games, with its ``save``.
-        files: saved by the second call.
-        monkeypatch, capsys: of the test.
-    """
-    cut, rest = Trainings(stop_after=2), Trainings()
-    cut.take_over(monkeypatch)
-    assert run() == 130
-    assert "the same command continues" in capsys.readouterr().err
-    rest.take_over(monkeypatch)
-    saved, real = [], played.save
-
-    def save(self: Any, path: Path) -> None:
-        if len(saved) == files:
-            raise KeyboardInterrupt
-        saved.append(path)
-        real(self, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(played, "save", save)
-        assert run() == 130
-    assert set(cut.done) | set(rest.done) == runs
-    assert len(cut.done) + len(rest.done) == len(runs)
-    times = {path: path.stat().st_mtime_ns for path in saved}
-    rest.done.clear()
-    assert run() == 0
-    assert rest.done == []
-    assert {path: path.stat().st_mtime_ns for path in saved} == times

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from torchrl_lang._files import FileError, read_json, write_json
-from torchrl_lang.recipes.compare import TrainedPlayer
+from torchrl_lang.recipes.compare import TrainedPlayer, decodings
 from torchrl_lang.recipes.demo_options import ComparisonOptions
+from torchrl_lang.recipes.load_run import load_run
 
 
 class Numbers(list):
@@ -72,6 +73,23 @@ def test_games_that_were_cut_off_are_not_announced(tmp_path, asked, monkeypatch)
             Counter(tmp_path, "bc").test("greedy, beta 1")
     assert asked == ["ways", "play 1"]
     assert Counter(tmp_path, "bc").test("greedy, beta 1") == [1, 1]
+
+
+def test_each_kind_of_run_is_decoded_in_its_own_ways(walks):
+    names = ("bc", "oreo", "dt", "ilql", "psi", "qsft", "chai", "utterance-ilql")
+    ways = {name: [way for way, _ in decodings(load_run(walks / name), temperatures=(0.5,))] for name in names}
+    assert ways["bc"] == ways["oreo"] == ["greedy", "sampled at 0.5"]
+    assert ways["ilql"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
+    assert ways["psi"] == ["greedy, beta 1"]
+    assert ways["qsft"] == [f"greedy, beta {beta}" for beta in (4, 8, 16, 32, 64)]
+    assert ways["chai"] == ways["utterance-ilql"] == ["best of 4", "best of 8", "best of 16"]
+    assert len(ways["dt"]) in (2, 4)
+    assert all(", return -" in way for way in ways["dt"])
+    run = load_run(walks / "ilql")
+    assert [way for way, _ in decodings(run, by_values=False, temperatures=(1.0,))] == ["greedy", "sampled at 1"]
+    guided = dict(decodings(run, betas=(3.0,), guided_temperatures=(0.5,), min_p=0.1))
+    assert list(guided) == ["greedy, beta 3", "sampled at 0.5, beta 3"]
+    assert {policy.decoder.rule.min_p for policy in guided.values()} == {0.1}
 
 
 def test_a_damaged_file_of_figures(tmp_path):

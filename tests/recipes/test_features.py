@@ -7,10 +7,8 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.processes import spawned
-from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.data import load_dataset, write_dataset
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
@@ -18,23 +16,10 @@ from torchrl_lang.evaluation import read_columns
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import find_task
-from torchrl_lang.training import Checkpointer
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "4"]
-FROM_SCRATCH = (
-    "bc",
-    "percent-bc",
-    "ilql",
-    "single-step",
-    "monte-carlo",
-    "paper-ilql",
-    "awac",
-    "cql",
-    "bcq",
-    "psi",
-    "utterance-ilql",
-    "dt",
-)
+FROM_SCRATCH = ("bc", "percent-bc", "ilql", "single-step", "monte-carlo", "paper-ilql", "awac", "cql", "bcq", "psi")
+FROM_SCRATCH += ("utterance-ilql", "dt")
 FROM_BC = ("chai", "qsft", "oreo")
 GAME = """
 import torch
@@ -133,8 +118,7 @@ def test_no_recipe_is_left_out():
 @pytest.mark.parametrize("recipe", [*FROM_SCRATCH, *FROM_BC])
 def test_every_offline_recipe_reads_features(home, recipe):
     start = ["--start", home / "bc"] if recipe in FROM_BC else ["--features-hidden", "5"]
-    if recipe == "psi":
-        start += ["--prior", home / "bc"]
+    start += ["--prior", home / "bc"] if recipe == "psi" else []
     assert train(home, recipe, f"all/{recipe}", *start) == 0
     run = opened(home, f"all/{recipe}")
     assert run.model.heads["features"].config()["hidden"] == (0 if recipe in FROM_BC else 5)
@@ -145,7 +129,11 @@ def test_every_offline_recipe_reads_features(home, recipe):
         first, same, other = (log_probs(run, policy, given) for given in (rows, rows, changed))
         assert torch.equal(first, same)
         assert (first != other).any(-1).all()  # in every row
-    assert main(["evaluate", "--run", str(home / f"all/{recipe}"), "--task", NAME, "--games", "4"]) == 0
+    if recipe == "qsft":  # the projector of the model that imitates is the start's, that of the values has learned
+        start, kept, learned = opened(home, "bc").model.heads["features"], *run.model.heads.values()
+        assert torch.equal(start.project.weight, kept.project.weight)
+        assert not torch.equal(start.project.weight, learned.project.weight)
+        assert policies(run)[1].decoder.rule.guidance.value_trunk.module.features is learned
 
 
 def log_probs(run, policy, rows):
@@ -154,38 +142,6 @@ def log_probs(run, policy, rows):
     actions = torch.tensor([[token, control.end_of_action] for token in run.tokenizer.encode("012?")])
     dist = inner.get_dist(rows)
     return torch.stack([dist.log_prob(action.expand(*rows.batch_size, 2)) for action in actions], -1)
-
-
-def test_both_models_of_qsft_keep_their_projectors(home):
-    """That of the model that imitates is the start's, that of the values has learned."""
-    assert train(home, "qsft", "qsft", "--start", home / "bc") == 0
-    begun, run = opened(home, "bc"), opened(home, "qsft")
-    assert run.model.heads.keys() == {"features", "value_features"}
-    start, kept, learned = (
-        head.project.weight
-        for head in (begun.model.heads["features"], run.model.heads["features"], run.model.heads["value_features"])
-    )
-    assert torch.equal(start, kept)
-    assert not torch.equal(start, learned)
-    policy = run.policy(run.betas[0], method="greedy")
-    assert policy.decoder.rule.guidance.value_trunk.module.features.project.weight is learned
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ilql", "oreo"])
-def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe):
-    options = ["--eval-every", "2", *(["--start", home / "bc"] if recipe == "oreo" else [])]
-    assert train(home, recipe, f"whole-{recipe}", *options) == 0
-    with interrupted_at(Checkpointer, "save", 2):
-        assert train(home, recipe, f"halves-{recipe}", *options) == 130
-    assert train(home, recipe, f"halves-{recipe}", *options) == 0
-    whole, halves = (
-        load_file(home / f"{kind}-{recipe}" / "model" / "heads.safetensors") for kind in ("whole", "halves")
-    )
-    assert "features.project.weight" in whole
-    assert all(torch.equal(whole[name], halves[name]) for name in whole | halves)
-    columns = [read_columns(home / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves")]
-    assert columns[0]["held_out_loss"] == columns[1]["held_out_loss"]
 
 
 # -- starting from a run --------------------------------------------------------------------------------------------
@@ -302,9 +258,7 @@ def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
 @pytest.mark.parametrize(
     ("recipe", "more"),
     {
-        "ppo": ("ppo", ["--value-warmup", "0"]),
         "adapters": ("ppo", ["--value-warmup", "0", "--lora-rank", "2"]),
-        "top": ("ppo", ["--value-warmup", "0", "--top-layers", "1"]),
         "workers": ("ppo", ["--value-warmup", "0", "--collector", "sync", "--workers", "1"]),
         "rejection": ("rejection", ["--best-so-far", "4"]),
     }.values(),

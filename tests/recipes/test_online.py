@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
 from tests.processes import Program, run, spawned
+from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
@@ -129,31 +130,6 @@ def wait_for_a_checkpoint(run):
         time.sleep(0.02)
 
 
-def interrupt_play(monkeypatch, call, *, after):
-    """Call a recipe and interrupt it when games were played ``after`` times."""
-    play, left = Games.play, iter(range(after))
-
-    def so_often(games, **options):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return play(games, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Games, "play", so_often)
-        assert main(call) == 130
-
-
-def test_an_interrupted_run_ends_with_the_same_numbers(start, tmp_path, monkeypatch):
-    """Interrupted between two checkpoints; the games that were kept come back with the second call."""
-    whole, broken, more = tmp_path / "whole", tmp_path / "broken", ["--best-so-far", "12", "--examples", "0.3"]
-    assert main(arguments("rejection", start, whole, *more)) == 0
-    call = arguments("rejection", start, broken, *more)
-    interrupt_play(monkeypatch, call, after=3)
-    assert main(call) == 0
-    assert_same(weights_of(whole), weights_of(broken))
-    assert log_of(whole) == log_of(broken)
-
-
 def test_the_games_of_a_run_are_recorded(start, tmp_path, monkeypatch):
     """Each iteration is an epoch; the first is played by the start."""
     run, home, played, play = tmp_path / "run", tmp_path / "histories", [], Games.play
@@ -184,13 +160,18 @@ def test_the_games_of_a_run_are_recorded(start, tmp_path, monkeypatch):
     torch.testing.assert_close(known, again, atol=1e-4, rtol=1e-4)
 
 
-def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, monkeypatch):
-    more = ["--record-history", str(tmp_path / "histories")]
-    assert main(arguments("ppo", start, tmp_path / "whole", *more)) == 0
-    call = arguments("ppo", start, tmp_path / "broken", *more)
-    interrupt_play(monkeypatch, call, after=3)  # one game after the checkpoint of iteration 2
-    broken, whole = tmp_path / "histories" / "run-broken", tmp_path / "histories" / "run-whole"
-    assert {record.epoch for record in read_run(broken)} == {1, 2, 3}
+def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, capsys):
+    home = tmp_path / "histories"
+    assert main(arguments("ppo", start, tmp_path / "whole", "--record-history", str(home))) == 0
+    call = arguments("ppo", start, tmp_path / "broken", "--record-history", str(home))
+    with interrupted_at(Games, "play", 4):  # one game after the checkpoint of iteration 2
+        assert main(call) == 130
+    assert {record.epoch for record in read_run(home / "run-broken")} == {1, 2, 3}
+    assert main([*call, "--record-history", str(tmp_path / "other")]) == 2
+    assert "continues after epoch 2, but" in capsys.readouterr().err
+    home = Path(shutil.move(home, tmp_path / "moved"))
+    call[-1] = str(home)
+    broken, whole = home / "run-broken", home / "run-whole"
     assert main(call) == 0
     assert [path.name for path in sorted(broken.glob("epoch-*"))] == [f"epoch-{n:06d}.jsonl" for n in (1, 2, 3, 4)]
     for path in whole.glob("epoch-*"):
@@ -199,37 +180,8 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, monkeypa
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
 
 
-def test_a_history_is_moved_but_never_begun_in_the_middle(start, tmp_path, capsys, monkeypatch):
-    call, home = arguments("ppo", start, tmp_path / "run"), tmp_path / "histories"
-    interrupt_play(monkeypatch, [*call, "--record-history", str(home)], after=3)
-    assert main([*call, "--record-history", str(tmp_path / "other")]) == 2
-    assert "continues after epoch 2, but" in capsys.readouterr().err
-    moved = shutil.move(home, tmp_path / "moved")
-    assert main([*call, "--record-history", str(moved)]) == 0
-    assert {record.epoch for record in read_run(tmp_path / "moved" / "run-run")} == {1, 2, 3, 4}
-
-
-def test_a_history_of_a_run_of_the_same_name_is_kept(start, tmp_path, capsys, monkeypatch):
-    """The runs a/run and b/run have equal options; one may be moved, but none may delete the other's history."""
-    more, history = ["--record-history", str(tmp_path / "histories")], tmp_path / "histories" / "run-run"
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments("ppo", start, Path("a/run"), *more)) == 0
-    before = read_run(history)
-    assert main(arguments("ppo", start, tmp_path / "b" / "run", *more)) == 2
-    assert f"epochs 1 to 4 of the run in {tmp_path / 'a' / 'run'}" in capsys.readouterr().err
-    assert read_run(history) == before
-    shutil.rmtree(tmp_path / "b")
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    assert main(arguments("ppo", start, tmp_path / "b" / "run", *more)) == 0
-    assert main(arguments("ppo", start, tmp_path / "a" / "run", *more)) == 2
-    assert f"epochs 1 to 4 of the run in {tmp_path / 'b' / 'run'}" in capsys.readouterr().err
-    assert read_run(history) == before
-
-
 def test_a_start_that_has_changed_is_refused(start, finished, tmp_path, capsys):
-    run, copy = tmp_path / "run", tmp_path / "start"
-    shutil.copytree(start, copy)
-    assert main(arguments("ppo", copy, run)) == 0
+    run, copy = (shutil.copytree(folder, tmp_path / folder.name) for folder in (finished, start))
     shutil.copytree(finished / "model", copy / "model", dirs_exist_ok=True)
     assert main(arguments("ppo", copy, run)) == 2
     assert "reference" in capsys.readouterr().err

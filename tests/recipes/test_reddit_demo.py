@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
+from tests.recipes.demos import Trainings, recorded_evaluations, trained_in_this_process
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
@@ -181,15 +181,22 @@ def test_a_second_call_does_nothing_again(home, finished, trainings, evaluations
 
 @pytest.mark.slow
 def test_interrupted_calls_continue(home, finished, tmp_path, monkeypatch, capsys):
-    check_interrupted_calls(
-        lambda: command(home, tmp_path / "out"),
-        runs=RUNS,
-        played=WrittenComments,
-        files=2,
-        monkeypatch=monkeypatch,
-        capsys=capsys,
-    )
-    assert results_of(tmp_path / "out")["players"] == results_of(finished)["players"]
+    """After two trainings, and after some files of comments; the third call does the rest."""
+    out, cut, rest = tmp_path / "out", Trainings(stop_after=2), Trainings()
+    cut.take_over(monkeypatch)
+    assert command(home, out) == 130
+    assert "the same command continues" in capsys.readouterr().err
+    rest.take_over(monkeypatch)
+    with interrupted_at(WrittenComments, "save", 3):
+        assert command(home, out) == 130
+    assert sorted(cut.done + rest.done) == sorted(RUNS)
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("test/*.json")}
+    assert len(times) == 2
+    rest.done.clear()
+    assert command(home, out) == 0
+    assert rest.done == []
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert results_of(out)["players"] == results_of(finished)["players"]
 
 
 @pytest.mark.slow

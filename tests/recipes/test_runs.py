@@ -170,11 +170,8 @@ def without(name):
         (without("task"), "is about the task None, the recipes have wordle"),
         (without("words"), 'has no field "words"'),
         (notes(task=["wordle"]), "is about the task ['wordle'], the recipes"),
-        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
-        (notes(words="crane"), "has 'crane' as \"words\", expected a valid array"),
-        (notes(words=["crane", 7]), 'has 7 as "words.1", expected a valid string'),
         (notes(words=["crane", "crane"]), "holds no task ('crane'"),
-        (notes(words=["x" * 10_000_000]), "not five lower-case letters"),
+        (notes(words=["x" * 1_000_000]), "not five lower-case letters"),
         (notes(rules="none"), "has 'none' as \"rules\", expected 'official'"),
     ],
 )
@@ -201,26 +198,14 @@ def test_a_record_of_other_values_than_were_written(run, capsys):
     assert f"{path} was changed after it was written" in refused(capsys, evaluate(run))
 
 
-@pytest.mark.parametrize("content", [b"", b'{"notes": ', b"\xff\xfe", b'{"notes": NaN}', b'{"a": 1, "a": 1}'])
-def test_a_record_that_is_no_json(run, content, capsys):
-    (run / "config.json").write_bytes(content)
+def test_a_record_that_is_no_json(run, capsys):
+    (run / "config.json").write_bytes(b'{"notes": ')
     assert f"{run / 'config.json'} is not" in refused(capsys, evaluate(run))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xff", "is not UTF-8 text"),
-        (b"a,b\n1,2\n", "is not a log: its first line is ['a', 'b']"),
-        (b"step,loss\n1,x\n", "is not a CSV file of numbers (line 2"),
-        (b"step,loss\n2,1\n1,1\n", "has the step 1 after the step 2 on line 3"),
-    ],
-)
-def test_a_damaged_log(home, run, content, message, capsys):
-    (run / "log.csv").write_bytes(content)
-    error = refused(capsys, train(home, run))
-    assert message in error
-    assert str(run / "log.csv") in error
+def test_a_damaged_log(home, run, capsys):
+    (run / "log.csv").write_bytes(b"step,loss\n1,x\n")
+    assert f"{run / 'log.csv'} is not a CSV file of numbers (line 2" in refused(capsys, train(home, run))
 
 
 def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
@@ -233,23 +218,3 @@ def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     assert f"lies in the dataset {data}" in refused(capsys, [*generate, str(data / "more")])
     assert f"{file} is a file, not a folder" in refused(capsys, [*generate, str(file)])
     assert sorted(path.name for path in home.iterdir()) == ["data", "run", "words.txt"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty"),
-        (b"cr\xe2ne\n", "is not UTF-8 text"),
-        (b"crane\ncran\n", "not five lower-case letters"),
-        (b"crane\ncrane\n", "duplicate"),
-    ],
-)
-def test_damaged_word_lists(content, message, tmp_path, capsys):
-    words = tmp_path / "list.txt"
-    words.write_bytes(content)
-    call = ["generate", "wordle", "--out", str(tmp_path / "data"), "--games", "4", "--words"]
-    error = refused(capsys, [*call, str(words)])
-    assert message in error
-    assert "list.txt" in error
-    words.write_bytes(b"\xef\xbb\xbfcrane\r\nslate\r\n")  # a byte order mark
-    assert main([*call, str(words)]) == 0

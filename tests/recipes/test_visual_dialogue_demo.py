@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.real_files import write_hdf5
-from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
+from tests.recipes.demos import recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
@@ -21,7 +21,6 @@ from torchrl_lang.envs.visual_dialogue.dialogue import Round
 from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.recipes.compare import CHOICE, REPORT
-from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.visual_dialogue_demo import (
     UNGUIDED,
     Comparison,
@@ -112,46 +111,12 @@ def test_all_that_is_promised_is_there(finished):
 
 
 @pytest.mark.slow
-def test_a_second_call_does_nothing_again(prepared_dialogues, copied, trainings, evaluations):
-    before = results_of(copied)
-    assert command(prepared_dialogues, copied) == 0
-    assert trainings.done == []
-    assert evaluations == []
-    assert results_of(copied) == before
-
-
-@pytest.mark.slow
 def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copied, trainings, evaluations):
     assert command(prepared_dialogues, copied, methods=("bc", "chai"), rewards=("conservative",)) == 0
     assert trainings.done == ["chai-conservative"]  # it starts from BC's run
     assert sorted(split for split, *_ in evaluations if split == "val") == ["val"] * 3  # three numbers of candidates
     assert "CHAI" in results_of(copied)["conservative"]["players"]
     assert main(["visual_dialogue", "--out", str(copied), "--folder", str(prepared_dialogues), "--steps", "3"]) == 2
-
-
-@pytest.mark.slow
-def test_every_kind_of_method_runs_by_its_name(prepared_dialogues, copied, trainings):
-    """An imitation, one of returns, one of weights only, one that starts from BC, and one of utterances."""
-    methods = ("best-30", "dt", "awac", "qsft", "utterance-ilql")
-    assert command(prepared_dialogues, copied, methods=methods, rewards=("none",)) == 0
-    assert {name.removesuffix("-none") for name in trainings.done} == set(methods)
-    players = results_of(copied)["none"]["players"]
-    for method in methods:
-        assert players[METHODS[method].title]["games"] == 13
-        assert players[METHODS[method].title]["decodings"]
-
-
-@pytest.mark.slow
-def test_interrupted_calls_continue(prepared_dialogues, finished, tmp_path, monkeypatch, capsys):
-    check_interrupted_calls(
-        lambda: command(prepared_dialogues, tmp_path / "out"),
-        runs=RUNS,
-        played=PlayedDialogues,
-        files=3,
-        monkeypatch=monkeypatch,
-        capsys=capsys,
-    )
-    assert results_of(tmp_path / "out") == results_of(finished)
 
 
 @pytest.mark.slow

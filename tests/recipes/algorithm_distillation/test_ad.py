@@ -68,11 +68,10 @@ def test_a_run_writes_its_options_log_and_model(run):
     assert (model.context, model.episode_length, model.width, model.heads) == (12, 6, 8, 2)
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_an_interrupted_run_ends_with_the_same_numbers(run, number, tmp_path):
-    """Stopped in its second or third save: it continues after step 2, or after step 4, amid a block of histories."""
+def test_an_interrupted_run_ends_with_the_same_numbers(run, tmp_path):
+    """Stopped in its third save, it continues after step 4, amid a block of histories."""
     out = tmp_path / "run"
-    with interrupted_at(Checkpointer, "save", number):
+    with interrupted_at(Checkpointer, "save", 3):
         assert train(out) == 130
     assert not (out / "model").exists()
     assert train(out) == 0
@@ -141,7 +140,6 @@ def test_options_reach_the_loss(monkeypatch, tmp_path):
     [
         ["--env", "bandit", "--tasks", "20", "--arms", "3"],
         ["--env", "dark_key_door", "--tasks", "20", "--history-episodes", "12", "--skip-episodes", "3"],
-        ["--source", "q_learning", "--history-episodes", "12", "--skip-episodes", "3"],
         ["--source", "expert", "--reward-weight", "1", "--observation-weight", "1", "--label-smoothing", "0.1"],
     ],
 )
@@ -156,9 +154,6 @@ def test_every_family_and_source_trains(more, tmp_path):
     ("more", "message"),
     [
         (["--size", "2"], "3 tasks leave none for a part"),
-        (["--heads", "3"], "--width must be a multiple of --heads 3, got 8"),
-        (["--env", "bandit", "--source", "posterior"], "rewards are not random, got BernoulliBanditEnv"),
-        (["--episodes", "2"], "--episodes should be"),
         (["--label-smoothing", "1"], "--label-smoothing should be less than 1, got 1"),
         (["--history", "nothing"], "There is no learning history in nothing"),
     ],

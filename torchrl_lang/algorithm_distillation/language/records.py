@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -91,21 +90,15 @@ def to_lines(records: Iterable[TextRecord]) -> str:
     return "".join(f"{record.model_dump_json()}\n" for record in records)
 
 
-def read_text_records(
-    path: str | os.PathLike[str],
-    *,
-    on_error: Literal["raise", "skip"] = "raise",
-    remedy: str = "correct the lines, or skip them with on_error='skip'",
-) -> list[TextRecord]:
+def read_text_records(path: str | os.PathLike[str], *, remedy: str = "correct the line") -> list[TextRecord]:
     """Read the records of a file of :func:`write_text_records`.
 
     Args:
         path: the file.
-        on_error: "raise" refuses a file with lines that are no record; "skip" skips them with a warning.
         remedy: advice for the error.
 
     Raises:
-        FileError: the file is missing, or a line is no record and ``on_error`` is "raise".
+        FileError: the file is missing, or a line is no record.
 
     Examples:
         >>> import tempfile
@@ -117,16 +110,12 @@ def read_text_records(
         ...     read_text_records(f"{home}/records.jsonl") == [record]
         True
     """
-    path, records, skipped = Path(path), list[TextRecord](), list[int]()
+    path, records = Path(path), list[TextRecord]()
     for number, line in enumerate(read_text(path, remedy=remedy).split("\n"), start=1):
         try:
             records += [TextRecord.model_validate_json(line)] if line.strip() else []
         except ValidationError as error:
-            if on_error == "raise":
-                raise FileError(path, f"holds no record on line {number} ({_first(error)})", remedy) from error
-            skipped.append(number)
-    if skipped:
-        warnings.warn(f"{path} holds no record on the lines {shorten(skipped)}, which were skipped.", stacklevel=2)
+            raise FileError(path, f"holds no record on line {number} ({_first(error)})", remedy) from error
     return records
 
 

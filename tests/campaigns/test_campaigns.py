@@ -1,6 +1,6 @@
-"""Damaged files in short, and proof that the campaigns can fail: each kind of misbehaviour is given its verdict.
+"""The campaigns in short, and proof that the campaigns can fail: each kind of misbehaviour is given its verdict.
 
-``python -m tests.campaigns mutations --count N --seed S`` damages any number of files.
+``python -m tests.campaigns NAME --count N --seed S`` attacks as often as one likes; of kills 0 is at every write.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tests.campaigns import mutations
 from tests.campaigns.artifacts import Artifact, Use
 from tests.campaigns.commands import Ended, problem_of_refusal
 from tests.campaigns.isolation import Died, run_forked
+from tests.campaigns.jsonl import MUTATIONS
 from tests.campaigns.jsonl_reader import Bad, read_line
 from tests.campaigns.mutations import Mutant, attack
 from tests.campaigns.mutators import MUTATORS
 from tests.campaigns.report import Outcome, table
+from tests.campaigns.texts import KINDS, Failed, refused
 
 
-def run(name, count, *only):
-    """A program of its own: attacks are forked from it, and the process of the tests may have other threads."""
-    command = ["-m", "tests.campaigns", name, "--count", count, "--seed", "0", *(["--only", *only] if only else [])]
-    return processes.run(*command, timeout=600)
-
-
-def test_damage_is_refused_or_harmless():
-    """As many damaged copies as there are kinds of damage: each kind occurs once."""
-    ended = run("mutations", len(MUTATORS))
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("mutations", len(MUTATORS)), ("jsonl", 4 * len(MUTATIONS)), ("texts", 4 * len(KINDS)), ("kills", 1)],
+)
+def test_attacks_end_well(name, count):
+    """Each kind of damage, line and text occurs. In a program of its own: this process may have other threads."""
+    ended = processes.run("-m", "tests.campaigns", name, "--count", count, "--seed", "0", timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
 
 
@@ -133,3 +133,24 @@ def test_the_table_counts_failures():
     found = [Outcome("data", "1", "refused"), Outcome("data", "2", "traceback", "KeyError")]
     assert "1 of 2 attacks failed" in table(found)
     assert "traceback: 2" in table(found)
+
+
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [
+        ("a.csv line 2: 'é' is not in the alphabet.", None),
+        ("a.csv: 'é' is not in the alphabet.", "unclear refusal"),
+        ("a.csv line 2 is wrong.", "unclear refusal"),
+        (None, "silent acceptance"),
+    ],
+)
+def test_a_refusal_names_place_and_character(message, verdict):
+    def read():
+        if message is not None:
+            raise ValueError(message)
+
+    if verdict is None:
+        refused(read, "a.csv line 2", of="aé")
+    else:
+        with pytest.raises(Failed, match=verdict):
+            refused(read, "a.csv line 2", of="é")
