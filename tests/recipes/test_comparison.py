@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_lang._files import FileError, read_json, write_json
+from tests.recipes.interrupt import interrupted_at
+from torchrl_lang._files import FileError, Record
 from torchrl_lang.recipes.compare import TrainedPlayer, decodings
 from torchrl_lang.recipes.demo_options import ComparisonOptions
 from torchrl_lang.recipes.load_run import load_run
 
 
-class Numbers(list):
-    def save(self, path):
-        write_json(path, {"numbers": self})
+class Numbers(Record):
+    numbers: tuple[int, ...]
 
 
 class Counter(TrainedPlayer[Numbers]):
     """Its policies are numbers; it remembers what it was asked for."""
 
-    remedy = "delete it: the numbers are counted again"
+    games, remedy = Numbers, "delete it: the numbers are counted again"
     asked: list[str] = []  # of all instances
 
     def ways(self):
@@ -34,13 +34,7 @@ class Counter(TrainedPlayer[Numbers]):
 
     def play(self, policy):
         self.asked.append(f"play {policy}")
-        return Numbers([policy, policy])
-
-    def load(self, path):
-        return Numbers(read_json(path, remedy=self.remedy)["numbers"])
-
-    def announce(self, decoding, games):
-        self.asked.append(f"announce {decoding}, {len(games)}")
+        return Numbers(numbers=(policy, policy))
 
 
 @pytest.fixture
@@ -49,30 +43,27 @@ def asked(monkeypatch):
     return Counter.asked
 
 
-def test_a_player_measures_and_plays_once(tmp_path, asked):
+def test_a_player_measures_and_plays_once(tmp_path, asked, capsys):
     for player in (Counter(tmp_path, "bc"), Counter(tmp_path, "bc")):
         for _ in range(2):
             assert player.measured == {"greedy, beta 1": {"value": 10}, "sampled at 0.5": {"value": 20}}
-            assert player.test("greedy, beta 1") == [1, 1]
-        assert asked == ["ways", "measure 1", "measure 2", "play 1", "announce greedy, beta 1, 2"]
-    assert json.loads((tmp_path / "test" / "greedy_beta_1.json").read_text()) == {"numbers": [1, 1]}
-    assert Counter(tmp_path, "bc").test("sampled at 0.5") == [2, 2]
-    assert asked[5:] == ["ways", "play 2", "announce sampled at 0.5, 2"]
-    assert {path.name for path in tmp_path.rglob("*.json")} == {
-        *("choice.json", "greedy_beta_1.json", "sampled_at_0.5.json")
-    }
+            assert player.test("greedy, beta 1").numbers == (1, 1)
+        assert asked == ["ways", "measure 1", "measure 2", "play 1"]
+    assert json.loads((tmp_path / "test" / "greedy_beta_1.json").read_text())["numbers"] == [1, 1]
+    assert Counter(tmp_path, "bc").test("sampled at 0.5").numbers == (2, 2)
+    assert asked[4:] == ["ways", "play 2"]
+    names = {path.name for path in tmp_path.rglob("*.json")}
+    assert names == {"choice.json", "greedy_beta_1.json", "sampled_at_0.5.json"}
+    assert (
+        capsys.readouterr().out == f"played {tmp_path.name}: greedy, beta 1\nplayed {tmp_path.name}: sampled at 0.5\n"
+    )
 
 
-def test_games_that_were_cut_off_are_not_announced(tmp_path, asked, monkeypatch):
-    def save(self, path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Numbers, "save", save)
-        with pytest.raises(KeyboardInterrupt):
-            Counter(tmp_path, "bc").test("greedy, beta 1")
-    assert asked == ["ways", "play 1"]
-    assert Counter(tmp_path, "bc").test("greedy, beta 1") == [1, 1]
+def test_games_that_were_cut_off_are_played_again(tmp_path, asked, capsys):
+    with interrupted_at(Numbers, "write", 1), pytest.raises(KeyboardInterrupt):
+        Counter(tmp_path, "bc").test("greedy, beta 1")
+    assert (asked, capsys.readouterr().out) == (["ways", "play 1"], "")
+    assert Counter(tmp_path, "bc").test("greedy, beta 1").numbers == (1, 1)
 
 
 def test_each_kind_of_run_is_decoded_in_its_own_ways(walks):

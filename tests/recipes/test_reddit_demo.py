@@ -187,7 +187,7 @@ def test_interrupted_calls_continue(home, finished, tmp_path, monkeypatch, capsy
     assert command(home, out) == 130
     assert "the same command continues" in capsys.readouterr().err
     rest.take_over(monkeypatch)
-    with interrupted_at(WrittenComments, "save", 3):
+    with interrupted_at(WrittenComments, "write", 3):
         assert command(home, out) == 130
     assert sorted(cut.done + rest.done) == sorted(RUNS)
     times = {path: path.stat().st_mtime_ns for path in out.rglob("test/*.json")}
@@ -322,7 +322,7 @@ def test_figures_of_several_seeds():
 
 
 def test_a_damaged_file_of_comments(tmp_path):
-    row("ilql").written[0].save(tmp_path / "greedy.json")
+    row("ilql").written[0].write(tmp_path / "greedy.json")
     (tmp_path / "greedy.json").write_text((tmp_path / "greedy.json").read_text().replace("two", "three"))
     with pytest.raises(FileError, match="was changed"):
         WrittenComments.read(tmp_path / "greedy.json", remedy="delete it")

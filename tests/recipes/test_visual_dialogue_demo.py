@@ -14,7 +14,6 @@ import torch
 from tests.envs.visual_dialogue.real_files import write_hdf5
 from tests.recipes.demos import recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
@@ -172,8 +171,8 @@ def test_returns_and_figures_are_those_of_the_environment(task, tmp_path, penalt
     own = VisualDialogueTask(task.folder, penalty=penalty, image=False)
     policy = task.player("data", 0).policy
     summary, records = own.evaluate(policy, split="test", games=13, seed=5)
-    play(task, policy, 13, 5, ("test", 0)).save(tmp_path / "played.json")  # under the reward "none"
-    played = PlayedDialogues.load(tmp_path / "played.json")
+    play(task, policy, 13, 5, ("test", 0)).write(tmp_path / "played.json")  # under the reward "none"
+    played = PlayedDialogues.read(tmp_path / "played.json", remedy="")
     assert torch.equal(played.returns(penalty), records.returns)
     found = played.summary(summary.name, task, penalty)
     for name in ("games", "mean_return", "return_error", "win_rate", "mean_turns", "metrics"):
@@ -250,14 +249,6 @@ def test_the_text_of_the_cross_reward_table(task):
 
 
 # -- options and files -----------------------------------------------------------------------------------------------
-
-
-def test_a_damaged_file_of_dialogues(tmp_path):
-    path = tmp_path / "played.json"
-    for content in ('{"rounds": [[]], "terminated": [true]}', '{"rounds": [[]], "progress": [[1]], "terminated": [1]}'):
-        path.write_text(content)
-        with pytest.raises(FileError, match=r"played.json .*the dialogues are played again"):
-            PlayedDialogues.load(path)
 
 
 @pytest.mark.slow

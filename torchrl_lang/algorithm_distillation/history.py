@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -116,46 +116,49 @@ class LearningHistory:
 
 # -- steps -------------------------------------------------------------------------------------------------------------
 
-_KNOWN = {
-    REWARD: (torch.float32, (1,)),
-    DONE: (torch.bool, (1,)),
-    TERMINATED: (torch.bool, (1,)),
-    EPISODE: (torch.int64, ()),
-    EPISODE_STEP: (torch.int64, ()),
-    ACTION_LOG_PROB: (torch.float32, ()),
-}
-"""The entries with a fixed dtype and shape of a step; a history also has an observation and an action."""
-REQUIRED = {OBSERVATION, ACTION, *_KNOWN} - {ACTION_LOG_PROB}
 _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 
 
-class DiskEntry(NamedTuple):
-    """How an entry is stored: dtype and shape of one step."""
+class StoredEntry(Record):
+    """The dtype and shape of an entry of one step."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    dtype: Literal["bool", "int64", "float32"]
+    shape: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
     def size(self, steps: int) -> int:
         """Bytes of this entry of a number of steps; ``torch.Size.numel()`` would overflow silently."""
-        return steps * self.dtype.itemsize * math.prod(self.shape)
+        return steps * _DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
-def entries_of(steps: TensorDictBase) -> dict[str, DiskEntry]:
+_KNOWN = {
+    REWARD: StoredEntry(dtype="float32", shape=(1,)),
+    DONE: StoredEntry(dtype="bool", shape=(1,)),
+    TERMINATED: StoredEntry(dtype="bool", shape=(1,)),
+    EPISODE: StoredEntry(dtype="int64"),
+    EPISODE_STEP: StoredEntry(dtype="int64"),
+    ACTION_LOG_PROB: StoredEntry(dtype="float32"),
+}
+"""The entries with a fixed dtype and shape of a step; a history also has an observation and an action."""
+REQUIRED = {OBSERVATION, ACTION, *_KNOWN} - {ACTION_LOG_PROB}
+
+
+def entries_of(steps: TensorDictBase) -> dict[str, StoredEntry]:
     """How the entries of steps ``[tasks, streams, L]`` are stored.
 
     Raises:
         KeyError: an entry that every history has is missing.
         ValueError: an entry has a dtype or a shape that a history cannot store.
     """
-    found = dict[str, DiskEntry]()
+    found = dict[str, StoredEntry]()
     for key in sorted(REQUIRED | set(steps.keys())):
         value = entry(steps, key)
-        kind = value.dtype if isinstance(value, Tensor) else None, tuple(value.shape[3:])
-        if kind != _KNOWN.get(key, kind) or kind[0] not in _DTYPES.values() or 0 in kind[1] or not key.isidentifier():
-            known = _KNOWN.get(key, ("bool, int64 or float32", "sizes of at least 1"))
-            given = f"{type(value).__name__} {kind[0]} of shape {list(kind[1])}"
-            raise ValueError(f"'{key}' of a step is {given}, expected {known[0]} of shape {known[1]}.")
-        found[key] = DiskEntry(*kind)
+        dtype: Any = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
+        shape, known = tuple(value.shape[3:]), _KNOWN.get(key)
+        if dtype in _DTYPES and 0 not in shape and key.isidentifier():
+            found[key] = StoredEntry(dtype=dtype, shape=shape)
+        if key not in found or known not in (None, found[key]):
+            expected = f"expected {known or 'bool, int64 or float32, with sizes of at least 1'}"
+            raise ValueError(f"'{key}' of a step is {dtype} of shape {list(shape)}, {expected}.")
     return found
 
 
@@ -196,8 +199,7 @@ def _faults(steps: TensorDictBase, before: TensorDictBase | None) -> dict[str, T
     numbers = [key for key in (OBSERVATION, ACTION, REWARD, ACTION_LOG_PROB) if key in steps.keys()]
     return {
         "are terminated but not done": terminated & ~done,
-        **{f"have a non-finite '{key}'": ~steps.get(key).isfinite().flatten(3).all(-1)
-           if steps.get(key).ndim > 3 else ~steps.get(key).isfinite() for key in numbers},
+        **{f"have a non-finite '{key}'": ~steps.get(key)[..., None].isfinite().flatten(3).all(-1) for key in numbers},
         f"have another '{EPISODE}' than the steps before require": episode != wanted_episode,
         f"have another '{EPISODE_STEP}' than the steps before require": step != wanted_step,
     }  # fmt: skip
@@ -223,19 +225,6 @@ class Part(Record):
         return self.first + self.steps
 
 
-class StoredEntry(Record):
-    """The dtype and shape of an entry of one step."""
-
-    dtype: Literal["bool", "int64", "float32"]
-    shape: tuple[Annotated[int, Field(ge=1)], ...]
-
-    @classmethod
-    def of(cls, kind: DiskEntry) -> StoredEntry:
-        """The description of an entry."""
-        name: Any = str(kind.dtype).removeprefix("torch.")
-        return cls(dtype=name, shape=kind.shape)
-
-
 class HistoryManifest(Record):
     """The description of a learning history on disk."""
 
@@ -258,23 +247,15 @@ class HistoryManifest(Record):
             if part.first != end or part.sha256.keys() != self.entries.keys():
                 raise ValueError(f"a part of {part.steps} steps from step {part.first}, expected one from {end}")
             end = part.end
-        kinds = self.disk_entries()
-        if (
-            end > self.steps
-            or not kinds.keys() >= REQUIRED
-            or any(kinds[key] != _KNOWN[key] for key in kinds.keys() & _KNOWN)
-        ):
-            raise ValueError(f"{end} of {self.steps} steps with the entries {shorten(kinds)}")
+        missing = REQUIRED - self.entries.keys()
+        if end > self.steps or missing or any(kind != _KNOWN.get(key, kind) for key, kind in self.entries.items()):
+            raise ValueError(f"{end} of {self.steps} steps with the entries {shorten(self.entries)}")
         return self
 
     @property
     def shape(self) -> torch.Size:
         """Tasks, streams and planned steps."""
         return torch.Size([len(self.tasks), self.streams, self.steps])
-
-    def disk_entries(self) -> dict[str, DiskEntry]:
-        """How each entry is stored."""
-        return {key: DiskEntry(_DTYPES[each.dtype], each.shape) for key, each in self.entries.items()}
 
 
 def read_manifest(folder: Path) -> HistoryManifest:
@@ -294,7 +275,7 @@ def entry_file(folder: Path, key: str) -> Path:
     return folder / ROWS / f"{key}.memmap"
 
 
-def map_steps(folder: Path, entries: Mapping[str, DiskEntry], shape: torch.Size) -> TensorDict:
+def map_steps(folder: Path, entries: Mapping[str, StoredEntry], shape: torch.Size) -> TensorDict:
     """The memory-mapped steps of a history as one dimension.
 
     Raises:
@@ -305,7 +286,7 @@ def map_steps(folder: Path, entries: Mapping[str, DiskEntry], shape: torch.Size)
         path = regular_file(entry_file(folder, key), REMEDY)
         if path.stat().st_size != kind.size(steps):
             raise FileError(path, f"has {path.stat().st_size} bytes, expected {kind.size(steps)}", REMEDY)
-        mapped[key] = MemoryMappedTensor.from_filename(path, kind.dtype, torch.Size([steps, *kind.shape]))
+        mapped[key] = MemoryMappedTensor.from_filename(path, _DTYPES[kind.dtype], torch.Size([steps, *kind.shape]))
     return TensorDict(mapped, batch_size=[steps])
 
 
@@ -357,11 +338,8 @@ def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinis
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    flat, shape, recorded = (
-        map_steps(folder, manifest.disk_entries(), manifest.shape),
-        manifest.shape,
-        manifest.parts[-1].end,
-    )
+    shape, recorded = manifest.shape, manifest.parts[-1].end
+    flat = map_steps(folder, manifest.entries, shape)
     if recorded < shape[-1] and not unfinished:
         raise ValueError(f"{folder} has {recorded} of {shape[-1]} planned steps: resume it, or use unfinished=True.")
     if verify:

@@ -20,7 +20,6 @@ from torchrl_lang._files import allocate_file, flush, folder_lock
 from torchrl_lang.algorithm_distillation.history import (
     MANIFEST,
     ROWS,
-    DiskEntry,
     HistoryManifest,
     LearningHistory,
     Part,
@@ -90,7 +89,7 @@ class HistoryWriter:
         about = {"tasks": list(tasks), "streams": streams, "steps": steps, "source": source or {}}
         self._about = json.loads(json.dumps(about))  # as the manifest returns it: tuples become lists
         self._parts: tuple[Part, ...] = ()
-        self._entries: dict[str, DiskEntry] = {}
+        self._entries: dict[str, StoredEntry] = {}
         self._steps: TensorDictBase
         self._locked = False
 
@@ -120,7 +119,7 @@ class HistoryWriter:
         manifest = read_manifest(self.folder)
         if other := [name for name, value in self._about.items() if getattr(manifest, name) != value]:
             raise ValueError(f"The history in {self.folder} was begun with other {other}: give another folder.")
-        self._entries, self._parts = manifest.disk_entries(), manifest.parts
+        self._entries, self._parts = manifest.entries, manifest.parts
         self._steps = map_steps(self.folder, self._entries, self._shape).view(self._shape)
         verify_parts(self.folder, self._steps, self._parts)
 
@@ -157,7 +156,7 @@ class HistoryWriter:
         """Recorded steps, ``[tasks, streams, end - first]``."""
         return self._steps[..., first:end]
 
-    def _begin(self, entries: dict[str, DiskEntry]) -> None:
+    def _begin(self, entries: dict[str, StoredEntry]) -> None:
         """Create the files, of zeros, with their space on the disk."""
         (self.folder / ROWS).mkdir(exist_ok=True)
         for key, kind in entries.items():
@@ -167,9 +166,8 @@ class HistoryWriter:
 
     def _write_manifest(self, parts: tuple[Part, ...]) -> None:
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
-        entries = {key: StoredEntry.of(kind) for key, kind in self._entries.items()}
         created_by = {**versions, "torch": str(torch.__version__)}
-        manifest = HistoryManifest(**self._about, entries=entries, parts=parts, created_by=created_by)
+        manifest = HistoryManifest(**self._about, entries=self._entries, parts=parts, created_by=created_by)
         manifest.write(self.folder / MANIFEST)
 
 

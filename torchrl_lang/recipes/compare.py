@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._files import read_json, write_json
+from torchrl_lang._files import Record, read_json, write_json
 from torchrl_lang.modules import ReturnEmbedding
 from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.demo_options import METHODS
-from torchrl_lang.recipes.load_run import FinishedRun, load_run, methods_of
+from torchrl_lang.recipes.load_run import FinishedRun, load_run
 
 
 def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
@@ -181,7 +181,7 @@ def decodings(
                 policy = finished.policy(beta, seed=seed, temperature=temperature, **limits)
                 yield f"sampled at {temperature:g}, beta {beta:g}", policy
         return
-    if "best_of" in methods_of(finished.model):
+    if "best_of" in finished.methods:
         for candidates in _CANDIDATES:
             yield f"best of {candidates}", finished.policy(method="best_of", seed=seed, candidates=candidates)
         return
@@ -199,23 +199,7 @@ CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
 """Split on which a decoding is chosen, and the one that is reported, each with the seed of games and sampling there."""
 
 
-class Played(Protocol):
-    """Games of a player that can be written to a file.
-
-    Examples:
-        >>> from pathlib import Path
-        >>> from torchrl_lang.recipes.compare import Played
-        >>> class Moves(list):
-        ...     def save(self, path: Path) -> None:
-        ...         path.write_text(" ".join(self))
-        >>> games: Played = Moves(["left", "right"])
-    """
-
-    def save(self, path: Path) -> None:
-        """Write them, atomically."""
-
-
-Games = TypeVar("Games", bound=Played)
+Games = TypeVar("Games", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -224,18 +208,17 @@ class TrainedPlayer(ABC, Generic[Games]):
 
     Args:
         folder: of the run.
-        method: its name in :data:`~torchrl_lang.recipes.compare.METHODS`.
+        method: its name in :data:`~torchrl_lang.recipes.demo_options.METHODS`.
 
     Examples:
         >>> import tempfile
         >>> from pathlib import Path
+        >>> from torchrl_lang._files import Record
         >>> from torchrl_lang.recipes.compare import TrainedPlayer
-        >>> class Words(str):
-        ...     def save(self, path):
-        ...         path.parent.mkdir()
-        ...         path.write_text(self)
+        >>> class Words(Record):
+        ...     text: str
         >>> class Writer(TrainedPlayer[Words]):
-        ...     remedy = "delete it: the words are generated again"
+        ...     games, remedy = Words, "delete it: the words are generated again"
         ...
         ...     def ways(self):
         ...         yield from {"greedy, beta 1": "yes", "sampled at 1": "perhaps"}.items()
@@ -244,24 +227,20 @@ class TrainedPlayer(ABC, Generic[Games]):
         ...         return len(policy)
         ...
         ...     def play(self, policy):
-        ...         return Words(policy)
-        ...
-        ...     def load(self, path):
-        ...         return Words(path.read_text())
-        ...
-        ...     def announce(self, decoding, games):
-        ...         print(f"{self.folder.name}, {decoding}: {len(games)} letters")
+        ...         return Words(text=policy)
         >>> with tempfile.TemporaryDirectory() as home:
         ...     writer = Writer(Path(home, "run"), "bc")
-        ...     writer.measured, [writer.test("greedy, beta 1") for _ in range(2)]
+        ...     writer.measured, [writer.test("greedy, beta 1").text for _ in range(2)]
         ...     [path.name for path in Path(home, "run", "test").iterdir()]
-        run, greedy, beta 1: 3 letters
+        played run: greedy, beta 1
         ({'greedy, beta 1': 3, 'sampled at 1': 7}, ['yes', 'yes'])
         ['greedy_beta_1.json']
     """
 
+    games: ClassVar[type[Record]]
+    """Class of the games."""
     remedy: ClassVar[str]
-    """Remedy for a damaged file of figures."""
+    """Remedy for a damaged file of figures or games."""
 
     folder: Path
     method: str
@@ -278,14 +257,6 @@ class TrainedPlayer(ABC, Generic[Games]):
     @abstractmethod
     def play(self, policy: TensorDictModuleBase) -> Games:
         """Games that are reported."""
-
-    @abstractmethod
-    def load(self, path: Path) -> Games:
-        """Read what their ``save`` wrote."""
-
-    @abstractmethod
-    def announce(self, decoding: str, games: Games) -> None:
-        """Print a line about games that were just played."""
 
     @cached_property
     def finished(self) -> FinishedRun:
@@ -310,8 +281,7 @@ class TrainedPlayer(ABC, Generic[Games]):
         if decoding not in self._played:
             path = self.folder / "test" / f"{decoding.replace(',', '').replace(' ', '_')}.json"
             if not path.exists():
-                games = self.play(self.policies[decoding])
-                games.save(path)
-                self.announce(decoding, games)
-            self._played[decoding] = self.load(path)
+                self.play(self.policies[decoding]).write(path)
+                print(f"played {self.folder.name}: {decoding}", flush=True)
+            self._played[decoding] = cast(Games, self.games.read(path, remedy=self.remedy))
         return self._played[decoding]

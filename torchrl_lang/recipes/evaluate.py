@@ -18,7 +18,7 @@ from torchrl_lang.evaluation import (
     write_transcripts,
 )
 from torchrl_lang.recipes.algorithms import Evaluate
-from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run, methods_of
+from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.tasks.base import Player
 
@@ -107,7 +107,7 @@ def _methods(options: Evaluate, run: FinishedRun, beta: float) -> tuple[Method, 
         return (options.method,)
     if beta:
         return ("greedy",) if run.decoding.include_logits else ("sample", "greedy")
-    return methods_of(run.model)
+    return run.methods
 
 
 def _betas(options: Evaluate, folder: Path, run: FinishedRun) -> tuple[float, ...]:

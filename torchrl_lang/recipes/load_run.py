@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.records import read_options
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
-from torchrl_lang.schema import ACTION, ControlTokens
+from torchrl_lang.schema import ACTION
 from torchrl_lang.text import Episode, Tokenizer, Turn
 from torchrl_lang.text.chat_tokenizer import decode_action
 from torchrl_lang.text.rows import encode_episode, stack_episodes
@@ -65,96 +66,6 @@ class RunDecoding(Record):
         return cls.read(run / _DECODING, remedy="train again") if (run / _DECODING).is_file() else cls()
 
 
-def methods_of(model: SavedModel) -> tuple[Method, ...]:
-    """Ways to decode without a weight of action values that are worth a row in a table."""
-    return ("best_of", "greedy") if _ranks_utterances(model) else ("sample", "greedy")
-
-
-def likelihoods_of(model: SavedModel) -> PreTrainedModel | None:
-    """The second language model of Q-SFT, whose token probabilities are values, if the model has one."""
-    return None if "target_qvalue" in model.heads else model.value_lm
-
-
-def build_policy(
-    model: SavedModel,
-    control: ControlTokens,
-    action_length: int,
-    decoding: RunDecoding,
-    *,
-    beta: float = 0.0,
-    method: Method = "sample",
-    target_return: float | None = None,
-    **options: Any,
-) -> TensorDictModuleBase:
-    """The policy of a saved model.
-
-    Args:
-        model: with its heads.
-        control: of its tokenizer.
-        action_length: number of tokens of an utterance.
-        decoding: of the run.
-        beta: weight of its action values.
-        method: of decoding.
-        target_return: what a decision transformer is asked for; default what its training chose.
-        **options: of :class:`~torchrl_lang.modules.UtteranceActor`.
-
-    Raises:
-        ValueError: the model has no such values, or reads no returns.
-    """
-    heads = model.heads
-    if beta and "target_qvalue" not in heads and likelihoods_of(model) is None:
-        raise ValueError(f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0.")
-    actor, returns = saved_actor(model), heads.get("returns")
-    if isinstance(returns, ReturnEmbedding):
-        condition_on_returns(actor, returns)
-        policy = UtteranceActor(actor, control, action_length, method=method, **options)
-        return ReturnConditionedActor(policy, target_return)
-    if target_return is not None:
-        raise ValueError(f"Only a decision transformer is asked for a return, got target_return={target_return}.")
-    if "target_chai_qvalue" in heads and method == "best_of":
-        candidates = options.pop("candidates", 8)
-        return CHAIActor(
-            UtteranceActor(actor, control, action_length, **options),
-            heads["target_chai_qvalue"],
-            candidates=candidates,
-        )
-    guidance, chosen = _guidance(model, decoding, beta, method)
-    return UtteranceActor(actor, control, action_length, guidance=guidance, method=method, **{**chosen, **options})
-
-
-def _guidance(
-    model: SavedModel, decoding: RunDecoding, beta: float, method: Method
-) -> tuple[ValueGuidance | None, dict[str, Any]]:
-    """The values that guide or rank, and the options of decoding that go with them."""
-    likelihoods = likelihoods_of(model)
-    if likelihoods is not None and beta:
-        ratio = decoding.likelihood_ratio
-        values = LikelihoodGuidance(saved_value_actor(model), beta=beta, ratio=ratio)
-        return values, {"min_p": decoding.min_p if ratio else None}
-    ranks = method == "best_of"
-    chosen = {"end_value_weight": 1.0, "log_prob_weight": decoding.log_prob_weight} if ranks else {}
-    if "target_utterance_qvalue" in model.heads and ranks:
-        return UtteranceValueGuidance(model.heads["target_utterance_qvalue"]), chosen
-    if "target_qvalue" not in model.heads or not (beta or ranks):
-        return None, {}
-    replaces_logits = bool(beta) and not decoding.include_logits
-    qvalue = model.heads["target_qvalue"]
-    trunk = saved_value_trunk(model, qvalue)
-    guidance = ValueGuidance(
-        qvalue,
-        model.heads["value"] if decoding.guidance_clip is not None else None,
-        beta=beta,
-        clip=decoding.guidance_clip,
-        include_logits=not replaces_logits,
-        value_trunk=trunk,
-    )
-    return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
-
-
-def _ranks_utterances(model: SavedModel) -> bool:
-    return not {"target_utterance_qvalue", "target_chai_qvalue"}.isdisjoint(model.heads)
-
-
 _OF_LIKELIHOODS = (4.0, 8.0, 16.0, 32.0, 64.0)
 """Likewise of values that are probabilities, which differ by less than 1."""
 
@@ -188,21 +99,38 @@ class FinishedRun:
         return self.games
 
     @property
+    def _likelihoods(self) -> PreTrainedModel | None:
+        """The second language model of Q-SFT, whose token probabilities are values, if there is one."""
+        return None if "target_qvalue" in self.model.heads else self.model.value_lm
+
+    @property
     def has_values(self) -> bool:
         """Whether the run learned action values, those of the next token."""
-        return "target_qvalue" in self.model.heads or likelihoods_of(self.model) is not None
+        return "target_qvalue" in self.model.heads or self._likelihoods is not None
 
     @property
     def betas(self) -> tuple[float, ...]:
         """Weights of the action values to try; 1 alone where the values replace the language model's logits."""
         if not self.has_values:
             return ()
-        if likelihoods_of(self.model) is not None:
+        if self._likelihoods is not None:
             return _OF_LIKELIHOODS
         return BETAS if self.decoding.include_logits else (1.0,)
 
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Ways to decode without a weight of action values that are worth a row in a table."""
+        ranks = {"target_utterance_qvalue", "target_chai_qvalue"} & self.model.heads.keys()
+        return ("best_of", "greedy") if ranks else ("sample", "greedy")
+
     def policy(
-        self, beta: float = 0.0, *, method: Method = "sample", seed: int | None = None, **options: Any
+        self,
+        beta: float = 0.0,
+        *,
+        method: Method = "sample",
+        seed: int | None = None,
+        target_return: float | None = None,
+        **options: Any,
     ) -> TensorDictModuleBase:
         """The policy, with these and further ``options`` of an :class:`~torchrl_lang.modules.UtteranceActor`.
 
@@ -213,10 +141,49 @@ class FinishedRun:
         of the whole utterance, and without values by its probability.
 
         Raises:
-            ValueError: ``beta`` is not 0 and the run has no values of tokens.
+            ValueError: ``beta`` is not 0 and the run has no values of tokens, or a return is given and it reads none.
         """
-        common = (self.model, self.tokenizer.control, self.action_length, self.decoding)
-        return build_policy(*common, beta=beta, method=method, seed=seed, diagnostics=True, **options)
+        heads, returns = self.model.heads, self.model.heads.get("returns")
+        if beta and not self.has_values:
+            raise ValueError(
+                f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0."
+            )
+        actor, given = saved_actor(self.model), {"seed": seed, "diagnostics": True, **options}
+        make = partial(UtteranceActor, actor, self.tokenizer.control, self.action_length)
+        if isinstance(returns, ReturnEmbedding):
+            condition_on_returns(actor, returns)
+            return ReturnConditionedActor(make(method=method, **given), target_return)
+        if target_return is not None:
+            raise ValueError(f"Only a decision transformer is asked for a return, got target_return={target_return}.")
+        if "target_chai_qvalue" in heads and method == "best_of":
+            candidates = given.pop("candidates", 8)
+            return CHAIActor(make(**given), heads["target_chai_qvalue"], candidates=candidates)
+        guidance, chosen = self._guidance(beta, method)
+        return make(guidance=guidance, method=method, **{**chosen, **given})
+
+    def _guidance(self, beta: float, method: Method) -> tuple[ValueGuidance | None, dict[str, Any]]:
+        """The values that guide or rank, and the options of decoding that go with them."""
+        heads, decoding = self.model.heads, self.decoding
+        if beta and self._likelihoods is not None:
+            ratio = decoding.likelihood_ratio
+            values = LikelihoodGuidance(saved_value_actor(self.model), beta=beta, ratio=ratio)
+            return values, {"min_p": decoding.min_p if ratio else None}
+        ranks = method == "best_of"
+        chosen = {"end_value_weight": 1.0, "log_prob_weight": decoding.log_prob_weight} if ranks else {}
+        if "target_utterance_qvalue" in heads and ranks:
+            return UtteranceValueGuidance(heads["target_utterance_qvalue"]), chosen
+        if "target_qvalue" not in heads or not (beta or ranks):
+            return None, {}
+        qvalue, replaces_logits = heads["target_qvalue"], bool(beta) and not decoding.include_logits
+        guidance = ValueGuidance(
+            qvalue,
+            heads["value"] if decoding.guidance_clip is not None else None,
+            beta=beta,
+            clip=decoding.guidance_clip,
+            include_logits=not replaces_logits,
+            value_trunk=saved_value_trunk(self.model, qvalue),
+        )
+        return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
 
     def reply(
         self, *texts: str, features: Any = None, beta: float = 0.0, method: Method = "greedy", **options: Any

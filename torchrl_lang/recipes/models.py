@@ -135,14 +135,21 @@ def build_model(options: OfflineOptions, data: OfflineData, *, unchanged: bool =
             lm = fit_vocabulary(load_causal_lm(options.pretrained), tokenizer.vocab_size, shrink=True)
         model = SavedModel(lm.to(device), {}, tokenizer.config())
     if width is None or FEATURES_HEAD in model.heads:
-        _check_unused(options, "the data have none" if width is None else f"{options.start} has its own")
+        if options.features_hidden or not options.feature_positions:
+            reason = "the data have none" if width is None else f"{options.start} has its own"
+            raise ValueError(
+                f"--features-hidden {options.features_hidden} and --no-feature-positions are for a new projector of "
+                f"features, and {reason}: leave them out."
+            )
         return model
     if unchanged:
         raise ValueError(
             f"{options.algorithm} uses the model that it starts from as it is, and this one does not read the "
             f"features of the data: give a run of BC on data with features with --start RUN."
         )
-    return model._replace(heads={FEATURES_HEAD: _new_projector(options, model.lm, width)})
+    embeddings = model.lm.get_input_embeddings().weight.shape[1]
+    sizes: Any = {"hidden": options.features_hidden, "positions": options.feature_positions}
+    return model._replace(heads={FEATURES_HEAD: FeatureEmbedding(width, embeddings, **sizes)})
 
 
 def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
@@ -189,20 +196,6 @@ def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
         max_length=places + rows["tokens"].shape[-1] + data.room,
         pad=tokenizer.control.pad,
     )
-
-
-def _new_projector(options: OfflineOptions, lm: PreTrainedModel, width: int) -> FeatureEmbedding:
-    embeddings = lm.get_input_embeddings().weight.shape[1]
-    return FeatureEmbedding(width, embeddings, hidden=options.features_hidden, positions=options.feature_positions)
-
-
-def _check_unused(options: OfflineOptions, reason: str) -> None:
-    """Raise ValueError if options of a new projector of features were given where none is built."""
-    if options.features_hidden or not options.feature_positions:
-        raise ValueError(
-            f"--features-hidden {options.features_hidden} and --no-feature-positions are for a "
-            f"new projector of features, and {reason}: leave them out."
-        )
 
 
 def new_lm(kind: str = "gpt2", *, width: int, **config: Any) -> PreTrainedModel:

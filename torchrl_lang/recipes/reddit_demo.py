@@ -137,10 +137,6 @@ class WrittenComments(Record):
     texts: tuple[str, ...]
     figures: dict[str, int | float | None]
 
-    def save(self, path: Path) -> None:
-        """Write them as JSON."""
-        self.write(path)
-
 
 def excess(figures: Figures, data: Figures) -> float:
     """By which factor comments miss the limits, relative to comments of the data; at most 1 if both are kept."""
@@ -226,7 +222,8 @@ class Scorer:
 class CommentPlayer(TrainedPlayer[WrittenComments]):
     """A finished run and its comments on test parents, measured by the scorer of its seed."""
 
-    remedy = "delete it: the validation comments are written again"
+    games = WrittenComments
+    remedy = "delete it: the comments are written again"
 
     scorer: Scorer
 
@@ -241,14 +238,6 @@ class CommentPlayer(TrainedPlayer[WrittenComments]):
     def play(self, policy: TensorDictModuleBase) -> WrittenComments:
         """The comments on test parents."""
         return self.scorer.ask(policy, REPORT)
-
-    def load(self, path: Path) -> WrittenComments:
-        """Read comments."""
-        return WrittenComments.read(path, remedy="delete it: the comments are written again")
-
-    def announce(self, decoding: str, games: WrittenComments) -> None:
-        """Print how many comments were written."""
-        print(f"{self.folder.name}, {decoding}: {len(games.texts)} comments on test parents", flush=True)
 
     @property
     def best(self) -> str:

@@ -75,15 +75,6 @@ class PlayedDialogues(Record):
         """The dialogues of several plays, one after the other."""
         return cls(**{name: tuple(chain(*(getattr(part, name) for part in parts))) for name in cls.model_fields})
 
-    def save(self, path: Path) -> None:
-        """Write them as JSON."""
-        self.write(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read what :meth:`save` wrote."""
-        return cls.read(path, remedy="delete it: the dialogues are played again")
-
     @property
     def percentiles(self) -> Tensor:
         """After the caption and each round, float64 ``[N, 11]``; a dialogue that has ended keeps its last."""
@@ -127,7 +118,8 @@ def play(task: VisualDialogueTask, policy: Any, games: int, seed: int, on: tuple
 class DialoguePlayer(TrainedPlayer[PlayedDialogues]):
     """A finished run and its dialogues about the test scenes."""
 
-    remedy = "delete it: the validation scenes are played again"
+    games = PlayedDialogues
+    remedy = "delete it: the scenes are played again"
 
     seed: int
     options: VisualDialogueDemo
@@ -147,14 +139,6 @@ class DialoguePlayer(TrainedPlayer[PlayedDialogues]):
     def play(self, policy: TensorDictModuleBase) -> PlayedDialogues:
         """The dialogues about the test scenes."""
         return play(self._task, policy, self.options.eval_games, self.seed)
-
-    def load(self, path: Path) -> PlayedDialogues:
-        """Read dialogues."""
-        return PlayedDialogues.load(path)
-
-    def announce(self, decoding: str, games: PlayedDialogues) -> None:
-        """Print how many scenes were played."""
-        print(f"played {self.folder.name} {decoding}: {len(games.rounds)} test scenes", flush=True)
 
     @property
     def _task(self) -> Any:
@@ -432,10 +416,10 @@ def _compare(options: VisualDialogueDemo, task: VisualDialogueTask, penalty: Pen
             }
     path = options.out / "random_questions.json"  # of the data, none asked twice
     if not path.exists():
-        play(task, task.player("data", 0).policy, options.eval_games, 0).save(path)
+        play(task, task.player("data", 0).policy, options.eval_games, 0).write(path)
     data = PlayedDialogues.of_dataset(task, "test", options.eval_games)
     rows.append(Row("dialogues of the data", [data], imitates=True))
-    rows.append(Row("random questions", [PlayedDialogues.load(path)], imitates=True))
+    rows.append(Row("random questions", [PlayedDialogues.read(path, remedy=DialoguePlayer.remedy)], imitates=True))
     return Comparison(penalty, {row.title: row for row in rows}, curves)
 
 
