@@ -224,7 +224,25 @@ class TabularSource(ABC):
         return TensorDict({key: value.unflatten(0, shape[:2]).cpu() for key, value in columns.items()}, shape)
 
 
-class QLearning(TabularSource):
+class _NoisySource(TabularSource):
+    """A source with uniform noise that decays over the history."""
+
+    def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = SLOW_DECAY, seed: int = 0) -> None:
+        super().__init__(env, steps, seed=seed)
+        self.decay = decay
+
+    def options(self) -> dict[str, Any]:
+        """The options of the algorithm as JSON."""
+        return {"decay": asdict(self.decay)}
+
+    def _begin(self, random: RandomStream) -> None:
+        self._fraction = self.decay.draw(self._n, random)
+
+    def _epsilon(self, progress: float) -> Tensor:
+        return self.decay.at(progress, self._fraction)
+
+
+class QLearning(_NoisySource):
     r"""Tabular Q-learning (Watkins and Dayan 1992) with epsilon-greedy actions, one table per stream.
 
     .. math:: Q(s, a) \leftarrow Q(s, a) + \alpha\, (r + \gamma\, (1 - terminated) \max_{a'} Q(s', a') - Q(s, a))
@@ -258,25 +276,22 @@ class QLearning(TabularSource):
         decay: LinearDecay = SLOW_DECAY,
         seed: int = 0,
     ) -> None:
-        super().__init__(env, steps, seed=seed)
+        super().__init__(env, steps, decay=decay, seed=seed)
         check_options(learning_rate=(learning_rate, "[0, 1]"), gamma=(gamma, "[0, 1]"))
-        self.learning_rate, self.gamma, self.decay = learning_rate, gamma, decay
+        self.learning_rate, self.gamma = learning_rate, gamma
 
     def options(self) -> dict[str, Any]:
         """The options of the algorithm as JSON."""
-        return {"learning_rate": self.learning_rate, "gamma": self.gamma, "decay": asdict(self.decay)}
+        return {"learning_rate": self.learning_rate, "gamma": self.gamma, **super().options()}
 
     def _begin(self, random: RandomStream) -> None:
-        self._fraction = self.decay.draw(self._n, random)
+        super()._begin(random)
         self._rows = torch.arange(self._n, device=self._device) * self.env.n_states
         self._table = torch.zeros(self._n * self.env.n_states, self.env.n_actions, device=self._device)
 
     def _best(self) -> Tensor:
         values = self._table[self._rows + self.env.state.reshape(-1)]
         return values == values.amax(-1, keepdim=True)
-
-    def _epsilon(self, progress: float) -> Tensor:
-        return self.decay.at(progress, self._fraction)
 
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         best = torch.where(terminated, 0.0, self._table[self._rows + following].amax(-1))
@@ -345,7 +360,7 @@ class UCB(TabularSource):
         self._earned.scatter_add_(1, place, reward[:, None].to(torch.float64))
 
 
-class NoisyExpert(TabularSource):
+class NoisyExpert(_NoisySource):
     """An optimal policy with uniform noise that decays over the history (arXiv 2312.12275).
 
     Nothing is trained: the expert has the task and follows a shortest path, or pulls the best arm. Actions that are
@@ -365,28 +380,14 @@ class NoisyExpert(TabularSource):
         True
     """
 
-    def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = SLOW_DECAY, seed: int = 0) -> None:
-        super().__init__(env, steps, seed=seed)
-        self.decay = decay
-
-    def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON."""
-        return {"decay": asdict(self.decay)}
-
-    def _begin(self, random: RandomStream) -> None:
-        self._fraction = self.decay.draw(self._n, random)
-
     def _best(self) -> Tensor:
         return self.env.optimal_actions().flatten(0, 1)
-
-    def _epsilon(self, progress: float) -> Tensor:
-        return self.decay.at(progress, self._fraction)
 
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         """The expert has nothing to learn."""
 
 
-class PosteriorSampling(TabularSource):
+class PosteriorSampling(_NoisySource):
     """Thompson sampling over the tasks of a family of rooms (posterior sampling, arXiv 1306.0940).
 
     The learner has the rules of the family, but not its task. It draws a task from those that agree with all rewards
@@ -416,15 +417,11 @@ class PosteriorSampling(TabularSource):
     def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = NO_NOISE, seed: int = 0) -> None:
         if not isinstance(env, RoomEnv):
             raise ValueError(f"PosteriorSampling needs a room, whose rewards are not random, got {type(env).__name__}.")
-        super().__init__(env, steps, seed=seed)
-        self.decay = decay
-
-    def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON."""
-        return {"decay": asdict(self.decay)}
+        super().__init__(env, steps, decay=decay, seed=seed)
 
     def _begin(self, random: RandomStream) -> None:
-        self._random, self._fraction = random, self.decay.draw(self._n, random)
+        super()._begin(random)
+        self._random = random
         self._possible = torch.ones(self._n, self.env.n_tasks, dtype=torch.bool, device=self._device)
         self._drawn = self._draw()
 
@@ -434,9 +431,6 @@ class PosteriorSampling(TabularSource):
 
     def _best(self) -> Tensor:
         return self.env._optimal_actions(self.env.state.reshape(-1), self._drawn)
-
-    def _epsilon(self, progress: float) -> Tensor:
-        return self.decay.at(progress, self._fraction)
 
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         streams, tasks = self._possible.shape
