@@ -83,10 +83,14 @@ def test_each_kind_of_run_is_decoded_in_its_own_ways(walks):
     assert {policy.decoder.rule.min_p for policy in guided.values()} == {0.1}
 
 
-def test_a_damaged_file_of_figures(tmp_path):
+def test_damaged_files_of_figures_and_games(tmp_path):
     (tmp_path / "choice.json").write_text("{")
-    with pytest.raises(FileError, match="delete it: the numbers are counted again"):
+    with pytest.raises(FileError, match=r"choice.json .*delete it: the numbers are counted again"):
         _ = Counter(tmp_path, "bc").measured
+    Numbers(numbers=(1, 2)).write(tmp_path / "test" / "greedy_beta_1.json")
+    (tmp_path / "test" / "greedy_beta_1.json").write_text('{"numbers": [1, 3], "version": 1}')
+    with pytest.raises(FileError, match=r"was changed .*delete it: the numbers are counted again"):
+        Counter(tmp_path, "bc").test("greedy, beta 1")
 
 
 def test_results_of_other_options(tmp_path, monkeypatch):

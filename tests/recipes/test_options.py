@@ -220,6 +220,8 @@ def test_a_help_text_shows_ranges_presets_and_groups(capsys):
     groups = [f" {name} options " for name in ("data", "model", "optimisation", "loss", "evaluation", "run")]
     places = [said.index(group) for group in groups]
     assert places == sorted(places)
+    assert main(["train", "ad", "--help"]) == 0
+    assert "--template" in capsys.readouterr().out.partition(" run options ")[2]
     plain = " ".join(re.sub(r"[│|]", " ", said).split())
     assert "(default: 64; at least 1; wordle: 32; textworld: 32; visual_dialogue: 32; reddit: 32)" in plain
 

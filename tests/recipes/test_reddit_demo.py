@@ -16,7 +16,6 @@ import torch
 from tests.recipes.demos import Trainings, recorded_evaluations, trained_in_this_process
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.data import CommentRows
@@ -319,10 +318,3 @@ def test_figures_of_several_seeds():
     assert [found[name] for name in names] == pytest.approx([200, -1.5, 0.3, 0.5, 0.5, (0.3 * 0.7 / 200) ** 0.5])
     assert mean_figures([BASE]) == {**BASE, "profanity_error": pytest.approx(0.04)}
     assert mean_figures([{**BASE, "entropy": None}] * 2)["entropy"] is None
-
-
-def test_a_damaged_file_of_comments(tmp_path):
-    row("ilql").written[0].write(tmp_path / "greedy.json")
-    (tmp_path / "greedy.json").write_text((tmp_path / "greedy.json").read_text().replace("two", "three"))
-    with pytest.raises(FileError, match="was changed"):
-        WrittenComments.read(tmp_path / "greedy.json", remedy="delete it")

@@ -13,7 +13,7 @@ from torchrl_lang.algorithm_distillation.language.records import (
     group_episodes,
     in_epoch_order,
     read_text_records,
-    write_text_records,
+    to_lines,
 )
 from torchrl_lang.algorithm_distillation.language.run_recorder import run_records
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
@@ -152,7 +152,7 @@ def test_impossible_splits_raise():
 
 def test_records_are_read_as_they_were_written(tmp_path):
     every = [*many(), *recorded(), TextRecord(query="é\u2028", response='"', reward=1 / 3, log_probs=(-0.1,), run="x")]
-    write_text_records(tmp_path / "records.jsonl", every)
+    (tmp_path / "records.jsonl").write_text(to_lines(every), encoding="utf-8")
     assert read_text_records(tmp_path / "records.jsonl") == every
 
 

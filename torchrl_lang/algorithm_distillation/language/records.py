@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, Record, read_json_list, read_text, shorten, write_file
+from torchrl_lang._files import FileError, Record, read_json_list, read_text, shorten
 
 __all__ = [
     "TextRecord",
@@ -26,7 +26,6 @@ __all__ = [
     "read_text_records",
     "shortest_decimal",
     "split_texts",
-    "write_text_records",
 ]
 
 Count = Annotated[int, Field(ge=0)]
@@ -80,18 +79,13 @@ def shortest_decimal(reward: float) -> float:
     return float(str(np.float32(reward)))
 
 
-def write_text_records(path: str | os.PathLike[str], records: Sequence[TextRecord]) -> None:
-    """Write records to a JSON Lines file."""
-    write_file(Path(path), to_lines(records))
-
-
 def to_lines(records: Iterable[TextRecord]) -> str:
     """Records as JSON Lines."""
     return "".join(f"{record.model_dump_json()}\n" for record in records)
 
 
 def read_text_records(path: str | os.PathLike[str], *, remedy: str = "correct the line") -> list[TextRecord]:
-    """Read the records of a file of :func:`write_text_records`.
+    """Read the records of a JSON Lines file.
 
     Args:
         path: the file.
@@ -101,13 +95,14 @@ def read_text_records(path: str | os.PathLike[str], *, remedy: str = "correct th
         FileError: the file is missing, or a line is no record.
 
     Examples:
-        >>> import tempfile
+        >>> import pathlib, tempfile
         >>> from torchrl_lang.algorithm_distillation.language import TextRecord
-        >>> from torchrl_lang.algorithm_distillation.language.records import read_text_records, write_text_records
+        >>> from torchrl_lang.algorithm_distillation.language.records import read_text_records, to_lines
         >>> record = TextRecord(query="The film was", response="wonderful", reward=0.93, epoch=3)
         >>> with tempfile.TemporaryDirectory() as home:
-        ...     write_text_records(f"{home}/records.jsonl", [record])
-        ...     read_text_records(f"{home}/records.jsonl") == [record]
+        ...     path = pathlib.Path(home, "records.jsonl")
+        ...     _ = path.write_text(to_lines([record]))
+        ...     read_text_records(path) == [record]
         True
     """
     path, records = Path(path), list[TextRecord]()

@@ -20,7 +20,7 @@ from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, format_transcript, play_games, summarize
 from torchrl_lang.evaluation.metrics import solved
-from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
+from torchrl_lang.recipes.options import DataOptions, PlayOptions
 from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action

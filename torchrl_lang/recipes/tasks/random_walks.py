@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
-from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
 _MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
 PRESETS: dict[str, dict[str, Any]] = {

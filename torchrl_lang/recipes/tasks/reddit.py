@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.options import pairs as named_values
 from torchrl_lang.recipes.tasks import task_class
-from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1500, "eval_every": 750, "eval_games": 200}
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
-from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
 _OFFLINE: Mapping[str, Any] = {
     "steps": 700,

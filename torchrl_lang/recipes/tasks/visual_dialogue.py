@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from torchrl_lang.recipes.options import Options, option, required, with_defaults
+from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, required, with_defaults
 from torchrl_lang.recipes.tasks import task_class
-from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
 PRESETS: dict[str, dict[str, Any]] = {

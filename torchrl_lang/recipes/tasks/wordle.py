@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
-from torchrl_lang.recipes.tasks.options import DataOptions, PlayOptions
 
 PRESETS: dict[str, dict[str, Any]] = {
     # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q less
