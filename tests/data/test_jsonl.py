@@ -108,7 +108,7 @@ DAMAGED = {
     "digits": b'{"turns": [{"role": "agent", "text": "a", "reward": ' + b"9" * 10_000 + b"}]}",
     "deep": b'{"turns": ' + b"[" * 100_000,
     "long text": b'{"turns": [{"role": "agent", "text": "' + b"%" * 1_000_000 + b'"}]}',
-    "key twice, of many": json.dumps({str(n): 0 for n in range(100_000)})[:-1].encode() + b', "99999": 1}',
+    "key twice, of many": json.dumps({str(n): 0 for n in range(10_000)})[:-1].encode() + b', "9999": 1}',
     "half a pair": b'{"turns": [{"role": "agent", "text": "a\\ud800"}]}',
 }
 

@@ -238,6 +238,10 @@ def test_what_is_no_agent_is_refused(tmp_path):
     reseal(folder, lambda content: content.update(value_lm=False))
     with pytest.raises(FileError, match="value_lm' is missing"):
         load_agent(folder)
+    for config in (None, {"kind": "own"}):
+        reseal(folder, lambda content, config=config: content.update(tokenizer=config))
+        with pytest.raises(FileError, match=f"no tokenizer that the agent could use .*{(config or {}).get('kind')}"):
+            load_agent(folder)
 
 
 def test_an_upload_is_checked_and_private(tmp_path, monkeypatch):

@@ -400,15 +400,18 @@ def load_agent(
 
     Raises:
         FileNotFoundError: there is no such folder.
-        FileError: a file is missing or damaged, or the folder holds a model without an agent.
+        FileError: a file is missing or damaged, or the folder holds a model without an agent or its tokenizer.
         ValueError: ``heads`` are not those that the folder needs; the message names them.
     """
     saved, record = read_model(folder, heads, **kwargs)
     agent = None if record is None else record.agent
-    remedy = "save it with save_agent, or read it with load_language_model"
-    if agent is None or saved.tokenizer is None:
-        raise FileError(Path(folder) / _FOLDER.config, "describes no agent", remedy)
-    tokenizer = tokenizer_from_config(saved.tokenizer)
+    manifest, remedy = Path(folder) / _FOLDER.config, "save it with save_agent, or read it with load_language_model"
+    if agent is None:
+        raise FileError(manifest, "describes no agent", remedy)
+    try:
+        tokenizer = tokenizer_from_config(saved.tokenizer or {})
+    except ValueError as error:
+        raise FileError(manifest, f"describes no tokenizer that the agent could use ({error})", remedy) from error
     for part in (saved.lm, saved.value_lm, *saved.heads.values()):
         if part is not None:
             part.to(device)
