@@ -99,7 +99,7 @@ def test_a_mean_counts_decisions(make_loss, rows):
 
 
 def test_loss_mask_takes_rows_out(make_loss, rows):
-    """Masked rows count for nothing, in values, counts and gradients, whatever they hold."""
+    """Masked rows count for nothing, in terms, metrics, counts and gradients, whatever they hold."""
     kept = torch.tensor([True, True, False, True, False, True])
     masked, plain = (rows.clone().set(("collector", "mask"), kept) for _ in range(2))
     for key, value in {"token_reward": 1e6, "token_log_prob": -1e4, "advantage": 1e6, "value_target": 1e6}.items():
@@ -107,7 +107,7 @@ def test_loss_mask_takes_rows_out(make_loss, rows):
             masked[key][~kept] = torch.where(masked["agent_mask"][~kept], value, 0.0)
     for reduction in ("mean", "sum"):
         loss = make_loss(reduction=reduction)
-        assert_same(losses_of(loss(masked)), losses_of(loss(rows[kept])), rtol=1e-4, atol=1e-5)
+        assert_same(loss(masked), loss(rows[kept]), rtol=1e-4, atol=1e-5)
         assert_same(gradients(loss, masked), gradients(loss, rows[kept]), rtol=1e-4, atol=1e-5)
     loss.loss_mask_key = None
     assert_same(losses_of(loss(plain)), losses_of(loss(rows)), rtol=1e-5, atol=1e-6)

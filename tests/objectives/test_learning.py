@@ -131,7 +131,7 @@ def test_ilql_finds_the_straight_walk_that_nobody_went(env, played, actor):
     heads = qvalue_module(QValueHead(WIDTH, env.tokenizer.vocab_size)), value_module(ValueHead(WIDTH))
     # The best move is one that the data never made there.
     loss = ILQLLoss(actor, *heads, expectile=0.9, cql_weight=0.001, actor_normalizer="action")
-    train(loss, played, (400, 5e-3))
+    train(loss, played, (300, 5e-3))
     assert play_by_values(env, loss, beta=32.0) == BEST
 
 
@@ -189,7 +189,7 @@ def test_q_sft_walks_straight_by_its_values(env, walks, cloned):
         threshold=threshold,
         rest=control.pad,
     )
-    train(loss, walks, (300, 5e-3), (100, 1e-3), batch=64, tau=0.1)
+    train(loss, walks, (200, 5e-3), (100, 1e-3), batch=64, tau=0.1)
     by_value = LikelihoodGuidance(actor, beta=32.0, ratio=True)
     assert play(env, cloned.actor, guidance=by_value, min_p=threshold) == BEST
     assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=0.0)) == WORST

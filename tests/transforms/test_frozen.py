@@ -342,9 +342,9 @@ def test_another_thread_may_not_switch_the_policy(make):
     """A prefetching replay buffer would do it while the policy runs in the training loop."""
     model, _ = lora("llama")
     actor = language_actor(model).train()
-    reference, before = make(actor), adapter_state(model)
+    reference, copied, before = make(actor), frozen_copy(actor), adapter_state(model)
     with pytest.raises(RuntimeError, match=r"another thread.*prefetch"):
         in_a_thread(lambda: switched(reference))
     assert adapter_state(model) == before
     assert not any(switched(reference))
-    assert not any(in_a_thread(lambda: switched(frozen_copy(actor))))
+    assert not any(in_a_thread(lambda: switched(copied)))

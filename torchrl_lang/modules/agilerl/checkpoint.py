@@ -280,7 +280,8 @@ def agilerl_agent(weights: Weights, network: Mapping[str, Any], options: Mapping
     if options["double_q"] and _equal(*online) and not _equal(*targets):
         warnings.warn("The checkpoint holds the first Q head twice: the second is its target's.", stacklevel=2)
         online[1] = targets[1]
-    width, vocabulary = _sizes(online[0])
+    first, last = (online[0][f"model.mlp_linear_layer_{place}.weight"] for place in ("1", "output"))
+    width, vocabulary = first.shape[1], len(last)
     policy, values, target = (
         _lm(_part(weights, name), network, vocabulary, _part(weights, "pi") if name == "actor" else None)
         for name in ("actor", "model", "actor_target")
@@ -358,11 +359,6 @@ def _gpt(weights: Weights, layers: int) -> dict[str, Tensor]:
         new[f"{ours}.weight"] = weight if weight.ndim == 1 else weight.mT
         new[f"{ours}.bias"] = weights.get(f"{theirs}.bias", weight.new_zeros(len(weight)))
     return new
-
-
-def _sizes(head: Weights) -> tuple[int, int]:
-    """``H`` and the number of outputs."""
-    return head["model.mlp_linear_layer_1.weight"].shape[1], len(head["model.mlp_linear_layer_output.weight"])
 
 
 def _filled(head: Kind, networks: list[dict[str, Tensor]]) -> Kind:
