@@ -65,7 +65,7 @@ def check_features(space):
 
 
 def check_reddit(space):
-    assert space["rates"]["ILQL, beta 4"] < space["rates"]["BC"] / 2
+    assert space["rates"]["ILQL, beta 4"] < 0.6 * space["rates"]["BC"]
     distinct = space["evaluation"].distinct_n
     assert distinct(space["written"]["ILQL, beta 4"], 2) > 0.8 * distinct(space["written"]["held-out comments"], 2)
 
