@@ -45,6 +45,9 @@ def test_numbers_worked_out_by_hand():
     caches = compute_reward_caches(Halving(), dialogues, features)
     assert caches.distance == [[8.0, 4.0, 2.0, 1.0], [8.0]]
     assert caches.rank == [[0.5, 0.25, 0.125, 0.0625], [0.5]]
+    Halving.distances = lambda *_: torch.tensor([8.0, torch.nan])
+    with pytest.raises(ValueError, match="a distance that is not finite: nan"):
+        compute_reward_caches(Halving(), [Dialogue("a")] * 2, features)
 
 
 def test_each_number_is_the_reward_of_a_prefix(models):

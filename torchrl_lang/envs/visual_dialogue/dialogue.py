@@ -127,8 +127,14 @@ def measured(models: DialogueModels, dialogues: Sequence[Dialogue], features: Te
     """The distance or percentile after each dialogue's last round, as Python numbers.
 
     Differences of these are exact, so that a client which adds rewards up gets the same number.
+
+    Raises:
+        ValueError: a value is not finite.
     """
     if not dialogues:
         return []
     score = models.distances if measure == "distance" else models.percentiles
-    return score(dialogues, features).double().tolist()
+    values = score(dialogues, features).double()
+    if not values.isfinite().all():
+        raise ValueError(f"The models gave a {measure} that is not finite: {values[~values.isfinite()][0]}.")
+    return values.tolist()

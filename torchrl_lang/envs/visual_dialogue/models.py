@@ -277,7 +277,7 @@ def train_dialogue_models(
 
     Raises:
         ValueError: a number is out of range, the numbers of dialogues and features differ, the features are not
-            L2-normalised, or a dialogue has no rounds.
+            L2-normalised, a dialogue has no rounds, or no word occurs ``least_count`` times.
 
     Examples:
         >>> import tempfile
@@ -299,6 +299,8 @@ def train_dialogue_models(
             f"{len(features)} features with normalize={features.normalize}."
         )
     words = WordIndex.of_texts((text for each in dialogues for text in each.texts), least=least_count)
+    if not words.words:
+        raise ValueError(f"No word of {len(dialogues)} dialogues occurs least_count={least_count} times: give others.")
     batch, device = DialogueBatch.of(dialogues, words), torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
