@@ -37,6 +37,9 @@ from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.training import Checkpointer, RandomState, adamw, muon_adamw, train_steps
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy
 
+# How often a loss waits for the device: for the check of the rows (PPO's has two parts), twice to find the decisions,
+# to read the lengths, and in the attention mask of transformers; CHAI, which has no trunk, to find its candidates.
+MOST_WAITS = {"ilql": 5, "chai": 6, "ppo": 6}
 DEVICE = os.environ.get("TEST_DEVICE", "cuda")
 pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -44,7 +47,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:No target network updater"),
 ]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of single precision in another order
-MOST_WAITS = 12
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +92,7 @@ def test_the_loss_of_algorithm_distillation_is_that_of_the_cpu_and_never_waits(m
     assert_same(on_cpu(found), expected, rtol=1e-3, atol=1e-4)  # weights of order one, so values are large
 
 
-@pytest.mark.parametrize("name", ["ilql", "chai", "ppo"])
+@pytest.mark.parametrize("name", MOST_WAITS)
 def test_a_loss_waits_to_find_its_decisions_and_the_rest_of_a_step_never(name):
     loss, batch = LOSSES[name]().to(DEVICE), rows_for(name).to(DEVICE)
     updater = None if name == "ppo" else SoftUpdate(loss, tau=0.1)
@@ -110,8 +112,7 @@ def test_a_loss_waits_to_find_its_decisions_and_the_rest_of_a_step_never(name):
                 updater.step()
             never_wait("default")
         found = [str(one.message) for one in waits if "synchroniz" in str(one.message)]
-        print(f"{name}: {len(found)} waits")
-        assert len(found) <= MOST_WAITS
+        assert len(found) <= MOST_WAITS[name], [f"{one.filename}:{one.lineno}" for one in waits]
 
 
 @pytest.mark.filterwarnings("ignore:GPT2Model decodes without a key-value cache:UserWarning")  # it is replaced
@@ -136,16 +137,16 @@ def test_a_checkpoint_of_the_gpu_is_loaded_on_the_cpu(tmp_path):
     batch = make_rows()
     total(losses[0](batch.to(DEVICE))).backward()
     optimizers[0].step()
-    for place, (loss, optimizer) in enumerate(zip(losses, optimizers, strict=True)):
+    for loss, optimizer, use in zip(losses, optimizers, ("save", "restore"), strict=True):
         saved = Checkpointer(tmp_path).register("loss", loss).register("optimizer", optimizer)
         saved.register("random", RandomState())
-        assert (saved.restore() if place else saved.save(1)) == (1 if place else saved.path(1))
+        saved.save(1) if use == "save" else saved.restore()
     assert {value.device.type for value in losses[1].state_dict().values()} == {"cpu"}
-    for loss, optimizer in zip(losses, optimizers, strict=True):  # the step that follows is the same, too
-        optimizer.zero_grad()
-        total(loss(batch.to(next(loss.parameters()).device))).backward()
-        optimizer.step()
-    assert_same(on_cpu(losses[0].state_dict()), losses[1].state_dict(), **CLOSE)
+    assert_same(on_cpu(losses[0].state_dict()), losses[1].state_dict(), rtol=0, atol=0)
+    first, second = (next(iter(optimizer.state.values())) for optimizer in optimizers)
+    assert_same(on_cpu(first), second, rtol=0, atol=0)
+    total(losses[1](batch)).backward()
+    optimizers[1].step()
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_a_compiled_rollout_is_that_of_the_cpu(keep):
     found = []
     for device in ("cpu", DEVICE):
         torch.compiler.reset()
-        player = RandomWordPlayer(WORDS, prob_smart=0.5, seed=1)
+        player = RandomWordPlayer(WORDS, prob_smart=0.5, seed=1).to(device)
         play = CompiledRollout(wordle_env(batch_size=[5], seed=5, device=device), player, 14, keep=keep)
         found.append(play().cpu())
     assert found[0].batch_size == found[1].batch_size

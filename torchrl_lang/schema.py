@@ -23,6 +23,7 @@ means that the task ended, ``truncated`` that a limit ended the episode.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -382,16 +383,16 @@ def refuse(value: Tensor, rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -
     """
     if not rules:
         return value
-    broken, texts = [broken for broken, _ in rules], "\n".join(text for _, text in rules)
-    if torch.compiler.is_compiling():
-        return torch.ops.torchrl_lang.refuse(value, broken, texts, tokens)
+    broken, texts = [broken for broken, _ in rules], [text for _, text in rules]
+    if torch.compiler.is_compiling():  # one line: torch.compile repeats it in comments of its code for GPUs
+        return torch.ops.torchrl_lang.refuse(value, broken, json.dumps(texts), tokens)
     _raise_if_broken(broken, texts, tokens)
     return value
 
 
-def _raise_if_broken(broken: list[Tensor], texts: str, tokens: Tensor) -> None:
+def _raise_if_broken(broken: list[Tensor], texts: list[str], tokens: Tensor) -> None:
     found = torch.stack([rule.any() for rule in broken]).tolist()  # the only synchronization with the device
-    for is_broken, rule, text in zip(found, broken, texts.split("\n"), strict=True):
+    for is_broken, rule, text in zip(found, broken, texts, strict=True):
         if is_broken:
             row, position = rule.reshape(-1, rule.shape[-1]).nonzero()[0].tolist()
             token = int(tokens.reshape(-1, tokens.shape[-1])[row, position])
@@ -404,7 +405,7 @@ def _raise_if_broken(broken: list[Tensor], texts: str, tokens: Tensor) -> None:
     schema="(Tensor value, Tensor[] broken, str texts, Tensor tokens) -> Tensor",
 )
 def _compiled_refuse(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor:
-    _raise_if_broken(broken, texts, tokens)
+    _raise_if_broken(broken, json.loads(texts), tokens)
     return value.clone()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang.functional.precision import scalar_like
 from torchrl_lang.functional.returns import reverse_linear_scan
 
 __all__ = ["Advantages", "Bootstrap", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
@@ -181,8 +182,7 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
 
 def clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, like: Tensor) -> Tensor:
     """``across`` where a turn ends, ``inside`` elsewhere, ``[*B, T]``."""
-    across, inside = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (across, inside))
-    return torch.where(turn_end, across, inside)
+    return torch.where(turn_end, scalar_like(across, like), scalar_like(inside, like))
 
 
 def _next_value(value: Tensor, last_value: Tensor, decision: Tensor) -> Tensor:

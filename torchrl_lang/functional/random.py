@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from torchrl_lang.functional.precision import scalar_like
 
 __all__ = ["random_index"]
 
@@ -40,7 +41,7 @@ def random_index(seed: Tensor | int, counter: Tensor, n: Tensor | int) -> Tensor
         >>> bool((random_index(0, torch.tensor([2]), 1000) == all_four[2]).all())
         True
     """
-    x = _mix(_mix(torch.as_tensor(seed, dtype=torch.int64, device=counter.device) + _GOLDEN) + counter * _GOLDEN)
+    x = _mix(_mix(scalar_like(seed, counter) + _GOLDEN) + counter * _GOLDEN)
     return _shift_right(x, 1) % n
 
 

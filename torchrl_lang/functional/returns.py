@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.decisions import begins_utterance, shift_left, utterance_states
+from torchrl_lang.functional.precision import scalar_like
 
 
 def reverse_linear_scan(decay: Tensor, increment: Tensor, last: Tensor | None = None) -> Tensor:
@@ -63,7 +64,7 @@ def returns_to_go(reward: Tensor, decision: Tensor, gamma: Tensor | float) -> Te
         >>> returns_to_go(reward, decision, 0.5)
         tensor([0.2500, 0.5000, 1.0000, 1.0000])
     """
-    decay = torch.where(decision, torch.as_tensor(gamma, dtype=reward.dtype, device=reward.device), 1.0)
+    decay = torch.where(decision, scalar_like(gamma, reward), 1.0)
     return reverse_linear_scan(decay, torch.where(decision, reward, 0.0))
 
 
@@ -99,8 +100,7 @@ def lambda_returns(
         ...                gamma=0.5, lmbda=0.5)
         tensor([2.8750, 3.5000, 8.0000])
     """
-    gamma = torch.as_tensor(gamma, dtype=value.dtype, device=value.device)
-    lmbda = torch.as_tensor(lmbda, dtype=value.dtype, device=value.device)
+    gamma, lmbda = scalar_like(gamma, value), scalar_like(lmbda, value)
     decay = torch.where(decision, gamma * lmbda, 1.0)
     increment = torch.where(decision, (1 - lmbda) * value + lmbda * reward, 0.0)
     return reverse_linear_scan(decay, increment, bootstrap)

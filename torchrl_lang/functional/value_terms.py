@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.filters import filtered
+from torchrl_lang.functional.precision import scalar_like
 
 
 def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
@@ -26,7 +27,7 @@ def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
         >>> expectile_loss(torch.tensor([2.0, -2.0]), 0.75)
         tensor([3., 1.])
     """
-    tau = torch.as_tensor(expectile, dtype=error.dtype, device=error.device)
+    tau = scalar_like(expectile, error)
     return torch.where(error >= 0, tau, 1 - tau) * error.square()
 
 
@@ -147,7 +148,7 @@ def advantage_weight(
         bound = math.log(limits.max) / 2 * (1 - 4 * limits.eps)  # reduced by what rounding may add
         weight = (temperature * advantage).clamp_max(bound).exp()
     else:
-        beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
+        beta = scalar_like(temperature, advantage)
         weight = torch.where(advantage > 0, beta, 1 - beta)
     return weight if clip is None else weight.clamp_max(clip)
 

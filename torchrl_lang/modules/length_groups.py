@@ -45,8 +45,8 @@ def length_groups(length: Tensor, *, call: int | None = None) -> list[tuple[Tens
     width, count = torch.unique_consecutive(-(-shown // step) * step, return_counts=True)
     width = width.clamp_max(shown[-1])
     cuts = _cuts(width.tolist(), [0, *count.cumsum(0).tolist()], call)
-    if len(cuts) == 2:
-        order = torch.arange(shown.shape[0])  # one group needs no sorting
+    if len(cuts) == 2:  # one group needs no sorting, and no copy to the device, which would wait for it
+        return [(torch.arange(shown.shape[0], device=length.device), int(shown[-1]))]
     groups = [(order[begin:end], int(shown[end - 1])) for begin, end in pairwise(cuts)]
     return [(rows.to(length.device), longest) for rows, longest in groups]
 

@@ -112,6 +112,8 @@ class NextTokenDistribution(nn.Module):
 
     def allowed(self, logits: Tensor) -> Tensor:
         """The logits with ``-inf`` at forbidden tokens, half precision converted to float32."""
+        if self.forbidden.device != logits.device:  # a model on a GPU, or one that was moved alone
+            self.forbidden = self.forbidden.to(logits.device)
         logits = upcast_half(logits).index_fill(-1, self.forbidden, -torch.inf)
         if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
             logits[..., self.vocab_size :] = -torch.inf
