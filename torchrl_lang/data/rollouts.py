@@ -435,8 +435,10 @@ class EpisodeRows:
         check_steps(steps, list(self.carry.values()))
         is_step = steps.get(COLLECTED, None)
         flat = flat.reshape(-1) if is_step is None else flat[is_step]
+        # A collector of an environment on a GPU that was given no device has the versions of the policy on the CPU.
+        flat = flat.to(flat.get(_TRAJECTORY).device)
         self._batches += 1
-        flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.get(_TRAJECTORY).device))
+        flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.device))
         if only_waiting:
             waiting = flat[:0] if self._steps is None else self._steps
             flat = flat[torch.isin(flat.get(_TRAJECTORY), waiting.get(_TRAJECTORY))]

@@ -217,7 +217,7 @@ class RowScorer:
             if not rule.only_scales:
                 return None
             temperature = rule.temperature
-            forbidden[rule.forbidden] = True
+            forbidden[rule.forbidden_beside(forbidden)] = True
             if rule.vocab_size is not None:
                 forbidden[rule.vocab_size :] = True
         return LinearLogits(head.in_keys[0], weight, bias, temperature, forbidden)

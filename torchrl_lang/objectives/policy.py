@@ -203,12 +203,12 @@ def unwritable(scorer: RowScorer, batch: DecisionBatch) -> list[tuple[Tensor, st
     if scorer.decoder is None:
         return []
     end, length = scorer.decoder.control.end_of_action, scorer.decoder.action_length
-    last = scorer.certain(batch)
+    last, forbidden = scorer.certain(batch), scorer.decoder.rule.forbidden_beside(batch.action)
     text = "the token {token} at position {position}, which the policy cannot write:"
     advice = "leave such rows out, or exclude the token with a train_mask"
     too_long = f"its actor ends an utterance within action_length={length} tokens; give it a larger action_length"
     return [
-        (~last & torch.isin(batch.action, scorer.decoder.rule.forbidden), f"{text} it is forbidden; {advice}"),
+        (~last & torch.isin(batch.action, forbidden), f"{text} it is forbidden; {advice}"),
         (last & (batch.action != end), f"{text} {too_long}, {advice}"),
     ]
 

@@ -110,11 +110,15 @@ class NextTokenDistribution(nn.Module):
         """Log-probability under the language model alone, unfiltered, with the same tokens forbidden."""
         return self.allowed(states[LOGITS]).log_softmax(-1)
 
+    def forbidden_beside(self, values: Tensor) -> Tensor:
+        """The forbidden ids, int64, on the device of ``values``: a model may be moved without what decodes it."""
+        if self.forbidden.device != values.device:
+            self.forbidden = self.forbidden.to(values.device)
+        return self.forbidden
+
     def allowed(self, logits: Tensor) -> Tensor:
         """The logits with ``-inf`` at forbidden tokens, half precision converted to float32."""
-        if self.forbidden.device != logits.device:  # a model on a GPU, or one that was moved alone
-            self.forbidden = self.forbidden.to(logits.device)
-        logits = upcast_half(logits).index_fill(-1, self.forbidden, -torch.inf)
+        logits = upcast_half(logits).index_fill(-1, self.forbidden_beside(logits), -torch.inf)
         if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
             logits[..., self.vocab_size :] = -torch.inf
         return logits
