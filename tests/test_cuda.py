@@ -18,7 +18,7 @@ from tests.envs.conftest import ENVS, WORDS, wordle_env
 from tests.modules.test_decoding import K, guidance
 from tests.modules.test_prefix_cache import WIDTH, N, agree, grown, lm_of, own_values, pair
 from tests.modules.toys import CONTROL, rows, tiny_lm, without_blocks
-from tests.objectives.conftest import LOSSES, losses_of, make_ppo, make_rows, rows_for, total
+from tests.objectives.conftest import LOSSES, losses_of, make_ilql, make_ppo, make_rows, rows_for, total
 from tests.objectives.test_contract import assert_same, gradients
 from tests.processes import run
 from tests.recipes.algorithm_distillation.test_ad import train as train_ad
@@ -94,10 +94,11 @@ def test_the_loss_of_algorithm_distillation_is_that_of_the_cpu_and_never_waits(m
 
 @pytest.mark.parametrize("name", MOST_WAITS)
 def test_a_loss_waits_to_find_its_decisions_and_the_rest_of_a_step_never(name):
-    loss, batch = LOSSES[name]().to(DEVICE), rows_for(name).to(DEVICE)
+    make = make_ilql if name == "ilql" else LOSSES[name]
+    loss, batch = make().to(DEVICE), rows_for(name).to(DEVICE)
     updater = None if name == "ppo" else SoftUpdate(loss, tau=0.1)
-    for make in (adamw,) if name == "chai" else (adamw, muon_adamw):  # CHAI trains no linear layer
-        optimizer = make(loss, 1e-3)
+    for kind in (adamw,) if name == "chai" else (adamw, muon_adamw):  # CHAI trains no linear layer
+        optimizer = kind(loss, 1e-3)
         for measured in (False, True):  # the first time libraries set themselves up
             with warnings.catch_warnings(record=True) as waits:
                 warnings.simplefilter("always")
@@ -118,7 +119,7 @@ def test_a_loss_waits_to_find_its_decisions_and_the_rest_of_a_step_never(name):
 @pytest.mark.filterwarnings("ignore:GPT2Model decodes without a key-value cache:UserWarning")  # it is replaced
 def test_a_compiled_loss_is_the_eager_one(monkeypatch):
     monkeypatch.setattr(GPT2Model, "forward", without_blocks)
-    loss, batch = LOSSES["ilql"]().to(DEVICE), make_rows().to(DEVICE)
+    loss, batch = make_ilql().to(DEVICE), make_rows().to(DEVICE)
     torch.compiler.reset()
     assert_same(losses_of(torch.compile(loss)(batch)), losses_of(loss(batch)), **CLOSE)
 
@@ -132,7 +133,7 @@ def test_training_in_bfloat16_lowers_the_loss():
 
 
 def test_a_checkpoint_of_the_gpu_is_loaded_on_the_cpu(tmp_path):
-    losses = [LOSSES["ilql"]().to(place) for place in (DEVICE, "cpu")]
+    losses = [make_ilql().to(place) for place in (DEVICE, "cpu")]
     optimizers = [adamw(loss, 1e-2) for loss in losses]
     batch = make_rows()
     total(losses[0](batch.to(DEVICE))).backward()

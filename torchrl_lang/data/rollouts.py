@@ -435,8 +435,8 @@ class EpisodeRows:
         check_steps(steps, list(self.carry.values()))
         is_step = steps.get(COLLECTED, None)
         flat = flat.reshape(-1) if is_step is None else flat[is_step]
-        # A collector of an environment on a GPU that was given no device has the versions of the policy on the CPU.
-        flat = flat.to(flat.get(_TRAJECTORY).device)
+        # A collector that was given no device keeps its own entries on the CPU, those of an environment on a GPU there.
+        flat = flat.to(flat.get(("next", DONE)).device)
         self._batches += 1
         flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.device))
         if only_waiting:
