@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.weight import PACKAGE, circles, code_lines, guard_lines, imports, one_importer, sources
+from tests.weight import PACKAGE, circles, code_lines, guard_lines, imports, one_importer, parsed, sources
 
 
 def test_at_most_a_tenth_of_the_code_guards():
@@ -32,7 +32,7 @@ def test_a_loss_is_named_in_three_files(name):
 
 def _names(path):
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         found |= {getattr(node, "id", None), getattr(node, "name", None)}
         found |= {alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)}
     return found

@@ -7,6 +7,7 @@ import io
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -21,11 +22,18 @@ def sources(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a file's text."""
+    return ast.parse(text)
+
+
+@cache
 def code_lines(text: str) -> set[int]:
     """The numbers of the lines that hold code: no docstring, comment or blank line."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     lines = {n for token in tokens if token.type not in SILENT for n in range(token.start[0], token.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
@@ -34,7 +42,7 @@ def code_lines(text: str) -> set[int]:
 def guard_lines(text: str) -> set[int]:
     """The numbers of the lines of code that refuse: raises with conditions, error handlers, checks and their calls."""
     lines: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if (
             (isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Raise))
             or (isinstance(node, ast.FunctionDef) and node.name.lstrip("_").startswith(CHECKS))
@@ -59,6 +67,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
     """The modules of the package that each of its modules imports, inside functions too."""
     known = {module_name(path) for path in sources(package)}
@@ -67,7 +76,7 @@ def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
 
 def _imported(path: Path, known: set[str]) -> Iterator[str]:
     here = module_name(path).split(".")
-    for node in _statements(ast.parse(path.read_text())):
+    for node in _statements(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -124,7 +133,7 @@ def exported() -> set[str]:
     for path in sorted(PACKAGE.rglob("__init__.py")):
         if path.parent.name.startswith("_"):
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names.update(ast.literal_eval(node.value))
     return names
