@@ -41,7 +41,7 @@ SIZES = {
     "heads": HEADS,
     "max_length": MAX_LENGTH,
 }
-SMOKE = {"LAYERS": 1, "WIDTH": 16}
+SMOKE = {"LAYERS": 1, "WIDTH": 16, "SIZES": SIZES | {"layers": 1, "width": 16}}
 MIN_OVER_AGILERL = 2.5
 MAX_THREE_TRUNKS = 2.2
 

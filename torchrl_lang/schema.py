@@ -23,7 +23,6 @@ means that the task ended, ``truncated`` that a limit ended the episode.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -358,6 +357,10 @@ def _rules(
     return rules
 
 
+# Texts are one line to the operator: torch.compile repeats it in comments of its code for GPUs.
+_SEPARATOR = " | "
+
+
 def refuse(value: Tensor, rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -> Tensor:
     """Raise ValueError if rows break a rule, after one synchronization with the device for all of them.
 
@@ -384,8 +387,8 @@ def refuse(value: Tensor, rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -
     if not rules:
         return value
     broken, texts = [broken for broken, _ in rules], [text for _, text in rules]
-    if torch.compiler.is_compiling():  # one line: torch.compile repeats it in comments of its code for GPUs
-        return torch.ops.torchrl_lang.refuse(value, broken, json.dumps(texts), tokens)
+    if torch.compiler.is_compiling():
+        return torch.ops.torchrl_lang.refuse(value, broken, _SEPARATOR.join(texts), tokens)
     _raise_if_broken(broken, texts, tokens)
     return value
 
@@ -405,7 +408,7 @@ def _raise_if_broken(broken: list[Tensor], texts: list[str], tokens: Tensor) -> 
     schema="(Tensor value, Tensor[] broken, str texts, Tensor tokens) -> Tensor",
 )
 def _compiled_refuse(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor:
-    _raise_if_broken(broken, json.loads(texts), tokens)
+    _raise_if_broken(broken, texts.split(_SEPARATOR), tokens)
     return value.clone()
 
 

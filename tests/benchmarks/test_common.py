@@ -7,7 +7,6 @@ import re
 import time
 
 import pytest
-import torch
 
 from benchmarks.common import (
     Median,
@@ -21,8 +20,6 @@ from benchmarks.common import (
     row,
     table,
 )
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 # Figures --------------------------------------------------------------------------------------------------------------
 

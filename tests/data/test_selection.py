@@ -86,7 +86,7 @@ def test_number_and_fraction_and_groups_by_hand():
 
 
 @pytest.mark.parametrize(("top", "bottom"), [(0.3, None), (None, 0.25), (0.5, 0.59), (0.29, 1.0), (1.0, 0.001)])
-@pytest.mark.parametrize("n", [100])
+@pytest.mark.parametrize("n", [7, 100])
 def test_shares_are_those_of_the_paper_s_code(top, bottom, n):
     """First the worst ``int(bottom_p * N)``, then the best ``int(top_p * N)`` of them; at least one is kept."""
     returns = [float(r) for r in torch.randperm(n, generator=torch.Generator().manual_seed(n)).tolist()]

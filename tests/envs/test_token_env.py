@@ -7,6 +7,7 @@ import torch
 
 from torchrl_lang.envs import TokenEnv
 from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.envs.row_state import read_utterance
 from torchrl_lang.schema import ROW_KEYS
 
 from .conftest import ENVS
@@ -90,3 +91,11 @@ def test_set_state_goes_on_from_any_token(made):
     for key in ROW_KEYS:
         assert torch.equal(came[key], state[key])
     assert (play(env, None, moves[made:]) == play(other, None, moves[made:])).all()
+
+
+def test_what_stands_behind_an_end_or_padding_is_no_part_of_an_utterance():
+    control = CorridorEnv(batch_size=[1]).tokenizer.control
+    end, pad = control.end_of_action, control.pad
+    read = read_utterance(torch.tensor([[8, end, 9], [8, pad, end], [pad, 8, 9], [8, 8, 8]]), control)
+    assert read.length.tolist() == [1, 1, 0, 3]
+    assert read.closed.tolist() == [True, False, True, False]

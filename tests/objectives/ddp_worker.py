@@ -23,7 +23,7 @@ NAMES = (
     "psi-prior",
     "qsft-rest",
 )
-NAMES += ("oreo-own-trunk", "ppo-utterance-own-trunk", "chai")  # all classes of losses
+NAMES += ("cql", "oreo-own-trunk", "ppo-utterance-own-trunk", "ppo-exact-in-pieces", "chai")  # all classes of losses
 # What a term of weight zero would train gets no gradient.
 UNUSED = {
     "ilql without the term of V": partial(make_ilql, value_weight=0.0),

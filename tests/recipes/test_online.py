@@ -180,6 +180,13 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, capsys):
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
 
 
+def test_a_history_of_a_run_of_the_same_name_is_kept(start, tmp_path, capsys):
+    more = ["--record-history", str(tmp_path / "histories")]
+    assert main(arguments("ppo", start, tmp_path / "a" / "run", *more)) == 0
+    assert main(arguments("ppo", start, tmp_path / "b" / "run", *more)) == 2
+    assert f"of the run in {tmp_path / 'a' / 'run'}" in capsys.readouterr().err
+
+
 def test_a_start_that_has_changed_is_refused(start, finished, tmp_path, capsys):
     run, copy = (shutil.copytree(folder, tmp_path / folder.name) for folder in (finished, start))
     shutil.copytree(finished / "model", copy / "model", dirs_exist_ok=True)
@@ -350,6 +357,14 @@ def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
     assert_learned_of(log_of(run))
     assert main(arguments("ppo", start, run, *more)) == 0  # a run that is over stays as it is
     assert not workers_of(os.getpid())
+
+
+def test_a_run_with_workers_is_resumed(start, tmp_path):
+    call = arguments("ppo", start, tmp_path / "run", "--collector", "sync", "--workers", "2")
+    with interrupted_at(Games, "play", 4):
+        assert main(call) == 130
+    assert main(call) == 0
+    assert [row["step"] for row in log_of(tmp_path / "run")] == ["1", "2", "3", "4"]
 
 
 def assert_learned_of(log):

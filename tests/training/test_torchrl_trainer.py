@@ -41,7 +41,7 @@ def targets_of(loss):
     }
 
 
-@pytest.mark.parametrize("name", ["bc-in-pieces", "ilql", "oreo-own-trunk"])
+@pytest.mark.parametrize("name", ["bc-in-pieces", "ilql-tied", "qsft-rest", "oreo-own-trunk", "chai"])
 def test_a_loss_on_a_data_set(name):
     rows = rows_for(name, 24)
     loss, seen = watched(LOSSES[name]())

@@ -144,7 +144,7 @@ def rows_from_rollout(
     check_steps(rollout, carry)
     take = finished_steps(rollout)
     if unfinished == "truncate":
-        is_step = rollout.get(COLLECTED, torch.ones_like(take))
+        is_step = rollout.get(COLLECTED, torch.ones_like(take)).to(take.device)
         take = take | (is_step & ~shift_left(is_step) & ~rollout.get(("next", DONE)).squeeze(-1))
     return rows_at(rollout, take, keep=keep, carry=carry, reward_key=reward_key)
 
@@ -337,9 +337,10 @@ def token_values(
         out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
         known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
         if lost := int((agent_mask & ~known).any(-1).sum()):
+            remedy = f"{_WHOLE}, or carry less." if width == after.shape[-1] else "Write a value for every token."
             raise ValueError(
-                f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r}: it has fewer values a "
-                f"turn than the policy writes tokens, or the episodes began before this batch. {_WHOLE}, or carry less."
+                f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r} ({width} a turn): "
+                f"the policy writes more tokens than values, or the episodes began before this batch. {remedy}"
             )
     return out
 
@@ -436,7 +437,8 @@ class EpisodeRows:
         is_step = steps.get(COLLECTED, None)
         flat = flat.reshape(-1) if is_step is None else flat[is_step]
         # A collector that was given no device keeps its own entries on the CPU, those of an environment on a GPU there.
-        flat = flat.to(flat.get(("next", DONE)).device)
+        if any(value.device != flat.get(("next", DONE)).device for value in flat.values(True, True)):
+            flat = flat.to(flat.get(("next", DONE)).device)
         self._batches += 1
         flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.device))
         if only_waiting:

@@ -41,6 +41,7 @@ def random_index(seed: Tensor | int, counter: Tensor, n: Tensor | int) -> Tensor
         >>> bool((random_index(0, torch.tensor([2]), 1000) == all_four[2]).all())
         True
     """
+    counter = counter.long()
     x = _mix(_mix(scalar_like(seed, counter) + _GOLDEN) + counter * _GOLDEN)
     return _shift_right(x, 1) % n
 

@@ -12,7 +12,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchrl_lang._checks import check_options
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
@@ -77,7 +76,8 @@ class Trunk(nn.Module):
         final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        check_options(length_groups=(length_groups, ("auto",) if isinstance(length_groups, str | None) else 1))
+        if length_groups != "auto" and not (isinstance(length_groups, int) and length_groups >= 1):
+            raise ValueError(f"length_groups must be 'auto' or an integer of at least 1, got {length_groups!r}.")
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"A trunk needs a Hugging Face model, got {type(lm).__name__}: use load_causal_lm().")
@@ -97,7 +97,8 @@ class Trunk(nn.Module):
             names, parts = FINAL_NORMS if final_norm is None else (final_norm,), dict(self.model.named_modules())
             found = [name for name in names if name in parts]
             if not found:
-                raise ValueError(f"{type(self.model).__name__} has no part named as {list(names)}: give final_norm=.")
+                advice = "give final_norm=." if final_norm is None else f"choose among {list(parts)[1:]}."
+                raise ValueError(f"{type(self.model).__name__} has no part named as {list(names)}: {advice}")
             parts[found[0]].register_forward_pre_hook(self._keep_pre_norm)
 
     @property

@@ -75,16 +75,19 @@ class _Muon(Muon):
     """PyTorch's Muon, in float32 on a CPU, where its bfloat16 is mostly emulated and 10 to 25 times as slow."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self) -> None:  # type: ignore[override]  # MuonAdamW calls the closure
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
-                if p.grad is not None:
-                    state = self.state[p]
-                    average = state.setdefault("momentum_buffer", torch.zeros_like(p.grad)).lerp_(p.grad, 1 - momentum)
-                    update = _orthogonal(p.grad.lerp(average, momentum), group["ns_coefficients"], group["ns_steps"])
-                    p.mul_(1 - lr * group["weight_decay"])
-                    p.add_(update, alpha=-lr * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p.grad)
+                average = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
+                update = _orthogonal(p.grad.lerp(average, momentum), group["ns_coefficients"], group["ns_steps"])
+                p.mul_(1 - lr * group["weight_decay"])
+                p.add_(update, alpha=-lr * max(1, p.shape[0] / p.shape[1]) ** 0.5)
 
 
 def _orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:

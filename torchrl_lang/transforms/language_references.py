@@ -224,7 +224,8 @@ def as_reference(
 
     Raises:
         TypeError: it is none of these.
-        ValueError: the actor is recurrent and its state cannot be carried, see :class:`ActorReference`.
+        ValueError: the actor is recurrent and its state cannot be carried, see :class:`ActorReference`; or ``in_keys``
+            or ``action_key`` stand beside a column, a wrapper or a :class:`Reference`.
     """
     if is_wrapper(reference):
         reference = WrapperReference(reference)
@@ -232,7 +233,9 @@ def as_reference(
         reference = ColumnReference(reference)
     if isinstance(reference, Reference):
         if in_keys is not None or action_key is not None:
-            raise ValueError(f"Give in_keys and action_key to {type(reference).__name__} itself.")
+            raise ValueError(
+                f"in_keys and action_key are for actors and functions: {type(reference).__name__} has its own."
+            )
         return reference
     if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
         reference = frozen_copy(reference)
@@ -249,7 +252,7 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
     """The actor that trains, run without a copy whenever a divergence needs it.
 
     Args:
-        policy: the actor; or a :class:`Reference` of a :class:`~torchrl_lang.transforms.CurrentPolicy`.
+        policy: the actor; or a :class:`Reference` of a ``CurrentPolicy``.
         rows: score whole rows.
     """
     if is_wrapper(policy):

@@ -62,8 +62,8 @@ def test_dark_key_door_is_that_of_plain_loops():
 
 @pytest.mark.parametrize("reward", ["every_step", "once"])
 @pytest.mark.parametrize("start", ["centre", "random", (0, 3)])
-@pytest.mark.parametrize("length", [4])
-def test_optimal_return_of_dark_room_is_that_of_exhaustive_search(reward, start, length):
+def test_optimal_return_of_dark_room_is_that_of_exhaustive_search(reward, start):
+    length = 4
     env = DarkRoomEnv(4, start=start, reward=reward, episode_length=length)
     starts = {"centre": [(2, 2)], "random": reference.cells(4)}.get(start, [start])
     for task, goal in enumerate(reference.cells(4)):

@@ -10,7 +10,6 @@ import pytest
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.generator import generated_comments
 
-PARENT_KINDS = ("calm", "provoking")
 COMMENTS = generated_comments(4000)
 
 

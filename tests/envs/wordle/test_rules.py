@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
 from torchrl_lang.envs.wordle import WordIndex, guess_words
-from torchrl_lang.envs.wordle.rules import CandidateSets, feedback
+from torchrl_lang.envs.wordle.rules import CandidateSets, feedback, feedback_code, feedback_table
 
 BOTH = pytest.mark.parametrize("rules", ["official", "ilql"])
 WORDS = st.text(alphabet="abcd", min_size=5, max_size=5)  # few letters: many repeat
@@ -70,3 +70,10 @@ def test_sets_of_any_size(n, shape):
     assert torch.equal(sets.members(packed), members)
     assert sets.size(sets.all(3)).tolist() == [n] * 3
     assert torch.equal(sets.size(packed), members.sum(-1))
+
+
+@BOTH
+def test_a_table_of_several_chunks(rules):
+    words = WordIndex(guess_words()[::40]).letters
+    direct = feedback_code(feedback(words[:, None], words[None], rules))
+    assert torch.equal(feedback_table(words, words, rules).long(), direct.long())

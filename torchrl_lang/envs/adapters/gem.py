@@ -12,6 +12,10 @@ TERMINAL_STATE = "<\N{FULLWIDTH VERTICAL LINE}TERMINAL_STATE\N{FULLWIDTH VERTICA
 """GEM's observation for "there is none"."""
 
 
+def _unchanged(text: Any) -> Any:
+    return text
+
+
 class GemGame:
     r"""An environment of GEM (package ``gem-llm``) as a :class:`~torchrl_lang.envs.TextGame`.
 
@@ -51,7 +55,7 @@ class GemGame:
     """
 
     def __init__(
-        self, env: Any, *, observe: Callable[[Any], str] = lambda text: text, act: Callable[[str], str] = str
+        self, env: Any, *, observe: Callable[[Any], str] = _unchanged, act: Callable[[str], str] = str
     ) -> None:
         self.env, self.observe, self.act, self._random = env, observe, act, PrivateRandom()
 

@@ -230,6 +230,9 @@ def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) 
     Returns:
         float32 ``[N]``.
 
+    Raises:
+        ValueError: a walk began ``max_moves`` away from the goal, where all walks have the same optimality: allow more.
+
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
         >>> from torchrl_lang.envs.random_walks import RandomWalksEnv, ShortestPathPlayer, walk_optimality

@@ -113,7 +113,8 @@ class NextTokenDistribution(nn.Module):
     def forbidden_beside(self, values: Tensor) -> Tensor:
         """The forbidden ids, int64, on the device of ``values``: a model may be moved without what decodes it."""
         if self.forbidden.device != values.device:
-            self.forbidden = self.forbidden.to(values.device)
+            with torch.inference_mode(False):  # a loss may save it for its gradients later
+                self.forbidden = self.forbidden.to(values.device)
         return self.forbidden
 
     def allowed(self, logits: Tensor) -> Tensor:
