@@ -103,36 +103,7 @@ def test_a_step_is_that_of_both_apart():
     for part in parts:
         part.step()
     for left, right in zip(net.parameters(), twin.parameters(), strict=True):
-        rounded = 2e-3 if any(right is m for m in matrices) else 0  # PyTorch's Muon rounds updates to bfloat16
-        torch.testing.assert_close(left, right, atol=rounded, rtol=1e-6)
-
-
-def test_muon_averages_gradients():
-    torch.manual_seed(0)
-    layer = nn.Linear(4, 4, bias=False)
-    other = nn.Parameter(layer.weight.detach().clone())
-    ours, theirs = muon_adamw(layer, 1e-2, muon_lr=0.1, weight_decay=0.0), Muon([other], lr=0.1, weight_decay=0.0)
-    for gradient in torch.randn(6, 4, 4):
-        layer.weight.grad, other.grad = gradient, gradient.clone()
-        ours.step()
-        theirs.step()
-    torch.testing.assert_close(layer.weight, other, atol=1e-2, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(3, 8), (8, 3)])
-def test_muon_changes_singular_values_alone(shape):
-    torch.manual_seed(0)
-    layer = nn.Linear(*shape, bias=False).double()
-    before, gradient = layer.weight.detach().clone(), torch.randn(shape[::-1], dtype=torch.float64)
-    optimizer = muon_adamw(layer, 1e-2, muon_lr=0.1, weight_decay=0.5, momentum=0.9)
-    layer.weight.grad = gradient
-    optimizer.step()
-    left, values, right = torch.linalg.svd(gradient, full_matrices=False)  # momentum and gradient are parallel
-    values /= values.norm()
-    for _ in range(5):
-        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-    update = left @ values.diag() @ right * max(1, shape[1] / shape[0]) ** 0.5
-    torch.testing.assert_close(layer.weight.detach(), before * (1 - 0.1 * 0.5) - 0.1 * update, atol=1e-6, rtol=0)
+        torch.testing.assert_close(left, right)
 
 
 def test_every_parameter_is_in_one_part_and_resumed_is_as_if_never_stopped():

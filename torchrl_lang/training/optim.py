@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -69,38 +68,6 @@ def adamw(
     decay = {True: weight_decay, False: 0.0}
     listed = [{"params": p, "lr": rate, "weight_decay": decay[own]} for (rate, own), p in groups.items() if p]
     return AdamW(listed, lr=lr, betas=betas, eps=eps, fused=fused)
-
-
-class _Muon(Muon):
-    """PyTorch's Muon, in float32 on a CPU, where its bfloat16 is mostly emulated and 10 to 25 times as slow."""
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  # MuonAdamW calls the closure
-        for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(p.grad)
-                average = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                update = _orthogonal(p.grad.lerp(average, momentum), group["ns_coefficients"], group["ns_steps"])
-                p.mul_(1 - lr * group["weight_decay"])
-                p.add_(update, alpha=-lr * max(1, p.shape[0] / p.shape[1]) ** 0.5)
-
-
-def _orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
-    """Nearly the nearest orthogonal matrix, by Newton-Schulz steps ``X <- a X + (b A + c A A) X``, ``A = X X^T``."""
-    if matrix.shape[0] > matrix.shape[1]:
-        return _orthogonal(matrix.T, coefficients, steps).T
-    a, b, c = coefficients
-    x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
-    x = x / x.norm().clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
 
 
 class MuonAdamW(Optimizer):
@@ -182,7 +149,7 @@ def muon_adamw(
         group["params"] = [p for p in group["params"] if id(p) not in matrices]
     rest.param_groups = [group for group in rest.param_groups if group["params"]]
     rate = 10 * lr if muon_lr is None else muon_lr
-    return MuonAdamW(_Muon(list(matrices.values()), lr=rate, momentum=momentum, weight_decay=weight_decay), rest)
+    return MuonAdamW(Muon(list(matrices.values()), lr=rate, momentum=momentum, weight_decay=weight_decay), rest)
 
 
 def _linear_weights(layers: list[nn.Module]) -> dict[int, Tensor]:
