@@ -12,8 +12,7 @@ from torch import Tensor
 def check_options(**options: tuple[object, str | int | Collection[object]]) -> None:
     """Raise ValueError unless all options have an allowed value, given beside it.
 
-    A text is an interval of finite numbers, an integer the least of integers; None is allowed beside either. A
-    collection has all allowed values.
+    A text is an interval of finite numbers, an integer the least of integers, and a collection has all allowed values.
 
     Examples:
         >>> from torchrl_lang._checks import check_options
@@ -25,14 +24,19 @@ def check_options(**options: tuple[object, str | int | Collection[object]]) -> N
     """
     for name, (value, allowed) in options.items():
         if isinstance(allowed, str):
-            good, expected = value is None or _lies_in(value, allowed), f"lie in {allowed}"
+            good, expected = _lies_in(value, allowed), f"lie in {allowed}"
         elif isinstance(allowed, int):
-            good = value is None or (_is_integer(value) and value >= allowed)  # type: ignore[operator]
+            good = _is_integer(value) and value >= allowed  # type: ignore[operator]
             expected = f"be an integer of at least {allowed}"
         else:
             good, expected = value in allowed, f"be one of {list(allowed)}"
         if not good:
             raise ValueError(f"{name} must {expected}, got {value!r}.")
+
+
+def check_given(**options: tuple[object, str | int | Collection[object]]) -> None:
+    """As :func:`check_options`, for options that may be None."""
+    check_options(**{name: (value, allowed) for name, (value, allowed) in options.items() if value is not None})
 
 
 def _lies_in(value: object, interval: str) -> bool:

@@ -9,7 +9,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
@@ -119,7 +119,7 @@ def best_rows(
     fraction = 1.0 if n is None and fraction is None and bottom_fraction is not None else fraction
     if (n is None) == (fraction is None):
         raise ValueError(f"Give either n or fraction, the rows to keep: got n={n} and fraction={fraction}.")
-    check_options(n=(n, 1), fraction=(fraction, "(0, 1]"), bottom_fraction=(bottom_fraction, "(0, 1]"))
+    check_given(n=(n, 1), fraction=(fraction, "(0, 1]"), bottom_fraction=(bottom_fraction, "(0, 1]"))
     score = _scores(entries, by, gamma, reward_key, end_of_action)
     group = _groups(entries, per)
     index = torch.arange(score.shape[0], device=score.device)
@@ -205,7 +205,8 @@ class BestRows:
         end_of_action: int | None = None,
         finished_only: bool = False,
     ) -> None:
-        check_options(capacity=(capacity, 1), per_group=(per_group, 1))
+        check_options(capacity=(capacity, 1))
+        check_given(per_group=(per_group, 1))
         if (per is None) != (per_group is None):
             raise ValueError(f"Give both per and per_group or none, got per={per!r} and per_group={per_group}.")
         self.capacity, self.per, self.per_group = capacity, per, per_group

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import (
     GrowingRows,
@@ -95,7 +95,8 @@ class LanguageEnv(SeededEnv):
         **options: Unpack[EnvOptions],
     ) -> None:
         super().__init__(**options)
-        check_options(action_length=(action_length, 1), max_turns=(max_turns, 1))
+        check_options(action_length=(action_length, 1))
+        check_given(max_turns=(max_turns, 1))
         check_options(row_length=(row_length, shortest_opening(tokenizer) + action_length + 1))
         self.tokenizer, self.row_length = tokenizer, row_length
         self.action_length, self.max_turns = action_length, max_turns

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import (
     GamePlace,
@@ -126,7 +126,7 @@ class TextGameEnv(LanguageEnv):
     ) -> None:
         number, width = features or (None, None)
         check_options(on_bad_text=(on_bad_text, get_args(OnBadText)), workers=(workers, 1))
-        check_options(number_of_features=(number, 1), width_of_features=(width, 1))
+        check_given(number_of_features=(number, 1), width_of_features=(width, 1))
         self._workers, self.on_bad_text, self.read, self.features = workers, on_bad_text, read, features
         self._warned: set[str] = set()
         super().__init__(tokenizer, **options)

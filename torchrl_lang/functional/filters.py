@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 
 __all__ = ["filter_logits", "filtered", "min_p_filter", "top_k_filter", "top_p_filter"]
 
@@ -76,7 +76,8 @@ def filter_logits(
         tensor([4., 2., -inf])
     """
     unit = "(0, 1]"
-    check_options(temperature=(temperature, "(0, inf)"), top_k=(top_k, 1), top_p=(top_p, unit), min_p=(min_p, unit))
+    check_options(temperature=(temperature, "(0, inf)"))
+    check_given(top_k=(top_k, 1), top_p=(top_p, unit), min_p=(min_p, unit))
     if temperature != 1.0:
         logits = logits / temperature
     if top_k is not None:

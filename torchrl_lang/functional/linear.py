@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import check_given, check_options, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["LinearTerm", "linear_cross_entropy", "linear_margin"]
@@ -114,7 +114,8 @@ def _term(
     chunk_size: int | None,
     recompute: bool,
 ) -> LinearTerm:
-    check_options(chunk_size=(chunk_size, 1), features_ndim=(features.ndim, (2, 3)))
+    check_options(features_ndim=(features.ndim, (2, 3)))
+    check_given(chunk_size=(chunk_size, 1))
     (*heads, positions, width), vocabulary = features.shape, weight.shape[-2] if weight.ndim > 1 else 0
     have_shapes(
         ("weight", weight, (*heads, vocabulary, width)),

@@ -13,7 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torchrl.objectives import LossModule, ValueEstimators
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
@@ -147,6 +147,7 @@ _OPTIONS: dict[str, Any] = {
     "loss_critic_type": ("l2", "l1", "smooth_l1"),
     "kl_estimator": ("k1", "k2", "k3", "exact"),
 }
+_OPTIONAL = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
 
 
 class RowLoss(ReferenceHolder, LossModule):
@@ -199,12 +200,14 @@ class RowLoss(ReferenceHolder, LossModule):
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         super().__init__()
-        check_options(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
+        check_given(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
 
     def _set_options(self, **options: Any) -> None:
         """Check options by their names, in the table above, and set them."""
-        check_options(**{name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS})
+        known = {name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS}
+        check_given(**{name: known.pop(name) for name in _OPTIONAL & known.keys()})
+        check_options(**known)
         for name in ("end_of_action", "rest"):
             if (token := options.get(name)) is not None:
                 limit = vocabulary(self.actor_network)

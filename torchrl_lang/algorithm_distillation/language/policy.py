@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token
@@ -84,7 +84,8 @@ class LanguageHistoryPolicy(nn.Module):
         truncates: bool = True,
     ) -> None:
         super().__init__()
-        check_options(temperature=(temperature, "[0, inf)"), context=(context, 1), steps=(steps, 1))
+        check_options(temperature=(temperature, "[0, inf)"), context=(context, 1))
+        check_given(steps=(steps, 1))
         self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
         self.steps = steps
         self.temperature, self.cached, self.truncates = temperature, cached, truncates

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang._files import FileError, one_line, shorten
 from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.text.tokenizers import normalized
@@ -91,7 +91,7 @@ class ProbabilityReward(ABC):
     """
 
     def __init__(self, threshold: float | None) -> None:
-        check_options(threshold=(threshold, "[0, 1]"))
+        check_given(threshold=(threshold, "[0, 1]"))
         self.threshold = threshold
 
     def probabilities(self, texts: list[str]) -> Tensor:

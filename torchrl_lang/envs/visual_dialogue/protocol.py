@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Json, Strict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import check_given, have_shapes
 from torchrl_lang._files import mistake
 from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure, Round
@@ -254,7 +254,7 @@ class RemoteModels:
     """
 
     def __init__(self, url: str, *, feature_size: int | None = None, **connection: Any) -> None:
-        check_options(feature_size=(feature_size, 1))
+        check_given(feature_size=(feature_size, 1))
         self._http = JSONOverHTTP(url, **connection)
         self._items: int | None = None  # of a batch; None: the server has no batches
         if feature_size is None:

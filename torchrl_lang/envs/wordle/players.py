@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given, check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
@@ -261,7 +261,7 @@ class RepeatPlayer(WordPlayer):
 
     def __init__(self, words: WordList | None = None, *, first_n: int | None = None, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        check_options(first_n=(first_n, 1))
+        check_given(first_n=(first_n, 1))
         self.first_n = first_n
 
     def _choose_word(self, turns: Turns) -> Tensor:

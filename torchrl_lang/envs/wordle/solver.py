@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_table
 from torchrl_lang.envs.wordle.tree import DecisionTree
@@ -74,7 +74,7 @@ def solve(
         >>> solve(demo_words(100), opener="fuzzy", guesses=["fuzzy"]).expected_guesses
         3.19
     """
-    check_options(max_tries=(max_tries, 1))
+    check_given(max_tries=(max_tries, 1))
     word_list = load_words(words)
     guess_list = words_and_guesses(word_list, guesses)
     if opener is not None and opener not in guess_list:

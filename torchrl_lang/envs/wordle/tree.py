@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given
 from torchrl_lang._files import FileError, Record, one_line
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
@@ -79,7 +79,7 @@ class DecisionTree:
         rules: Rules = "official",
         max_tries: int | None = None,
     ) -> None:
-        check_options(max_tries=(max_tries, 1))
+        check_given(max_tries=(max_tries, 1))
         nodes = [(node, code, child) for node, reply in enumerate(replies) for code, child in reply.items()]
         # Later nodes only, so that following the tree ends.
         wrong = [each for each in nodes if not (0 <= each[1] < SOLVED and each[0] < each[2] < len(guesses))]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_given
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS
@@ -65,7 +65,7 @@ class NextTokenDistribution(nn.Module):
         super().__init__()
         # Invalid settings should fail here, not at the first token.
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        check_options(vocab_size=(vocab_size, 1))
+        check_given(vocab_size=(vocab_size, 1))
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
         self.vocab_size, self.guidance = vocab_size, guidance
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
