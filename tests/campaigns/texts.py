@@ -10,20 +10,28 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl import ALPHABET, tokenizers
 from tests.campaigns.report import Outcome
 from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.envs.reddit.csv_writer import POSITIVE, write_folder
 from tests.rows import to_row
 from torchrl_lang.data import dataset_from_jsonl, dataset_from_records
 from torchrl_lang.envs import EnvGame, PromptEnv, TextGameEnv
+from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.envs.reddit.data import CommentRows
+from torchrl_lang.envs.reddit.folder import WORDS, CommentFolder, RedditReward
+from torchrl_lang.envs.reddit.task import RedditTask
+from torchrl_lang.envs.visual_dialogue.data import SceneRows
+from torchrl_lang.envs.visual_dialogue.prepare import measured_tokens, texts_of
 from torchrl_lang.text import (
     CharTokenizer,
     ChatTokenizer,
@@ -116,7 +124,7 @@ def refused(call: Callable[[], object], *places: str, of: str | None = None) -> 
 
 
 class World:
-    """The tokenizers that all texts meet."""
+    """What all texts meet; the models are trained once."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -126,6 +134,17 @@ class World:
         self.bytes: Tokenizer = tokenizers()["bytes"]
         source = tokenizer_of(EXACT["chatml"])
         self.chat = ChatTokenizer(source, RowFormat.from_chat_template(source))
+        vd.generate_visual_dialogues(home / "dialogues", {"train": 12, "val": 3}, feature_size=64, npy=True)
+        data = self.dialogues("train")
+        options = {"guesser_epochs": 1, "answerer_epochs": 1, "width": 8}
+        vd.train_dialogue_models(data.dialogues, data.features, **options).save(home / "models")
+
+    def dialogues(self, split: str) -> vd.VisualDialogues:
+        return vd.VisualDialogues.in_folder(self.home / "dialogues", split)
+
+    @cached_property
+    def models(self) -> vd.LocalDialogueModels:
+        return vd.LocalDialogueModels(self.home / "models", self.dialogues("val").features.all())
 
 
 # -- entry points: each returns whether the text was accepted ---------------------------------------------------------
@@ -176,6 +195,78 @@ def dialogues_of_lines(world: World, text: str, random: Random, home: Path) -> b
     ):
         same([turn.text for turn in dataset.episode(1).turns], [normal(text)] * 2)
     return True
+
+
+def comments(world: World, text: str, random: Random, home: Path) -> bool:
+    """The text trains in one folder, and in another it comes only after training."""
+    row = [(text, 1, text)]
+    for name, trains in (("trains", True), ("unseen", False)):
+        rows = [*row, ("other", 1, "some")] if trains else [("other", 1, "some"), *row]
+        folder = write_folder(home / name, rows, [("more words", -1, "some text")])
+        for file, index in (("train", [0]), ("eval", [1]), ("test", [2])):
+            (folder / f"{file}_idxs.json").write_text(json.dumps(index))
+        source = CommentFolder(str(folder), index_files=True)
+        if not text.strip() or "\0" in text:
+            refused(partial(source.split, "train"), POSITIVE, "line 2" if trains else "line 3")
+            continue
+        task = RedditTask.of(source, RedditReward("score"), scale=1.0)
+        tokenizer = source.tokenizer(WORDS)
+        assert isinstance(tokenizer, CharTokenizer)
+        expected = normal(text) if trains else read_with(tokenizer, text)
+        data = task.data("train")
+        plain = CommentRows(data, lambda texts: [0.0] * len(texts), world.plain, task.row_length + len(normal(text)))
+        if trains and not set(text) <= set(ALPHABET):
+            refused(partial(plain, range(1), 0), f"{POSITIVE} line 2", of=text)
+        rows_of = CommentRows(data, task.clean_reward(), tokenizer, task.row_length)
+        if trains and UNKNOWN in text:
+            refused(partial(rows_of, range(1), 0), f"{POSITIVE} line 2", of=UNKNOWN)
+        elif trains:
+            turns = from_row(rows_of(range(1), 0)[0], tokenizer).turns
+            same([(turn.text, turn.reward) for turn in turns], [(expected, None), (expected, 1.0)])
+        env = task.env(1, split="train" if trains else "val")
+        td = env.reset(game_seed=torch.tensor([0]))
+        same(last_shown(td, tokenizer), expected)
+        td = env.step(task.player("data", seed=0).policy(td))["next"]
+        known = expected.replace(UNKNOWN, "")
+        same(from_row(td[0], tokenizer).turns[1].text, known, "comment of the player")
+        same(td["reward"].item(), 1.0 if known == normal(text) else 0.0, "reward")
+    return bool(text.strip()) and "\0" not in text
+
+
+def dialogue_files(world: World, text: str, random: Random, home: Path) -> bool:
+    question = text if text.endswith("?") else f"{text}?"
+    rounds = [{"question": text, "answer": text}, *[{"question": "so", "answer": "no"}] * 9]
+    train, features = home / "visdial_0.5_train.json", home / "images_train.npy"
+    train.write_text(json.dumps([{"caption": text, "image_id": 1, "dialog": rounds}]))
+    np.save(features, np.ones((1, 64), dtype=np.float32))
+    cache = home / "cache.json"
+    cache.write_text(json.dumps([[0.5] + [0.01] * 10]))
+    data = vd.VisualDialogues(train, features, "train", rewards=cache)
+    if not set(text) <= set(ALPHABET):
+        place = '"item 0.caption"'
+        refused(partial(measured_tokens, world.plain, {train: data.dialogues}), str(train), place, of=text)
+    tokenizer = word_tokenizer(texts_of(data.dialogues), unknown=True)
+    tokens = measured_tokens(tokenizer, {train: data.dialogues})
+    make = partial(
+        SceneRows(data, tokenizer, tokens.row_length, rewards=vd.DialogueRewards(mode="env_stops")), range(1), 0
+    )
+    if UNKNOWN in text:
+        refused(make, of=UNKNOWN)
+    else:
+        turns = from_row(make()[0], tokenizer).turns
+        same([turn.text for turn in turns[:3]], [normal(text), normal(question), normal(text)])
+    unseen = word_tokenizer([], unknown=True)
+    env = vd.VisualDialogueEnv(
+        data, world.models, unseen, row_length=3 * len(normal(text)) + 200, action_length=len(normal(question)) + 2
+    )
+    td = env.reset(game_seed=torch.tensor([0]))
+    same(last_shown(td, unseen), read_with(unseen, text))
+    action = torch.full((1, env.action_length), unseen.control.pad)
+    ids = [*unseen.encode(question), unseen.control.end_of_action][: env.action_length]
+    action[0, : len(ids)] = torch.tensor(ids)
+    td = env.step(td.set("action", action))["next"]
+    same(td["reward"].item() in (-1.0, 0.0), True, "reward")
+    return UNKNOWN not in text
 
 
 class Game:
@@ -240,6 +331,8 @@ def typed(world: World, text: str, random: Random, home: Path) -> bool:
 ENTRIES: dict[str, Callable[[World, str, Random, Path], bool]] = {
     "tokenizers": tokenizer_of_texts,
     "dialogues of lines": dialogues_of_lines,
+    "comments": comments,
+    "visual dialogues": dialogue_files,
     "games and prompts": games,
     "chats": chats,
     "typed": typed,
