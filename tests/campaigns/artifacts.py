@@ -58,7 +58,7 @@ def build(home: Path) -> list[Artifact]:
     data, finished = home / "data", home / "ilql"
     _do(commands.generate(data, words))
     _do(commands.train("ilql", data, finished, "--seed", 3))
-    makers = [_dataset, _chat, _finished, _half, _checkpoints, _pretrained]
+    makers = [_dataset, _chat, _finished, _half_offline, _half_online, _checkpoints, _pretrained]
     artifacts = [artifact for make in makers for artifact in make(home, data, finished)]
     for artifact in artifacts:
         artifact.uses = [_with_original(use, artifact, home / "originals") for use in artifact.uses]
@@ -149,23 +149,28 @@ def _finished(home: Path, data: Path, finished: Path) -> list[Artifact]:
     ]
 
 
-def _half(home: Path, data: Path, finished: Path) -> list[Artifact]:
+def _half(home: Path, name: str, command: Callable[[Path], list[object]], last: str) -> list[Artifact]:
     """A run that was killed before its last checkpoint; the same command goes on."""
-
-    def command(folder: Path) -> list[object]:
-        return commands.train("bc", data, folder)
-
-    folder, bereft = home / "half", home / "bereft"
+    folder = home / f"half-{name}"
     _do(command(folder))
     shutil.rmtree(folder / "model")
-    shutil.rmtree(folder / "checkpoints" / "step-000000003")
+    shutil.rmtree(folder / "checkpoints" / last)
+    bereft = home / f"bereft-{name}"
     shutil.copytree(folder, bereft)
     # It is there if it is the best one; of equals the best is the latest.
     shutil.rmtree(bereft / "checkpoints" / "step-000000001", ignore_errors=True)
     _do(command(bereft))
     without_best = snapshots.results(bereft)
     use = Use("the same train command", command, snapshots.results, fallback=without_best)
-    return [Artifact("half run", folder, [use], cost=3)]
+    return [Artifact(f"half {name} run", folder, [use], cost=3)]
+
+
+def _half_offline(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    return _half(home, "bc", lambda folder: commands.train("bc", data, folder), "step-000000003")
+
+
+def _half_online(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    return _half(home, "ppo", lambda folder: commands.train_online("ppo", finished, folder), "step-000000003")
 
 
 def _checkpoints(home: Path, data: Path, finished: Path) -> list[Artifact]:

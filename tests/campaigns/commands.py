@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -111,3 +112,9 @@ def problem_of_refusal(ended: Ended, names: Iterable[str]) -> str:
 
 def last_lines(text: str, number: int = 12) -> str:
     return "\n".join(line[:300] for line in text.strip().splitlines()[-number:])
+
+
+def environment() -> dict[str, str]:
+    """The variables for a subprocess that imports the same code as this process."""
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}

@@ -15,6 +15,7 @@ from typing import Any
 from tests.campaigns import commands, snapshots
 from tests.campaigns.commands import last_lines
 from tests.campaigns.isolation import Died, run_forked
+from tests.campaigns.kills_of_workers import worker_outcomes
 from tests.campaigns.report import Outcome
 from tests.campaigns.snapshots import Snapshot, differences
 from tests.campaigns.victim import Killer
@@ -46,7 +47,7 @@ class Victim:
 
 
 def victims(home: Path) -> list[Victim]:
-    """All commands that write."""
+    """All commands of one process that write."""
     words, data, start = home / "words.txt", home / "data", home / "start"
     words.write_text("crane\nslate\npurge\nmouse\n")
     for command in (commands.generate(data, words), commands.train("ilql", data, start, "--seed", 3)):
@@ -61,12 +62,19 @@ def victims(home: Path) -> list[Victim]:
     def bc(folder: Path) -> list[object]:
         return commands.train("bc", data, folder)
 
+    def ppo(folder: Path) -> list[object]:
+        return commands.train_online("ppo", start, folder)
+
     return [
         Victim("generate", generate(), snapshots.verified_dataset, is_run=False),
         Victim("generate --overwrite", generate("--overwrite"), snapshots.verified_dataset, other, is_run=False),
         Victim("train bc", bc, snapshots.results),
-        Victim("train ppo", lambda folder: commands.train_online("ppo", start, folder), snapshots.results),
+        Victim("train ilql", lambda folder: commands.train("ilql", data, folder), snapshots.results),
+        Victim("train ppo", ppo, snapshots.results),
+        Victim("train rejection", lambda f: commands.train_online("rejection", start, f), snapshots.results),
         Victim("train bc, SIGTERM", bc, snapshots.results, signal_number=signal.SIGTERM),
+        Victim("train ppo, SIGINT", ppo, snapshots.results, signal_number=signal.SIGINT),
+        Victim("generate, SIGTERM", generate(), snapshots.verified_dataset, None, signal.SIGTERM, is_run=False),
     ]
 
 
@@ -82,16 +90,18 @@ class Reference:
 def campaign(count: int, seed: int, *, only: str | None = None) -> Iterator[Outcome]:
     """Kill each command at ``count`` of its writes, at all where ``count`` is 0.
 
-    ``only`` names one command.
+    ``only`` names one command; ``single`` is all of one process, ``workers`` are all with several.
     """
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
         home, references = Path(name), dict[str, Reference]()
         for victim in victims(home):
-            if only in (None, victim.name):
+            if only in (None, "single", victim.name):
                 command = victim.name.split(",")[0]  # whatever the signal
                 if command not in references:
                     references[command] = _reference(victim, home / "reference")
                 yield from _kill(victim, references[command], home, count, seed)
+        if only is None or only.startswith("workers"):
+            yield from worker_outcomes(home / "start", home, count, seed, only=only)
 
 
 def _kill(victim: Victim, reference: Reference, home: Path, count: int, seed: int) -> Iterator[Outcome]:

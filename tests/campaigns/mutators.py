@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 HUGE = (10**400, 2**63, 1e308, 10**18, 2**31)
 NAMES = ("../../../etc/passwd", "/etc/passwd", "../manifest.json", "a\0b", "", "rows/../../x", "C:\\x", "x" * 5000)
 WORDS = ("", "nonsense", "torch.float64", "gpt2", "__class__", "os.system", "0", "é\u202e", "true", "../x")
@@ -115,6 +117,31 @@ def drop_field(content: Any, random: Random) -> None:
     del container[key]
 
 
+def rename_field(content: Any, random: Random) -> None:
+    container, key = one(random, fields(content))
+    container[random.choice([key.upper(), f"{key}s", f"{key} ", f"_{key}", *NAMES[:3]])] = container.pop(key)
+
+
+def add_field(content: Any, random: Random) -> None:
+    containers = [content, *(container[key] for container, key in places(content, lambda v: isinstance(v, dict)))]
+    name = random.choice(["custom_generate", "trust_remote_code", "quantization_config", "more", "__class__", "dtype"])
+    random.choice(containers)[name] = random.choice([1, "x", {"load_in_4bit": True}, None])
+
+
+def swap_values(content: Any, random: Random) -> None:
+    found = places(content, lambda value: not isinstance(value, (dict, list)))
+    (left, i), (right, j) = random.sample(found, 2) if len(found) > 1 else one(random, ())
+    left[i], right[j] = right[j], left[i]
+
+
+def swap_siblings(content: Any, random: Random) -> None:
+    """Two values of one container, which mostly are of one type."""
+    containers = [content, *(container[key] for container, key in places(content))]
+    container = one(random, [c for c in containers if isinstance(c, (dict, list)) and len(c) > 1])
+    i, j = random.sample(list(container) if isinstance(container, dict) else range(len(container)), 2)
+    container[i], container[j] = container[j], container[i]
+
+
 def duplicate_key(content: Any, random: Random) -> str:
     container, key = one(random, fields(content))
     container["<again>"] = other_type(random, container[key]) if random.random() < 0.5 else container[key]
@@ -130,9 +157,17 @@ def other_model(content: Any, random: Random) -> None:
 
 VALUES: dict[str, tuple[Callable[[Any], bool], Callable[[Random, Any], Any]]] = {
     "other_type": (lambda value: True, other_type),
+    "other_number": (
+        is_number,
+        lambda random, value: random.choice([value + 1, value - 1, value * 2 + 3, 0 if value else 7]),
+    ),
     "huge_number": (is_number, lambda random, value: random.choice(HUGE)),
+    "negative_number": (is_number, lambda random, value: -abs(value) - 1),
     "not_finite": (is_number, lambda random, value: random.choice([float("nan"), float("inf"), -float("inf")])),
+    "other_text": (lambda value: isinstance(value, str), lambda random, value: random.choice(WORDS)),
     "file_name": (lambda value: isinstance(value, str), lambda random, value: random.choice(NAMES)),
+    "flip_flag": (lambda value: isinstance(value, bool), lambda random, value: not value),
+    "null": (lambda value: value is not None, lambda random, value: None),
 }
 TEXTS: dict[str, Callable[[bytes], bytes]] = {
     "byte_order_mark": lambda text: b"\xef\xbb\xbf" + text,
@@ -151,7 +186,7 @@ def add_bytes(name: str, fits: Callable[[Path], bool], change: Callable[[bytes, 
 
 for _name, _how in VALUES.items():
     add_json(_name, put(*_how))
-for _change in (drop_field, duplicate_key):
+for _change in (drop_field, rename_field, add_field, swap_values, swap_siblings, duplicate_key):
     add_json(_change.__name__, _change)
 add_json("other_model", other_model, lambda path: path.name == "config.json")
 for _name, _text in TEXTS.items():
@@ -233,6 +268,47 @@ for _file in (link_out, swap_with_sibling, rename_file):
     add(f"file_{_file.__name__}", anything, _file)
 
 
+# -- entries of a dataset, every file's length kept -------------------------------------------------------------------
+
+
+def add_items(name: str, dtype: str, files: tuple[str, ...], change: Callable[[Any, Random], Any]) -> None:
+    """A mutator of the items of files whose names contain a text; it changes them, or returns others."""
+
+    def apply(path: Path, random: Random) -> None:
+        items = np.fromfile(path, dtype or ("u1" if "mask" in path.name or "ated" in path.name else "i4"))
+        changed = change(items, random)
+        (items if changed is None else changed.astype(items.dtype)).tofile(path)
+
+    add(f"rows_{name}", lambda path: any(part in path.name for part in files), apply)
+
+
+def poke(*values: float) -> Callable[[Any, Random], None]:
+    """Writes one of ``values`` over one item."""
+
+    def change(items: Any, random: Random) -> None:
+        items[random.randrange(len(items))] = random.choice(values)
+
+    return change
+
+
+def swap_items(items: Any, random: Random) -> None:
+    i, j = random.sample(range(len(items)), 2)
+    items[[i, j]] = items[[j, i]]
+
+
+TOKENS, REWARD, FLAGS = ("tokens.memmap",), ("reward.memmap",), ("mask.memmap", "ated.memmap")
+add_items("token_poked", "i4", TOKENS, poke(0, 1, 2, 3, 4, 5))
+add_items("token_out_of_range", "i4", TOKENS, poke(-1, 35, 1000, 2**31 - 1, -(2**31)))
+add_items("tokens_zeroed", "i4", TOKENS, lambda items, random: items * 0)
+add_items("reward_poked", "f4", REWARD, poke(1.0, -3.5, 1e30))
+add_items("reward_not_finite", "f4", REWARD, poke(np.nan, np.inf))
+add_items("rewards_zeroed", "f4", REWARD, lambda items, random: items * 0)
+add_items("rewards_negated", "f4", REWARD, lambda items, random: -items)
+add_items("flag_of_two", "u1", FLAGS, poke(2, 255, 128))
+add_items("flags_inverted", "u1", FLAGS, lambda items, random: 1 - items)
+add_items("items_swapped", "", (".memmap",), swap_items)
+
+
 # -- CSV files: rows and cells ----------------------------------------------------------------------------------------
 
 Cells = list[list[str]]
@@ -267,8 +343,11 @@ def rename_column(cells: Cells, random: Random) -> None:
 
 
 add_table("cell_of_text", set_cell("nonsense", "1e", '"', "0x10", "\u0661"))
+add_table("cell_not_finite", set_cell("nan", "inf"))
 add_table("cell_huge", set_cell("9" * 5000, "1e999", "-1"))
 add_table("drop_cell", lambda cells, random: random.choice(cells).pop())
+add_table("add_cell", lambda cells, random: random.choice(cells).append("1"))
+add_table("drop_row", lambda cells, random: cells.pop(random.randrange(len(cells))))
 add_table("repeat_row", lambda cells, random: cells.insert(random.randrange(len(cells)), random.choice(cells)[:]))
 add_table("swap_rows", swap_rows)
 add_table("rename_column", rename_column)

@@ -28,12 +28,17 @@ from tests.campaigns.texts import KINDS, Failed, refused
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("mutations", len(MUTATORS)), ("jsonl", 4 * len(MUTATIONS)), ("texts", 4 * len(KINDS)), ("kills", 1)],
+    ("name", "count", "more"),
+    [
+        ("mutations", len(MUTATORS), []),
+        ("jsonl", 4 * len(MUTATIONS), []),
+        ("texts", 4 * len(KINDS), []),
+        ("kills", 1, ["--only", "single"]),
+    ],
 )
-def test_attacks_end_well(name, count):
+def test_attacks_end_well(name, count, more):
     """Each kind of damage, line and text occurs. In a program of its own: this process may have other threads."""
-    ended = processes.run("-m", "tests.campaigns", name, "--count", count, "--seed", "0", timeout=600)
+    ended = processes.run("-m", "tests.campaigns", name, "--count", count, "--seed", "0", *more, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
 
 

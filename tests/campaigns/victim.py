@@ -1,7 +1,8 @@
-"""A command that kills its own process at its n-th write."""
+"""A command that kills its own process at its n-th write; also a program: ``python -m tests.campaigns.victim``."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+
+from tests.campaigns.commands import run_program
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree")
@@ -24,12 +27,19 @@ class Killer:
         at: the number of the event, counted from 0; ``None`` only counts.
         torn: do half of the event first: a file that is opened for writing is emptied, tensors are half written.
         signal_number: what the process sends itself.
+        last_words: a file that gets the names of the shared memory of this process and its children.
     """
 
     def __init__(
-        self, folder: Path, at: int | None, *, torn: bool = False, signal_number: int = signal.SIGKILL
+        self,
+        folder: Path,
+        at: int | None,
+        *,
+        torn: bool = False,
+        signal_number: int = signal.SIGKILL,
+        last_words: Path | None = None,
     ) -> None:
-        self.folder, self.at, self.torn, self.signal = str(folder), at, torn, signal_number
+        self.folder, self.at, self.torn, self.signal, self.last_words = str(folder), at, torn, signal_number, last_words
         self.events: list[str] = []
 
     def install(self) -> None:
@@ -73,6 +83,8 @@ class Killer:
             self.at = None
             if self.torn and half is not None:
                 half()
+            if self.last_words is not None:
+                self.last_words.write_text(json.dumps(sorted(shared_memory(os.getpid()))))
             os.kill(os.getpid(), self.signal)
 
 
@@ -86,3 +98,50 @@ def _begin(path: str, flags: int) -> None:
 
 def _halve(path: str) -> None:
     os.truncate(path, os.path.getsize(path) // 2)
+
+
+def descendants(process: int) -> list[int]:
+    """Processes that this one started, and those that they did."""
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{process}/task").iterdir():
+            children = [int(child) for child in (task / "children").read_text().split()]
+            found += [other for child in children for other in (child, *descendants(child))]
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def shared_memory(process: int) -> set[str]:
+    """Files in ``/dev/shm`` that a process or one of its descendants has mapped."""
+    found: set[str] = set()
+    for one in (process, *descendants(process)):
+        try:
+            lines = Path(f"/proc/{one}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """``FOLDER AT TORN SIGNAL LAST_WORDS COMMAND...``"""
+    folder, at, torn, number, last_words, *command = arguments
+    # A shell starts background jobs with SIGINT ignored, and their children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    killer = Killer(
+        Path(folder),
+        int(at) if int(at) >= 0 else None,
+        torn=torn == "True",
+        signal_number=int(number),
+        last_words=Path(last_words),
+    )
+    killer.install()
+    try:
+        return run_program(command)
+    finally:
+        Path(last_words).write_text(json.dumps(killer.events))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
