@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.envs.guess_number import guess_number_env
 from tests.envs.visual_dialogue.played_world import make_env as dialogue_env
 from tests.envs.visual_dialogue.played_world import write_world
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.envs.games.guess_number import guess_number_env
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
 from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv
 from torchrl_lang.text import CharTokenizer

@@ -84,6 +84,11 @@ def script():
     """Processes of the engine are started as they always are outside these tests."""
 
 
+def pids_of(pool):
+    """Process ids of a pool's engines."""
+    return [each.process.pid for each in pool._processes.values()]
+
+
 def engines():
     """Process ids of this process's engines that have not ended."""
     found = []

@@ -14,19 +14,20 @@ import torch
 from tests.processes import Program
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld import TextWorldEnv
+from torchrl_lang.envs.textworld import env as text_env
 from torchrl_lang.envs.textworld.engine import EnginePool
 
 from ..helpers import last_words, say
-from .conftest import COIN, alive, engines, gone
+from .conftest import COIN, alive, engines, gone, pids_of
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 
 def test_processes_start_late_and_end_on_close(script, make_env):
     env = make_env(batch_size=[3], workers=2)
-    assert env.pool.pids == engines() == []
+    assert pids_of(env.pool) == engines() == []
     env.reset()
-    pids = env.pool.pids
+    pids = pids_of(env.pool)
     assert sorted(pids) == sorted(engines())
     assert len(pids) == 2
     env.close()
@@ -41,7 +42,7 @@ def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
     for turn, command in enumerate(COIN):
         expected = say(calm, *[command] * 3)
         if turn:
-            os.kill(env.pool.pids[0], signal.SIGKILL)
+            os.kill(pids_of(env.pool)[0], signal.SIGKILL)
             with pytest.warns(UserWarning, match="has died: a new process replaces it"):
                 got = say(env, *[command] * 3)
         else:
@@ -51,13 +52,15 @@ def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
     assert got["won"].all()
 
 
-def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
-    env = make_env(batch_size=[2], workers=1, time_limit=0.5)
+def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env, monkeypatch):
+    env = make_env(batch_size=[2], workers=1, time_limit=0.5, offers=("invalid", "was_admissible"))
     env.reset()
-    env._games[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
-    with pytest.warns(UserWarning, match="did not answer for"):
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="did not answer for"):
+        # As if a NUL got past the cleaning.
+        patch.setattr(text_env, "clean_command", lambda text: "\x00" if text == "look" else text)
         td = say(env, "look", "go south")
-    del env._games[0].command
+    assert not any(td[key][0] for key in ("invalid", "was_admissible", "points"))  # of the engine's failure
+    assert td["was_admissible"][1]
     assert td["engine_failed"].flatten().tolist() == [True, False]
     assert td["truncated"].flatten().tolist() == [True, False]
     assert not td["terminated"].any()
@@ -74,13 +77,13 @@ def test_a_file_that_is_no_game_is_an_error(make_env, games, tmp_path):
     broken = tmp_path / "broken.z8"
     broken.write_bytes(b"no game")
     env = make_env(batch_size=[2], workers=2)
-    env.games = env._games[0].games = (str(broken),)
+    env.games = (str(broken),)
     with (
         pytest.warns(UserWarning, match="has died"),
         pytest.raises(FileError, match=r"broken\.z8 cannot be begun by the engine \(its process has died\): delete it"),
     ):
         env.reset()
-    env._games[0].games = (str(games["coin"]),)
+    env.games = (str(games["coin"]),)
     assert not env.reset()["done"].any()
 
 
@@ -115,29 +118,29 @@ def test_copies_have_processes_of_their_own_and_stand_where_the_game_stands(make
     env.reset()
     say(env, "go south")
     copy = pickle.loads(pickle.dumps(env))  # noqa: S301
-    assert copy.pool.pids == []
+    assert pids_of(copy.pool) == []
     one, other = say(env, "go east"), say(copy, "go east")
     assert torch.equal(one["tokens"], other["tokens"])
-    assert not set(env.pool.pids) & set(copy.pool.pids)
+    assert not set(pids_of(env.pool)) & set(pids_of(copy.pool))
     copy.close()
-    assert all(map(alive, env.pool.pids))
+    assert all(map(alive, pids_of(env.pool)))
 
 
 def test_a_fork_leaves_the_engines_of_its_parent_alone(make_env):
     env = make_env()
     env.reset()
-    before = env.pool.pids
+    before = pids_of(env.pool)
     child = os.fork()
     if child == 0:  # only os._exit from here: the child must not run pytest's or torch's endings
         try:
             moved = "Spare Room" in last_words(env, say(env, "go south"))
-            own = not set(env.pool.pids) & set(before)
+            own = not set(pids_of(env.pool)) & set(before)
             env.close()
             os._exit(0 if moved and own else 3)
         except BaseException:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert env.pool.pids == before
+    assert pids_of(env.pool) == before
     assert "Spare Room" in last_words(env, say(env, "go south"))
 
 
@@ -146,7 +149,7 @@ import sys, time
 from torchrl_lang.envs.textworld.engine import EnginePool
 pool = EnginePool(2)
 pool.begin(dict.fromkeys([0, 1], sys.argv[1]))
-print(*pool.pids, pool._processes[0].folder, flush=True)
+print(*(each.process.pid for each in pool._processes.values()), pool._processes[0].folder, flush=True)
 time.sleep(60)
 """
 

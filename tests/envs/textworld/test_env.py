@@ -12,8 +12,6 @@ from torchrl.envs import Compose, TransformedEnv
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.textworld import Template, TextWorldEnv
-from torchrl_lang.envs.textworld.engine import Failed
-from torchrl_lang.envs.textworld.env import GameSession
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.transforms import EntryReward, LivingCost
 
@@ -60,16 +58,6 @@ def test_every_reward_by_hand_and_the_row_shows_it(make_env):
     assert (td["token_reward"][~ends] == 0).all()
 
 
-def test_a_game_that_fails_is_nobody_s_fault():
-    state = {"feedback": "", "score": 0, "moves": 0, "won": False, "lost": False, "done": False}
-    seat = GameSession(["a game"], Template())
-    seat.opened({**state, "admissible_commands": ["look"]})
-    seat.replied("look", Failed("silence"))
-    assert not seat.invalid
-    assert not seat.was_admissible
-    assert seat.points == 0
-
-
 def test_what_is_said_is_clean(make_env):
     env = make_env()
     td = env.reset()
@@ -109,11 +97,11 @@ def test_a_game_that_is_over_is_not_asked(make_env):
     for command in COIN:
         td = say(env, command, "look")
     assert td["done"].flatten().tolist() == [True, False]
-    told = len(env.pool._history[0][1])
+    told = len(env.pool._played[0][1])
     again = say(env, "look", "restart")
     assert again["won"].flatten().tolist() == [True, False]
     assert again["truncated"].flatten().tolist() == [False, True]
-    assert len(env.pool._history[0][1]) == told  # the engine would begin to doubt
+    assert len(env.pool._played[0][1]) == told  # the engine would begin to doubt
 
 
 def test_what_is_offered(make_env):

@@ -46,7 +46,7 @@ def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, game
     job = {"path": str(tmp_path / f"{spec.name}.z8"), "kind": spec.kind, "seed": spec.seed}
     with forked():
         killed = EngineProcess()
-    killed.ask([{"do": "build", "options": dict(spec.options), **job}])
+    killed.ask([{"options": dict(spec.options), **job}])
     until = time.monotonic() + 60
     while not list(tmp_path.glob(".building-*/*.ni")) and time.monotonic() < until:
         time.sleep(0.005)

@@ -4,53 +4,55 @@ import pytest
 import torch
 
 from tests.envs.wordle.helpers import play
-from torchrl_lang.envs.wordle import OptimalPlayer, UserPlayer, WordIndex, WordleEnv, play_human, watch
-from torchrl_lang.envs.wordle.terminal import letters_line, render_row, use_colour
+from torchrl_lang.envs.wordle import OptimalPlayer, UserPlayer, WordIndex, WordleEnv, play_human
+from torchrl_lang.envs.wordle.terminal import letters_line, tile_lines, use_colour
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 
 WORDS = ["crane", "slate", "abide"]
 
 
 class Person:
-    """Answers with prepared lines and remembers what was shown."""
+    """Answers with prepared lines; ``text`` is what was shown since the last look."""
 
-    def __init__(self, *lines: str) -> None:
-        self.lines, self.seen = list(lines), []
+    def __init__(self, capsys) -> None:
+        self.capsys = capsys
 
-    def __call__(self, prompt: str) -> str:
-        self.seen.append(prompt)
-        if not self.lines:
-            raise EOFError
-        return self.lines.pop(0)
+    def types(self, *lines: str):
+        left = iter(lines)
+
+        def read(prompt: str) -> str:
+            print(prompt)
+            line = next(left, None)
+            if line is None:
+                raise EOFError
+            return line
+
+        return read
 
     @property
     def text(self) -> str:
-        return "\n".join(self.seen)
+        return self.capsys.readouterr().out
 
 
-def env_hiding(word: int, **kwargs) -> WordleEnv:
+@pytest.fixture
+def person(capsys):
+    return Person(capsys)
+
+
+def env_hiding(word: str, **kwargs) -> WordleEnv:
     """Always hides the same word: the others are only on the list of guesses."""
-    words = [WORDS[word]]
-    return WordleEnv(words, batch_size=[1], seed=0, **{"guesses": [*WORDS, "zebra"]} | kwargs)
+    return WordleEnv([word], batch_size=[1], seed=0, **{"guesses": [*WORDS, "zebra"]} | kwargs)
 
 
 def test_tiles():
-    env = env_hiding(2, action_length=8)
-    td = play(env, play(env, env.reset(), "slate"), "xx")
-    assert render_row(env.reset()) == ""
-    assert render_row(td[0], colour=False) == " S  L (A) T [E]\n'xx' is not a valid guess"
-    coloured = render_row(td[0], colour=True).splitlines()[0]
+    env = env_hiding("abide", action_length=8)
+    turns = turns_of_rows(play(env, play(env, env.reset(), "slate"), "xx"))
+    assert tile_lines(turns_of_rows(env.reset()), False) == []
+    assert tile_lines(turns, False) == [" S  L (A) T [E]"]
+    (coloured,) = tile_lines(turns, True)
     assert coloured.count("\x1b[0m") == 5
     assert coloured.index("43m A") < coloured.index("42m E")
-    assert letters_line(turns_of_rows(td), False).replace(" ", "") == "(A)BCD[E]FGHIJK.MNOPQR..UVWXYZ"
-
-
-def test_guesses_that_hold_control_tokens_are_shown():
-    env = env_hiding(2)
-    control = env.tokenizer.control
-    guess = torch.tensor([[control.end_of_dialogue, 2, 17, control.end_of_action, control.pad, control.pad]])
-    td = play(env, env.step(env.reset().set("action", guess))["next"], "abide")
-    assert render_row(td[0], colour=False) == "'</eod>cr' is not a valid guess\n[A][B][I][D][E]"
+    assert letters_line(turns, False).replace(" ", "") == "(A)BCD[E]FGHIJK.MNOPQR..UVWXYZ"
 
 
 def test_colour_only_where_it_can_be_seen(monkeypatch):
@@ -61,51 +63,42 @@ def test_colour_only_where_it_can_be_seen(monkeypatch):
         assert use_colour() == bool(terminal and term == "xterm" and not no_colour)
 
 
-def test_a_person_wins_and_what_is_no_guess_costs_nothing():
-    person = Person("", "cat", "crane!", "qqqqq", "slate", " CRANE ")
-    assert play_human(env_hiding(0), input_fn=person, print_fn=person.seen.append) == -1
-    for shown in ("'cat' has 3", "without '!'", "'qqqqq' is not on the list", "Guess 2: ", "Solved in 2 of 6."):
-        assert shown in person.text
+def test_a_person_wins_and_what_is_no_guess_costs_nothing(person):
+    lines = person.types("", "cat", "crane!", "qqqqq", "slate", " CRANE ")
+    assert play_human(env_hiding("crane"), input_fn=lines) == -1
+    shown = person.text
+    for part in ("'cat' has 3", "without '!'", "'qqqqq' is not on the list", "Guess 2: ", "Solved in 2 of 6."):
+        assert part in shown
     with pytest.raises(ValueError, match="batch_size="):
         play_human(WordleEnv(WORDS, batch_size=[2]))
 
 
-def test_watching_a_player():
-    shown: list[str] = []
-    totals = watch(WordleEnv(WORDS, [1], seed=0), OptimalPlayer(WORDS, seed=0), games=5, print_fn=shown.append)
-    assert len(totals) == sum(line.startswith("Game") for line in shown) == 5
-    for total in totals:
-        assert f"Solved in {int(1 - total)} of 6." in shown
+@pytest.mark.parametrize("lines", [("slate", "Q"), (), ("slate",) * 6])
+def test_a_person_quits_or_loses(person, lines):
+    total = play_human(env_hiding("crane"), input_fn=person.types(*lines))
+    assert total == (-6 if len(lines) == 6 else None)
+    assert person.text.endswith("The word was crane.\n")
 
 
-@pytest.mark.parametrize("lines", [("slate", "Q"), ()])
-def test_a_person_quits(lines):
-    person = Person(*lines)
-    assert play_human(env_hiding(0), input_fn=person, print_fn=person.seen.append) is None
-    assert "The word was crane." in person.seen[-1]
-
-
-def test_a_user_plays_several_games():
-    person = Person("slate", "crane", "slat", "abide", "q")
-    words = ["crane", "slate", "abide"]
-    user = UserPlayer(words, colour=False, input_fn=person, print_fn=person.seen.append)
-    env = WordleEnv(words, batch_size=[2], seed=0)
+def test_a_user_plays_several_games(person):
+    user = UserPlayer(WORDS, colour=False, input_fn=person.types("slate", "crane", "slat", "abide", "q"))
+    env = WordleEnv(WORDS, batch_size=[2], seed=0)
     td = user(env.reset(hidden_word=torch.tensor([0, 2])))
     assert [WordIndex.text(guess) for guess in td["action"][:, :5]] == ["slate", "crane"]
-    assert person.seen == ["Game 1 of 2, guess 1: ", "Game 2 of 2, guess 1: "]
+    assert person.text == "Game 1 of 2, guess 1: \nGame 2 of 2, guess 1: \n"
     with pytest.raises(EOFError, match="quit"):
         user(env.step(td)["next"])
-    assert "Five letters, please: 'slat' has 4." in person.text
-    assert " S  L [A] T [E]" in person.text
-    assert " C  R (A) N [E]" in person.text
+    shown = person.text
+    for part in ("Five letters, please: 'slat' has 4.", " S  L [A] T [E]", " C  R (A) N [E]"):
+        assert part in shown
 
 
-def test_hints_while_a_person_plays():
-    person = Person("?", "", "", "?", "")
+def test_hints_while_a_person_plays(person):
     env = WordleEnv(["slate"], batch_size=[1], guesses=["crane"], seed=0)
     hint = OptimalPlayer(["crane", "slate"], ties="first")
-    assert play_human(env, hint=hint, input_fn=person, print_fn=person.seen.append) == -1
-    assert "? gives a hint" in person.text
-    assert "Five letters, please: '' has 0." in person.text  # a hint is for one guess
-    assert play_human(env, input_fn=Person("?", "slate"), print_fn=person.seen.append) == 0
+    assert play_human(env, hint=hint, input_fn=person.types("?", "", "", "?", "")) == -1
+    shown = person.text
+    assert "? gives a hint" in shown
+    assert "Five letters, please: '' has 0." in shown  # a hint is for one guess
+    assert play_human(env, input_fn=person.types("?", "slate")) == 0
     assert "without '?'" in person.text

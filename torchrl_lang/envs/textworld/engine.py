@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +80,21 @@ class EngineProcess:
 
     def ask(self, jobs: Sequence[Mapping[str, Any]], *, singly: bool = False) -> None:
         """Send jobs; :meth:`answers` returns their answers (``singly`` one by one). A dead process raises there."""
-        if not self._ready:
-            if not self.connection.poll(_START_LIMIT):
-                raise TimeoutError(f"A process of the engine was not ready after {_START_LIMIT:.0f} s.")
-            with suppress(EOFError, OSError):
-                self._ready = "ready" in self.answers()[0]
         self._send({"jobs": list(jobs), "singly": singly})
 
-    def answers(self) -> list[Answer]:
-        """Wait for the next answers, one or more. Raises EOFError or OSError if the process is dead."""
-        answers = json.loads(self.connection.recv_bytes())
-        if "error" in answers[0] and not self._ready:
-            raise RuntimeError(f"The engine could not be loaded:\n{answers[0]['error']}")
-        return answers
+    def answers(self, limit: float) -> list[Answer]:
+        """Wait for the next answers, one or more.
+
+        Raises:
+            TimeoutError: there is none after ``limit`` seconds.
+            EOFError, OSError: the process is dead.
+        """
+        if not self._ready:
+            (loaded,) = self._receive(_START_LIMIT)
+            if "error" in loaded:
+                raise RuntimeError(f"The engine could not be loaded:\n{loaded['error']}")
+            self._ready = True
+        return self._receive(limit)
 
     def end(self) -> None:
         """Kill the process and its children, and remove its folder. Further calls do nothing."""
@@ -102,6 +103,11 @@ class EngineProcess:
     def _send(self, message: Any) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(json.dumps(message).encode())
+
+    def _receive(self, limit: float) -> list[Answer]:
+        if not self.connection.poll(limit):
+            raise TimeoutError
+        return json.loads(self.connection.recv_bytes())
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection, folder: str, owner: int) -> None:
@@ -132,27 +138,24 @@ class EnginePool:
     def __init__(self, workers: int, infos: Sequence[str] = (), *, expert: bool = False, time_limit: float = 10.0):
         check_options(workers=(workers, 1), time_limit=(time_limit, "(0, inf)"))
         self.workers, self.infos, self.expert, self.time_limit = workers, tuple(infos), expert, time_limit
-        self._history: dict[int, tuple[str, list[str]]] = {}
+        self._played: dict[int, tuple[str, list[str]]] = {}
+        """The file and the commands of the game in each row."""
         self._processes: dict[int, EngineProcess] = {}
         self._owner = os.getpid()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running engines."""
-        return [process.process.pid for process in self._processes.values()]
-
     def begin(self, paths: Mapping[int, str]) -> dict[int, Answer | Failed]:
         """Begin the game of a file in each of the rows."""
-        for row, path in paths.items():
-            self._history[row] = (path, [])
-        return self._play({row: {"do": "begin", "row": row} for row in paths})
+        self._played |= {row: (path, []) for row, path in paths.items()}
+        for process in self._processes.values():
+            process.held -= paths.keys()
+        return self._play({row: {"row": row} for row in paths})
 
     def step(self, commands: Mapping[int, str]) -> dict[int, Answer | Failed]:
         """Play one command in the game of each of the rows; processes work in parallel."""
-        answers = self._play({row: {"do": "step", "row": row, "command": text} for row, text in commands.items()})
+        answers = self._play({row: {"row": row, "command": text} for row, text in commands.items()})
         for row, answer in answers.items():
             if not isinstance(answer, Failed):
-                self._history[row][1].append(commands[row])
+                self._played[row][1].append(commands[row])
         return answers
 
     def close(self) -> None:
@@ -164,86 +167,64 @@ class EnginePool:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_processes": {}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._history = {row: (path, list(history)) for row, (path, history) in self._history.items()}
-        self._owner = os.getpid()
-
     # -- communication with processes ----------------------------------------------------------------------------------
 
     def _play(self, jobs: Mapping[int, Answer]) -> dict[int, Answer | Failed]:
         if self._owner != os.getpid():  # after a fork the processes belong to the parent
             self._processes, self._owner = {}, os.getpid()
-        waiting: list[deque[Answer]] = [deque() for _ in range(self.workers)]
+        waiting: dict[int, deque[Answer]] = defaultdict(deque)
         for row, job in jobs.items():
             waiting[row % self.workers].append(job)
+        answers: dict[int, Answer | Failed] = {}
         try:
-            answers = self._ask_all(waiting)
+            for number in waiting.keys() - self._processes.keys():
+                self._start(number)  # start all of them before waiting for the first
+            for number, queue in waiting.items():
+                self._send(number, queue)
+            for number, queue in waiting.items():
+                self._receive(number, queue, answers)
         except BaseException:
             self.close()  # pending answers would be read as answers to later jobs
             raise
-        for row, answer in answers.items():
-            if not isinstance(answer, Failed) and "error" in answer:
-                self.close()
-                what = "begun" if jobs[row]["do"] == "begin" else "played on"
-                reason = answer["error"].strip().rsplit("\n", 1)[-1]
-                found = f"cannot be {what} by the engine ({reason})"
-                raise FileError(self._history[row][0], found, REMEDY) from RuntimeError(answer["error"])
-        return answers
-
-    def _ask_all(self, waiting: list[deque[Answer]]) -> dict[int, Answer | Failed]:
-        answers: dict[int, Answer | Failed] = {}
-        busy = [number for number, queue in enumerate(waiting) if queue]
-        for number in busy:
-            self._start(number)  # start all of them before waiting for the first
-        singly: set[int] = set()
-        deadlines = {number: self._send(number, waiting[number]) for number in busy}
-        while deadlines:
-            connections = {self._processes[number].connection: number for number in deadlines}
-            failed = {}
-            for ready in wait([*connections], max(0.0, min(deadlines.values()) - time.monotonic())):
-                number = connections[ready]  # type: ignore[index]
-                try:
-                    for answer in self._processes[number].answers():
-                        row = waiting[number].popleft()["row"]
-                        answers[row] = answer
-                        self._processes[number].held.add(row)
-                    deadlines[number] = self._deadline(waiting[number])
-                except (EOFError, OSError):
-                    failed[number] = "has died"
-            for number, deadline in deadlines.items():
-                if deadline < time.monotonic() and not self._processes[number].connection.poll():
-                    failed[number] = f"did not answer for {self.time_limit:g} s"
-            for number, why in failed.items():
-                if number in singly:  # the first waiting command is the one that failed, for the second time
-                    answers[waiting[number].popleft()["row"]] = Failed(f"its process {why}")
-                singly.add(number)
-                process = self._processes.pop(number)
-                pid = process.process.pid  # makes each warning different, so that all are shown
-                warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
-                process.end()
-                if waiting[number]:
-                    self._start(number)
-                    deadlines[number] = self._send(number, waiting[number], singly=True)
-            deadlines = {number: deadline for number, deadline in deadlines.items() if waiting[number]}
         return answers
 
     def _start(self, number: int) -> None:
-        if number not in self._processes:
-            self._processes[number] = EngineProcess(self.infos, expert=self.expert)
+        self._processes[number] = EngineProcess(self.infos, expert=self.expert)
 
-    def _send(self, number: int, queue: deque[Answer], *, singly: bool = False) -> float:
-        """Send a process all its jobs; returns the deadline of the next answers."""
+    def _send(self, number: int, queue: deque[Answer], *, singly: bool = False) -> None:
+        """Send a process all its jobs, with all that was played in games that it does not have."""
         process = self._processes[number]
         for job in queue:
-            path, history = self._history[job["row"]]
-            if job["do"] == "begin":
-                job["path"] = path
-            elif job["row"] not in process.held:
-                job |= {"path": path, "history": history}
+            if job["row"] not in process.held:
+                job["path"], job["history"] = self._played[job["row"]]
         process.ask(queue, singly=singly)
-        return self._deadline(queue)
 
-    def _deadline(self, queue: deque[Answer]) -> float:
-        again = max((len(job.get("history", ())) for job in queue), default=0)
-        return time.monotonic() + self.time_limit + _REPLAY_LIMIT * again
+    def _receive(self, number: int, queue: deque[Answer], answers: dict[int, Answer | Failed]) -> None:
+        """Add the answers of a process to its jobs; if it fails, another one answers the rest."""
+        failed_before = False
+        while queue:
+            process, replayed = self._processes[number], max(len(job.get("history", ())) for job in queue)
+            try:
+                for answer in process.answers(self.time_limit + _REPLAY_LIMIT * replayed):
+                    job = queue.popleft()
+                    process.held.add(job["row"])
+                    answers[job["row"]] = self._without_error(job, answer)
+                continue
+            except (EOFError, OSError) as error:
+                slow = isinstance(error, TimeoutError)
+                why = f"did not answer for {self.time_limit:g} s" if slow else "has died"
+            process.end()
+            pid = process.process.pid  # makes each warning different, so that all are shown
+            warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
+            if failed_before:  # the first waiting command is the one that failed, for the second time
+                answers[queue.popleft()["row"]] = Failed(f"its process {why}")
+            failed_before = True
+            self._start(number)
+            self._send(number, queue, singly=True)
+
+    def _without_error(self, job: Answer, answer: Answer) -> Answer:
+        if "error" in answer:
+            reason = answer["error"].strip().rsplit("\n", 1)[-1]
+            found = f"cannot be {'played on' if 'command' in job else 'begun'} by the engine ({reason})"
+            raise FileError(self._played[job["row"]][0], found, REMEDY) from RuntimeError(answer["error"])
+        return answer

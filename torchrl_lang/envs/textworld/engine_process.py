@@ -78,13 +78,11 @@ class _Host:
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a job, or the error that it raised."""
         try:
-            if job["do"] == "build":
+            if "kind" in job:
                 return _build(job)
             game = self._begin(job["row"], job["path"]) if "path" in job else self._rows[job["row"]]
-            for command in job.get("history", ()):
+            for command in [*job.get("history", ()), *([job["command"]] if "command" in job else [])]:
                 game.step(command)
-            if job["do"] == "step":
-                game.step(job["command"])
             return self._state(game)
         except Exception:
             return {"error": traceback.format_exc()}

@@ -1,10 +1,9 @@
-"""The game of one row."""
+"""TextWorld games as a batch of text games that the engine plays."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, get_args
 
 import torch
@@ -19,94 +18,17 @@ from torchrl_lang.envs.seeded_env import flags, token_ids
 from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed, require_textworld
 from torchrl_lang.envs.textworld.games import REMEDY, game_files
-from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_admissible, is_meta, refused
+from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_meta, refused
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
-
-class GameSession:
-    """The texts of one row's game, and its state after the last turn.
-
-    The environment asks the engine about many rows at once, and passes its answers to :meth:`opened` and
-    :meth:`replied`. The seed of an episode, modulo the number of ``games``, selects one.
-    """
-
-    def __init__(self, games: Sequence[str], template: Template) -> None:
-        self.games, self.template = games, template
-        self.game = 0
-        """Number of the current game."""
-        self.state: dict[str, Any] = {}
-        """The engine's last state; empty before the first."""
-        self.failed = False
-        """Whether the engine failed in this game."""
-        self._turn: tuple[dict[str, Any], str] = (self.state, "")
-
-    @property
-    def points(self) -> float:
-        """Points of the last turn. (The engine's ``score`` is the total so far.)"""
-        return float(self.state.get("score", 0) - self._turn[0].get("score", 0))
-
-    @property
-    def invalid(self) -> bool:
-        """Whether the last command did nothing; known only if the engine returns admissible commands."""
-        before = self._turn[0]
-        return before is not self.state and not self.state["acted"]
-
-    @property
-    def was_admissible(self) -> bool:
-        """Whether the last command was among the admissible ones, word by word."""
-        before, command = self._turn
-        return is_admissible(command, before.get("admissible_commands") or ())
-
-    def choose(self, seed: int) -> str:
-        """The file of the game that a seed selects."""
-        self.game = seed % len(self.games)
-        return self.games[self.game]
-
-    def opened(self, answer: dict[str, Any] | Failed) -> str:
-        """The opening text of a game that has begun."""
-        if isinstance(answer, Failed):
-            raise FileError(self.games[self.game], f"cannot be begun by the engine ({answer})", REMEDY)
-        self.state, self.failed, self._turn = answer, False, (answer, "")
-        return self.template.write("opening", answer)
-
-    def command(self, text: str) -> str | None:
-        """The command to send to the engine; None if there is nothing to send."""
-        command = clean_command(text)
-        return None if is_meta(command) else command
-
-    def replied(
-        self, command: str | None, answer: dict[str, Any] | Failed | None
-    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """The reply, the points, whether the game has ended, whether the engine failed, and an empty info.
-
-        Without a command the game does not change.
-        """
-        if isinstance(answer, Failed):
-            self.failed, self._turn = True, (self.state, "")
-            return SILENT.lower() if self.template.lower else SILENT, 0.0, False, True, {}
-        before = self.state
-        if command is None or answer is None:
-            answer = {**before, "feedback": refused(before["feedback"]), "acted": False}
-        self.state, self._turn = answer, (before, command or "")
-        return self.template.write("reply", answer), self.points, answer["done"], False, {}
-
-
-_COLUMNS: dict[str, tuple[torch.dtype, Callable[[GameSession], Any]]] = {
-    "game": (torch.int64, lambda seat: seat.game),
-    "score": (torch.float32, lambda seat: seat.state.get("score", 0)),
-    "points": (torch.float32, lambda seat: seat.points),
-    "won": (torch.bool, lambda seat: seat.state.get("won", False)),
-    "lost": (torch.bool, lambda seat: seat.state.get("lost", False)),
-    "engine_failed": (torch.bool, lambda seat: seat.failed),
-    "invalid": (torch.bool, lambda seat: seat.invalid),
-    "was_admissible": (torch.bool, lambda seat: seat.was_admissible),
-}
-"""Type and reader of the entries that have one value per row."""
 _OF_THE_TURN = ("invalid", "was_admissible")
+_ENTRIES = {
+    **{"game": torch.int64, "score": torch.float32, "points": torch.float32},
+    **dict.fromkeys(("won", "lost", "engine_failed", *_OF_THE_TURN), torch.bool),
+}
+"""The entries that have one value per row."""
 Offer = Literal["expert", "admissible", "invalid", "was_admissible"]
-_REMEMBERED = 4096
-"""Number of texts whose ids are cached."""
 
 
 class TextWorldEnv(TextGameEnv):
@@ -187,11 +109,13 @@ class TextWorldEnv(TextGameEnv):
         self.template = TEMPLATES[template] if isinstance(template, str) else template
         self.order, self.max_admissible = order, max_admissible
         hidden = {*_OF_THE_TURN} - {*self.offers}
-        self._columns = [key for key in _COLUMNS if key not in hidden]
+        self._shown_entries = [key for key in _ENTRIES if key not in hidden]
         self._actions: dict[str, list[int] | None] = {}
-        self._ids: dict[str, list[int]] = {}
-        make_game: Any = partial(GameSession, self.games, self.template)  # this class plays with the pool
-        super().__init__(make_game, tokenizer, **options)
+        no_game: Any = lambda: None  # noqa: E731 (the pool plays)
+        super().__init__(no_game, tokenizer, **options)
+        self._states: dict[int, dict[str, Any]] = {}
+        """The engine's last state of each row."""
+        self._entries: dict[int, dict[str, Any]] = {}
         # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
         asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
         infos = self.template.infos | ({"admissible_commands"} if asks else set())
@@ -208,23 +132,34 @@ class TextWorldEnv(TextGameEnv):
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
-    def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        games = {row: self._games[row].choose(place.seed) for row, place in places.items()}
-        return ((row, self._games[row].opened(answer)) for row, answer in self.pool.begin(games).items())
+    def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
+        number = {row: place.seed % len(self.games) for row, place in places.items()}
+        for row, state in self.pool.begin({row: self.games[game] for row, game in number.items()}).items():
+            if isinstance(state, Failed):
+                raise FileError(self.games[number[row]], f"cannot be begun by the engine ({state})", REMEDY)
+            self._states[row] = state
+            self._entries[row] = {**dict.fromkeys(_ENTRIES, 0), "game": number[row], "score": state["score"]}
+            yield row, self.template.write("opening", state)
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
-    ) -> Iterable[tuple[int, Any]]:
-        commands = {row: self._games[row].command(self._decode(ids)) for row, ids in utterances.items()}
-        answers = self.pool.step({row: command for row, command in commands.items() if command is not None})
-        return ((row, self._games[row].replied(command, answers.get(row))) for row, command in commands.items())
-
-    def _encode(self, text: str) -> list[int]:
-        if text not in self._ids:  # games repeat their texts
-            if len(self._ids) >= _REMEMBERED:
-                self._ids.clear()
-            self._ids[text] = super()._encode(text)
-        return self._ids[text]
+    ) -> Iterator[tuple[int, Any]]:
+        commands = {row: clean_command(self._read(ids)) for row, ids in utterances.items()}
+        states = self.pool.step({row: command for row, command in commands.items() if not is_meta(command)})
+        for row, command in commands.items():
+            before, entries = self._states[row], self._entries[row]
+            entries |= {"points": 0, "invalid": False, "was_admissible": False}
+            state = states.get(row, {**before, "feedback": refused(before["feedback"]), "acted": False})
+            if isinstance(state, Failed):
+                entries["engine_failed"] = True
+                yield row, (SILENT.lower() if self.template.lower else SILENT, 0.0, False, True, {})
+                continue
+            self._states[row] = state
+            entries |= {key: state[key] for key in ("score", "won", "lost")}
+            entries |= {"points": float(state["score"] - before["score"]), "invalid": not state["acted"]}
+            admissible = before.get("admissible_commands") or ()
+            entries["was_admissible"] = not is_meta(command) and command in map(clean_command, admissible)
+            yield row, (self.template.write("reply", state), entries["points"], state["done"], False, {})
 
     # -- entries beside the rows ---------------------------------------------------------------------------------------
 
@@ -238,7 +173,7 @@ class TextWorldEnv(TextGameEnv):
             torch.float32: Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
             torch.bool: flags(batch, 1, device),
         }
-        specs: dict[str, Any] = {key: kinds[_COLUMNS[key][0]].clone() for key in self._columns}
+        specs: dict[str, Any] = {key: kinds[_ENTRIES[key]].clone() for key in self._shown_entries}
         if "expert" in self.offers:
             specs["expert_action"] = token_ids(vocabulary, batch, self.action_length, device=device)
         if "admissible" in self.offers:
@@ -248,13 +183,12 @@ class TextWorldEnv(TextGameEnv):
         return specs
 
     def _standing(self) -> TaskState:
-        out = {}
-        for key in self._columns:
-            dtype, read = _COLUMNS[key]
-            out[key] = torch.tensor([read(seat) for seat in self._games], dtype=dtype, device=self.device)[:, None]
-        states = [seat.state for seat in self._games]
+        out, states = {}, [self._states[row] for row in range(self._n)]
+        for key in self._shown_entries:
+            values = [self._entries[row][key] for row in range(self._n)]
+            out[key] = torch.tensor(values, dtype=_ENTRIES[key], device=self.device)[:, None]
         if "expert" in self.offers:
-            commands = [state.get("expert", "") for state in states]
+            commands = [state["expert"] for state in states]
             plans = [self._utterance(command) for command in commands]
             if None in plans:
                 command = commands[plans.index(None)]

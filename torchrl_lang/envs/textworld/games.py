@@ -121,7 +121,7 @@ def build_games(
 def _build(missing: Mapping[Path, TextWorldSpec], workers: int) -> None:
     """Build game ``k`` in process ``k`` modulo their number; send all jobs before waiting for an answer."""
     jobs = [
-        {"do": "build", "path": str(path), "kind": spec.kind, "seed": spec.seed, "options": dict(spec.options)}
+        {"path": str(path), "kind": spec.kind, "seed": spec.seed, "options": dict(spec.options)}
         for path, spec in missing.items()
     ]
     processes = [EngineProcess() for _ in range(workers)]
@@ -129,14 +129,11 @@ def _build(missing: Mapping[Path, TextWorldSpec], workers: int) -> None:
         for number, process in enumerate(processes):
             process.ask(jobs[number::workers], singly=True)
         for number, name in enumerate(missing.values()):
-            process = processes[number % workers]
-            # Another process may build the same game and hold its lock; after that the job takes no time.
-            if not process.connection.poll(_BUILD_LIMIT):
-                raise TimeoutError(f"The engine has not built {name} within {_BUILD_LIMIT:.0f} s.")
             try:
-                error = process.answers()[0].get("error")
+                # Another process may build the same game and hold its lock; after that the job takes no time.
+                error = processes[number % workers].answers(_BUILD_LIMIT)[0].get("error")
             except (EOFError, OSError):
-                error = "its process has died"
+                error = f"its process has died, or took longer than {_BUILD_LIMIT:.0f} s"
             if error:
                 raise RuntimeError(f"The engine could not build {name}: {error}")
     finally:

@@ -42,11 +42,6 @@ def clean_command(text: str) -> str:
     return " ".join("".join(c if c.isprintable() and c != "\\" else " " for c in first).split())
 
 
-def is_admissible(command: str, admissible: Iterable[str]) -> bool:
-    """Whether a cleaned command is one of the engine's admissible commands, ignoring case."""
-    return command in {clean_command(text) for text in admissible}
-
-
 def refused(feedback: str) -> str:
     """The engine's last feedback with its text replaced by :data:`REFUSED`; the status line is kept."""
     status = _STATUS.search(feedback)

@@ -10,7 +10,7 @@ from torchrl_lang.envs.wordle.mixtures import MixturePlayer, MonteCarloPlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.players import Player, RandomWordPlayer, RepeatPlayer, StartWordPlayer, WrongPlayer
 from torchrl_lang.envs.wordle.solver import solve
-from torchrl_lang.envs.wordle.terminal import UserPlayer, play_human, watch
+from torchrl_lang.envs.wordle.terminal import UserPlayer, play_human
 from torchrl_lang.envs.wordle.transcript import consistent_words, count_consistent
 from torchrl_lang.envs.wordle.tree import TreePlayer, expected_return
 from torchrl_lang.envs.wordle.words import WordIndex, demo_words, guess_words, random_words, wordle_tokenizer
@@ -36,6 +36,5 @@ __all__ = [
     "play_human",
     "random_words",
     "solve",
-    "watch",
     "wordle_tokenizer",
 ]

@@ -30,8 +30,6 @@ from torchrl_lang.envs.wordle.words import (
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import PRIVILEGED
 
-__all__ = ["WordleEnv"]
-
 
 class WordleEnv(LanguageEnv):
     """Wordle: guess a hidden word of five letters; each guess gets five colours.

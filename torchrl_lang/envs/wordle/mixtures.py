@@ -16,8 +16,6 @@ from torchrl_lang.envs.wordle.rules import SOLVED, CandidateSets, Rules, answer,
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, word_number
 
-__all__ = ["MixturePlayer", "MonteCarloPlayer"]
-
 
 class MixturePlayer(Player):
     """Plays as one of several policies, drawn for each move or for each game.

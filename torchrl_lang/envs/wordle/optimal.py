@@ -15,8 +15,6 @@ from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_code, feedbac
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WordIndex, WordList, load_words, word_number, words_and_guesses
 
-__all__ = ["ExactValues", "OptimalPlayer", "information_gain"]
-
 _CODES = SOLVED + 1
 
 _TIE = 1e-9

@@ -18,8 +18,6 @@ from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TOKENS
 
-__all__ = ["OPENERS", "Player", "RandomWordPlayer", "RepeatPlayer", "StartWordPlayer", "WordPlayer", "WrongPlayer"]
-
 _OPENERS = """
 adieu aloes arise arose audio crane earls laser opera raise ratio reais reals roast
 roate sauce saute shale share shine slate slice soare sooty stare suite tales tears

@@ -10,9 +10,6 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH, number_of
 
-__all__ = ["CandidateSets", "Rules", "feedback", "feedback_code", "feedback_table", "unpack_words"]
-
-
 Rules = Literal["official", "ilql"]
 
 BLACK, YELLOW, GREEN = 0, 1, 2

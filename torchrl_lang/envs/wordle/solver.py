@@ -15,8 +15,6 @@ from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_table
 from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.envs.wordle.words import WordIndex, WordList, load_words, words_and_guesses
 
-__all__ = ["solve"]
-
 Words = NDArray[np.int32]
 """Numbers of the words that may still be hidden, in ascending order."""
 

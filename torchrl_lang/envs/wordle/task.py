@@ -25,7 +25,6 @@ from torchrl_lang.envs.wordle import (
     guess_words,
     play_human,
     solve,
-    watch,
     wordle_tokenizer,
 )
 from torchrl_lang.envs.wordle.human import HumanGames, read_tweets
@@ -160,10 +159,6 @@ class WordleTask(Task):
     def play(self, seed: int) -> None:
         """Let a person play one game."""
         play_human(self.env(1, seed=seed))
-
-    def watch(self, player: Player, *, games: int, seed: int) -> None:
-        """Print games of a player, guess by guess."""
-        watch(self.env(1, seed=seed), player.policy, games=games)
 
 
 def main(options: SolveWordle) -> None:

@@ -28,8 +28,6 @@ from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words
 from torchrl_lang.schema import ACTION, DONE, REWARD, TOKENS
 
-__all__ = ["DecisionTree", "TreePlayer", "WordReturns", "expected_return"]
-
 
 class _Record(Record):
     """A tree on disk."""

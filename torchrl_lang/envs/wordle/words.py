@@ -16,8 +16,6 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._files import read_text, shorten
 from torchrl_lang.text.tokenizers import CharTokenizer
 
-__all__ = ["WordIndex", "demo_words", "guess_words", "load_words", "random_words", "wordle_tokenizer"]
-
 WORD_LENGTH = 5
 TRIES = 6
 """Number of guesses in the game of newspapers and recipes."""

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer, corridor_value
-from torchrl_lang.envs.games.guess_number import GuessNumber
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.7])
@@ -42,27 +41,3 @@ def test_the_player_never_walks_straight_and_mostly_errs():
         here = (tokens[:, :-2] == place) & (tokens[:, 2:] == right)
         there = (tokens[:, :-2] == place) & (tokens[:, 2:] == left)
         assert 0 < here.sum() < there.sum()
-
-
-def test_bisection_finds_every_number():
-    """In as many guesses as the number is deep in a balanced tree."""
-    seen = {}
-    for seed in range(60):
-        game, low, high = GuessNumber(7), 1, 7
-        assert game.reset(seed) == "1-7"
-        earned, ended = 0.0, False
-        while not ended:
-            guess = (low + high) // 2
-            hint, reward, ended = game.step(str(guess))
-            low, high, earned = (
-                (guess + 1, high, earned + reward) if hint == "higher" else (low, guess - 1, earned + reward)
-            )
-        seen[guess] = earned
-    assert seen == {1: -2, 2: -1, 3: -2, 4: 0, 5: -2, 6: -1, 7: -2}
-
-
-@pytest.mark.parametrize("text", ["", "four", "-4", "4 ", "\u0664", "4.0", "1" * 4000, "</s>"])
-def test_no_guess_crashes_the_game(text):
-    game = GuessNumber(7)
-    game.reset(0)
-    assert game.step(text) == ("?", -1.0, False)
