@@ -245,4 +245,6 @@ def peaks(n, vocabulary, chunk_size, dtype):
 
 
 def test_memory_does_not_grow_with_the_vocabulary():
-    assert peaks(32, 4_096, 512, torch.float32) == peaks(32, 32_768, 512, torch.float32)
+    small, large = (peaks(64, vocabulary, 512, torch.float32) for vocabulary in (4_096, 32_768))
+    for fewer, more in zip(small, large, strict=True):
+        assert more < 1.1 * fewer < 1.1 * 32 * 512

@@ -14,7 +14,6 @@ from tests.objectives.conftest import (
     losses_of,
     make_actor,
     make_bc,
-    make_heads,
     make_ilql,
     make_tied,
     total,
@@ -150,12 +149,6 @@ def test_heads_with_more_to_them_are_run_whole(rows):
 # -- tied to the embedding ---------------------------------------------------------------------------------------------
 
 
-def make_detached(**options):
-    actor, (_, value) = make_actor(), make_heads()
-    torch.manual_seed(2)
-    return ILQLLoss(actor, qvalue_module(TiedQValueHead(WIDTH, actor[1].module)), value, **options)
-
-
 def embedding_of(loss):
     return loss.actor_network[1].module
 
@@ -174,36 +167,13 @@ def test_targets_hold_no_embedding_and_read_the_present_one(updater, rows):
     assert total(loss(rows)).isfinite()
 
 
-def test_an_embedding_that_nothing_trains_is_refused():
+def test_an_embedding_outside_of_the_loss_is_refused():
     lm, value_lm = (causal_lm("llama", vocab_size=12, layers=1, width=16, heads=2, max_length=32) for _ in range(2))
-    trunk = language_actor(value_lm)[0]
-    for embedding, detached in ((value_lm.lm_head, True), (value_lm.get_input_embeddings(), False)):
-        head = TiedQValueHead(16, embedding, detach_embedding=detached)
-        ILQLLoss(language_actor(lm), qvalue_module(head), value_module(ValueHead(16)), value_trunk=trunk)
-    lost = TiedQValueHead(16, value_lm.lm_head, detach_embedding=False)
-    with pytest.raises(ValueError, match="no optimiser would find it"):
-        ILQLLoss(language_actor(lm), qvalue_module(lost), value_module(ValueHead(16)), value_trunk=trunk)
 
+    def make(embedding):
+        head, trunk = TiedQValueHead(16, embedding), language_actor(value_lm)[0]
+        return ILQLLoss(language_actor(lm), qvalue_module(head), value_module(ValueHead(16)), value_trunk=trunk)
 
-def test_an_embedding_outside_of_the_loss_is_fingerprinted():
-    """The values read a model that is neither the policy nor a trunk of the loss."""
-
-    def make(seed, **options):
-        actor, (_, value) = make_actor(), make_heads()
-        torch.manual_seed(2)
-        head = TiedQValueHead(WIDTH, make_actor(seed)[1].module, **options)
-        return ILQLLoss(actor, qvalue_module(head), value)
-
-    loss = make(6)
-    state = loss.state_dict()
-    assert "tied_embedding_fingerprint" in state
-    make(6).load_state_dict(state)
-    for strict in (True, False):
-        with pytest.raises(RuntimeError, match="another language model than that whose embedding the Q head"):
-            make(7).load_state_dict(state, strict=strict)
-    del state["tied_embedding_fingerprint"]
-    with pytest.raises(RuntimeError, match=r"Missing key.*tied_embedding_fingerprint"):
-        loss.load_state_dict(state)
-    assert loss.load_state_dict(state, strict=False).missing_keys == ["tied_embedding_fingerprint"]
-    for inside in (make_tied(), make_detached()):
-        assert not any("fingerprint" in name for name in inside.state_dict())
+    make(value_lm.get_input_embeddings())
+    with pytest.raises(ValueError, match="an embedding that is not part of this loss"):
+        make(value_lm.lm_head)

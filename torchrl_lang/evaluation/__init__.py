@@ -11,7 +11,7 @@ from torchrl_lang.evaluation.metrics import (
     unanswered,
 )
 from torchrl_lang.evaluation.play import GameRecords, play_games
-from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
+from torchrl_lang.evaluation.plots import plot_guess_histogram, read_columns
 from torchrl_lang.evaluation.tables import SeedSummary, format_legend, format_seed_table, format_table, over_seeds
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
 from torchrl_lang.evaluation.utterance_values import (
@@ -41,7 +41,6 @@ __all__ = [
     "perplexity",
     "play_games",
     "plot_guess_histogram",
-    "plot_learning_curves",
     "preference_rates",
     "rank_accuracy",
     "read_columns",

@@ -35,49 +35,6 @@ def read_columns(path: str | Path) -> dict[str, list[float]]:
     return {name: [float(row.get(name, math.nan)) for _, row in rows] for name in names}
 
 
-def plot_learning_curves(
-    path: str | Path,
-    runs: Mapping[str, Columns | str | Path],
-    *,
-    panels: Sequence[str] = ("return", "loss"),
-    references: Mapping[str, float] | None = None,
-    x: str = "step",
-    title: str = "",
-) -> Path:
-    """Plot training runs: one panel per quantity, one line per run, with a band of one standard error if logged.
-
-    Args:
-        path: the PNG file; its folder is created if missing.
-        runs: maps the name of each run to its columns or the path of its CSV log. A quantity ``q`` gets a band of
-            ``q ± q_error`` if there is a column ``q_error``.
-        panels: the columns to plot, from left to right. Panels without data are left out.
-        references: horizontal lines in the first panel, such as the mean return of the dataset, by name.
-        x: the column of the horizontal axis.
-        title: title of the figure.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: no run has any of the panels' columns.
-    """
-    logs = {name: read_columns(run) if isinstance(run, (str, Path)) else run for name, run in runs.items()}
-    shown = [panel for panel in panels if any(panel in log for log in logs.values())]
-    if not shown:
-        names = sorted({column for log in logs.values() for column in log})
-        raise ValueError(f"None of the panels {list(panels)} is a column of the runs, which have {names}.")
-    figure = new_figure(width=5.2 * len(shown), height=3.8)
-    for index, panel in enumerate(shown):
-        axes = figure.add_subplot(1, len(shown), index + 1)
-        for name, log in logs.items():
-            if panel in log:
-                draw_run(axes, name, log, x, panel)
-        if index == 0:
-            for order, (name, level) in enumerate((references or {}).items()):
-                axes.axhline(level, color="0.45", linewidth=1, linestyle=["--", ":", "-."][order % 3], label=name)
-        axes.set(xlabel=x, title=panel.replace("_", " "))
-        tidy(axes)
-    return save_figure(figure, path, title)
-
-
 def plot_guess_histogram(
     path: str | Path, summaries: Sequence[Summary], *, title: str = "", turns: str = "turns"
 ) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -122,16 +122,15 @@ def categorical_entropy(log_prob: Tensor) -> Tensor:
 
 
 def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024) -> Tensor:
-    """Exact ``KL(softmax(logits) || softmax(ref_logits))`` over the last dimension, computed in chunks.
+    """Exact ``KL(softmax(logits) || softmax(ref_logits))`` over the last dimension, some positions at a time.
 
-    The softmax over the whole vocabulary is never stored: without gradients, temporaries take at most
-    ``32 * chunk_size`` bytes per position (for ``chunk_size >= 16`` and float32 or narrower), whatever ``V``. With
-    gradients, autograd keeps the chunks until the backward pass.
+    Without gradients, temporaries take at most ``32 * chunk_size`` bytes per position (for float32 or narrower),
+    whatever ``V``, and at least those of one position. With gradients, autograd keeps all until the backward pass.
 
     Args:
         logits: float ``[*B, V]``, the policy's, unnormalised; ``-inf`` for forbidden tokens.
         ref_logits: float ``[*B, V]``, the reference's.
-        chunk_size: tokens per chunk.
+        chunk_size: logits at a time, per position of the input.
 
     Returns:
         ``[*B]``, at least float32, never negative: ``inf`` if the policy may generate a token that the reference
@@ -148,11 +147,8 @@ def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024
         (tensor(0.3466), tensor(inf))
     """
     have_shapes(("ref_logits", ref_logits, tuple(logits.shape)))
-    check_options(chunk_size=(chunk_size, 1))
-    if logits.shape[-1] <= chunk_size:
-        return _kl_at_once(upcast_half(logits), upcast_half(ref_logits))
-    pairs = zip(logits.split(chunk_size, -1), ref_logits.split(chunk_size, -1), strict=True)
-    return _kl_of_slices(((upcast_half(a), upcast_half(b)) for a, b in pairs), _no_sums(logits, ref_logits))
+    a, b = (x.reshape(-1, x.shape[-1]) for x in (logits, ref_logits))
+    return _in_pieces(lambda part: (a[part], b[part]), logits.shape, chunk_size)
 
 
 def projected_kl(
@@ -170,8 +166,7 @@ def projected_kl(
 ) -> Tensor:
     """:func:`categorical_kl` of ``(hidden @ weight.T + bias) / temperature`` from the reference's, without ``[N, V]``.
 
-    Each chunk of the vocabulary is projected and added to running sums. Without gradients, temporaries take at most
-    ``32 * chunk_size`` bytes per position (for ``chunk_size >= 16`` and float32 or narrower), whatever ``V``.
+    The logits of some positions exist at a time; memory is that of :func:`categorical_kl`.
 
     Args:
         hidden: float ``[*N, H]``, the input of the policy's language-model head.
@@ -183,7 +178,7 @@ def projected_kl(
         temperature: the policy's temperature, above zero.
         ref_temperature: the reference's temperature, above zero.
         forbidden: bool ``[V]``, True for tokens that neither may generate.
-        chunk_size: tokens per chunk.
+        chunk_size: logits at a time, per position of the input.
 
     Returns:
         ``[*N]``, as :func:`categorical_kl` does.
@@ -201,9 +196,7 @@ def projected_kl(
         tensor([0.4621, 0.4621])
     """
     above = "(0, inf)"
-    check_options(
-        chunk_size=(chunk_size, 1), temperature=(temperature, above), ref_temperature=(ref_temperature, above)
-    )
+    check_options(temperature=(temperature, above), ref_temperature=(ref_temperature, above))
     vocabulary = weight.shape[0]
     have_shapes(
         ("ref_hidden", ref_hidden, (*hidden.shape[:-1], ref_hidden.shape[-1])),
@@ -213,84 +206,32 @@ def projected_kl(
         ("ref_bias", ref_bias, (vocabulary,)),
         ("forbidden", forbidden, (vocabulary,)),
     )
-    weights, ref_weights = weight.split(chunk_size), ref_weight.split(chunk_size)
-    columns = [
-        (None,) * len(weights) if column is None else column.split(chunk_size) for column in (bias, ref_bias, forbidden)
-    ]
-    pairs = (
-        (_project(hidden, w, b, temperature, never), _project(ref_hidden, ref_w, ref_b, ref_temperature, never))
-        for w, ref_w, b, ref_b, never in zip(weights, ref_weights, *columns, strict=True)
-    )
-    return _kl_of_slices(pairs, _no_sums(hidden, ref_hidden))
+    own, other = hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1])
+
+    def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+        found = upcast_half(F.linear(hidden, weight, bias)) / temperature
+        return found if forbidden is None else found.masked_fill(forbidden, -torch.inf)
+
+    def pair(part: slice) -> tuple[Tensor, Tensor]:
+        reference = logits(other[part], ref_weight, ref_bias, ref_temperature)
+        return logits(own[part], weight, bias, temperature), reference
+
+    return _in_pieces(pair, torch.Size([*hidden.shape[:-1], vocabulary]), chunk_size)
 
 
-def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, never: Tensor | None) -> Tensor:
-    """Logits of one chunk of the vocabulary, ``[*N, chunk]``."""
-    logits = upcast_half(F.linear(hidden, weight, bias))
-    if temperature != 1.0:
-        logits = logits / temperature
-    return logits if never is None else logits.masked_fill(never, -torch.inf)
+def _in_pieces(pair: Callable[[slice], tuple[Tensor, Tensor]], shape: torch.Size, chunk_size: int) -> Tensor:
+    """The divergences of two logits of ``shape`` ``[*B, V]``, of some of the positions at a time."""
+    check_options(chunk_size=(chunk_size, 1))
+    positions = shape[:-1].numel()
+    size = max(positions * chunk_size // shape[-1], 1)
+    starts = range(0, max(positions, 1), size)
+    return torch.cat([_kl(*pair(slice(start, start + size))) for start in starts]).reshape(shape[:-1])
 
 
-def _kl_at_once(a: Tensor, b: Tensor) -> Tensor:
-    """``sum p (log p - log q)`` of logits ``[*B, V]``, for a vocabulary of one chunk."""
-    a, b = a.log_softmax(-1), b.log_softmax(-1)
+def _kl(a: Tensor, b: Tensor) -> Tensor:
+    """``sum p (log p - log q)`` of logits ``[N, V]``."""
+    a, b = upcast_half(a).log_softmax(-1), upcast_half(b).log_softmax(-1)
     possible, ref_possible = a != -torch.inf, b != -torch.inf
     gap = (a - b).masked_fill(~(possible & ref_possible), 0)
     kl = (a.exp() * gap).sum(-1).clamp_min(0)
     return kl.masked_fill((possible & ~ref_possible).any(-1) & ~kl.isnan(), torch.inf)
-
-
-class _Sums(NamedTuple):
-    """Running sums over the chunks, each ``[*B]``; ``a`` is the policy, ``b`` the reference."""
-
-    max_a: Tensor
-    """Running maximum ``m_a``; a constant for autograd, because the divergence does not depend on it."""
-    sum_a: Tensor
-    """``s_a = sum exp(a - m_a)``."""
-    max_b: Tensor
-    sum_b: Tensor
-    gap: Tensor
-    """``t = sum exp(a - m_a) ((a - m_a) - (b - m_b))``."""
-    impossible: Tensor
-    """bool: True if the policy may generate a token that the reference cannot."""
-
-
-def _no_sums(policy: Tensor, reference: Tensor) -> _Sums:
-    """Initial sums for tensors ``[*B, anything]``."""
-    dtype = torch.promote_types(torch.promote_types(policy.dtype, reference.dtype), torch.float32)
-    zero = torch.zeros(policy.shape[:-1], dtype=dtype, device=policy.device)
-    lowest = torch.full_like(zero, torch.finfo(dtype).min)  # finite, so that -inf - lowest is -inf, not NaN
-    return _Sums(lowest, zero, lowest, zero, zero, zero.bool())
-
-
-def _kl_of_slices(slices: Iterator[tuple[Tensor, Tensor]], sums: _Sums) -> Tensor:
-    """``KL = t / s_a - log s_a + log s_b``, from pairs of logits ``[*B, chunk]``."""
-    for a, b in slices:
-        sums = _fold(sums, a, b)
-    kl = (sums.gap / sums.sum_a + (sums.sum_b / sums.sum_a).log()).clamp_min(0)
-    return kl.masked_fill(sums.impossible & ~kl.isnan(), torch.inf)
-
-
-def _fold(sums: _Sums, a: Tensor, b: Tensor) -> _Sums:
-    """Add one chunk. Raising the maxima by ``d_a``, ``d_b`` turns ``t`` into ``exp(-d_a) (t - s_a (d_a - d_b))``."""
-    max_a, rise_a = _raised(sums.max_a, sums.sum_a, a)
-    max_b, rise_b = _raised(sums.max_b, sums.sum_b, b)
-    possible, ref_possible = a > -torch.inf, b > -torch.inf
-    impossible = sums.impossible | (possible & ~ref_possible).any(-1)
-    incomparable = ~(possible & ref_possible)
-    del possible, ref_possible
-    sum_b = sums.sum_b * (-rise_b).exp() + (b - max_b.unsqueeze(-1)).exp().sum(-1)
-    weight = (a - max_a.unsqueeze(-1)).exp()
-    gap = (a - max_a.unsqueeze(-1)) - (b - max_b.unsqueeze(-1))
-    gap = weight * gap.masked_fill(incomparable, 0)
-    keep = (-rise_a).exp()
-    # Drop chunks whose weight has underflowed to zero: their gap may be infinite.
-    carried = torch.where(keep > 0, keep * (sums.gap - sums.sum_a * (rise_a - rise_b)), 0)
-    return _Sums(max_a, sums.sum_a * keep + weight.sum(-1), max_b, sum_b, carried + gap.sum(-1), impossible)
-
-
-def _raised(maximum: Tensor, total: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The new running maximum, and the amount by which it rose: zero if nothing was summed yet."""
-    raised = torch.maximum(maximum, logits.detach().amax(-1))
-    return raised, torch.where(total > 0, raised - maximum, 0)

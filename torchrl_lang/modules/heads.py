@@ -361,7 +361,7 @@ class TiedQValueHead(ActionValueHead):
     another device with the language model only. :func:`copy.deepcopy` ties the copied head to the copied embedding if
     the same call copies the language model before it, as in a loss or an actor; otherwise both share ``E``.
     :func:`~torchrl_lang.modules.save_language_model` records which embedding it is. A loss none of whose networks
-    contains ``E`` has its fingerprint in the ``state_dict``, and loading beside another embedding raises.
+    contains ``E`` refuses the head.
 
     After Hugging Face's ``resize_token_embeddings`` replaces the embedding, build a new head.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,11 +12,9 @@ from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
@@ -38,7 +36,6 @@ from torchrl_lang.objectives.policy import Behavior
 
 __all__ = ["NextStates", "Passes", "QValueLoss", "QValues", "next_values", "possible", "target_qvalues"]
 
-_TIED = "tied_embedding_fingerprint"
 # Action values of one head in memory at a time: 16 MB of float32.
 _VALUES_AT_ONCE = 2**22
 
@@ -49,9 +46,6 @@ class QValueLoss(RowLoss):
     The trunk is a stateful module that runs once a batch. Only the heads are functional, with target parameters that
     TorchRL's target updaters find; so is a target trunk, where one is asked for, since it needs no gradient. The
     options are those of :class:`~torchrl_lang.objectives.ILQLLoss`.
-
-    Where Q is tied to an embedding that is in none of the loss's networks, the ``state_dict`` has its fingerprint, and
-    ``load_state_dict`` beside another embedding raises a RuntimeError.
     """
 
     qvalue_network: TensorDictModule
@@ -59,8 +53,6 @@ class QValueLoss(RowLoss):
     target_qvalue_network_params: TensorDictParams
     target_value_trunk_params: TensorDictParams
 
-    default_value_estimator = ValueEstimators.TD0
-    _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {ValueEstimators.TD0: {}}
     _has_actor = True
 
     def __init__(
@@ -101,11 +93,10 @@ class QValueLoss(RowLoss):
         self._set_options(detach_qvalue=detach_qvalue, detach_actor=detach_actor)
         if value_min is not None and value_max is not None and value_min > value_max:
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
-        if self._tied_elsewhere is not None and not self.qvalue_network.module.detach_embedding:
-            raise ValueError(
-                "The Q head trains an embedding (detach_embedding=False) that is not part of this loss, so that no "
-                "optimiser would find it: tie it to the actor's head or within the trunk that Q reads."
-            )
+        head = getattr(network, "module", None)
+        if isinstance(head, TiedQValueHead) and all(head.embedding.weight is not one for one in self.parameters()):
+            model = "the actor's head, or an embedding within the trunk that Q reads"
+            raise ValueError(f"The Q head is tied to an embedding that is not part of this loss: tie it to {model}.")
 
     @property
     def value_trunk_params(self) -> TensorDict:
@@ -125,33 +116,6 @@ class QValueLoss(RowLoss):
         if type(network) is TensorDictModule and network.out_keys != [values] and len(network.out_keys) == 1:
             return TensorDictModule(network.module, in_keys=network.in_keys, out_keys=[values])
         return network
-
-    @property
-    def _tied_elsewhere(self) -> Tensor | None:
-        """The embedding ``[V, D]`` that Q is tied to, if it is in none of the loss's networks."""
-        head = getattr(self.qvalue_network, "module", None)
-        if not isinstance(head, TiedQValueHead):
-            return None
-        weight: Any = head.embedding.weight
-        return None if any(parameter is weight for parameter in self.parameters()) else weight
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if (embedding := self._tied_elsewhere) is not None:
-            destination[prefix + _TIED] = fingerprint([("weight", embedding)])
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if (embedding := self._tied_elsewhere) is None:
-            return
-        (_, _, missing, unexpected, errors), key = args, prefix + _TIED
-        if key not in state_dict:
-            missing.append(key)
-            return
-        unexpected.remove(key)
-        if not torch.equal(state_dict[key].cpu(), fingerprint([("weight", embedding)])):
-            model = "another language model than that whose embedding the Q head reads, or in another dtype"
-            errors.append(f"The state was made beside {model}: load that model's weights first.")
 
     # -- values of tokens ----------------------------------------------------------------------------------------------
 

@@ -192,8 +192,8 @@ class KLDivergenceTransform(ReferenceTransform):
             from the data (e.g. ``loc`` and ``scale``) and runs it where they are missing; an estimator runs it where
             the data has no log-probability.
         reference: for ``"exact"``: as in :class:`ReferenceModelLogProbTransform`.
-        chunk_size: for ``"exact"`` over a vocabulary: tokens at a time; memory is at most ``32 * chunk_size`` bytes a
-            position, whatever the size of the vocabulary.
+        chunk_size: for ``"exact"`` over a vocabulary: logits at a time for each position of the data; memory is at most
+            ``32 * chunk_size`` bytes a position, whatever the size of the vocabulary.
         missing: without the policy's log-probability raise (``"error"``), or take the divergence for zero (``"zero"``),
             for random policies, such as that of ``check_env_specs``.
         embed_weights: keep the weights of ``reference`` in the ``state_dict``.
@@ -380,8 +380,7 @@ def row_kl(
     Summed over a row it estimates the divergence of the distributions over rows, without bias where the policy wrote
     the row, and with less variance than sampled log-ratios (Rao-Blackwellised: arXiv 2504.10637).
 
-    Lower layers that both models share run once. Where both heads are linear, logits exist only for ``chunk_size``
-    tokens of the vocabulary at a time; with filters or values in between, a few decisions' whole logits do. With
+    Lower layers that both models share run once. The logits of a few decisions exist at a time. With
     ``forward`` it is ``KL(reference || policy)``.
 
     Raises:
