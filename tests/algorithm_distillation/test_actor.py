@@ -54,7 +54,7 @@ def test_cached_equals_uncached(made, context):
     for parameters, actions in play(made, actors):
         torch.testing.assert_close(*parameters, atol=1e-5, rtol=1e-5)
         assert torch.equal(*actions) if made.action_head.is_discrete else torch.allclose(*actions, atol=1e-4)
-        lengths.add(tuple(actors[0]._steps.length.tolist()))
+        lengths.add(tuple(actors[0]._context.length.tolist()))
     assert any(len(set(found)) > 3 for found in lengths), "the streams are in lockstep"
 
 
@@ -66,7 +66,7 @@ def test_uncached_equals_a_window_of_the_last_episodes(made):
     kept = [[] for _ in range(STREAMS)]
     parameters = []
     made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
-    actor._episode_step = rows["episode_step"][:, 0].clone()
+    actor._context.clock = rows["episode_step"][:, 0].clone()
     for t in range(30):
         parameters.clear()
         action = actor.act(rows["observation"][:, t])
@@ -101,7 +101,7 @@ def test_each_stream_reads_its_own_context_only(made):
     rows = windows(made, rows=STREAMS, length=40)
     for actor, part in ((whole, slice(None)), (alone, slice(2, 3))):
         actor.begin(STREAMS if actor is whole else 1)
-        actor._episode_step = rows["episode_step"][part, 0].clone()
+        actor._context.clock = rows["episode_step"][part, 0].clone()
     for t in range(40):
         both = [actor.act(rows["observation"][part, t]) for actor, part in ((whole, slice(None)), (alone, slice(2, 3)))]
         torch.testing.assert_close(both[0][2:3], both[1], atol=1e-4, rtol=1e-4)
@@ -134,8 +134,8 @@ def test_after_a_part_of_an_episode_comes_a_new_one(made):
     actor.begin(STREAMS)
     actor.prompt(windows(made, rows=STREAMS, length=3))
     actor.act(observation_of(made, torch.Generator()))
-    assert (actor._steps.last().episode_step == 0).all()
-    assert (actor._steps.last().position == 3).all()
+    assert (actor._context.steps["episode_step"][:, 3] == 0).all()
+    assert (actor._context.length == 3).all()
 
 
 def test_samples_have_the_probabilities_of_the_model():
@@ -160,6 +160,18 @@ def test_deterministic_exploration_takes_the_most_likely_action(made):
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             found.append(actor.act(rows["observation"][:, 0]))
     assert torch.equal(*found)
+
+
+def test_observations_and_rewards_of_other_dtypes_are_converted(made):
+    """Gymnasium's observations are often float64 or int32."""
+    rows, actions = windows(made, rows=STREAMS, length=4), []
+    for dtype in (rows["observation"].dtype, torch.int32 if made.action_head.is_discrete else torch.float64):
+        actor = HistoryActor(made, temperature=0)
+        actor.begin(STREAMS)
+        for step in rows.unbind(1):
+            actions.append(actor.act(step["observation"].to(dtype)))
+            actor.observe(step["reward"][:, 0].double(), step["done"][:, 0])
+    assert all(map(torch.equal, actions[:4], actions[4:]))
 
 
 def test_temperature_zero_takes_the_most_likely_action(made):
@@ -200,5 +212,5 @@ def test_an_environment_may_be_on_another_device(made, cache, temperature):
             action = actor.act(step["observation"])
             assert (action.shape, action.device.type) == (step["action"].shape, "cpu")
             actor.observe(step["reward"][:, 0], step["done"][:, 0])
-    assert actor._steps._reward.is_meta
-    assert actor._episode_step.is_meta
+    assert actor._context.steps["reward"].is_meta
+    assert actor._context.clock.is_meta

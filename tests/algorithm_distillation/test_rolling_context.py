@@ -1,91 +1,48 @@
-"""The context of streams with episodes of all lengths, against plain lists."""
+"""The context of streams with episodes and steps of all lengths, against plain lists."""
 
 import pytest
 import torch
 
-from torchrl_lang.algorithm_distillation import Continuous, Discrete
-from torchrl_lang.algorithm_distillation.actor import RollingContext
+from torchrl_lang.algorithm_distillation.rolling_context import RollingContext
+
+STREAMS, STEPS, WIDEST = 7, 9, 3
 
 
-class PlainContext:
-    """One stream's context as a list of (observation, action, reward, episode_step)."""
-
-    def __init__(self, context):
-        self.context, self.steps = context, []
-
-    def evict(self):
-        """Drop the oldest episode if the context is full."""
-        if len(self.steps) < self.context:
-            return False
-        del self.steps[0]
-        while self.steps and self.steps[0][3] != 0:
-            del self.steps[0]
-        return True
-
-
-def play(streams, context, steps, seed):
-    """Random episodes of 1 to 4 steps, in the context and in plain lists."""
-    random = torch.Generator().manual_seed(seed)
-    kept = RollingContext(streams, context, Continuous(2), Discrete([5]))
-    plain = [PlainContext(context) for _ in range(streams)]
-    clock = torch.zeros(streams, dtype=torch.int64)
-    for _ in range(steps):
-        evicted = kept.evict().tolist()
-        assert evicted == [row for row, stream in enumerate(plain) if stream.evict()]
-        seen, reward = torch.randn(streams, 2, generator=random), torch.randn(streams, generator=random)
-        action = torch.randint(5, (streams,), generator=random)
-        kept.open(seen, clock)
-        yield kept, plain, seen, clock
-        kept.close(action, reward)
-        for row, stream in enumerate(plain):
-            stream.steps.append((seen[row].tolist(), int(action[row]), float(reward[row]), int(clock[row])))
-        done = (torch.rand(streams, generator=random) < 0.3) | (clock == 3)
-        clock = torch.where(done, 0, clock + 1)
+@pytest.mark.parametrize("budget", [15, 100])
+def test_as_few_whole_episodes_as_needed_are_evicted(budget):
+    """Episodes have 1 to 4 steps of 1 to 3 tokens; 100 tokens never fill the context, its steps do."""
+    random = torch.Generator().manual_seed(0)
+    kept = RollingContext({"reward": torch.zeros(STREAMS, STEPS), "width": torch.zeros(STREAMS, STEPS).long()})
+    plain, clock = [[] for _ in range(STREAMS)], [0] * STREAMS
+    for number in range(60):
+        width = kept.steps["width"] * (torch.arange(STEPS) < kept.length[:, None])
+        after = torch.stack([width[:, first:].sum(-1) for first in range(STEPS + 1)], -1)
+        room = kept.length[:, None] - torch.arange(STEPS + 1) < STEPS
+        evicted, changed = kept.evict((after + WIDEST <= budget) & room).tolist(), []
+        for row, steps in enumerate(plain):
+            before = len(steps)
+            while len(steps) == STEPS or sum(wide for _, wide, _ in steps) + WIDEST > budget:
+                del steps[0]
+                while steps and steps[0][2] != 0:
+                    del steps[0]
+            changed += [row] * (len(steps) < before)
+        assert evicted == changed
+        wide = torch.randint(1, WIDEST + 1, (STREAMS,), generator=random)
+        kept.write(reward=torch.full((STREAMS,), number), width=wide)
+        done = (torch.rand(STREAMS, generator=random) < 0.3) | (torch.tensor(clock) == 3)
+        kept.close(done)
+        for row, steps in enumerate(plain):
+            steps.append((number, int(wide[row]), clock[row]))
+            clock[row] = 0 if done[row] else clock[row] + 1
+            found = kept.steps[row, : kept.length[row]]
+            columns = zip(*(found[key].tolist() for key in ("reward", "width", "episode_step")), strict=True)
+            assert list(columns) == steps
 
 
-@pytest.mark.parametrize("context", [4, 5, 9])
-def test_whole_episodes_are_evicted(context):
-    for kept, plain, seen, clock in play(7, context, 60, seed=context):
-        assert kept.length.tolist() == [len(stream.steps) for stream in plain]
-        assert (kept.length < context).all()
-        window = kept.window(context)
-        for row, stream in enumerate(plain):
-            for t, (observation, _, _, step) in enumerate(stream.steps):
-                assert window.observation[row, t].tolist() == observation
-                assert window.episode_step[row, t] == step
-                if t:
-                    assert window.previous_action[row, t] == stream.steps[t - 1][1]
-                    assert window.previous_reward[row, t] == stream.steps[t - 1][2]
-            last = kept.last()
-            assert last.position[row] == len(stream.steps)
-            assert last.observation[row].tolist() == seen[row].tolist()
-            assert last.episode_step[row] == clock[row]
-            if stream.steps:
-                assert (last.previous_action[row], last.previous_reward[row]) == stream.steps[-1][1:3]
-
-
-def test_a_part_of_an_episode_at_the_beginning_is_evicted_as_one():
-    kept = RollingContext(1, 6, Discrete([9]), Discrete([5]))
-    numbers = torch.tensor([[2, 3, 0, 1, 2, 0]])
-    kept.fill(torch.arange(6)[None, :, None], torch.zeros(1, 6, dtype=torch.int64), torch.zeros(1, 6), numbers)
-    assert kept.evict().tolist() == [0]
-    assert kept.length.tolist() == [4]
-    assert kept.window(4).observation.flatten().tolist() == [2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("entry", "dtype", "kept_as"),
-    [(Continuous(1), torch.float64, torch.float32), (Discrete([9]), torch.int32, torch.int64)],
-)
-def test_steps_of_other_dtypes_are_converted(entry, dtype, kept_as):
-    """Gymnasium's observations are often float64 or int32."""
-    kept = RollingContext(2, 4, entry, entry)
-    for number in (3, 4):
-        value = torch.full((2, 1), number, dtype=dtype)
-        kept.open(value, torch.zeros(2, dtype=torch.int32))
-        kept.close(value if entry == Continuous(1) else value[:, 0], torch.ones(2, dtype=torch.float64))
-    window = kept.window(2)
-    assert window.observation.dtype == window.previous_action.dtype == kept_as
-    assert window.observation[0].flatten().tolist() == [3, 4]
-    assert (window.previous_action[:, 1] == 3).all()
-    assert window.previous_reward[0, 1] == 1
+def test_a_running_episode_without_room_raises():
+    kept = RollingContext({"reward": torch.zeros(2, 3)})
+    for _ in range(3):
+        kept.write(reward=torch.zeros(2))
+        kept.close(torch.tensor([True, False]))
+    with pytest.raises(ValueError, match="running episode of stream 1 leaves no room"):
+        kept.evict((torch.arange(4) > 0).expand(2, 4))

@@ -1,23 +1,24 @@
-"""An actor with an algorithm-distillation model, which reads its own interactions, and its rolling context."""
+"""An actor with an algorithm-distillation model, which reads its own interactions."""
 
 from __future__ import annotations
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.entries import Discrete, Entry
 from torchrl_lang.algorithm_distillation.model import ADTransformer
 from torchrl_lang.algorithm_distillation.network import KeyValues, Steps
+from torchrl_lang.algorithm_distillation.rolling_context import RollingContext, StreamPolicy
 from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
-__all__ = ["HistoryActor", "RollingContext"]
+__all__ = ["HistoryActor"]
 
 
-class HistoryActor(nn.Module):
+class HistoryActor(StreamPolicy):
     """A :class:`~torchrl_lang.algorithm_distillation.ContextPolicy` whose weights do not change: only its context does.
 
     The context of a stream holds its last steps, across episodes. Where it is full, the oldest episode is evicted and
@@ -63,45 +64,37 @@ class HistoryActor(nn.Module):
         covered = f"[{model.episode_length}, {model.context}]"
         check_options(context=(self.context, covered), temperature=(temperature, "[0, inf)"))
         self.random = RandomStream(seed)
-        self._steps: RollingContext | None = None
         self._past: list[KeyValues] = []
-        self._episode_step: Tensor
-        self._action: Tensor | None = None
+        self._action: Tensor
 
     def begin(self, streams: int) -> None:
         """Drop all contexts, and begin ``streams`` empty ones."""
-        model, device = self.model, self.model.trunk.norm.weight.device
-        self._steps = RollingContext(streams, self.context, model.observation, model.action, device=device)
-        self._past = model.trunk.empty_past(streams, self.context) if self.cache else []
-        self._episode_step, self._action = torch.zeros(streams, dtype=torch.int64, device=device), None
+        model, device, shape = self.model, self.model.trunk.norm.weight.device, (streams, self.context)
+        action = _zeros(model.action, shape, device)
+        self._begin(
+            RollingContext(
+                {
+                    OBSERVATION: _zeros(model.observation, shape, device),
+                    ACTION: action.squeeze(-1) if isinstance(model.action, Discrete) else action,
+                    REWARD: torch.zeros(shape, device=device),
+                }
+            )
+        )
+        self._past = model.trunk.empty_past(*shape) if self.cache else []
 
-    @torch.no_grad()
-    def prompt(self, steps: TensorDictBase) -> None:
-        """Begin each context with steps of a demonstration, ``[N, L]``; its next step is the first of an episode.
-
-        Args:
-            steps: ``observation``, ``action``, ``reward`` and ``episode_step`` of steps that may be none, a part of an
-                episode or several, such as rows of a window.
-
-        Raises:
-            RuntimeError: the streams have acted already.
-            ValueError: there are other streams, or more steps than the context has room for.
-        """
-        context = self._begun()
-        streams = len(context.length)
-        if self._action is not None or bool(context.length.any()):
-            raise RuntimeError("prompt() must follow begin(): these streams have steps already.")
-        if steps.ndim != 2 or steps.shape[0] != streams or steps.shape[1] > self.context:
-            raise ValueError(f"A prompt has shape [{streams}, {self.context} or less], got {list(steps.shape)}.")
-        if not steps.shape[1]:
-            return
+    def _read_prompt(self, context: RollingContext, steps: TensorDictBase) -> None:
+        if steps.shape[1] > self.context:
+            raise ValueError(f"A prompt has at most context={self.context} steps, got {steps.shape[1]}.")
         steps = steps.to(context.length.device)
         observation, action = (entry(steps, key).reshape(*steps.shape, -1) for key in (OBSERVATION, ACTION))
-        episode_step = entry(steps, EPISODE_STEP)
-        self.model.check_entries(observation, action, episode_step[..., None])
+        number = entry(steps, EPISODE_STEP)
+        self.model.check_entries(observation, action, number[..., None])
         reward = entry(steps, REWARD).reshape(steps.shape)
-        context.fill(observation, self.model.actions(steps), reward, episode_step)
-        self._read_again(torch.arange(streams, device=episode_step.device))
+        read = {OBSERVATION: observation, ACTION: self.model.actions(steps), REWARD: reward, EPISODE_STEP: number}
+        for key, value in read.items():
+            context.steps.get(key)[:, : steps.shape[1]] = value
+        context.length += steps.shape[1]
+        self._read_again(context, context.row)
 
     @torch.no_grad()
     def act(self, observation: Tensor) -> Tensor:
@@ -111,14 +104,14 @@ class HistoryActor(nn.Module):
             RuntimeError: there is no :meth:`begin`, or the last action has no outcome.
             ValueError: an observation is out of range, or an episode is longer than those of the model.
         """
-        context = self._begun()
-        if self._action is not None:
-            raise RuntimeError("The last action has no outcome: call observe() before the next act().")
+        context = self._after("begin", "prompt", "observe")
         seen = observation.reshape(len(context.length), -1).to(context.length.device)
-        self.model.check_entries(seen, None, self._episode_step[:, None])
-        evicted = context.evict()
-        context.open(seen, self._episode_step)
+        self.model.check_entries(seen, None, context.clock[:, None])
+        place = torch.arange(self.context + 1, device=seen.device)
+        evicted = context.evict((place > 0) | (context.length < self.context)[:, None])
+        context.write(observation=seen)
         self._action = self._choose(self.model.action_head(self._hidden(context, evicted)))
+        self._last_call = "act"
         return self._action.to(observation.device)
 
     def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
@@ -127,37 +120,40 @@ class HistoryActor(nn.Module):
         The model reads where episodes begin, not why they ended, so ``terminated`` is not used.
 
         Raises:
-            RuntimeError: there is no action without an outcome, or a reward is not finite, which all later steps read.
+            RuntimeError: there is no action without an outcome.
+            ValueError: a reward is not finite, which all later steps read.
         """
-        if self._action is None or not reward.isfinite().all():
-            raise RuntimeError("observe() takes finite rewards of the last actions: call act() first.")
-        device = self._action.device
-        self._begun().close(self._action, reward.to(device))
-        self._episode_step = torch.where(done.to(device), 0, self._episode_step + 1)
-        self._action = None
-
-    def _begun(self) -> RollingContext:
-        if self._steps is None:
-            raise RuntimeError("The actor has no streams: call begin() first.")
-        return self._steps
+        context = self._after("act")
+        if not reward.isfinite().all():
+            raise ValueError(f"observe() takes finite rewards, got {reward[~reward.isfinite()][0]}.")
+        context.write(action=self._action, reward=reward)
+        context.close(done)
+        self._last_call = "observe"
 
     def _hidden(self, context: RollingContext, evicted: Tensor) -> Tensor:
         """Hidden states of the added steps, ``[N, W]``."""
-        if self.cache:
-            self._read_again(evicted)
-            return self.model.trunk.step(context.last(), self._past)
-        hidden, _ = self.model.trunk(context.window(int(context.length.max()) + 1))
-        return hidden[torch.arange(len(hidden), device=hidden.device), context.length]
+        row, length = context.row, context.length
+        if not self.cache:
+            hidden, _ = self.model.trunk(self._window(context, int(length.max()) + 1))
+            return hidden[row, length]
+        self._read_again(context, evicted)
+        observation, action, reward, number = (context.steps.get(key) for key in self.model.in_keys)
+        before = (length - 1).clamp_min(0)
+        last = Steps(observation[row, length], action[row, before], reward[row, before], number[row, length], length)
+        return self.model.trunk.step(last, self._past)
 
-    def _read_again(self, streams: Tensor) -> None:
+    def _read_again(self, context: RollingContext, streams: Tensor) -> None:
         """Compute the keys and values of streams, int64 ``[R]``, right-padded, in one pass."""
-        context = self._begun()
         width = int(context.length[streams].max()) if len(streams) else 0
         if not self.cache or not width:
             return
-        _, past = self.model.trunk(context.window(width, streams))
+        _, past = self.model.trunk(self._window(context, width, streams))
         for kept, new in zip(self._past, past, strict=True):
             kept.keys[streams, :, :width], kept.values[streams, :, :width] = new.keys, new.values
+
+    def _window(self, context: RollingContext, width: int, streams: Tensor | slice = slice(None)) -> Steps:
+        """The first ``width`` steps of some streams, ``[R, width]``; those past a stream's end are padding."""
+        return Steps.of_windows(*(context.steps.get(key)[streams, :width] for key in self.model.in_keys))
 
     def _choose(self, parameters: Tensor) -> Tensor:
         """Sample actions at the temperature, or take the most likely ones."""
@@ -174,109 +170,7 @@ class HistoryActor(nn.Module):
         return loc + self.temperature * scale * noise
 
 
-class RollingContext:
-    """Up to ``context`` steps of each of ``N`` streams, left-aligned, of which the last one may lack its outcome.
-
-    Args:
-        streams: ``N``.
-        context: steps; at least those of an episode.
-        observation: what an observation is made of.
-        action: what an action is made of.
-        device: of the tensors.
-
-    Attributes:
-        length: int64 ``[N]``: the number of steps with an outcome.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.algorithm_distillation import Discrete
-        >>> from torchrl_lang.algorithm_distillation.actor import RollingContext
-        >>> context = RollingContext(1, 4, Discrete([9]), Discrete([5]))
-        >>> for step in range(4):  # two episodes of two steps
-        ...     context.open(torch.tensor([[step]]), torch.tensor([step % 2]))
-        ...     context.close(torch.tensor([0]), torch.tensor([1.0]))
-        >>> context.evict(), context.length
-        (tensor([0]), tensor([2]))
-        >>> context.window(2).observation
-        tensor([[[2],
-                 [3]]])
-    """
-
-    def __init__(
-        self,
-        streams: int,
-        context: int,
-        observation: Entry,
-        action: Entry,
-        *,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.length = torch.zeros(streams, dtype=torch.int64, device=device)
-        self._row = torch.arange(streams, device=device)
-        shape = (streams, context)
-        self._observation = _empty(shape, observation, device)
-        action_column = _empty(shape, action, device)
-        self._action = action_column.squeeze(-1) if isinstance(action, Discrete) else action_column
-        self._reward = torch.zeros(shape, device=device)
-        self._episode_step = torch.zeros(shape, dtype=torch.int64, device=device)
-
-    @property
-    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._observation, self._action, self._reward, self._episode_step
-
-    def fill(self, observation: Tensor, action: Tensor, reward: Tensor, episode_step: Tensor) -> None:
-        """Begin all streams with these ``L`` steps, each ``[N, L, ...]``."""
-        for column, value in zip(self._columns, (observation, action, reward, episode_step), strict=True):
-            column[:, : value.shape[1]] = value
-        self.length = torch.full_like(self.length, episode_step.shape[1])
-
-    def open(self, observation: Tensor, episode_step: Tensor) -> None:
-        """Add a step to each stream: what is observed ``[N, D]``, and its number in its episode ``[N]``."""
-        self._observation[self._row, self.length] = observation.to(self._observation.dtype)
-        self._episode_step[self._row, self.length] = episode_step.to(self._episode_step.dtype)
-
-    def close(self, action: Tensor, reward: Tensor) -> None:
-        """The actions ``[N, ...]`` of the added steps, and their rewards ``[N]``."""
-        self._action[self._row, self.length] = action.to(self._action.dtype)
-        self._reward[self._row, self.length] = reward.to(self._reward.dtype)
-        self.length = self.length + 1
-
-    def evict(self) -> Tensor:
-        """Drop the oldest episode of each stream without room for a step.
-
-        Returns:
-            The streams that changed, int64 ``[R]``. The episode in progress is kept, because it is shorter than the
-            context; where the only episode filled the context and is over, nothing remains.
-        """
-        context = self._reward.shape[1]
-        changed = (self.length == context).nonzero()[:, 0]
-        if len(changed):
-            begins = self._episode_step[changed] == 0
-            begins[:, 0] = False
-            first = torch.where(begins.any(-1), begins.int().argmax(-1), context)
-            index = (torch.arange(context, device=first.device) + first[:, None]).clamp_max(context - 1)
-            for column in self._columns:
-                column[changed] = column[changed[:, None], index]
-            self.length[changed] = context - first
-        return changed
-
-    def window(self, width: int, streams: Tensor | slice = slice(None)) -> Steps:
-        """The first ``width`` steps of some streams, ``[R, width]``; those past a stream's end are padding."""
-        return Steps.of_windows(*(column[streams, :width] for column in self._columns))
-
-    def last(self) -> Steps:
-        """The steps that were added and have no outcome yet, ``[N]``."""
-        row, before = self._row, (self.length - 1).clamp_min(0)
-        return Steps(
-            self._observation[row, self.length],
-            self._action[row, before],
-            self._reward[row, before],
-            self._episode_step[row, self.length],
-            self.length,
-        )
-
-
-def _empty(shape: tuple[int, int], entry: Entry, device: torch.device | str | None) -> Tensor:
+def _zeros(entry: Entry, shape: tuple[int, int], device: torch.device) -> Tensor:
     """Zeros for an entry of steps ``[N, C]``, ``[N, C, D]``."""
     if isinstance(entry, Discrete):
         return torch.zeros(*shape, len(entry.sizes), dtype=torch.int64, device=device)

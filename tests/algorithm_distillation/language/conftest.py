@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate
+from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate, TextRecord
 
 MOVES = ["stay", "north", "south", "west", "east"]
 CELLS = Quantizer(range(9))
@@ -56,3 +56,19 @@ def kind(request):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+def parse_blocks(template, text):
+    """The records of a text of blocks."""
+    records, place = [], 0
+    while place < len(text):
+        match = template._regex.match(text, place)
+        query, response, word = match.groups()
+        records.append(TextRecord(query=query, response=response, reward=float(template.reward.read([word])[0])))
+        place = match.end()
+    return records
+
+
+def read_blocks(row, template, tokenizer):
+    """The records of a row of pack_blocks."""
+    return parse_blocks(template, tokenizer.decode(row["tokens"][row["attention_mask"]][1:].tolist()))

@@ -6,10 +6,11 @@ from collections import Counter
 import pytest
 import torch
 
+from tests.algorithm_distillation.language.conftest import parse_blocks, read_blocks
 from tests.algorithm_distillation.language.test_records import episode_of, many
 from tests.data.chat_templates import EXACT, tokenizer_of
 from torchrl_lang.algorithm_distillation.language import BlockTemplate, Quantizer, TextRecord, pack_blocks, split_texts
-from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows, read_blocks
+from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows
 from torchrl_lang.algorithm_distillation.language.records import group_episodes, in_epoch_order
 from torchrl_lang.algorithm_distillation.language.run_recorder import run_records
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
@@ -61,7 +62,7 @@ def tokenizer(template):
 
 def test_texts_of_random_blocks_are_read_as_they_were(template):
     blocks = [plain(each) for each in records(500)]
-    assert template.parse("".join(map(template.write, blocks))) == blocks
+    assert parse_blocks(template, "".join(map(template.write, blocks))) == blocks
 
 
 @pytest.mark.parametrize("text", ["a\nCompletion: b", "a\nReward: 1\n\n", "\nReward: 1\n\nPrompt: \nCompletion: c"])
@@ -73,19 +74,17 @@ def test_texts_with_lines_of_the_template_are_refused_or_read(template, text):
         except ValueError as error:
             assert "contain lines of the template" in str(error)  # noqa: PT017
         else:
-            assert template.parse(written * 2) == [one, one]
+            assert parse_blocks(template, written * 2) == [one, one]
     with pytest.raises(ValueError, match="contain lines of the template"):
         template.write(block("a\nCompletion: b", "r", 1.0))
 
 
-def test_what_is_no_block_is_named(template):
-    with pytest.raises(ValueError, match="Character 37 of the text begins no block: 'Prompt: q'"):
-        template.parse(template.write(block("a", "b", 0.5)) + "Prompt: q")
+def test_a_pattern_of_your_own():
     for pattern in ("{query} {response} {reward}", "{response}\n{query} {reward}\n"):
         with pytest.raises(ValueError, match="A pattern has"):
             BlockTemplate(pattern=pattern)
     own = BlockTemplate(pattern="Q {query}\nA {response}\n= {reward}\n")
-    assert own.parse(own.write(block("a", "b", 0.5)) * 2) == [block("a", "b", 0.5)] * 2
+    assert parse_blocks(own, own.write(block("a", "b", 0.5)) * 2) == [block("a", "b", 0.5)] * 2
     assert own.prompt("a") == "Q a\nA"
 
 

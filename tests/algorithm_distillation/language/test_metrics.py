@@ -246,8 +246,8 @@ def test_rewards_that_cannot_be_compared_raise(tokenizer, generator):
         reward_accuracy(actor, rows[:0], BlockTemplate(), tokenizer, values=VALUES)
     sparse, compact, steps = discrete_template("sparse"), discrete_template("compact"), random_steps(generator, 2, 5)
     for template, tokens, message in (
-        (sparse, template_tokenizer(sparse), "leaves zeros out"),
-        (compact, word_tokenizer([]), "A reward is several tokens"),
+        (sparse, template_tokenizer(sparse), "must be one token"),
+        (compact, word_tokenizer([]), "must be one token"),
     ):
         with pytest.raises(ValueError, match=message):
             reward_accuracy(table_actor(9), StepRows(template, tokens)(steps), template, tokens)

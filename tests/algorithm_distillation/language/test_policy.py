@@ -13,7 +13,6 @@ from torchrl_lang.algorithm_distillation.language import (
     parse_steps,
     template_tokenizer,
 )
-from torchrl_lang.algorithm_distillation.language.policy import ContextRows
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
@@ -82,7 +81,7 @@ def test_an_empty_prompt_changes_nothing():
 def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
     policy = policy_of(kind)
     happened = play(policy, 40)
-    longest = policy._words.longest_step
+    longest = policy._longest
     for stream, steps in enumerate(happened):
         found = parse_steps(policy.text(stream), policy.template)
         assert 0 < len(found) < 40, "episodes have left"
@@ -97,8 +96,8 @@ def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
         begin = ends[-1] + 1 if ends else 0
         assert 1 + longest * (len(steps) - begin) > CONTEXT
         row = StepRows(policy.template, policy.tokenizer)(found[None])["tokens"][0]
-        length = int(policy._rows.length[stream])
-        assert policy._rows.tokens[stream, :length].tolist() == row[:length].tolist()
+        tokens, length = policy._row(policy._context)
+        assert tokens[stream, : length[stream]].tolist() == row[: length[stream]].tolist()
 
 
 @pytest.mark.slow
@@ -188,10 +187,5 @@ def test_an_episode_longer_than_the_context_raises():
     for _ in range(4):
         policy.act(torch.zeros(1, 2))
         policy.observe(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
-    with pytest.raises(
-        ValueError, match="running episode of stream 0 has no room for 4 more tokens in a context of 17"
-    ):
+    with pytest.raises(ValueError, match="running episode of stream 0 leaves no room"):
         policy.act(torch.zeros(1, 2))
-    rows = ContextRows(1, 3, begin=0)
-    with pytest.raises(ValueError, match="no room for 3 more tokens"):
-        rows.make_room(3)

@@ -100,7 +100,7 @@ def test_a_prompt_is_an_episode_that_was_truncated():
     with pytest.raises(RuntimeError, match="must follow begin"):
         policy.prompt(windows)
     policy.begin(2)
-    with pytest.raises(ValueError, match=r"A prompt of 2 streams has shape \[2, L\], got \[3, 3\]"):
+    with pytest.raises(ValueError, match=r"A prompt has shape \[2, L\], got \[3, 3\]"):
         policy.prompt(windows)
 
 

@@ -6,23 +6,23 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.records import TextRecord, group_episodes, in_epoch_order
-from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, begin_token, stack_rows
+from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, stack_rows
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, EPISODE, REWARD, TOKEN_LOG_PROB, TOKENS
+from torchrl_lang.schema import AGENT_MASK, EPISODE, REWARD, TOKEN_LOG_PROB
 from torchrl_lang.text import Episode, Tokenizer, Turn, to_rows
 
-__all__ = ["BlockTemplate", "PackedBlocks", "completion_rows", "pack_blocks", "read_blocks"]
+__all__ = ["BlockTemplate", "PackedBlocks", "completion_rows", "pack_blocks"]
 
 _PATTERN = re.compile(r"(.*?)\{query\}(.*?) \{response\}\n(.*?) \{reward\}(\n.*)", re.DOTALL)
 
@@ -47,8 +47,6 @@ class BlockTemplate:
         >>> text = template.write(TextRecord(query="The film was", response="wonderful", reward=0.93))
         >>> text
         'Prompt: The film was\nCompletion: wonderful\nReward: 9\n\n'
-        >>> template.parse(text + text)[1].reward
-        0.949999...
         >>> template.can_write(TextRecord(query="q", response="a\nReward: 2\n\n", reward=1.0))
         False
     """
@@ -61,11 +59,14 @@ class BlockTemplate:
             raise ValueError(f"A pattern has {{query}}, ' {{response}}\\n' and ' {{reward}}\\n', got {self.pattern!r}.")
 
     @property
-    def _texts(self) -> tuple[str, ...]:
+    def _texts(self) -> list[str]:
         """The texts before the prompt, the completion and the reward, and after the reward."""
-        match = _PATTERN.fullmatch(self.pattern)
-        assert match is not None
-        return match.groups()
+        return list(_PATTERN.split(self.pattern)[1:-1])
+
+    @property
+    def after(self) -> str:
+        """The text after the reward."""
+        return self._texts[-1]
 
     def prompt(self, query: str) -> str:
         """The text after which a model writes the completion, with a space before it."""
@@ -76,26 +77,8 @@ class BlockTemplate:
         """The parts of a block, which are encoded each on its own, so that no token is of two kinds.
 
         Raises:
-            ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
-        """
-        if not self.can_write(record):
-            texts = f"{shorten(record.query)} and {shorten(record.response)}"
-            raise ValueError(f"{texts} contain lines of the template and could not be read back: leave them out.")
-        return self._parts(record)
-
-    def can_write(self, record: TextRecord) -> bool:
-        """Whether the texts of a record have no lines of the template, so that it can be read back.
-
-        Raises:
             ValueError: the reward has no word.
         """
-        parts = self._parts(record)
-        text = "".join(part for part, _ in parts)
-        match = self._regex.match(text)
-        found = (record.query, record.response, parts[3][0][1:])
-        return match is not None and match.end() == len(text) and match.groups() == found
-
-    def _parts(self, record: TextRecord) -> list[tuple[str, TokenKind]]:
         (word,) = self.reward.write(torch.tensor([record.reward], dtype=torch.float64))
         *_, before, after = self._texts
         return [
@@ -106,26 +89,32 @@ class BlockTemplate:
             (after, TokenKind.FORMAT),
         ]
 
+    def can_write(self, record: TextRecord) -> bool:
+        """Whether the texts of a record have no lines of the template, so that its block can be read back.
+
+        Raises:
+            ValueError: the reward has no word.
+        """
+        parts = self.segments(record)
+        match = self._regex.match("".join(part for part, _ in parts))
+        found = (record.query, record.response, parts[3][0][1:])
+        return match is not None and match.end() == len(match.string) and match.groups() == found
+
     @property
     def _regex(self) -> re.Pattern[str]:
         first, second, third, last = map(re.escape, self._texts)
         return re.compile(rf"{first}(.*?){second} (.*?)\n{third} (\S+){last}", re.DOTALL)
 
     def write(self, record: TextRecord) -> str:
-        """The text of a block; errors are those of :meth:`segments`."""
-        return "".join(text for text, _ in self.segments(record))
+        """The text of a block.
 
-    def parse(self, text: str) -> list[TextRecord]:
-        """The records of a text; raises ValueError if something else is in it."""
-        records, place = list[TextRecord](), 0
-        while place < len(text):
-            match = self._regex.match(text, place)
-            if match is None:
-                raise ValueError(f"Character {place} of the text begins no block: {shorten(text[place:])}.")
-            query, response, word = match.groups()
-            records.append(TextRecord(query=query, response=response, reward=float(self.reward.read([word])[0])))
-            place = match.end()
-        return records
+        Raises:
+            ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
+        """
+        if not self.can_write(record):
+            texts = f"{shorten(record.query)} and {shorten(record.response)}"
+            raise ValueError(f"{texts} contain lines of the template and could not be read back: leave them out.")
+        return "".join(text for text, _ in self.segments(record))
 
     def vocabulary(self) -> list[str]:
         """Symbols for a tokenizer in which each reward is one token, or each character of a decimal number."""
@@ -184,7 +173,7 @@ def pack_blocks(
         for episode in group_episodes(run):
             fits = all(map(template.can_write, episode))
             blocks = [_encode(record, template, tokenizer) for record in episode if fits]
-            length = sum(len(block.ids) for block in blocks)
+            length = sum(len(ids) for ids, *_ in blocks)
             if not fits or length >= row_length:
                 left_out += episode
                 continue
@@ -201,48 +190,21 @@ def pack_blocks(
             f"with lines of the template in a text, and were left out.",
             stacklevel=2,
         )
-    return PackedBlocks(_stack(rows, tokenizer, row_length, loss_on), left_out)
+    columns = zip(*(map(torch.cat, zip(*blocks, strict=True)) for blocks in rows), strict=True)
+    padded = (pad_sequence(list(column), batch_first=True, padding_value=-1) for column in columns)
+    return PackedBlocks(stack_rows(*padded, tokenizer, row_length=row_length, loss_on=loss_on), left_out)
 
 
-class _Block(NamedTuple):
-    """The tokens of a block, with their kinds and rewards."""
-
-    ids: list[int]
-    kind: list[int]
-    earned: list[float]
+_Block = tuple[Tensor, Tensor, Tensor]
+"""The tokens of a block, with their kinds and rewards, each ``[L]``."""
 
 
 def _encode(record: TextRecord, template: BlockTemplate, tokenizer: Tokenizer) -> _Block:
-    ids, kind = list[int](), list[int]()
-    for text, of in template.segments(record):
-        encoded = tokenizer.encode(text)
-        ids, kind = ids + encoded, kind + [int(of)] * len(encoded)
-    earned = [0.0] * len(ids)
-    earned[len(ids) - 1 - kind[::-1].index(TokenKind.ACTION)] = record.reward
-    return _Block(ids, kind, earned)
-
-
-def _stack(rows: Sequence[Sequence[_Block]], tokenizer: Tokenizer, row_length: int, loss_on: LossOn) -> TensorDict:
-    shape = (len(rows), row_length - 1)
-    ids, kind, earned = (torch.zeros(shape, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.float32))
-    kept = torch.zeros(shape, dtype=torch.bool)
-    for place, blocks in enumerate(rows):
-        length = sum(len(block.ids) for block in blocks)
-        for table, values in zip((ids, kind, earned), zip(*blocks, strict=True), strict=True):
-            table[place, :length] = torch.tensor(list(chain.from_iterable(values)), dtype=table.dtype)
-        kept[place, :length] = True
-    begin, pad = begin_token(tokenizer), tokenizer.control.pad
-    return stack_rows(ids, kept, kind, earned, begin=begin, pad=pad, row_length=row_length, loss_on=loss_on)
-
-
-def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokenizer) -> list[TextRecord]:
-    """The records of a row of :func:`pack_blocks`, batch size ``[]``.
-
-    Raises:
-        ValueError: the row holds something else.
-    """
-    real = row[TOKENS][row[ATTENTION_MASK]]
-    return template.parse(tokenizer.decode(real[1:].tolist()))
+    encoded = [(token, int(of)) for text, of in template.segments(record) for token in tokenizer.encode(text)]
+    ids, kind = torch.tensor(encoded).unbind(-1)
+    earned = torch.zeros(len(ids))
+    earned[(kind == TokenKind.ACTION).nonzero()[-1]] = record.reward
+    return ids, kind, earned
 
 
 def completion_rows(records: Sequence[TextRecord], tokenizer: Tokenizer, row_length: int) -> TensorDict:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
+from torch.nn import functional as F
 
-from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.language.block_rows import BlockTemplate
 from torchrl_lang.algorithm_distillation.language.step_rows import TOKEN_KIND
 from torchrl_lang.algorithm_distillation.language.template import StepTemplate, TokenKind
 from torchrl_lang.evaluation.utterance_values import rank_correlation
 from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
@@ -59,8 +60,8 @@ def reward_accuracy(
 
     Raises:
         KeyError: the rows have no ``token_kind``.
-        ValueError: the template has decimals and there are no ``values``, a reward of the rows is not among them, the
-            template leaves rewards out, a step's reward is several tokens, or no row has a reward.
+        ValueError: the template has decimals and there are no ``values``, a reward of the rows is not among them, a
+            template of steps leaves rewards out or has some of several tokens, or no row has a reward.
 
     Examples:
         >>> from torchrl_lang.text import word_tokenizer
@@ -76,22 +77,18 @@ def reward_accuracy(
         >>> found["constant_exact"], 0 <= found["exact"] <= 1
         (0.75, True)
     """
-    check_options(chunk=(chunk, 1))
     words, kinds = RewardWords(template, tokenizer, values), entry(rows, TOKEN_KIND)
-    truth, likely, expected = list[Tensor](), list[Tensor](), list[Tensor]()
+    columns = list[tuple[Tensor, Tensor, Tensor]]()
     for first in range(0, len(rows), chunk):
         part = rows[first : first + chunk].select(TOKENS, ATTENTION_MASK)
-        kind = kinds[first : first + chunk].cpu()
-        places, found = words.spans(part[TOKENS].cpu(), kind, part[ATTENTION_MASK].cpu())
-        if not found:
-            continue
-        probability = words.probabilities(len(places), partial(_logits_after, actor, part, places, chunk))
-        truth.append(words.read(found))
-        likely.append(probability.argmax(-1))
-        expected.append(probability @ words.values)
-    if not truth:
+        is_reward = (kinds[first : first + chunk] == TokenKind.REWARD) & part[ATTENTION_MASK]
+        places, truth = words.read(part[TOKENS].cpu(), is_reward.cpu())
+        if len(truth):
+            probability = words.probabilities(len(places), partial(_logits_after, actor, part, places, chunk))
+            columns.append((truth, probability.argmax(-1), probability @ words.values))
+    if not columns:
         raise ValueError("The rows have no reward: make them with StepRows or pack_blocks.")
-    return _compared(torch.cat(truth), torch.cat(likely), torch.cat(expected), words.values)
+    return _compared(*map(torch.cat, zip(*columns, strict=True)), words.values)
 
 
 def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict[str, float]:
@@ -104,7 +101,7 @@ def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict
         values: float32 ``[R]``, the rewards.
     """
     counts = torch.bincount(truth, minlength=len(values)).float() / len(truth)
-    near = counts + torch.cat([counts[1:], counts[:1] * 0]) + torch.cat([counts[:1] * 0, counts[:-1]])
+    beside = F.pad(counts, (1, 1))
     earned = values[truth]
     rank = rank_correlation(mean, earned)
     return {
@@ -113,7 +110,7 @@ def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict
         "rank_correlation": 0.0 if math.isnan(rank) else rank,  # one of them may be constant
         "squared_error": float((mean - earned).square().mean()),
         "constant_exact": float(counts.max()),
-        "constant_within_one": float(near.max()),
+        "constant_within_one": float((counts + beside[2:] + beside[:-2]).max()),
         "constant_squared_error": float((earned - earned.mean()).square().mean()),
     }
 
@@ -145,17 +142,18 @@ def next_token_metrics(
         >>> bool(accuracy["constant_exact"] >= 0.5)
         True
     """
-    losses, hits, kinds = list[Tensor](), list[Tensor](), list[Tensor]()
-    for logits, target, kind in _predictions(actor, rows, chunk):
-        losses.append(torch.nn.functional.cross_entropy(upcast_half(logits), target, reduction="none"))
-        hits.append(logits.argmax(-1) == target)
-        kinds.append(kind)
-    loss, hit, kind = torch.cat(losses), torch.cat(hits), torch.cat(kinds)
-    found = {"loss": float(loss.mean()), "accuracy": _share(hit)}
-    for each in TokenKind:
-        if (kind == each).any():
-            name = each.name.lower()
-            found |= {f"loss/{name}": float(loss[kind == each].mean()), f"accuracy/{name}": _share(hit[kind == each])}
+    kinds, columns = entry(rows, TOKEN_KIND), list[tuple[Tensor, Tensor, Tensor]]()
+    for first in range(0, len(rows), chunk):
+        part = rows[first : first + chunk]
+        has_next = shift_left(part[ATTENTION_MASK])
+        logits, target = _logits(actor, part)[has_next], shift_left(part[TOKENS]).long()[has_next]
+        losses = F.cross_entropy(upcast_half(logits), target, reduction="none")
+        columns.append((losses, logits.argmax(-1) == target, shift_left(kinds[first : first + chunk])[has_next]))
+    loss, hit, kind = map(torch.cat, zip(*columns, strict=True))
+    found = dict[str, float]()
+    for name, of in {"": kind >= 0, **{f"/{each.name.lower()}": kind == each for each in TokenKind}}.items():
+        if of.any():
+            found |= {f"loss{name}": float(loss[of].mean()), f"accuracy{name}": _share(hit[of])}
     return found
 
 
@@ -177,7 +175,7 @@ def _logits_after(
 def _cut(rows: TensorDictBase, place: Tensor, tokens: tuple[int, ...]) -> TensorDict:
     """Rows ``[M]`` up to a place of each, ``[M]``, and then ``tokens``."""
     longest = int(place.max()) + len(tokens)
-    ids = torch.nn.functional.pad(rows[TOKENS].long(), (0, len(tokens)))[:, :longest]
+    ids = F.pad(rows[TOKENS].long(), (0, len(tokens)))[:, :longest]
     at = place[:, None] + torch.arange(len(tokens), device=place.device)
     ids = ids.scatter(-1, at, torch.tensor(tokens, device=ids.device).expand(at.shape))
     real = torch.arange(longest, device=ids.device) < (place + len(tokens))[:, None]
@@ -188,20 +186,6 @@ def _logits(actor: ProbabilisticTensorDictSequential, rows: TensorDictBase) -> T
     """Logits ``[N, T, V]`` of the next token in rows ``[N, T]``."""
     with torch.no_grad(), eval_mode(actor):
         return actor.get_dist(rows.select(TOKENS, ATTENTION_MASK)).logits
-
-
-def _predictions(
-    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, chunk: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For all tokens but the first of each chunk of rows: logits ``[M, V]``, the token and its kind, ``[M]``."""
-    check_options(chunk=(chunk, 1))
-    kind = entry(rows, TOKEN_KIND)
-    for first in range(0, len(rows), chunk):
-        part = rows[first : first + chunk]
-        has_next = shift_left(part[ATTENTION_MASK])
-        logits = _logits(actor, part)
-        target = shift_left(part[TOKENS]).long()
-        yield logits[has_next], target[has_next], shift_left(kind[first : first + chunk])[has_next]
 
 
 def _share(hits: Tensor) -> float:
@@ -218,7 +202,7 @@ class RewardWords:
     Args:
         template: of the rows.
         tokenizer: of the rows.
-        values: rewards to choose among, for a template that writes decimals; increasing.
+        values: rewards to choose among, for a template that writes decimals.
 
     Attributes:
         values: float32 ``[R]``, increasing: the rewards.
@@ -226,54 +210,48 @@ class RewardWords:
         longest: tokens of the longest reward, with the one after a block's.
 
     Raises:
-        ValueError: the template has infinitely many rewards and none are given, or the other way round; or it leaves
-            some out, or is one of steps whose rewards are several tokens.
+        ValueError: the template has infinitely many rewards and none are given, or the other way round; or it is one of
+            steps that leaves some out, or whose rewards are several tokens.
     """
 
     def __init__(
         self, template: StepTemplate | BlockTemplate, tokenizer: Tokenizer, values: Sequence[float] | None = None
     ) -> None:
-        words, self.values = _words(template, values)
-        self._sequences, owners = list[Prefix](), list[int]()
-        for number, endings in enumerate(words):
-            for text in endings:
-                self._sequences.append(tuple(tokenizer.encode(text)))
-                owners.append(number)
-        if isinstance(template, BlockTemplate):  # without it, 1.0 would be the beginning of 1.05
-            after = tuple(tokenizer.encode("\n\n"))[:1]
-            self._sequences = [sequence + after for sequence in self._sequences]
-        elif any(len(sequence) != 1 for sequence in self._sequences):
-            raise ValueError("A reward is several tokens: use a tokenizer that has the words of rewards as symbols.")
-        self._owner = torch.tensor(owners)
-        self._number_of = dict(zip(self._sequences, owners, strict=True))
-        self._ends = isinstance(template, BlockTemplate)
-        self.branches = _branches(self._sequences)
-        self.longest = max(map(len, self._sequences))
+        reward = template.reward
+        if reward.is_finite == (values is not None):
+            raise ValueError("reward_accuracy needs finitely many rewards: values go with a template of decimals only.")
+        exact = reward.levels if values is None else torch.tensor(sorted(set(values)), dtype=torch.float64)
+        words, self.values = reward.words if values is None else reward.write(exact), exact.to(torch.float32)
+        endings, after = ("",), ()
+        if isinstance(template, BlockTemplate):  # without the token after it, 1.0 would be the beginning of 1.05
+            after = tuple(tokenizer.encode(template.after))[:1]
+        else:
+            endings = template.reward_slot.endings
+        self._number_of: dict[Prefix, int] = {
+            (*tokenizer.encode(f" {word}{ending}"), *after): number
+            for number, word in enumerate(words)
+            for ending in endings
+        }
+        self._after, self.longest = len(after), max(map(len, self._number_of))
+        if isinstance(template, StepTemplate) and (self.longest > 1 or template.reward_slot.optional):
+            raise ValueError(
+                "Each reward of a step, zeros too, must be one token: use template_tokenizer, no brackets."
+            )
+        self.branches = _branches(self._number_of)
 
-    def read(self, words: Sequence[Prefix]) -> Tensor:
-        """The numbers of rewards, int64 ``[M]``, from the tokens of each, the one after a block's among them.
+    def read(self, ids: Tensor, is_reward: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and first place of each reward, int64 ``[M, 2]``, and its number, ``[M]``, in tokens ``[N, T]``.
 
         Raises:
-            ValueError: some are no rewards of these.
+            ValueError: some are none of these rewards.
         """
+        places = (is_reward & ~shift_right(is_reward)).nonzero()
+        ends = (is_reward & ~shift_left(is_reward)).nonzero()[:, 1] + 1 + self._after
+        words = [tuple(ids[row, first:end].tolist()) for (row, first), end in zip(places, ends, strict=True)]
         if missing := [word for word in words if word not in self._number_of]:
             rewards = f"the rewards {shorten(self.values.tolist())}: give all rewards as values"
             raise ValueError(f"The rows have a reward of the tokens {list(missing[0])}, which is none of {rewards}.")
-        return torch.tensor([self._number_of[word] for word in words], dtype=torch.int64)
-
-    def spans(self, ids: Tensor, kind: Tensor, attention: Tensor) -> tuple[Tensor, list[Prefix]]:
-        """The row and first place of each reward, int64 ``[M, 2]``, and its tokens, in rows ``[N, T]`` on the CPU."""
-        is_reward = (kind == TokenKind.REWARD) & attention
-        begins, found = is_reward.clone(), list[Prefix]()
-        if self._ends:  # else each reward is one token, and neighbours are two rewards
-            begins[:, 1:] &= ~is_reward[:, :-1]
-        places, tokens, of_reward = begins.nonzero(), ids.tolist(), is_reward.tolist()
-        for row, first in places.tolist():
-            end = first + 1
-            while self._ends and end < len(tokens[row]) and of_reward[row][end]:
-                end += 1
-            found.append(tuple(tokens[row][first : end + self._ends]))
-        return places, found
+        return places, torch.tensor([self._number_of[word] for word in words], dtype=torch.int64)
 
     def probabilities(self, count: int, logits_after: Callable[[Prefix], Tensor]) -> Tensor:
         """The probability of each reward at ``count`` places, float32 ``[M, R]`` on the CPU.
@@ -282,34 +260,18 @@ class RewardWords:
             count: ``M``.
             logits_after: the logits ``[M, V]`` of the token that follows the context and these tokens.
         """
-        total = torch.zeros(count, len(self._sequences))
+        total = torch.zeros(count, len(self._number_of))
         for prefix, following in self.branches.items():
             chosen = torch.log_softmax(upcast_half(logits_after(prefix)[:, list(following)]), -1).cpu()
             size = len(prefix)
-            for number, sequence in enumerate(self._sequences):
+            for number, sequence in enumerate(self._number_of):
                 if sequence[:size] == prefix:
                     total[:, number] += chosen[:, following.index(sequence[size])]
-        return torch.zeros(count, len(self.values)).index_add_(1, self._owner, total.exp())
+        owner = torch.tensor(list(self._number_of.values()))
+        return torch.zeros(count, len(self.values)).index_add_(1, owner, total.exp())
 
 
-def _words(template: StepTemplate | BlockTemplate, values: Sequence[float] | None) -> tuple[list[list[str]], Tensor]:
-    """The texts of each reward, several where an episode's end is written with it, and the rewards, float32 ``[R]``."""
-    reward = template.reward
-    if reward.is_finite == (values is not None):
-        raise ValueError("reward_accuracy needs finitely many rewards: give values for a template of decimals only.")
-    words, levels = list(reward.words), reward.levels.to(torch.float32)
-    if values is not None:
-        exact = torch.tensor(sorted(set(values)), dtype=torch.float64)
-        words, levels = reward.write(exact), exact.to(torch.float32)
-    ends: tuple[str, ...] = ("",)
-    if isinstance(template, StepTemplate):
-        if not template.writes_every_reward:
-            raise ValueError("reward_accuracy needs a word for every reward, but this template leaves zeros out.")
-        ends = next(slot.words for slot in template.slots if slot.kind == TokenKind.REWARD)
-    return [[f" {word}{end}" for end in ends] for word in words], levels
-
-
-def _branches(sequences: Sequence[Prefix]) -> Mapping[Prefix, tuple[int, ...]]:
+def _branches(sequences: Iterable[Prefix]) -> Mapping[Prefix, tuple[int, ...]]:
     """The different tokens that follow each prefix of the sequences, where there are several."""
     following: dict[Prefix, dict[int, None]] = {}
     for sequence in sequences:

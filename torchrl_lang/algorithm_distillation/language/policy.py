@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchrl_lang._checks import check_given, check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
-from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token
-from torchrl_lang.algorithm_distillation.language.template import StepTemplate, TokenKind
+from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token, moved_left
+from torchrl_lang.algorithm_distillation.language.template import StepTemplate
+from torchrl_lang.algorithm_distillation.rolling_context import RollingContext, StreamPolicy
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner, cacheable_trunks
@@ -22,10 +23,10 @@ from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, entry
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["ContextRows", "LanguageHistoryPolicy"]
+__all__ = ["LanguageHistoryPolicy"]
 
 
-class LanguageHistoryPolicy(nn.Module):
+class LanguageHistoryPolicy(StreamPolicy):
     """Acts in ``N`` streams at once: each has a row of the text of what happened, which the model continues.
 
     The words of an action are sampled among the template's action words alone. When a row is full, its oldest episodes
@@ -86,56 +87,34 @@ class LanguageHistoryPolicy(nn.Module):
         super().__init__()
         check_options(temperature=(temperature, "[0, inf)"), context=(context, 1))
         check_given(steps=(steps, 1))
-        self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
-        self.steps = steps
+        self.actor, self.template, self.tokenizer = actor, template, tokenizer
+        self.context, self.steps = context, context if steps is None else min(steps, context)
         self.temperature, self.cached, self.truncates = temperature, cached, truncates
         self.stream = RandomStream(seed)
         self._words = StepTokens(template, tokenizer)
-        self._actions = self._words.words(TokenKind.ACTION)
-        quantizers = (slot.quantizer for slot in template.slots if slot.kind == TokenKind.ACTION)
-        self._levels = [each.levels for each in quantizers if each is not None]
-        self._begin = begin_token(tokenizer)
+        self._longest, self._actions = self._words.longest_step, self._words.action_words()
+        self._levels = [slot.quantizer.levels for slot in self._words.slots["action"] if slot.quantizer is not None]
+        self._begin_token = begin_token(tokenizer)
         trunk = trunk_of(split_actor(actor).trunk)
         if trunk is not None and trunk.max_length is not None and context > trunk.max_length:
             raise ValueError(f"context={context} exceeds the model's {trunk.max_length} positions.")
         self._cache = PrefixCache()
-        self._rows: ContextRows | None = None
-        self._has_acted = False
 
     def begin(self, streams: int) -> None:
         """Begin ``streams`` empty rows."""
-        device = next(self.actor.parameters()).device
-        self._rows = ContextRows(streams, self.context, self._begin, self.steps, device)
-        self._has_acted = False
+        device, shape = next(self.actor.parameters()).device, (streams, self.steps)
+        self._begin(RollingContext({part: self._words.nothing(part, shape, device) for part in self._words.slots}))
         self._cache.clear()
 
-    def prompt(self, steps: TensorDictBase) -> None:
-        """Begin each row with the text of a demonstration, which ends an episode: one that runs on is truncated.
-
-        Where the row is full, the oldest episodes leave.
-
-        Args:
-            steps: ``[N, L]``, in the entries of a :class:`~torchrl_lang.algorithm_distillation.LearningHistory`.
-
-        Raises:
-            RuntimeError: there is no :meth:`begin`, or the rows have steps already.
-            ValueError: there are other streams, an episode is longer than the context, or a number has no word.
-        """
-        rows = self._begun()
-        streams = len(rows.length)
-        if self._has_acted or bool((rows.length > 1).any()):
-            raise RuntimeError("prompt() must follow begin(): these rows have steps already.")
-        if steps.ndim != 2 or steps.shape[0] != streams:
-            raise ValueError(f"A prompt of {streams} streams has shape [{streams}, L], got {list(steps.shape)}.")
-        if not steps.shape[1]:
-            return
+    def _read_prompt(self, context: RollingContext, steps: TensorDictBase) -> None:
+        """Where the row is full, the oldest episodes leave; an episode that runs on is truncated."""
         done = entry(steps, DONE).clone()
         done[:, -1] = True
         steps = steps.copy().set(DONE, done)
         for number in range(steps.shape[1]):
-            rows.make_room(self._words.longest_step)
-            self._append(steps[:, number], "state", "action", "outcome")
-            rows.end_step(done[:, number].reshape(streams))
+            self._make_room(context)
+            context.write(**{part: self._words.encode(steps[:, number], part).ids for part in self._words.slots})
+            context.close(done[:, number, 0])
 
     def act(self, observation: Tensor) -> Tensor:
         """Append observations ``[N, D]`` (or ``[N]``) and sample actions, ``[N]`` (or ``[N, A]``), on their device.
@@ -144,13 +123,12 @@ class LanguageHistoryPolicy(nn.Module):
             RuntimeError: the outcome of the last actions is missing.
             ValueError: the running episode alone is longer than the context, or a number has no word.
         """
-        rows = self._begun()
-        if self._has_acted:
-            raise RuntimeError("act() needs the outcome of the last actions: call observe() first.")
-        rows.make_room(self._words.longest_step)
-        self._append(TensorDict({OBSERVATION: observation}, batch_size=observation.shape[:1]), "state")
-        numbers = self._decode(rows)
-        self._has_acted = True
+        context = self._after("begin", "prompt", "observe")
+        self._make_room(context)
+        seen = TensorDict({OBSERVATION: observation}, batch_size=observation.shape[:1])
+        context.write(state=self._words.encode(seen, "state").ids)
+        numbers = self._decode(context)
+        self._last_call = "act"
         pairs = zip(self._levels, numbers, strict=True)
         values = [levels.to(number.device)[number].to(observation.device) for levels, number in pairs]
         return values[0] if isinstance(self.template.action, Quantizer) else torch.stack(values, -1)
@@ -166,52 +144,60 @@ class LanguageHistoryPolicy(nn.Module):
         Raises:
             RuntimeError: there was no action.
         """
-        rows = self._begun()
-        if not self._has_acted:
-            raise RuntimeError("observe() needs the actions that were observed: call act() first.")
+        context = self._after("act")
         if terminated is None:
             terminated = torch.zeros_like(done) if self.truncates else done
         outcome = {REWARD: reward[:, None], DONE: done[:, None], TERMINATED: terminated[:, None]}
-        self._append(TensorDict(outcome, batch_size=reward.shape), "outcome")
-        rows.end_step(done)
-        self._has_acted = False
+        context.write(outcome=self._words.encode(TensorDict(outcome, batch_size=reward.shape), "outcome").ids)
+        context.close(done)
+        self._last_call = "observe"
 
     def text(self, stream: int) -> str:
         """The row of a stream as text, without its control token."""
-        rows = self._begun()
-        return self.tokenizer.decode(rows.tokens[stream, 1 : int(rows.length[stream])].tolist())
+        context = self._after("begin", "prompt", "act", "observe")
+        tokens, length = self._row(context, *(("state", "action") if self._last_call == "act" else ()))
+        return self.tokenizer.decode(tokens[stream, 1 : int(length[stream])].tolist())
 
-    def _begun(self) -> ContextRows:
-        if self._rows is None:
-            raise RuntimeError("The policy has no streams: call begin(streams) first.")
-        return self._rows
+    def _make_room(self, context: RollingContext) -> None:
+        """Drop the oldest episodes of rows in which the longest step has no room."""
+        place = torch.arange(self.steps + 1, device=context.length.device)
+        tokens = sum((context.steps.get(part) >= 0).sum(-1) for part in self._words.slots)
+        tokens = torch.where(place[:-1] < context.length[:, None], tokens, 0)
+        after = torch.nn.functional.pad(tokens.flip(-1).cumsum(-1).flip(-1), (0, 1))
+        fits = (1 + after + self._longest <= self.context) & (context.length[:, None] - place < self.steps)
+        context.evict(fits)
 
-    def _append(self, steps: TensorDictBase, *parts: Part) -> None:
-        rows = self._begun()
-        ids, kept, _ = self._words.encode(steps, *parts)
-        rows.append(ids.to(rows.tokens.device), kept.to(rows.tokens.device))
+    def _row(self, context: RollingContext, *open_parts: Part) -> tuple[Tensor, Tensor]:
+        """The tokens of each row, int64 ``[N, context]``, and their number, ``[N]``; of a running step these parts."""
+        place, ids = torch.arange(int(context.length.max()) + 1, device=context.length.device)[: self.steps], []
+        for part in self._words.slots:
+            known = place < context.length[:, None] + (part in open_parts)
+            ids.append(torch.where(known[..., None], context.steps.get(part)[:, : len(place)], -1))
+        found = torch.cat(ids, -1).flatten(1)
+        tokens = moved_left(found, found, self.context, 0)
+        tokens[:, 0] = self._begin_token
+        return tokens, 1 + (found >= 0).sum(-1)
 
-    def _decode(self, rows: ContextRows) -> list[Tensor]:
-        """Sample the word of each number of the actions and append it; the words' numbers, int64 ``[N]`` each."""
-        parts = split_actor(self.actor)
-        trunks = cacheable_trunks(parts, None) if self.cached else []
-        transcripts = None
+    def _decode(self, context: RollingContext) -> list[Tensor]:
+        """Sample the word of each number of the actions and write it; the words' numbers, int64 ``[N]`` each."""
+        parts, (tokens, length) = split_actor(self.actor), self._row(context, "state")
+        trunks, transcripts = cacheable_trunks(parts, None) if self.cached else [], None
         if trunks:
-            transcripts = self._cache.take(trunks, len(rows.length), rows.size, rows.tokens.device)
-            transcripts.keep_common_prefix(rows.tokens, rows.length, None)
-        runner = LanguageModelRunner(parts, None, size=rows.size, cached=self.cached, transcripts=transcripts)
-        numbers, longest = list[Tensor](), int(rows.length.max())
+            transcripts = self._cache.take(trunks, len(length), self.context, tokens.device)
+            transcripts.keep_common_prefix(tokens, length, None)
+        runner = LanguageModelRunner(parts, None, size=self.context, cached=self.cached, transcripts=transcripts)
+        numbers, ids, longest = list[Tensor](), list[Tensor](), int(length.max())
         with torch.no_grad(), eval_mode(self.actor):
-            states = runner.prefill(rows.tokens[:, :longest], rows.length)
+            states = runner.prefill(tokens[:, :longest], length)
             for place, words in enumerate(self._actions):
-                words = words.to(rows.tokens.device)
-                number = self._sample(states[LOGITS], words)
-                rows.append(words[number][:, None])
-                numbers.append(number)
-                if place + 1 < len(self._actions):
-                    states = runner.decode(words[number], rows.length - 1, longest + place + 1)
+                if place:
+                    states = runner.decode(ids[-1], length + place - 1, longest + place)
+                words = words.to(tokens.device)
+                numbers.append(self._sample(states[LOGITS], words))
+                ids.append(words[numbers[-1]])
         if transcripts is not None:
             self._cache.put(transcripts)
+        context.write(action=torch.stack(ids, -1))
         return numbers
 
     def _sample(self, logits: Tensor, words: Tensor) -> Tensor:
@@ -221,72 +207,3 @@ class LanguageHistoryPolicy(nn.Module):
             return own.argmax(-1)
         uniform = self.stream.uniform((len(logits),), torch.float32).to(logits.device)
         return pick(torch.log_softmax(own / self.temperature, -1), uniform)
-
-
-class ContextRows:
-    """Rows of at most ``size`` tokens and ``steps`` steps, at whose front whole episodes leave.
-
-    The first token of a row is the control token ``begin``, which stays: a row always looks as one of
-    :class:`~torchrl_lang.algorithm_distillation.language.StepRows` does that begins with an episode.
-
-    Args:
-        streams: ``N``.
-        size: number of tokens of a row.
-        begin: the first token.
-        steps: number of steps of a row, at most; None for no limit.
-        device: device of the tokens.
-
-    Attributes:
-        tokens: int64 ``[N, size]``.
-        length: int64 ``[N]``.
-        episode, step: int64 ``[N]``, the numbers of the running episode and step, to which tokens are appended.
-    """
-
-    def __init__(
-        self, streams: int, size: int, begin: int, steps: int | None = None, device: torch.device | None = None
-    ) -> None:
-        self.size, self.steps = size, steps
-        self.tokens = torch.zeros(streams, size, dtype=torch.int64, device=device)
-        self.tokens[:, 0] = begin
-        self.length = torch.ones(streams, dtype=torch.int64, device=device)
-        self.episode, self.step = torch.zeros_like(self.length), torch.zeros_like(self.length)
-        self._episode_of, self._step_of = torch.zeros_like(self.tokens), torch.zeros_like(self.tokens)
-
-    def append(self, ids: Tensor, kept: Tensor | None = None) -> None:
-        """Append tokens ``[N, W]``, only those that are ``kept`` ``[N, W]``."""
-        kept = torch.ones_like(ids, dtype=torch.bool) if kept is None else kept
-        place = self.length[:, None] + kept.cumsum(-1) - 1
-        stream = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)[kept]
-        self.tokens[stream, place[kept]] = ids[kept]
-        self._episode_of[stream, place[kept]] = self.episode[stream]
-        self._step_of[stream, place[kept]] = self.step[stream]
-        self.length = self.length + kept.sum(-1)
-
-    def end_step(self, done: Tensor) -> None:
-        """Begin the next step, of a new episode where ``done`` ``[N]``."""
-        self.step = self.step + 1
-        self.episode = self.episode + done.to(self.episode.device)
-
-    def make_room(self, tokens: int) -> None:
-        """Evict the oldest episodes of each row in which a step of this many tokens does not fit, as few as are needed.
-
-        Raises:
-            ValueError: the running episode alone has no room.
-        """
-        leaving = self.length + tokens - self.size
-        if self.steps is not None:
-            written = torch.arange(self.size, device=self.tokens.device) < self.length[:, None]
-            written[:, 0] = False  # the first token is of no step
-            old = self._step_of <= (self.step - self.steps)[:, None]
-            leaving = torch.maximum(leaving, (written & old).sum(-1))
-        for stream in (leaving > 0).nonzero().squeeze(-1).tolist():
-            length, last = int(self.length[stream]), int(leaving[stream])
-            owner = self._episode_of[stream, 1:length]
-            if last > len(owner) or owner[last - 1] == self.episode[stream]:
-                limit = "" if self.steps is None else f" and {self.steps} steps"
-                room = f"{tokens} more tokens in a context of {self.size} tokens{limit}: make it longer"
-                raise ValueError(f"The running episode of stream {stream} has no room for {room}.")
-            left = int((owner > owner[last - 1]).sum())
-            for values in (self.tokens, self._episode_of, self._step_of):
-                values[stream, 1 : 1 + left] = values[stream, length - left : length].clone()
-            self.length[stream] = 1 + left

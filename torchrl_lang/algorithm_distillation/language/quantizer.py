@@ -122,6 +122,11 @@ class Quantizer:
         return bool(self.words)
 
     @property
+    def pattern(self) -> str:
+        """A regular expression of its words."""
+        return "|".join(map(re.escape, self.words)) or DECIMAL
+
+    @property
     def pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Beginnings of words and further pieces inside them: all words and nothing, or characters."""
         return (self.words, ()) if self.words else (tuple("-0123456789"), tuple("-+.e0123456789"))
@@ -147,6 +152,15 @@ class Quantizer:
             found = f"{exact[~has_word].flatten()[0].item()}, only for {shorten(known.tolist())}"
             raise ValueError(f"There is no word for {found}: give outside='nearest' for the word of the nearest one.")
         return index
+
+    def number_words(self, values: Tensor) -> tuple[tuple[str, ...], Tensor]:
+        """Words, and the number of each value's word among them, int64 of the shape of ``values``."""
+        if self.words:
+            return self.words, self.index(values)
+        written = self.write(values.flatten())
+        number = {word: place for place, word in enumerate(dict.fromkeys(written))}
+        index = torch.tensor([number[word] for word in written], device=values.device, dtype=torch.int64)
+        return tuple(number), index.view(values.shape)
 
     def write(self, values: Tensor) -> list[str]:
         """The word of each number, ``[N]``; raises ValueError for a number without one."""

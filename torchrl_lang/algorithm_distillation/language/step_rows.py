@@ -7,17 +7,10 @@ from typing import Literal, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.algorithm_distillation.language.template import (
-    Slot,
-    StepTemplate,
-    TokenKind,
-    end_index,
-    entry_values,
-    has_no_reward,
-    steps_to_words,
-)
+from torchrl_lang.algorithm_distillation.language.template import Slot, StepTemplate, TokenKind, slot_words
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD, TOKENS, entry
 from torchrl_lang.text import CharTokenizer, Tokenizer
 
@@ -34,12 +27,10 @@ Part = Literal["state", "action", "outcome"]
 
 
 class Tokens(NamedTuple):
-    """Tokens of steps, some of which are left out."""
+    """Tokens of steps."""
 
     ids: Tensor
-    """int64 ``[*B, W]``."""
-    kept: Tensor
-    """bool ``[*B, W]``: False where a step has no such token."""
+    """int64 ``[*B, W]``, -1 where a step has no such token."""
     kind: Tensor
     """int64 ``[W]``: a :class:`TokenKind`."""
 
@@ -58,61 +49,43 @@ def template_tokenizer(template: StepTemplate) -> CharTokenizer:
     return CharTokenizer.from_alphabet(template.vocabulary())
 
 
-class _Table(NamedTuple):
-    """The tokens of each word that a slot may hold, and of nothing in the last row."""
-
-    ids: Tensor
-    """int64 ``[words + 1, P]``."""
-    kept: Tensor
-    """bool ``[words + 1, P]``."""
-
-
 class StepTokens:
-    """Encodes steps with a tokenizer: a table for each slot of the template maps numbers to tokens.
+    """Encodes steps with a tokenizer: a table of the words of each slot of the template maps numbers to tokens.
 
     A word may have several tokens, as in a pretrained tokenizer. The tokens are those of the steps' text: each word is
     encoded with the space before it.
-
-    Args:
-        template: a template whose quantizers all have finitely many words.
-        tokenizer: encodes the words.
-
-    Raises:
-        ValueError: a quantizer has no finite number of words, or the tokenizer cannot encode a word.
     """
 
     def __init__(self, template: StepTemplate, tokenizer: Tokenizer) -> None:
-        if not template.is_finite:
-            raise ValueError("The template has decimals, expected quantizers with finitely many words.")
         self.template, self.tokenizer = template, tokenizer
-        self._tables = [_table(slot, tokenizer) for slot in template.slots]
-        actions = [place for place, slot in enumerate(template.slots) if slot.kind == TokenKind.ACTION]
-        self._places = {
-            "state": range(actions[0]),
-            "action": range(actions[0], actions[-1] + 1),
-            "outcome": range(actions[-1] + 1, len(template.slots)),
-        }
+        self._tables: dict[tuple[str, ...], Tensor] = {}
+        self.slots: dict[Part, list[Slot]] = {"state": [], "action": [], "outcome": []}
+        part: Part = "state"
+        for slot in template.slots:
+            if slot.kind == TokenKind.ACTION:
+                part = "action"
+            elif part == "action":
+                part = "outcome"
+            self.slots[part].append(slot)
 
     @property
     def longest_step(self) -> int:
-        """The largest number of tokens of a step."""
-        return sum(int(table.kept.sum(-1).max()) for table in self._tables)
+        """The largest number of tokens of a step; ValueError if the template has decimals."""
+        if not self.template.is_finite:
+            raise ValueError("The template has decimals, expected quantizers with finitely many words.")
+        tables = (self._table(slot.words()) for slot in self.template.slots)
+        return sum(int((table >= 0).sum(-1).max()) for table in tables)
 
-    def words(self, kind: TokenKind) -> list[Tensor]:
-        """The tokens of the words of each slot of a kind, int64 ``[words]``.
+    def action_words(self) -> list[Tensor]:
+        """The tokens of the words of each number of an action, int64 ``[words]``.
 
         Raises:
             ValueError: a word has several tokens.
         """
-        found = []
-        for slot, table in zip(self.template.slots, self._tables, strict=True):
-            if slot.kind == kind:
-                if (table.kept[:-1].sum(-1) != 1).any():
-                    raise ValueError(
-                        f"A word of the {kind.name.lower()} is several tokens: use template_tokenizer(template)."
-                    )
-                found.append(table.ids[:-1, 0])
-        return found
+        tables = [self._table(slot.words())[:-1] for slot in self.slots["action"]]
+        if any(((table >= 0).sum(-1) != 1).any() for table in tables):
+            raise ValueError("A word of the action is several tokens: use template_tokenizer(template).")
+        return [table[:, 0] for table in tables]
 
     def encode(self, steps: TensorDictBase, *parts: Part) -> Tokens:
         """The tokens of parts of steps ``[*B]``, by default of whole steps; only the entries of the parts are read.
@@ -120,40 +93,27 @@ class StepTokens:
         Raises:
             KeyError, ValueError: an entry is missing or has another shape, or a number has no word.
         """
-        places = [place for part in parts or ("state", "action", "outcome") for place in self._places[part]]
-        ids, kept, kind = [], [], []
-        for place in places:
-            slot, table = self.template.slots[place], self._tables[place]
-            index = self._index(slot, steps, len(table.ids) - 1).cpu()
-            ids.append(table.ids[index])
-            kept.append(table.kept[index])
-            kind += [int(slot.kind)] * table.ids.shape[-1]
-        return Tokens(torch.cat(ids, -1), torch.cat(kept, -1), torch.tensor(kind))
+        ids, kind = [], []
+        for slot in (slot for part in parts or self.slots for slot in self.slots[part]):
+            words, number = slot_words(steps, self.template, slot)
+            ids.append(self._table(words)[number.cpu()])
+            kind += [int(slot.kind)] * ids[-1].shape[-1]
+        return Tokens(torch.cat(ids, -1), torch.tensor(kind))
 
-    def _index(self, slot: Slot, steps: TensorDictBase, nothing: int) -> Tensor:
-        """The row of a slot's table for each step, int64 ``[*B]``."""
-        index = torch.zeros(steps.batch_size, dtype=torch.int64, device=steps.device)
-        if slot.quantizer is not None:
-            index = slot.quantizer.index(entry_values(steps, self.template, slot))
-        if len(slot.words) > 1:
-            index = index * len(slot.words) + end_index(steps)
-        if slot.optional:
-            index = torch.where(has_no_reward(steps, self.template), nothing, index)
-        return index
+    def nothing(self, part: Part, shape: tuple[int, int], device: torch.device) -> Tensor:
+        """Room for a part of steps ``[N, C]`` with no tokens."""
+        width = sum(self._table(slot.words()).shape[-1] for slot in self.slots[part])
+        return torch.full((*shape, width), -1, device=device)
 
-
-def _table(slot: Slot, tokenizer: Tokenizer) -> _Table:
-    """The words of a slot in the order of their numbers, each with its ends, and their tokens."""
-    numbers = slot.quantizer.words if slot.quantizer is not None else ("",)
-    words = [number + end for number in numbers for end in slot.words]
-    encoded = [tokenizer.encode(f" {word}") if word else [] for word in [*words, ""]]
-    width = max(map(len, encoded))
-    ids = torch.zeros(len(encoded), width, dtype=torch.int64)
-    kept = torch.zeros(len(encoded), width, dtype=torch.bool)
-    for place, tokens in enumerate(encoded):
-        ids[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-        kept[place, : len(tokens)] = True
-    return _Table(ids, kept)
+    def _table(self, words: tuple[str, ...]) -> Tensor:
+        """The tokens of each word, int64 ``[words, P]``, -1 where it has no more."""
+        if (known := self._tables.get(words)) is not None:
+            return known
+        encoded = [torch.tensor(self.tokenizer.encode(f" {word}") if word else [], dtype=torch.int64) for word in words]
+        table = pad_sequence(encoded, batch_first=True, padding_value=-1)
+        if self.template.is_finite:
+            self._tables[words] = table
+        return table
 
 
 class StepRows:
@@ -171,7 +131,7 @@ class StepRows:
         loss_on: "actions" or "all".
 
     Raises:
-        ValueError: ``loss_on`` is unknown, or the tokenizer has no token that begins a row.
+        ValueError: ``loss_on`` is unknown.
 
     Examples:
         >>> import torch
@@ -195,56 +155,28 @@ class StepRows:
     def __init__(self, template: StepTemplate, tokenizer: Tokenizer, *, loss_on: LossOn = "actions") -> None:
         check_options(loss_on=(loss_on, ("actions", "all")))
         self.template, self.tokenizer, self.loss_on = template, tokenizer, loss_on
-        self.begin = begin_token(tokenizer)
-        self.tokens = StepTokens(template, tokenizer) if template.is_finite else None
+        self.tokens = StepTokens(template, tokenizer)
 
     def __call__(self, windows: TensorDictBase, row_length: int | None = None) -> TensorDict:
         """The rows ``[N]`` of windows ``[N, L]``.
 
         Args:
             windows: successive steps, in the entries of a
-            :class:`~torchrl_lang.algorithm_distillation.LearningHistory`.
+                :class:`~torchrl_lang.algorithm_distillation.LearningHistory`.
             row_length: ``T``; by default room for ``L`` of the longest steps, or the longest row with decimals.
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: a row does not fit, or a number has no word.
+            ValueError: a row does not fit, a number has no word, or the tokenizer has no token that begins a row.
         """
-        if self.tokens is None:
-            return self.from_text(windows, row_length)
-        tokens = self.tokens.encode(windows)
-        row_length = 1 + windows.shape[1] * self.tokens.longest_step if row_length is None else row_length
-        return self._rows(tokens, entry(windows, REWARD).squeeze(-1), row_length)
-
-    def from_text(self, windows: TensorDictBase, row_length: int | None = None) -> TensorDict:
-        """The same rows, word by word: slower, and for all templates."""
-        steps = [
-            [(id, kind) for word, kind in step for id in self.tokenizer.encode(f" {word}")]
-            for window in windows
-            for step in steps_to_words(window, self.template)
-        ]
-        width = max(map(len, steps))
-        shape = (len(steps), width)
-        ids, kept, kind = (torch.zeros(shape, dtype=dtype) for dtype in (torch.int64, torch.bool, torch.int64))
-        for place, step in enumerate(steps):
-            ids[place, : len(step)], kind[place, : len(step)] = torch.tensor(step).T
-            kept[place, : len(step)] = True
-        split = (*windows.shape, width)
-        tokens = Tokens(ids.view(split), kept.view(split), kind.view(split))
-        longest = 1 + int(kept.view(*windows.shape, -1).sum((-2, -1)).max())
-        row_length = longest if row_length is None else row_length
-        return self._rows(tokens, entry(windows, REWARD).squeeze(-1), row_length)
-
-    def _rows(self, tokens: Tokens, reward: Tensor, row_length: int) -> TensorDict:
-        """Rows of the tokens ``[N, L, W]`` of steps with rewards ``[N, L]``."""
-        kind = tokens.kind.expand_as(tokens.ids)
-        is_action = tokens.kept & (kind == TokenKind.ACTION)
+        ids, kind = self.tokens.encode(windows)
+        if row_length is None and self.template.is_finite:
+            row_length = 1 + windows.shape[1] * self.tokens.longest_step
+        is_action = (ids >= 0) & (kind == TokenKind.ACTION)
         after = is_action.flip(-1).long().cumsum(-1).flip(-1)  # action tokens from here to the end of the step
-        earned = torch.where(is_action & (after == 1), reward[..., None].cpu(), 0.0)
-        return stack_rows(
-            tokens.ids.flatten(1), tokens.kept.flatten(1), kind.flatten(1), earned.flatten(1),
-            begin=self.begin, pad=self.tokenizer.control.pad, row_length=row_length, loss_on=self.loss_on,
-        )  # fmt: skip
+        earned = torch.where(is_action & (after == 1), entry(windows, REWARD).cpu(), 0.0)
+        columns = (column.flatten(1) for column in (ids, kind.expand_as(ids), earned))
+        return stack_rows(*columns, self.tokenizer, row_length=row_length, loss_on=self.loss_on)
 
 
 def begin_token(tokenizer: Tokenizer) -> int:
@@ -257,39 +189,41 @@ def begin_token(tokenizer: Tokenizer) -> int:
 
 
 def stack_rows(
-    ids: Tensor, kept: Tensor, kind: Tensor, earned: Tensor, *, begin: int, pad: int, row_length: int, loss_on: LossOn
+    ids: Tensor, kind: Tensor, earned: Tensor, tokenizer: Tokenizer, *, row_length: int | None, loss_on: LossOn
 ) -> TensorDict:
     """Rows ``[N]`` of tokens without those that are left out, moved to the left.
 
     Args:
-        ids: int64 ``[N, M]``.
-        kept: bool ``[N, M]``.
+        ids: int64 ``[N, M]``, -1 for a token that is left out.
         kind: int64 ``[N, M]``.
         earned: float32 ``[N, M]``, the ``token_reward``.
-        begin: the first token of all rows.
-        pad: the token of padding.
-        row_length: ``T``.
+        tokenizer: of the first token of all rows, and of padding.
+        row_length: ``T``; None for that of the longest row.
         loss_on: see :class:`StepRows`.
 
     Raises:
         ValueError: a row has more than ``row_length`` tokens.
     """
-    length = 1 + kept.sum(-1)
-    if len(ids) and int(length.max()) > row_length:
-        raise ValueError(f"A row has {int(length.max())} tokens, more than row_length={row_length}.")
-    place = torch.where(kept, kept.cumsum(-1), row_length)  # other tokens go to a column that is cut off
-    shape = (len(ids), row_length + 1)
-
-    def moved(values: Tensor, fill: int) -> Tensor:
-        return torch.full(shape, fill, dtype=values.dtype).scatter_(-1, place, values)[:, :row_length]
-
-    tokens = moved(ids, pad)
-    tokens[:, 0] = begin
+    length = 1 + (ids >= 0).sum(-1)
+    longest = int(length.max()) if len(ids) else 1
+    row_length = longest if row_length is None else row_length
+    if longest > row_length:
+        raise ValueError(f"A row has {longest} tokens, more than row_length={row_length}.")
+    tokens = moved_left(ids, ids, row_length, tokenizer.control.pad)
+    tokens[:, 0] = begin_token(tokenizer)
     attention = torch.arange(row_length) < length[:, None]
-    kinds = moved(kind, int(TokenKind.FORMAT))
+    kinds = moved_left(kind, ids, row_length, int(TokenKind.FORMAT))
     agent = kinds == TokenKind.ACTION
     if loss_on == "all":
         agent = attention.clone()
         agent[:, 0] = False
-    entries = {TOKENS: tokens, ATTENTION_MASK: attention, TOKEN_KIND: kinds, TOKEN_REWARD: moved(earned, 0)}
-    return TensorDict({**entries, AGENT_MASK: agent}, batch_size=[len(ids)])
+    entries = {TOKENS: tokens, ATTENTION_MASK: attention, TOKEN_KIND: kinds, AGENT_MASK: agent}
+    return TensorDict({**entries, TOKEN_REWARD: moved_left(earned, ids, row_length, 0)}, batch_size=[len(ids)])
+
+
+def moved_left(values: Tensor, ids: Tensor, row_length: int, fill: int) -> Tensor:
+    """Rows ``[N, row_length]`` of the values ``[N, M]`` of tokens that are not left out, from the second place on."""
+    kept = ids >= 0
+    place = torch.where(kept, kept.cumsum(-1), row_length)  # other tokens go to a column that is cut off
+    rows = torch.full((len(ids), row_length + 1), fill, dtype=values.dtype, device=ids.device)
+    return rows.scatter_(-1, place, values)[:, :row_length]

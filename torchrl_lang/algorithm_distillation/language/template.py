@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby, product
@@ -17,7 +18,7 @@ from torchrl_lang.algorithm_distillation.language.quantizer import DECIMAL, Quan
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
 
-__all__ = ["TEMPLATES", "Slot", "StepTemplate", "TokenKind", "parse_steps", "steps_to_text", "steps_to_words"]
+__all__ = ["TEMPLATES", "Slot", "StepTemplate", "TokenKind", "parse_steps", "slot_words", "steps_to_text"]
 
 Numbers = Quantizer | Sequence[Quantizer]
 """How an entry of a step is written: one quantizer for an entry of one number ``[L]``, or ``D`` for one ``[L, D]``."""
@@ -29,8 +30,11 @@ TEMPLATES = {
 }
 """Patterns of :class:`StepTemplate` by name."""
 
-_ITEM = re.compile(r"\[([^\]]*)\]|(\S+)")
-_FIELD = re.compile(r"\{(?:(observation|action|reward)|end:([^{}|\s]+)\|([^{}|\s]+))\}")
+_WORDS = r"((?:[^\s{}\[\]]+\s+)*)"
+_PATTERN = re.compile(
+    rf"\s*{_WORDS}\{{observation\}}\s+{_WORDS}\{{action\}}\s+{_WORDS}"
+    rf"(?:\[{_WORDS}(?<=\s)\{{reward\}}\]|\{{reward\}})(\s+{_WORDS})?\{{end:([^\s{{}}|]+)\|([^\s{{}}|]+)\}}\s+{_WORDS}"
+)
 
 
 class TokenKind(IntEnum):
@@ -53,10 +57,21 @@ class Slot(NamedTuple):
     """Of a number; None for a word that the template gives."""
     component: int | None = None
     """Which number of an entry with several."""
-    words: tuple[str, ...] = ("",)
+    endings: tuple[str, ...] = ("",)
     """The template's words: one, those of the ends (running, terminated, truncated), or their suffixes."""
     optional: bool = False
     """The slot is left out where the reward is zero."""
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression of its words, with a group for the number and one for the ending."""
+        number = "" if self.quantizer is None else self.quantizer.pattern
+        return f"({number})({'|'.join(map(re.escape, reversed(self.endings)))})"
+
+    def words(self, numbers: Sequence[str] | None = None) -> tuple[str, ...]:
+        """The words that it may hold with these numbers, by default all of its quantizer, and "" for none."""
+        numbers = ("",) if self.quantizer is None else self.quantizer.words if numbers is None else numbers
+        return (*(number + ending for number, ending in product(numbers, self.endings)), "")
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class StepTemplate:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", TEMPLATES.get(self.pattern, self.pattern))
         object.__setattr__(self, "slots", tuple(self._parse_pattern()))
-        if both := sorted(self._ambiguous()):
+        if both := self._ambiguous():
             raise ValueError(f"{both} could be read in two ways in {self.pattern!r}: use other words.")
 
     @property
@@ -119,9 +134,9 @@ class StepTemplate:
         return all(slot.quantizer is None or slot.quantizer.is_finite for slot in self.slots)
 
     @property
-    def writes_every_reward(self) -> bool:
-        """Whether also steps with a reward of zero have a word for it."""
-        return not any(slot.optional for slot in self.slots)
+    def reward_slot(self) -> Slot:
+        """The slot of the reward."""
+        return next(slot for slot in self.slots if slot.kind == TokenKind.REWARD)
 
     def vocabulary(self) -> list[str]:
         """The symbols of all words, each with the space before it, and those inside of words that are spelled.
@@ -133,73 +148,60 @@ class StepTemplate:
         """
         found: dict[str, None] = {}
         for slot in self.slots:
-            first, inner = ((""), ()) if slot.quantizer is None else slot.quantizer.pieces
-            if inner:
-                found.update((f" {piece}", None) for piece in first)
-                found.update((piece, None) for piece in (*inner, *slot.words) if piece)
-            else:
-                words = (word + end for word, end in product(first or ("",), slot.words))
-                found.update((f" {word}", None) for word in words if word)
+            first, inner = slot.quantizer.pieces if slot.quantizer is not None else (("",), ())
+            endings = ("",) if inner else slot.endings
+            words = (word + end for word, end in product(first, endings))
+            found.update((f" {word}", None) for word in words if word)
+            found.update((piece, None) for piece in (*inner, *(slot.endings if inner else ())) if piece)
         return list(found)
 
     def _parse_pattern(self) -> Iterator[Slot]:
-        fields = [match[1] or "end" for match in _FIELD.finditer(self.pattern)]
-        if fields != ["observation", "action", "reward", "end"]:
-            known = "{observation}, {action}, {reward} and {end:TERMINATED|TRUNCATED}"
-            raise ValueError(f"A pattern has the fields {known} once each, in this order, got {self.pattern!r}.")
-        for group, word in _ITEM.findall(self.pattern):
-            items = group.split() or [word]
-            if group and (len(items) < 2 or items[-1] != "{reward}" or "{" in "".join(items[:-1])):
-                raise ValueError(f"Brackets hold words and then {{reward}}, such as [got {{reward}}], got [{group}].")
-            for item in items:
-                yield from self._slots_of(item, optional=bool(group))
+        match = _PATTERN.fullmatch(f"{self.pattern} ")
+        if match is None:
+            fields = "{observation}, {action}, {reward} or [WORDS {reward}], and {end:TERMINATED|TRUNCATED}"
+            raise ValueError(f"A pattern has words and {fields}, in this order, with spaces, got {self.pattern!r}.")
+        first, second, third, bracket, apart, fourth, terminated, truncated, last = match.groups()
+        ends, optional = ("", terminated, truncated), bracket is not None
+        joined = apart is None and not optional
+        yield from _words(first)
+        yield from _numbers(TokenKind.OBSERVATION, self.observation)
+        yield from _words(second)
+        yield from _numbers(TokenKind.ACTION, self.action)
+        yield from _words(third)
+        yield from _words(bracket, optional=True)
+        yield Slot(TokenKind.REWARD, self.reward, endings=ends if joined else ("",), optional=optional)
+        yield from _words(fourth)
+        if not joined:
+            yield Slot(TokenKind.END, endings=ends)
+        yield from _words(last)
 
-    def _slots_of(self, item: str, *, optional: bool) -> Iterator[Slot]:
-        fields = [*_FIELD.finditer(item)]
-        names = [match[1] or "end" for match in fields]
-        ends = ("", fields[-1][2], fields[-1][3]) if names[-1:] == ["end"] else ("",)
-        if set(_FIELD.sub("", item)) & set("{}[]") or (names and _FIELD.sub("", item)):
-            raise ValueError(f"A pattern consists of words and fields with spaces between them, got {item!r}.")
-        if names in (["observation"], ["action"]):
-            numbers = self.observation if names == ["observation"] else self.action
-            kind = TokenKind[names[0].upper()]
-            if isinstance(numbers, Quantizer):
-                yield Slot(kind, numbers)
-            else:
-                yield from (Slot(kind, each, component) for component, each in enumerate(numbers))
-        elif names[:1] == ["reward"]:
-            yield Slot(TokenKind.REWARD, self.reward, words=ends, optional=optional)
-        elif names:
-            yield Slot(TokenKind.END, words=ends)
-        else:
-            yield Slot(TokenKind.FORMAT, words=(item,), optional=optional)
-
-    def _ambiguous(self) -> set[str]:
-        """Words that could be read in two ways: where a word may be left out, or a reward and an end are one word."""
-        both = set[str]()
-        for place, slot in enumerate(self.slots):
-            if len(slot.words) > 1 and slot.quantizer is not None:
-                first, inner = slot.quantizer.pieces
-                words = [word + end for word, end in product(first, slot.words)]
-                both |= {word for word in words if words.count(word) > 1} | set("".join(slot.words)) & {*inner}
-            if slot.kind == TokenKind.END or (slot.optional and not self.slots[place - 1].optional):
-                others = [other for other in (*self.slots[place + 1 :], self.slots[0]) if not other.optional]
-                both |= {word for word in slot.words if word and any(_may_hold(other, word) for other in others)}
-            both |= {word for word in slot.words if slot.words.count(word) > 1}
-        return both
+    def _ambiguous(self) -> list[str]:
+        """Words that could be read in two ways: where a word may be missing, or a reward and an end are one word."""
+        both = list[str]()
+        for slot, before in zip(self.slots, (self.slots[-1], *self.slots), strict=False):
+            others = [other.pattern for other in self.slots if other is not slot]
+            marks = slot.endings if slot.kind == TokenKind.END or (slot.optional and not before.optional) else ()
+            both += [word for word in marks if word and any(re.fullmatch(other, word) for other in others)]
+            if len(slot.endings) > 1:
+                numbers = ("",) if slot.quantizer is None else slot.quantizer.words
+                whole = Counter(number + ending for number, ending in product(numbers or ("",), slot.endings))
+                both += [word for word, count in whole.items() if count > 1]
+                both += [ending for ending in slot.endings[1:] if not numbers and re.fullmatch(DECIMAL, f"1{ending}")]
+        return sorted(set(both))
 
 
-def _may_hold(slot: Slot, word: str) -> bool:
-    """Whether a word may stand in a slot; of spelled ones, whether it has their characters only."""
-    if slot.quantizer is None:
-        return word in slot.words
-    first, inner = slot.quantizer.pieces
-    return word in first or (word[0] in first and set(word[1:]) <= set(inner))
+def _words(text: str | None, *, optional: bool = False) -> Iterator[Slot]:
+    return (Slot(TokenKind.FORMAT, endings=(word,), optional=optional) for word in (text or "").split())
+
+
+def _numbers(kind: TokenKind, numbers: Numbers) -> Iterator[Slot]:
+    if isinstance(numbers, Quantizer):
+        yield Slot(kind, numbers)
+    else:
+        yield from (Slot(kind, each, component) for component, each in enumerate(numbers))
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-
-_ENTRY = {TokenKind.OBSERVATION: OBSERVATION, TokenKind.ACTION: ACTION, TokenKind.REWARD: REWARD}
 
 
 def steps_to_text(steps: TensorDictBase, template: StepTemplate) -> str:
@@ -224,53 +226,40 @@ def steps_to_text(steps: TensorDictBase, template: StepTemplate) -> str:
         >>> parse_steps(steps_to_text(steps, template), template)["terminated"].squeeze(-1)
         tensor([False,  True])
     """
-    return " ".join(word for step in steps_to_words(steps, template) for word, _ in step)
-
-
-def steps_to_words(steps: TensorDictBase, template: StepTemplate) -> list[list[tuple[str, TokenKind]]]:
-    """The words of each of the steps ``[L]``, and their kinds; errors are those of :func:`steps_to_text`."""
-    ends = end_index(steps).tolist()
-    is_zero = has_no_reward(steps, template).tolist()
-    columns: list[list[str]] = []
+    columns = []
     for slot in template.slots:
-        words = [""] * len(ends)
-        if slot.quantizer is not None:
-            words = slot.quantizer.write(entry_values(steps, template, slot))
-        suffixes = [slot.words[end] if len(slot.words) > 1 else slot.words[0] for end in ends]
-        column = [word + suffix for word, suffix in zip(words, suffixes, strict=True)]
-        columns.append(["" if slot.optional and zero else word for word, zero in zip(column, is_zero, strict=True)])
-    kinds = [slot.kind for slot in template.slots]
-    return [
-        [(text, kind) for text, kind in zip(step, kinds, strict=True) if text] for step in zip(*columns, strict=True)
-    ]
+        words, number = slot_words(steps, template, slot)
+        columns.append([words[each] for each in number.tolist()])
+    return " ".join(word for step in zip(*columns, strict=True) for word in step if word)
 
 
-def end_index(steps: TensorDictBase) -> Tensor:
-    """How each step ends, int64 ``[*B]``: 0 for a running episode, 1 for a terminated and 2 for a truncated one."""
-    done, terminated = (entry(steps, key).squeeze(-1) for key in (DONE, TERMINATED))
-    return torch.where(terminated, 1, torch.where(done, 2, 0))
+def slot_words(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> tuple[tuple[str, ...], Tensor]:
+    """The words that a slot may hold, with "" for none, and the number of that of each step, int64 ``[*B]``.
 
-
-def has_no_reward(steps: TensorDictBase, template: StepTemplate) -> Tensor:
-    """Whether each step's reward is read as zero, bool ``[*B]``; it is not where that is -0.0."""
-    reward = template.reward.quantise(entry(steps, REWARD).squeeze(-1))
-    return (reward == 0) & ~reward.signbit()
-
-
-def entry_values(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> Tensor:
-    """The numbers ``[*B]`` of the steps that a slot describes.
-
-    Raises:
-        KeyError: the entry is missing.
-        ValueError: it has another shape than the template's quantizers.
+    Errors are those of :func:`steps_to_text`.
     """
-    values = entry(steps, _ENTRY[slot.kind])
+    numbers, index = None, torch.zeros(steps.batch_size, dtype=torch.int64, device=steps.device)
+    if slot.quantizer is not None:
+        numbers, index = slot.quantizer.number_words(_entry_values(steps, template, slot))
+    if len(slot.endings) > 1:
+        done, terminated = (entry(steps, key).squeeze(-1) for key in (DONE, TERMINATED))
+        index = index * len(slot.endings) + torch.where(terminated, 1, torch.where(done, 2, 0))
+    words = slot.words(numbers)
+    if slot.optional:
+        reward = template.reward.quantise(entry(steps, REWARD).squeeze(-1))
+        index = torch.where((reward == 0) & ~reward.signbit(), len(words) - 1, index)  # -0.0 is written
+    return words, index
+
+
+def _entry_values(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> Tensor:
+    """The numbers ``[*B]`` of the steps that a slot describes."""
+    values = entry(steps, slot.kind.name.lower())
     if slot.kind == TokenKind.REWARD:
         return values.squeeze(-1)
     numbers = template.observation if slot.kind == TokenKind.OBSERVATION else template.action
     expected = [] if isinstance(numbers, Quantizer) else [len(numbers)]
     if (found := list(values.shape[steps.ndim :])) != expected:
-        name = _ENTRY[slot.kind]
+        name = slot.kind.name.lower()
         raise ValueError(f"'{name}' of a step has shape {found}, but the template has quantizers for {expected}.")
     return values if slot.component is None else values[..., slot.component]
 
@@ -278,88 +267,56 @@ def entry_values(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> T
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def parse_steps(text: str, template: StepTemplate, *, first_episode: int = 0) -> TensorDict:
+def parse_steps(text: str, template: StepTemplate) -> TensorDict:
     """Read the steps ``[L]`` of a text of :func:`steps_to_text`; see there for an example.
 
     ``episode`` and ``episode_step`` are counted from the ends of episodes; the first step begins an episode.
 
-    Args:
-        text: the text.
-        template: the template that it was written with.
-        first_episode: the number of the first episode.
-
     Raises:
         ValueError: a step is not one of the template, or incomplete.
     """
-    text, pattern = "".join(f" {word}" for word in text.split()), _step_pattern(template)
-    ends, is_zero, place = list[int](), list[bool](), 0
-    columns: dict[tuple[TokenKind, int | None], list[str]] = {}
-    while place < len(text):
+    text, place, found = "".join(f" {word}" for word in text.split()), 0, list[tuple[str | None, ...]]()
+    groups = groupby(template.slots, key=lambda slot: (slot.optional, slot.kind == TokenKind.END))
+    pattern = re.compile("".join(_step_part(slots, any(may_lack)) for may_lack, slots in groups))
+    while place < len(text) or not found:
         match = pattern.match(text, place)
         if match is None:
             step = text[place + 1 : place + 60]
-            raise ValueError(f"Step {len(ends) + 1} of the text, {step!r}, is not one of {template.pattern!r}.")
-        place, found, end = match.end(), iter(match.groups()), 0
-        for slot in template.slots:
-            if slot.quantizer is not None and (number := next(found)) is not None:
-                columns.setdefault((slot.kind, slot.component), []).append(number)
-            if slot.kind == TokenKind.REWARD:
-                is_zero.append(number is None)
-            if len(slot.words) > 1:
-                end = slot.words.index(next(found) or "")
-        ends.append(end)
-    return _steps(columns, torch.tensor(ends).long(), torch.tensor(is_zero).bool(), template, first_episode)
-
-
-def _step_pattern(template: StepTemplate) -> re.Pattern[str]:
-    """The pattern of one step, with a space before each word, and a group for each number and each end."""
-    pattern = ""
-    for optional, slots in groupby(template.slots, key=lambda slot: slot.optional):
-        words = [_slot_pattern(slot) for slot in slots]
-        pattern += f"(?:{''.join(words)})?" if optional else "".join(words)
-    return re.compile(pattern)
-
-
-def _slot_pattern(slot: Slot) -> str:
-    ends = f"({'|'.join(re.escape(word) for word in reversed(slot.words))})" if len(slot.words) > 1 else ""
-    if slot.quantizer is None:
-        return f"(?: {ends}(?!\\S))?" if ends else f" {re.escape(slot.words[0])}(?!\\S)"
-    number = "|".join(map(re.escape, slot.quantizer.words)) or DECIMAL
-    return f" ({number}){ends}(?!\\S)"
-
-
-def _steps(
-    columns: dict[tuple[TokenKind, int | None], list[str]],
-    ends: Tensor,
-    is_zero: Tensor,
-    template: StepTemplate,
-    first_episode: int,
-) -> TensorDict:
-    """The steps of the words of each number, and of how each step ends, int64 ``[L]``."""
-
-    def read(kind: TokenKind, quantizer: Quantizer, component: int | None) -> Tensor:
-        values = quantizer.read(columns.get((kind, component), []))
-        return values.to(torch.float32) if values.is_floating_point() else values
-
-    def read_all(kind: TokenKind, numbers: Numbers) -> Tensor:
-        if isinstance(numbers, Quantizer):
-            return read(kind, numbers, None)
-        return torch.stack([read(kind, each, component) for component, each in enumerate(numbers)], -1)
-
-    reward = torch.zeros(len(ends))
-    reward[~is_zero] = read(TokenKind.REWARD, template.reward, None).to(torch.float32)
-    done, place = ends > 0, torch.arange(len(ends))
+            raise ValueError(f"Step {len(found) + 1} of the text, {step!r}, is not one of {template.pattern!r}.")
+        place = match.end()
+        found.append(match.groups())
+    columns, values = list(zip(*found, strict=True)), dict[TokenKind, list[Tensor]]()
+    reward, end = torch.zeros(len(found)), torch.zeros(len(found), dtype=torch.int64)
+    for slot, numbers, endings in zip(template.slots, columns[::2], columns[1::2], strict=True):
+        if len(slot.endings) > 1:
+            end = torch.tensor([slot.endings.index(ending or "") for ending in endings])
+        if slot.quantizer is not None:
+            read = slot.quantizer.read([number for number in numbers if number is not None])
+            values.setdefault(slot.kind, []).append(read.float() if read.is_floating_point() else read)
+        if slot.kind == TokenKind.REWARD:
+            reward[[number is not None for number in numbers]] = values[slot.kind][0].float()
+    done, number = end > 0, torch.arange(len(end))
     over = shift_right(done)
-    begin = torch.where(over | (place == 0), place, 0).cummax(0).values if len(ends) else place
+    begin = torch.where(over | (number == 0), number, 0).cummax(0).values
     return TensorDict(
         {
-            OBSERVATION: read_all(TokenKind.OBSERVATION, template.observation),
-            ACTION: read_all(TokenKind.ACTION, template.action),
+            OBSERVATION: _together(values[TokenKind.OBSERVATION], template.observation),
+            ACTION: _together(values[TokenKind.ACTION], template.action),
             REWARD: reward[:, None],
             DONE: done[:, None],
-            TERMINATED: (ends == 1)[:, None],
-            EPISODE: over.cumsum(0) + first_episode,
-            EPISODE_STEP: place - begin,
+            TERMINATED: (end == 1)[:, None],
+            EPISODE: over.cumsum(0),
+            EPISODE_STEP: number - begin,
         },
-        batch_size=[len(ends)],
+        batch_size=[len(end)],
     )
+
+
+def _step_part(slots: Iterable[Slot], may_lack: bool) -> str:
+    """The regular expression of successive words of a step, each after a space; they may be missing together."""
+    words = "".join(rf" {slot.pattern}(?!\S)" for slot in slots)
+    return f"(?:{words})?" if may_lack else words
+
+
+def _together(components: Sequence[Tensor], numbers: Numbers) -> Tensor:
+    return components[0] if isinstance(numbers, Quantizer) else torch.stack(list(components), -1)
