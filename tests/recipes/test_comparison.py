@@ -7,63 +7,56 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.interrupt import interrupted_at
-from torchrl_lang._files import FileError, Record
-from torchrl_lang.recipes.compare import TrainedPlayer, decodings
+from torchrl_lang._files import FileError
+from torchrl_lang.evaluation import Summary
+from torchrl_lang.recipes.compare import CHOICE, REPORT, Row, TrainedPlayer, compared, decodings, format_rows
 from torchrl_lang.recipes.demo_options import ComparisonOptions
 from torchrl_lang.recipes.load_run import load_run
 
 
-class Numbers(Record):
-    numbers: tuple[int, ...]
-
-
-class Counter(TrainedPlayer[Numbers]):
+class Counter(TrainedPlayer):
     """Its policies are numbers; it remembers what it was asked for."""
 
-    games, remedy = Numbers, "delete it: the numbers are counted again"
-    asked: list[str] = []  # of all instances
+    asked: list = []  # of all instances
 
     def ways(self):
-        self.asked.append("ways")
         yield from (("greedy, beta 1", 1), ("sampled at 0.5", 2))
 
-    def measure(self, policy):
-        self.asked.append(f"measure {policy}")
-        return {"value": 10 * policy}
+    def play(self, policy, place):
+        self.asked.append((policy, place))
+        return Summary("", 10, float(policy), 0.5, 0.25, 0.1, 3.0, {2: 5})
 
-    def play(self, policy):
-        self.asked.append(f"play {policy}")
-        return Numbers(numbers=(policy, policy))
+    def choose(self, found):
+        return max(found, key=lambda name: found[name].mean_return)
 
 
-@pytest.fixture
-def asked(monkeypatch):
+def test_a_player_measures_and_plays_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Counter, "asked", [])
-    return Counter.asked
+    for _ in range(2):
+        row = compared([Counter(tmp_path / "run", "bc", tmp_path, 0)])
+        assert (row.title, row.decodings, row.summary.mean_return) == ("BC", ["sampled at 0.5"], 2.0)
+        assert row.summary.guesses == {2: 5}
+        assert Counter.asked == [(1, CHOICE), (2, CHOICE), (2, REPORT)]
+    assert {path.name for path in tmp_path.iterdir()} == {"choice.json", "test.json"}
+    (tmp_path / "test.json").write_text("{")
+    with pytest.raises(FileError, match=r"test.json .*delete it: the games are played again"):
+        _ = Counter(tmp_path / "run", "bc", tmp_path, 0).reported
 
 
-def test_a_player_measures_and_plays_once(tmp_path, asked, capsys):
-    for player in (Counter(tmp_path, "bc"), Counter(tmp_path, "bc")):
-        for _ in range(2):
-            assert player.measured == {"greedy, beta 1": {"value": 10}, "sampled at 0.5": {"value": 20}}
-            assert player.test("greedy, beta 1").numbers == (1, 1)
-        assert asked == ["ways", "measure 1", "measure 2", "play 1"]
-    assert json.loads((tmp_path / "test" / "greedy_beta_1.json").read_text())["numbers"] == [1, 1]
-    assert Counter(tmp_path, "bc").test("sampled at 0.5").numbers == (2, 2)
-    assert asked[4:] == ["ways", "play 2"]
-    names = {path.name for path in tmp_path.rglob("*.json")}
-    assert names == {"choice.json", "greedy_beta_1.json", "sampled_at_0.5.json"}
-    assert (
-        capsys.readouterr().out == f"played {tmp_path.name}: greedy, beta 1\nplayed {tmp_path.name}: sampled at 0.5\n"
-    )
-
-
-def test_games_that_were_cut_off_are_played_again(tmp_path, asked, capsys):
-    with interrupted_at(Numbers, "write", 1), pytest.raises(KeyboardInterrupt):
-        Counter(tmp_path, "bc").test("greedy, beta 1")
-    assert (asked, capsys.readouterr().out) == (["ways", "play 1"], "")
-    assert Counter(tmp_path, "bc").test("greedy, beta 1").numbers == (1, 1)
+def test_several_seeds_worked_out_by_hand():
+    seeds = [
+        Summary("", 50, reward, 0.5, won, 0.1, turns, entropy=0.5, metrics={"harmful": 1 - won})
+        for reward, won, turns in ((-4.5, 0.5, 2.0), (-2.0, 0.7, 3.0))
+    ]
+    row = Row("BC", seeds, ["greedy", "sampled at 1"])
+    found = row.summary
+    assert (found.name, found.games, found.mean_return, found.return_error) == ("BC", 100, -3.25, 1.25)
+    assert (found.win_rate, found.mean_turns, found.entropy) == pytest.approx((0.6, 2.5, 0.5))
+    assert found.win_error == pytest.approx((0.6 * 0.4 / 100) ** 0.5)
+    assert found.metrics == pytest.approx({"harmful": 0.4})
+    assert "-4.50, -2.00" in format_rows([row])
+    assert [each["mean_return"] for each in row.as_dict()["seeds"]] == [-4.5, -2.0]
+    assert "-4.50" not in format_rows([Row("BC", [found])])
 
 
 def test_each_kind_of_run_is_decoded_in_its_own_ways(walks):
@@ -81,16 +74,6 @@ def test_each_kind_of_run_is_decoded_in_its_own_ways(walks):
     guided = dict(decodings(run, betas=(3.0,), guided_temperatures=(0.5,), min_p=0.1))
     assert list(guided) == ["greedy, beta 3", "sampled at 0.5, beta 3"]
     assert {policy.decoder.rule.min_p for policy in guided.values()} == {0.1}
-
-
-def test_damaged_files_of_figures_and_games(tmp_path):
-    (tmp_path / "choice.json").write_text("{")
-    with pytest.raises(FileError, match=r"choice.json .*delete it: the numbers are counted again"):
-        _ = Counter(tmp_path, "bc").measured
-    Numbers(numbers=(1, 2)).write(tmp_path / "test" / "greedy_beta_1.json")
-    (tmp_path / "test" / "greedy_beta_1.json").write_text('{"numbers": [1, 3], "version": 1}')
-    with pytest.raises(FileError, match=r"was changed .*delete it: the numbers are counted again"):
-        Counter(tmp_path, "bc").test("greedy, beta 1")
 
 
 def test_results_of_other_options(tmp_path, monkeypatch):

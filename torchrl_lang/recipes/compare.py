@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from threading import Event, Thread
-from typing import IO, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import IO, Any, NamedTuple
 
+from pydantic import TypeAdapter
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._files import Record, read_json, write_json
+from torchrl_lang._files import read_json, write_json
+from torchrl_lang.evaluation import SeedSummary, Summary, format_seed_table, format_table, over_seeds
 from torchrl_lang.modules import ReturnEmbedding
 from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.demo_options import METHODS
@@ -198,70 +202,48 @@ def decodings(
 CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
 """Split on which a decoding is chosen, and the one that is reported, each with the seed of games and sampling there."""
 
+_SUMMARIES = TypeAdapter(dict[str, Summary])
 
-Games = TypeVar("Games", bound=Record)
+
+def kept(path: Path, measure: Callable[[], Mapping[str, Summary]]) -> dict[str, Summary]:
+    """Figures of games by name, measured once and read from a file."""
+    if not path.exists():
+        write_json(path, {name: summary.as_dict() for name, summary in measure().items()})
+    return _SUMMARIES.validate_python(read_json(path, remedy="delete it: the games are played again"))
 
 
 @dataclass(frozen=True)
-class TrainedPlayer(ABC, Generic[Games]):
-    """A finished run, what was measured with it, and its games; all are kept in the run's folder.
+class TrainedPlayer(ABC):
+    """A finished run and the figures of its games, which are kept in a folder.
 
     Args:
-        folder: of the run.
+        run: folder of the run.
         method: its name in :data:`~torchrl_lang.recipes.demo_options.METHODS`.
-
-    Examples:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from torchrl_lang._files import Record
-        >>> from torchrl_lang.recipes.compare import TrainedPlayer
-        >>> class Words(Record):
-        ...     text: str
-        >>> class Writer(TrainedPlayer[Words]):
-        ...     games, remedy = Words, "delete it: the words are generated again"
-        ...
-        ...     def ways(self):
-        ...         yield from {"greedy, beta 1": "yes", "sampled at 1": "perhaps"}.items()
-        ...
-        ...     def measure(self, policy):
-        ...         return len(policy)
-        ...
-        ...     def play(self, policy):
-        ...         return Words(text=policy)
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     writer = Writer(Path(home, "run"), "bc")
-        ...     writer.measured, [writer.test("greedy, beta 1").text for _ in range(2)]
-        ...     [path.name for path in Path(home, "run", "test").iterdir()]
-        played run: greedy, beta 1
-        ({'greedy, beta 1': 3, 'sampled at 1': 7}, ['yes', 'yes'])
-        ['greedy_beta_1.json']
+        home: folder of the figures.
+        seed: of training.
     """
 
-    games: ClassVar[type[Record]]
-    """Class of the games."""
-    remedy: ClassVar[str]
-    """Remedy for a damaged file of figures or games."""
-
-    folder: Path
+    run: Path
     method: str
-    _played: dict[str, Games] = field(default_factory=dict, init=False, repr=False, compare=False)
+    home: Path
+    seed: int
 
     @abstractmethod
     def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
-        """All ways to decode the run, by name; each is built when it is asked for."""
+        """All ways to decode the run, by name."""
 
     @abstractmethod
-    def measure(self, policy: TensorDictModuleBase) -> Any:
-        """Figures of a way to decode, on validation games, as JSON."""
+    def play(self, policy: TensorDictModuleBase, place: tuple[str, int]) -> Summary:
+        """Figures of a way to decode, on games of a split with the seed there."""
 
     @abstractmethod
-    def play(self, policy: TensorDictModuleBase) -> Games:
-        """Games that are reported."""
+    def choose(self, found: Mapping[str, Summary]) -> str:
+        """The decoding to report, by the figures of all of them."""
 
     @cached_property
     def finished(self) -> FinishedRun:
         """The run, opened when it is first needed."""
-        return load_run(self.folder)
+        return load_run(self.run)
 
     @cached_property
     def policies(self) -> Mapping[str, TensorDictModuleBase]:
@@ -269,19 +251,80 @@ class TrainedPlayer(ABC, Generic[Games]):
         return dict(self.ways())
 
     @cached_property
-    def measured(self) -> Mapping[str, Any]:
-        """Figures of :meth:`measure` for each way to decode, measured once and read from the file."""
-        path = self.folder / "choice.json"
-        if not path.exists():
-            write_json(path, {name: self.measure(policy) for name, policy in self.policies.items()})
-        return read_json(path, remedy=self.remedy)
+    def measured(self) -> Mapping[str, Summary]:
+        """Figures of each way to decode, on validation games."""
+        return kept(
+            self.home / "choice.json", lambda: {name: self.play(each, CHOICE) for name, each in self.policies.items()}
+        )
 
-    def test(self, decoding: str) -> Games:
-        """The games that are reported by one way to decode, played once and read from the file."""
-        if decoding not in self._played:
-            path = self.folder / "test" / f"{decoding.replace(',', '').replace(' ', '_')}.json"
-            if not path.exists():
-                self.play(self.policies[decoding]).write(path)
-                print(f"played {self.folder.name}: {decoding}", flush=True)
-            self._played[decoding] = cast(Games, self.games.read(path, remedy=self.remedy))
-        return self._played[decoding]
+    @property
+    def best(self) -> str:
+        """The decoding that is reported."""
+        return self.choose(self.measured)
+
+    @cached_property
+    def reported(self) -> Summary:
+        """Figures of the best decoding on test games."""
+        return kept(self.home / "test.json", lambda: {self.best: self.play(self.policies[self.best], REPORT)})[
+            self.best
+        ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A player of a table: the figures of its games for each training seed, and how they were decoded.
+
+    Examples:
+        >>> from torchrl_lang.evaluation import Summary
+        >>> from torchrl_lang.recipes.compare import Row
+        >>> found = [Summary("", 100, value, 0.05, 0.5, 0.05, 3.0) for value in (-2.0, -1.0)]
+        >>> mean = Row("BC", found, ["greedy", "greedy"]).summary
+        >>> mean.name, mean.games, mean.mean_return, mean.return_error
+        ('BC, greedy', 200, -1.5, 0.5)
+    """
+
+    title: str
+    summaries: Sequence[Summary]
+    decodings: Sequence[str] = ()
+    """None for a player that was not trained."""
+
+    @property
+    def returns(self) -> SeedSummary:
+        """The mean return; the name has the decoding if all seeds have the same."""
+        name = f"{self.title}, {self.decodings[0]}" if len(set(self.decodings)) == 1 else self.title
+        return over_seeds(name, [each.mean_return for each in self.summaries])
+
+    @property
+    def summary(self) -> Summary:
+        """The mean over seeds; with several of them the return's standard error is that over seeds."""
+        first, returns, games = self.summaries[0], self.returns, sum(each.games for each in self.summaries)
+        if returns.error is None:
+            return replace(first, name=returns.name)
+        won, turns = (fmean(getattr(each, name) for each in self.summaries) for name in ("win_rate", "mean_turns"))
+        entropies = [each.entropy for each in self.summaries if each.entropy is not None]
+        metrics = {name: fmean(each.metrics[name] for each in self.summaries) for name in first.metrics}
+        errors = returns.error, math.sqrt(won * (1 - won) / games)
+        return Summary(
+            *(returns.name, games, returns.mean, errors[0], won, errors[1], turns),
+            entropy=fmean(entropies) if entropies else None,
+            metrics=metrics,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        seeds = [each.as_dict() for each in self.summaries]
+        return {**self.summary.as_dict(), "decodings": list(self.decodings), "seeds": seeds}
+
+
+def compared(players: Sequence[TrainedPlayer], title: str | None = None) -> Row:
+    """The row of the runs of all training seeds."""
+    found = [player.reported for player in players]
+    return Row(title or METHODS[players[0].method].title, found, [player.best for player in players])
+
+
+def format_rows(rows: Sequence[Row]) -> str:
+    """A table of players, and with several seeds the return of each."""
+    seeds = [row.returns for row in rows if len(row.summaries) > 1]
+    return format_table([row.summary for row in rows]) + (
+        f"\n\n{format_seed_table(seeds, title='return')}" if seeds else ""
+    )
