@@ -122,7 +122,7 @@ def test_perplexity_and_reward_of_the_data_by_a_plain_loop(finished):
             log_prob = bc.model.lm.eval()(torch.tensor([[*before, *comment]])).logits[0].double().log_softmax(-1)
         total -= sum(float(log_prob[len(before) + place - 1, token]) for place, token in enumerate(comment))
         tokens += len(comment)
-        p = max(predict_prob(re.split(r"(?<=[.!?])\s+", text)))
+        p = float(max(predict_prob(re.split(r"(?<=[.!?])\s+", text))))
         rewards.append(-5.0 * ((p >= 1 / 3) + (p >= 2 / 3)))
     found = results_of(finished)["comments of the data"]
     assert found["metrics"]["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -14,7 +14,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
-from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, Measure, Round
+from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, Measure
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS, VisualDialogueEnv
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.play import QuestionPlayer, played_rounds, yes_no_rate
@@ -27,7 +27,7 @@ from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS, VisualDialogueDa
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["VisualDialogueTask", "rounds_of"]
+__all__ = ["VisualDialogueTask"]
 
 _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
@@ -157,27 +157,19 @@ class VisualDialogueTask(Task):
 
     def summary(self, records: GameRecords, name: str) -> Summary:
         """Metrics of dialogues: rounds, the final percentile or distance, shares of yes-or-no answers by definition."""
-        return self.summary_of(records, rounds_of(records, self.tokenizer()), name)
-
-    def summary_of(self, records: GameRecords, rounds: Sequence[Sequence[Round]], name: str) -> Summary:
-        """:meth:`summary` of dialogues whose rounds are known; the rows of ``records`` are not read."""
+        rounds = played_rounds(records.rows.copy().set(TERMINATED, records.terminated[:, None]), self.tokenizer())
         final = {"rank": "percentile", "distance": "distance"}[self.measure]
         metrics: dict[str, Any] = {
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
             final: lambda records: _progress(records).double().cumsum(-1)[:, -1].float(),
         }
         for kind in _DEFINITIONS:
-            metrics[f"yes_no_{kind}"] = partial(_yes_no, rounds, kind)
+            metrics[f"yes_no_{kind}"] = lambda records, kind=kind: yes_no_rate(rounds, kind)
         return summarize(records, name=name, won=self.won, metrics=metrics)
 
     def number_of_games(self, split: str | None) -> int:
         """Number of dialogues of a split."""
         return len(self.data(split or self.splits[0]))
-
-
-def rounds_of(records: GameRecords, tokenizer: Tokenizer) -> list[list[Round]]:
-    """Questions and replies of each played dialogue."""
-    return played_rounds(records.rows.copy().set(TERMINATED, records.terminated[:, None]), tokenizer)
 
 
 @lru_cache(maxsize=4)
@@ -189,7 +181,3 @@ def _remote(url: str) -> RemoteModels:
 def _progress(records: GameRecords) -> Tensor:
     """The values by round, float32 ``[N, 11]``."""
     return records.kept.get(PROGRESS)
-
-
-def _yes_no(rounds: Sequence[Sequence[Round]], kind: Penalty, records: GameRecords) -> Tensor:
-    return yes_no_rate(rounds, kind)
