@@ -11,7 +11,8 @@ QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/object
 demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
-test: check docs $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation's examples
+test: $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation's examples
+	$(MAKE) -j 2 check docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Packages that pin versions of others get environments of their own, of 1.5 GB each.
