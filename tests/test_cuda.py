@@ -20,7 +20,7 @@ from tests.modules.test_prefix_cache import WIDTH, N, agree, grown, lm_of, own_v
 from tests.modules.toys import CONTROL, rows, tiny_lm, without_blocks
 from tests.objectives.conftest import LOSSES, losses_of, make_ilql, make_ppo, make_rows, rows_for, total
 from tests.objectives.test_contract import assert_same, gradients
-from tests.processes import run
+from tests.processes import run, spawned
 from tests.recipes.algorithm_distillation.test_ad import train as train_ad
 from tests.recipes.test_text_ad import record
 from tests.recipes.test_text_ad import train as train_text_ad
@@ -28,7 +28,7 @@ from tests.recipes.walks import ALGORITHMS, generate, train
 from tests.transforms.test_rows import jitter, score, speaker
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import ADLoss, HistoryActor
-from torchrl_lang.data import EpisodeRows, row_buffer
+from torchrl_lang.data import EpisodeRows, row_buffer, rows_from_rollout
 from torchrl_lang.envs import CompiledRollout, check_language_env
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.modules import UtteranceActor, language_actor
@@ -276,6 +276,15 @@ def test_a_collector_plays_under_a_kl_penalty_and_the_rows_train_from_the_cpu():
     assert sum(found[-5:]) < 0.9 * sum(found[:5])
 
 
+def test_a_rollout_becomes_the_rows_of_the_cpu():
+    env = wordle_env(batch_size=[6], seed=0, device=DEVICE)
+    steps = env.rollout(5, RandomWordPlayer(WORDS, seed=1).to(DEVICE), break_when_any_done=False)
+    for unfinished in ("drop", "truncate"):
+        rows_there = rows_from_rollout(steps, unfinished=unfinished)
+        assert rows_there["tokens"].device.type == torch.device(DEVICE).type
+        assert_same(on_cpu(rows_there), dict(rows_from_rollout(steps.cpu(), unfinished=unfinished)), rtol=0, atol=0)
+
+
 # -- recipes -----------------------------------------------------------------------------------------------------------
 
 
@@ -307,12 +316,15 @@ def test_a_run_of_the_gpu_is_judged_there_and_where_there_is_none(tmp_path):
     assert program.returncode == 0, program.stderr
 
 
-@pytest.mark.parametrize("recipe", ["ppo", "rejection"])
-def test_an_online_recipe_plays_and_learns(walks, tmp_path, recipe):
+@pytest.mark.parametrize(
+    ("recipe", "more"), [("ppo", []), ("rejection", []), ("ppo", ["--collector", "sync", "--workers", "2"])]
+)
+def test_an_online_recipe_plays_and_learns(walks, tmp_path, recipe, more):
     options = ["--iterations", "2", "--games", "8", "--batch-size", "4", "--eval-every", "2", "--eval-games", "8"]
     options += ["--value-warmup", "1"] if recipe == "ppo" else []
     call = ["train", recipe, "--start", str(walks / "bc"), "--out", str(tmp_path / "run"), "--device", DEVICE]
-    assert main([*call, *options]) == 0
+    with spawned():
+        assert main([*call, *options, *more]) == 0
 
 
 def test_recipes_of_algorithm_distillation_train(tmp_path):
