@@ -21,7 +21,7 @@ STREAMS, CONTEXT, EPISODE, ROOM = 96, 160, 20, 9
 WINDOWS, WINDOW = 64, 120
 MIN_RATIO = 3.0
 MOST_SAMPLING = 0.05
-SMOKE = {"STREAMS": 4}
+SMOKE = {"STREAMS": 2, "CONTEXT": 40, "WINDOWS": 4, "WINDOW": 20}
 CACHES = {"acting, cached": True, "acting, reading the whole context": False}
 
 

@@ -17,14 +17,15 @@ from torchrl_lang.data import DatasetWriter, RowDataset, generate_dataset, load_
 from torchrl_lang.envs.wordle.task import WordleTask
 
 BATCH, BATCHES = 256, 40
-SMOKE = {"BATCH": 32, "BATCHES": 2}
+QUICK = {"games": 10_000, "copies": 10, "repeats": 5}
+SMOKE = {"BATCH": 32, "BATCHES": 4, "QUICK": {"games": 200, "copies": 2, "repeats": 1}}
 MAX_MINUTES_A_MILLION, MIN_LARGE_TO_SMALL = 5.0, 0.95
 
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as home:
-        rows = _run(home, games=10_000 if quick else 60_000, copies=10 if quick else 40, repeats=5 if quick else 15)
+        rows = _run(home, **QUICK if quick else {"games": 60_000, "copies": 40, "repeats": 15})
     return [{**entry, "name": f"data: {entry['name']}"} for entry in rows]
 
 

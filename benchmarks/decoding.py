@@ -21,12 +21,12 @@ from torchrl_lang.modules.decoding.model_runner import CachedRunner
 
 ON_CUDA = True
 CONTROL = wordle_tokenizer().control
-VOCABULARY, ACTION_LENGTH, TURNS, WIDTH = 35, 6, 6, 128
+VOCABULARY, ACTION_LENGTH, TURNS, WIDTH, LAYERS = 35, 6, 6, 128, 4
 ROW_LENGTH = 2 + 12 * TURNS
 BATCHES, MAIN, WORDLE_BATCH, WORDS = (64, 256, 1024), 256, 64, 200
 MAX_GUIDED_RATIO, MIN_ACTING_RATIO, MIN_OVER_GENERATE, MAX_TURN_RATIO, PAPER_GAMES = 1.2, 0.7, 3.0, 1.25, 31.0
 # Without the end among the allowed tokens every utterance has full length, guided or not.
-SMOKE = {"BATCHES": (8, 16), "MAIN": 8, "WORDLE_BATCH": 4}
+SMOKE = {"BATCHES": (2, 4), "MAIN": 2, "WORDLE_BATCH": 2, "WORDS": 20, "WIDTH": 16, "LAYERS": 1}
 FORBIDDEN = (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
 
 Policy = Callable[[Tensor, Tensor], Tensor]
@@ -39,7 +39,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 
 def _run(repeats: int) -> list[dict[str, Any]]:
-    lm = causal_lm(vocab_size=VOCABULARY, layers=4, width=WIDTH, heads=4, max_length=96, pad=CONTROL.pad)
+    lm = causal_lm(vocab_size=VOCABULARY, layers=LAYERS, width=WIDTH, heads=4, max_length=96, pad=CONTROL.pad)
     lm = lm.to(device()).eval()
     guided = ValueGuidance(QValueHead(WIDTH, VOCABULARY).to(device()), beta=4.0)
     rows = _guidance(lm, guided, repeats)

@@ -49,7 +49,7 @@ CASES = (
     Case(50_257, 8, 96, 8, {"CQL off": 15.0, "CQL on": 5.0}),
     Case(151_936, 4, 64, 12, {"CQL off": 10.0, "CQL on": 10.0}),
 )
-SMOKE = {"CASES": (Case(4096, 4, 32, 4, {"CQL off": 15.0, "CQL on": 5.0}),)}
+SMOKE = {"CASES": (Case(512, 2, 16, 2, {"CQL off": 15.0, "CQL on": 5.0}),)}
 MAX_RATIO = 1.10
 MAX_RATIO_GPT2 = 1.35
 MAX_ARITHMETIC = 1.2

@@ -26,8 +26,7 @@ AXES: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {  # how it is calle
     "length": ("row length", (64, 128, 256, 512, 1024), (64, 256)),
     "rows": ("batch", (8, 16, 32, 64, 128, 256), (8, 64)),
 }
-SMALL = {"vocabulary": (32, 256), "length": (16, 32), "rows": (4, 8)}
-SMOKE = {"AXES": {field: (called, (), SMALL[field]) for field, (called, _, _) in AXES.items()}}
+SMOKE = {"AXES": {"vocabulary": ("vocabulary", (), (32, 256))}, "BASE": BASE._replace(rows=4, length=16)}
 ROUNDS, BUDGET = 15, 4.0  # rounds of a place at most; the seconds after which as few as three are enough
 TABLES = 12  # with a number for each position and token: the most that the naive form holds
 

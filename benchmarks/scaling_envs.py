@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from benchmarks.common import Median, along, device, median, ratio, row
+from benchmarks.common import Median, along, device, median, ratio, row, smoking
 from benchmarks.figures import described
 from benchmarks.memory import peak_bytes
 from torchrl_lang.envs import CompiledRollout
@@ -28,8 +28,8 @@ COMPILED = "compiled rollout"
 
 def measure_envs(quick: bool, rounds: int, budget: float) -> list[dict[str, Any]]:
     """Whole TensorDicts every turn, without and with the sets of consistent words; a compiled rollout keeps less."""
-    words = guess_words()[:: len(guess_words()) // N_WORDS][:N_WORDS]
-    places = QUICK_ENVS if quick else ENVS
+    count, places = (20, (2, 4)) if smoking() else (N_WORDS, QUICK_ENVS if quick else ENVS)
+    words = guess_words()[:: len(guess_words()) // count][:count]
     guesses = {n: random_guesses(words, n) for n in places}
     times = along({n: _games(words, actions) for n, actions in guesses.items()}, rounds, budget=budget)
     rates = {form: {n: _rate(n, times[n][form]) for n in places} for form in (*FORMS, COMPILED)}

@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks.common import interleaved, median, one_core, ratio, row
+from benchmarks.common import interleaved, median, one_core, ratio, row, smoking
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
+    DialogueServer,
     LocalDialogueModels,
     RemoteModels,
     VisualDialogues,
@@ -30,7 +32,7 @@ from torchrl_lang.envs.visual_dialogue.dialogue import DialogueModels, answer_an
 
 BATCH, CLIENTS, POOL, MIN_SPEED = 32, 64, 1000, 200
 QUICK_TRAIN, EPOCHS = 300, {"guesser_epochs": 2, "answerer_epochs": 4}
-SMOKE = {"BATCH": 4, "CLIENTS": 2, "POOL": 40, "QUICK_TRAIN": 30, "EPOCHS": {"guesser_epochs": 1, "answerer_epochs": 1}}
+SMOKE = {"BATCH": 1, "CLIENTS": 2, "POOL": 10, "QUICK_TRAIN": 12, "EPOCHS": {"guesser_epochs": 1, "answerer_epochs": 1}}
 Questions = tuple[list[Dialogue], list[str], torch.Tensor]
 
 
@@ -39,8 +41,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     with TemporaryDirectory() as home:
         data = _prepared(Path(home), quick)
         local = LocalDialogueModels(home + "/models", data.features.all())
-        with _serving(home + "/models", data.features.path) as url:
-            return _measure(RemoteModels(url), local, _questions(data), repeats=5 if quick else 40)
+        with DialogueServer(local) if smoking() else _serving(home + "/models", data.features.path) as server:
+            return _measure(RemoteModels(server.url), local, _questions(data), repeats=5 if quick else 40)
 
 
 def _prepared(home: Path, quick: bool) -> VisualDialogues:
@@ -52,8 +54,8 @@ def _prepared(home: Path, quick: bool) -> VisualDialogues:
 
 
 @contextmanager
-def _serving(models: str, features: Path) -> Iterator[str]:
-    """The address of a server in a process of its own."""
+def _serving(models: str, features: Path) -> Iterator[SimpleNamespace]:
+    """A server in a process of its own, with its address."""
     command = [sys.executable, "-m", "torchrl_lang", "serve", "visual_dialogue", "--port", "0"]
     command += ["--models", models, "--features", str(features)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -62,7 +64,7 @@ def _serving(models: str, features: Path) -> Iterator[str]:
             assert process.stdout is not None
             found = re.search(r"http://[\d.:]+", process.stdout.readline())
             assert found is not None, "the server did not start"
-            yield found[0]
+            yield SimpleNamespace(url=found[0])
         finally:
             process.terminate()
 

@@ -25,7 +25,10 @@ def sources(folder: Path) -> list[Path]:
 @cache
 def parsed(text: str) -> ast.Module:
     """The tree of a file's text."""
-    return ast.parse(text)
+    try:
+        return ast.parse(text)
+    except SystemError:  # before 3.11.8, where another thread parses while this one collects garbage (gh-106905)
+        return ast.parse(text)
 
 
 @cache
