@@ -49,7 +49,8 @@ def imported(path):
     """The dotted names that a file imports."""
     for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield from [node.module] if node.module != "torchrl_lang" else [f"torchrl_lang.{a.name}" for a in node.names]
+            inside = node.module == "torchrl_lang"
+            yield from (f"torchrl_lang.{a.name}" for a in node.names) if inside else [node.module]
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
