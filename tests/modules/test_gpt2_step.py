@@ -38,7 +38,7 @@ def model_of(**config):
 def both_ways(trunk, pieces, rows=None, held=N):
     """The same pieces, ``(tokens, positions, visible, last)``, by the step and by the model, with a cache each."""
     pieces = list(pieces)
-    step, caches = GPT2Step.of(trunk), (RowCache(T, rows=held), RowCache(T, rows=held))
+    step, caches = GPT2Step(trunk), (RowCache(T, rows=held), RowCache(T, rows=held))
     assert step is not None
     with torch.no_grad():
         assert step.applies(pieces[0][0])
@@ -109,7 +109,7 @@ def test_an_actor_says_the_same_without_it(monkeypatch):
         quick = actors[0](batch.clone())
         took = len(calls)
         with monkeypatch.context() as without:
-            without.setattr(GPT2Step, "of", classmethod(lambda cls, trunk: None))
+            without.setattr(GPT2Step, "accepts", staticmethod(lambda trunk: False))
             without.setattr(GPT2Step, "applies", lambda self, tokens: False)
             plain = actors[1](batch.clone())
         assert took == len(calls) > 0
@@ -146,13 +146,13 @@ REFUSED = {
 def test_anything_else_is_left_to_the_model(change):
     lm = model_of()
     trunks = [Trunk(lm, expose_pre_norm=pre_norm) for pre_norm in (False, True)]
-    assert all(GPT2Step.of(trunk) is not None for trunk in trunks)
+    assert all(GPT2Step.accepts(trunk) for trunk in trunks)
     change(lm)
-    assert all(GPT2Step.of(trunk) is None for trunk in trunks)
+    assert not any(GPT2Step.accepts(trunk) for trunk in trunks)
 
 
 def test_gradients_autocast_and_hooks_on_everything_are_the_models_too():
-    step, several = GPT2Step.of(Trunk(model_of())), torch.zeros(2, 3, dtype=torch.int64)
+    step, several = GPT2Step(Trunk(model_of())), torch.zeros(2, 3, dtype=torch.int64)
     assert not step.applies(several)
     with torch.no_grad():
         assert step.applies(several)
@@ -162,7 +162,7 @@ def test_gradients_autocast_and_hooks_on_everything_are_the_models_too():
         handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
         assert not step.applies(several)
         handle.remove()
-        compiled = GPT2Step.of(Trunk(model_of()).compile(backend="eager"))
+        compiled = GPT2Step(Trunk(model_of()).compile(backend="eager"))
         assert compiled.applies(several)
         assert not compiled.applies(several[:, :1])  # these run compiled
     with torch.inference_mode():
@@ -183,8 +183,8 @@ def test_kernels_that_others_put_in_its_place_are_used(monkeypatch):
     trunk = Trunk(model_of())
     with monkeypatch.context() as patch:
         patch.setattr(Conv1D, "forward", lambda self, x: x @ self.weight + self.bias)
-        assert GPT2Step.of(trunk) is None
+        assert not GPT2Step.accepts(trunk)
     with monkeypatch.context() as patch:
         patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *args, **kwargs: None)
-        assert GPT2Step.of(trunk) is None
-    assert GPT2Step.of(trunk) is not None
+        assert not GPT2Step.accepts(trunk)
+    assert GPT2Step.accepts(trunk)

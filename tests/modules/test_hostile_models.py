@@ -243,13 +243,13 @@ def test_the_option_lets_code_run(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"kind": "os.system"}, "has 'os.system' as \"heads.value.kind\""),
         ({"command": "rm"}, 'has the unknown field "heads.value.command"'),
         ({"options": {"width": 10**9}}, "does not hold the heads' tensors"),
         *(
             ({"options": {"width": 8} | options}, 'describes no head as "heads.value"')
             for options in ({"width": 1 << 40}, {"width": "8"}, {"kind": "other"}, {"command": "rm"})
         ),
+        ({"kind": "os.system"}, 'describes no head as "heads.value"'),
     ],
 )
 def test_heads_are_built_from_a_table_and_within_their_files(tmp_path, changes, found):

@@ -42,7 +42,7 @@ def test_errors_say_what_is_wrong():
         train_top_layers(nn.Linear(2, 2), 1)
     lm = lm_of("gpt2", layers=2)
     lm.transformer.more = nn.ModuleList([nn.Identity(), nn.Identity()])
-    with pytest.raises(ValueError, match="found 2 such lists"):
+    with pytest.raises(ValueError, match="has 2 lists of 2 modules"):
         transformer_blocks(lm)
 
 

@@ -291,7 +291,7 @@ def test_what_does_not_change_the_model_goes_unnoticed(kind):
 
 
 def kept_of(actor):
-    return actor._prefix_cache._transcripts
+    return actor._prefix_cache.transcripts
 
 
 def test_copies_and_state_dicts_know_nothing_of_it():

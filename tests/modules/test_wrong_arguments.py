@@ -35,7 +35,6 @@ def guided(qvalue, value=None, **options):
     return lambda: policy(guidance=ValueGuidance(qvalue, value, **({"beta": 1.0} | options)))
 
 
-silent = TensorDictModule(nn.Identity(), ["tokens"], ["words"])
 WRONG = [
     (guided(QValueHead(WIDTH, 5)), ValueError, "5 tokens, but the model .* for 12"),
     (guided(nn.Linear(8, V)), ValueError, r"qvalue fails on states .* hidden \[3, 16\]"),
@@ -45,10 +44,8 @@ WRONG = [
     (guided(Q, Q), ValueError, "a QValueHead does not"),
     (guided(Q, beta=float("nan")), ValueError, r"beta must lie in \(-inf, inf\), got nan"),
     (lambda: policy(value=ValueHead(WIDTH, kind="residual")), KeyError, "ValueHead reads 'hidden_pre_norm'"),
-    (lambda: policy(forbidden=[3, V]), ValueError, r"ids \[12\]"),
-    (lambda: policy(forbidden=range(V)), ValueError, "all 12 ids"),
-    (lambda: policy(vocab_size=CONTROL.end_of_action), ValueError, "excludes the end of action"),
-    (lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K), ValueError, "12 ids, but .* only 9"),
+    (lambda: policy(forbidden=[3, V]), ValueError, r"got \[12\]"),
+    (lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K), ValueError, "12 ids, the model only 9"),
     (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "language_actor"),
     (lambda: policy(action_length=0), ValueError, "action_length must be an integer of at least 1, got 0"),
     (lambda: policy(temperature=float("nan")), ValueError, r"temperature must lie in \(0, inf\), got nan"),
@@ -57,7 +54,6 @@ WRONG = [
     (lambda: RowTokenActor(tiny_lm()), TypeError, "got GPT2"),
     (lambda: ValueHead(0), ValueError, "width must be an integer of at least 1, got 0"),
     (lambda: language_actor("gpt2"), TypeError, r"got str: use load_causal_lm\(\)"),
-    (lambda: MixedPolicy(policy(), silent, 0.5), ValueError, "example must write 'action'"),
     (lambda: MixedPolicy(policy(), policy(), 1.5), ValueError, r"prob must lie in \[0, 1\], got 1.5"),
 ]
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.envs import TransformedEnv
+from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import ProbabilisticActor
 
@@ -155,13 +155,16 @@ def test_two_references_in_one_place():
     actor, other = two_headed(), two_headed()
     data = steps(actor)
     data["reward"] = torch.ones(16, 1)
-    first, second = KLConstrainedTransform(actor, 0.5), KLConstrainedTransform(other, 0.25, name="style")
-    out = second(first(data))
-    assert {"kl", "raw_reward", "style_kl", "style_ref_log_prob", "style_raw_reward"} <= set(out.keys())
-    torch.testing.assert_close(out["style_raw_reward"], first(data)["reward"])
-    expected = 1 - 0.5 * out["kl"] - 0.25 * out["style_kl"]
-    torch.testing.assert_close(out["reward"].squeeze(-1), expected)
-    with pytest.raises(ValueError, match="name= in KLConstrainedTransform"):
-        KLConstrainedTransform(other)(first(data))
-    with pytest.raises(ValueError, match="adjusted before"):
-        KLConstrainedTransform(other, out_keys="elsewhere")(first(data))
+    once = KLConstrainedTransform(actor, 0.5)(data)
+    logs = {"log_prob_key": actor.log_prob_keys, "ref_log_prob_key": "style_ref"}
+    second = Compose(
+        ReferenceModelLogProbTransform(other, out_key="style_ref"),
+        KLDivergenceTransform(out_key="style_kl", **logs),
+        RewardAdjustmentTransform(0.25, kl_key="style_kl", raw_key="once"),
+    )
+    out = second(once)
+    torch.testing.assert_close(out["once"], once["reward"])
+    torch.testing.assert_close(out["reward"].squeeze(-1), 1 - 0.5 * out["kl"] - 0.25 * out["style_kl"])
+    for options in ({}, {"out_keys": "elsewhere"}):
+        with pytest.raises(ValueError, match=r"adjusted before.* raw_key= of its own"):
+            KLConstrainedTransform(other, **options)(once)

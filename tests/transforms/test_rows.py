@@ -12,7 +12,6 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy
-from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.transforms import (
     KLConstrainedTransform,
     KLDivergenceTransform,
@@ -204,26 +203,6 @@ def test_the_exact_divergence_of_actors_with_options(options):
             if tokens[row, place] == CONTROL.end_of_action:
                 slot = 0
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "exact"])
-def test_shared_lower_layers_run_once(estimator):
-    actor = language_actor(tiny_lm())
-    train_top_layers(actor, 1)
-    reference = RowReference(frozen_copy(actor))
-    jitter(actor)
-    runs = {"lower": 0, "upper": 0}
-    for trunk in (actor[0].module, reference.scorer.trunk):
-        lower, upper = trunk.model.h
-        lower.register_forward_hook(lambda *_: runs.__setitem__("lower", runs["lower"] + 1))
-        upper.register_forward_hook(lambda *_: runs.__setitem__("upper", runs["upper"] + 1))
-    rows = make_rows()
-    found = KLConstrainedTransform(reference, estimator=estimator, policy=actor)(rows.copy())["kl"]
-    assert runs == {"lower": 1, "upper": 2}
-    whole = frozen_copy(reference.frozen.actor, share=False)
-    apart = KLConstrainedTransform(RowReference(whole), estimator=estimator, policy=actor)(rows.copy())["kl"]
-    torch.testing.assert_close(found, apart, atol=1e-5, rtol=1e-5)
-    assert found.max() > 1e-3
 
 
 @pytest.mark.parametrize("per", ["token", "sequence"])

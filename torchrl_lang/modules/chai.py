@@ -167,30 +167,20 @@ class CandidateSampler:
         shape = given[TOKENS].shape[:-1]
         flat = {name: value.reshape(shape.numel(), value.shape[-1]) for name, value in given.items()}
         total, device = shape.numel(), next(self.policy.decoder.actor.parameters()).device
-        starts = range(0, total, self.rows_at_a_time)
+        starts = range(0, max(total, 1), self.rows_at_a_time)
         blocks = [{name: value[i : i + self.rows_at_a_time] for name, value in flat.items()} for i in starts]
         counts = [self._spans(block).row.bincount() for block in blocks]
         states = max([1, *(int(count.max()) for count in counts if count.numel())])
         row_features = self.policy.decoder.features(type(self).__name__, rows, shape)
-        columns = self._empty(total, states, self._width(device, row_features))
+        parts = []
         for start, block in zip(starts, blocks, strict=True):
             done = min(start + self.rows_at_a_time, total)
             part = torch.arange(start, done, device=flat[TOKENS].device)
             own = None if row_features is None else row_features.select(part).to(device)
-            self._fill(columns[start:done], block, device, own)
+            parts.append(self._columns(states, block, device, own))
             if self.progress is not None:
                 self.progress(done, total)
-        home = flat[TOKENS].device
-        return rows.copy().update({key: x.reshape(*shape, *x.shape[1:]).to(home) for key, x in columns.items()})
-
-    def _width(self, device: torch.device, row_features: RowFeatures | None) -> int:
-        """``H``, the width of a feature of an utterance."""
-        trunk, one = split_actor(self.policy.decoder.actor).trunk, torch.zeros(1, 1, dtype=torch.int64, device=device)
-        nothing = None
-        if row_features is not None:
-            zeros = torch.zeros(1, *row_features.values.shape[1:], device=device)
-            nothing = RowFeatures.of(zeros, None, zeros.shape[:1])
-        return utterance_features(trunk, one, one[0] + 1, one, nothing).shape[-1]
+        return rows.copy().update(torch.cat(parts).reshape(shape).to(flat[TOKENS].device))
 
     def _spans(self, block: Mapping[str, Tensor]) -> UtteranceSpans:
         """The utterances of a block of rows, on the CPU."""
@@ -198,29 +188,30 @@ class CandidateSampler:
         ends = turn_end_mask(attention, agent, tokens, self.policy.decoder.control.end_of_action)
         return find_utterances(attention, agent, ends, terminated.squeeze(-1))
 
-    def _empty(self, rows: int, states: int, width: int) -> TensorDict:
-        """Columns of zeros for ``rows`` rows of ``states`` states."""
-        zeros = torch.zeros(rows, states, self.candidates, width)
-        columns = {schema.STATE_POSITION: zeros[..., 0, 0].long(), schema.UTTERANCE_FEATURE: zeros[..., 0, :].clone()}
-        columns |= {schema.CANDIDATE_FEATURE: zeros, schema.CANDIDATE_LOG_PROB: zeros[..., 0].clone()}
-        masks = {key: zeros[..., 0, 0].bool() for key in (schema.STATE_MASK, schema.CANDIDATE_MASK)}
-        return TensorDict(columns | masks, batch_size=[rows])
-
-    def _fill(
-        self, out: TensorDict, block: Mapping[str, Tensor], device: torch.device, row_features: RowFeatures | None
-    ) -> None:
-        """Write the columns of a block of rows into ``out``."""
+    def _columns(
+        self, states: int, block: Mapping[str, Tensor], device: torch.device, row_features: RowFeatures | None
+    ) -> TensorDict:
+        """The columns of a block of rows, ``states`` states each, on the CPU."""
         tokens, spans = block[TOKENS].long().to(device), self._spans(block)
         # Each state's slot is its number among the states of its row.
-        first = torch.searchsorted(spans.row, spans.row)
-        slot = torch.arange(len(spans.row), device=spans.row.device) - first
-        out[schema.STATE_POSITION][spans.row, slot], out[schema.STATE_MASK][spans.row, slot] = spans.position, True
+        slot = torch.arange(len(spans.row)) - torch.searchsorted(spans.row, spans.row)
         row, of_utterance = spans.row[spans.state], slot[spans.state]
-        end = torch.zeros_like(out[schema.STATE_POSITION])
+        end = torch.zeros(tokens.shape[0], states, dtype=torch.int64)
         end[row, of_utterance] = spans.end
-        trunk, end = split_actor(self.policy.decoder.actor).trunk, end.to(device)
-        feature = utterance_features(trunk, tokens, end.amax(-1) + 1, end, row_features).float().cpu()
-        out[schema.UTTERANCE_FEATURE][row, of_utterance] = feature[row, of_utterance]
+        trunk, there = split_actor(self.policy.decoder.actor).trunk, end.to(device)
+        feature = utterance_features(trunk, tokens, there.amax(-1) + 1, there, row_features).float().cpu()
+        is_utterance = torch.zeros_like(end, dtype=torch.bool).index_put((row, of_utterance), torch.tensor(True))
+        out = TensorDict(
+            {
+                schema.STATE_POSITION: torch.zeros_like(end).index_put((spans.row, slot), spans.position),
+                schema.STATE_MASK: torch.zeros_like(is_utterance).index_put((spans.row, slot), torch.tensor(True)),
+                schema.UTTERANCE_FEATURE: feature.masked_fill(~is_utterance.unsqueeze(-1), 0),
+                schema.CANDIDATE_MASK: torch.zeros_like(is_utterance),
+                schema.CANDIDATE_FEATURE: torch.zeros(*end.shape, self.candidates, feature.shape[-1]),
+                schema.CANDIDATE_LOG_PROB: torch.zeros(*end.shape, self.candidates),
+            },
+            batch_size=tokens.shape[:1],
+        )
         is_last = torch.ones_like(spans.row, dtype=torch.bool)
         is_last[spans.state] = False
         wanted = ~(is_last & block[schema.TERMINATED].squeeze(-1).cpu()[spans.row])
@@ -235,10 +226,9 @@ class CandidateSampler:
             features, log_prob = self._sample(tokens[of], read[part].to(device), own)
             place = row[part], slot[part]
             out[schema.CANDIDATE_MASK][place] = True
-            out[schema.CANDIDATE_FEATURE][place], out[schema.CANDIDATE_LOG_PROB][place] = (
-                features.float().cpu(),
-                log_prob.cpu(),
-            )
+            out[schema.CANDIDATE_FEATURE][place] = features.float().cpu()
+            out[schema.CANDIDATE_LOG_PROB][place] = log_prob.cpu()
+        return out
 
     def _sample(self, tokens: Tensor, length: Tensor, row_features: RowFeatures | None) -> tuple[Tensor, Tensor]:
         """Features ``[M, C, H]`` and log-probabilities ``[M, C]`` of candidates for prefixes ``[M, T]``."""

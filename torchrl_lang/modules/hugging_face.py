@@ -43,63 +43,43 @@ _ROUNDING, _HALF_ROUNDING = 1e-4, 1.5e-3
 _checked: WeakSet[nn.Module] = WeakSet()
 
 
-def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None = None) -> bool:
-    """Raise if a token's state depends on later tokens.
+def check_causal(lm: PreTrainedModel) -> None:
+    """Raise ValueError if a token's state depends on later tokens.
 
     Runs the model once, in evaluation mode and without gradients, on two short rows with a common beginning; further
     calls with the same model do nothing. It uses no random numbers. Models that cannot run where they are (on the meta
     device, sharded over processes, without their kernels) are not checked.
-
-    Args:
-        lm: the model, with or without its head.
-        states: int64 ``[N, q]`` to ``[N, q, H]``, another way to run the model, which is then run in any case.
-
-    Returns:
-        Whether the model was checked.
-
-    Raises:
-        ValueError: the model is not causal.
 
     Examples:
         >>> from transformers import AutoConfig, AutoModel
         >>> from torchrl_lang.modules.hugging_face import check_causal
         >>> shape = {"vocab_size": 9, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
         >>> check_causal(AutoModel.from_config(AutoConfig.for_model("gpt2", **shape)))
-        True
         >>> check_causal(AutoModel.from_config(AutoConfig.for_model("bert", **shape, intermediate_size=8)))
         Traceback (most recent call last):
             ...
         ValueError: BertModel is not causal: a token's state changes with those after it. ...
     """
-    model = lm.base_model
-    if model in _checked:
-        return True
-    if states is None:
-        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            return False  # a forward pass of a part of a sharded model would make this part its root
-
-        def states(rows: Tensor) -> Tensor:
-            return model(inputs_embeds=model.get_input_embeddings()(rows), use_cache=False).last_hidden_state
-
-    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
+    model, embedding = lm.base_model, lm.get_input_embeddings()
     length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
-    if min(vocabulary, length) < 2:
-        return True
+    # A forward pass of a part of a sharded model would make this part its root.
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if model in _checked or sharded or min(embedding.weight.shape[0], length) < 2:
+        return
+    alike, device = length // 2, embedding.weight.device
+    tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
+    tokens[0, alike:], tokens[1, alike:] = 0, 1
     try:
         with torch.no_grad(), eval_mode(model), torch.autocast(device.type, enabled=False):
-            alike = length // 2
-            tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
-            tokens[0, alike:], tokens[1, alike:] = 0, 1
-            hidden = states(tokens)[:, :alike]
-            one, other = hidden.double()
-            difference = float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
-    except (RuntimeError, NotImplementedError):
-        return False
+            hidden = model(inputs_embeds=embedding(tokens), use_cache=False).last_hidden_state[:, :alike]
+        one, other = hidden.double()
+        difference = float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
+    except RuntimeError:
+        return
     if difference > (_HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING):
         advice = "Use a decoder such as 'gpt2', 'llama' or 'qwen2', or a setting like is_decoder=True."
         raise ValueError(f"{type(model).__name__} is not causal: a token's state changes with those after it. {advice}")
     _checked.add(model)
-    return True
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

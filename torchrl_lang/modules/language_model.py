@@ -163,6 +163,7 @@ def load_causal_lm(
     except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
         raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error
     check_loaded_weights(folder, lm, info, remedy=REMEDY)
+    check_causal(lm)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
     return lm if tokenizer is None else fit_vocabulary(lm, tokenizer.vocab_size)
 
@@ -235,7 +236,7 @@ _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetenso
 # Fields of a configuration that are counts of modules or list entries.
 _COUNTS = re.compile(r"(layers|n_layer|experts|blocks|labels)$")
 _MANY = 1024
-_LARGE_BUFFERS = 1 << 28
+_LARGE = 1 << 28
 
 
 class _Index(Record):
@@ -268,25 +269,23 @@ def check_model_folder(folder: Path) -> None:
             raise FileError(folder, f"needs code of its own for the model type {kind!r}, which is not run", TRUST)
         raise FileError(path, f"has the model type {shorten(kind)}", "give a causal language model")
     check_model_config(config, path, remedy=REMEDY)
-    if (folder / "generation_config.json").exists():
-        read_json(folder / "generation_config.json", remedy=REMEDY)
-    files = {path: read_tensor_headers(path, remedy=REMEDY) for path in _weight_files(folder)}
-    lm = _described(path, config, sum(len(headers) for headers in files.values()))
-    # A model far larger than the weights could exhaust the memory.
-    held = sum(prod(header.shape) for headers in files.values() for header in headers.values())
-    needed, buffers = (sum(tensor.numel() for tensor in tensors) for tensors in (lm.parameters(), lm.buffers()))
-    # Quantized weights are packed, for instance sixteen numbers of two bits in an int32.
-    if needed > 16 * held or buffers > max(8 * held, _LARGE_BUFFERS):
-        raise FileError(path, f"describes a model of {needed + buffers} numbers, but its weights have {held}", REMEDY)
-    if "quantization_config" in config:
-        return
+    weights = {}
+    for file in _weight_files(folder):
+        weights |= read_tensor_headers(file, remedy=REMEDY)
+    lm = _described(path, config, len(weights))
+    # A model far larger than the weights could exhaust the memory. Quantized weights are packed, for instance sixteen
+    # numbers of two bits in an int32.
+    held = sum(prod(header.shape) for header in weights.values())
+    needed = sum(tensor.numel() for tensor in (*lm.parameters(), *lm.buffers()))
+    if needed > max(16 * held, _LARGE):
+        raise FileError(path, f"describes a model of {needed} numbers, but its weights have {held}", REMEDY)
     # Transformers would cast weights that are not floating-point numbers without a warning.
     prefix = f"{lm.base_model_prefix}."  # missing in files of the headless model
     own = {name.removeprefix(prefix) for name, _ in lm.named_parameters()}
-    for path, headers in files.items():
-        for name, header in headers.items():
-            if name.removeprefix(prefix) in own and not header.dtype.startswith(("F", "BF")):
-                raise FileError(path, f"holds {name} as {header.dtype}, expected floating-point numbers", REMEDY)
+    cast = [name for name, header in weights.items() if not header.dtype.startswith(("F", "BF"))]
+    cast = [name for name in cast if name.removeprefix(prefix) in own]
+    if cast and "quantization_config" not in config:
+        raise FileError(folder, f"holds {cast[0]} as {weights[cast[0]].dtype}, expected floating-point numbers", REMEDY)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -294,10 +293,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).exists():
-        if any(folder.glob("*.bin")):
-            safe = "load it elsewhere and save it with save_pretrained, which writes safetensors"
-            raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", safe)
-        raise FileError(folder / _WEIGHTS, "is missing", REMEDY)
+        safe = "save the model with save_pretrained, which writes safetensors"
+        raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", safe)
     index = _Index.parse(read_json(folder / _INDEX, remedy=REMEDY), folder / _INDEX, remedy=REMEDY)
     names = sorted(set(index.weight_map.values()))
     return [file_in(folder, name, remedy=REMEDY, links=True) for name in names]

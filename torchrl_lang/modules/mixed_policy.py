@@ -75,9 +75,6 @@ class MixedPolicy(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         check_options(prob=(prob, "[0, 1]"))
-        for name, player in (("policy", policy), ("example", example)):
-            if ACTION not in getattr(player, "out_keys", ()):
-                raise ValueError(f"{name} must write '{ACTION}', got a {type(player).__name__}.")
         self.policy, self.example, self.prob = policy, example, prob
         self.stream = RandomStream(seed)
         self.in_keys = list(dict.fromkeys([TOKENS, *policy.in_keys, *example.in_keys]))

@@ -142,11 +142,6 @@ class RowScorer:
         """Whether values change the distribution."""
         return self.decoder is not None and self.decoder.rule.guidance is not None
 
-    def named(self, states: Tensor | tuple[Tensor, ...]) -> States:
-        """The trunk's outputs, named by its keys."""
-        names = split_actor(self.language_actor).trunk.out_keys
-        return dict(zip(names, states if isinstance(states, tuple) else (states,), strict=True))
-
     def states(self, batch: DecisionBatch) -> States:
         """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
         trunk = split_actor(self.language_actor).trunk

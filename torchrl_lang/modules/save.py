@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, non_finite
 from torchrl_lang.modules.actor import language_actor, split_actor, with_features
-from torchrl_lang.modules.decoding.decoder import Method
 from torchrl_lang.modules.decoding.guidance import (
     LikelihoodGuidance,
     TokenProbabilities,
@@ -40,44 +39,22 @@ _CARD, _VALUE_LM = "README.md", "value_lm"
 _REMEDY = "save the model again, or copy the folder again"
 
 
-class DecodingRecord(Record):
-    """Options of an :class:`UtteranceActor`."""
-
-    method: Method
-    forbidden: tuple[int, ...]
-    beams: int
-    candidates: int
-    advantage_weight: float
-    end_value_weight: float
-    log_prob_weight: float
-    diagnostics: bool
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    vocab_size: int | None
-
-
-class GuidanceRecord(Record):
-    """Strength of a guidance, and what its values are of."""
-
-    values: Literal["tokens", "utterances", "likelihoods"]
-    beta: float
-    weighting: Literal["exp", "sign"]
-    clip: float | None
-    include_logits: bool
-    value_min: float | None
-    value_max: float | None
-    ratio: bool = False
+# What is saved of an UtteranceActor, and of its guidance.
+_DECODING = (
+    *("method", "forbidden", "beams", "candidates", "advantage_weight", "end_value_weight", "log_prob_weight"),
+    *("diagnostics", "temperature", "top_k", "top_p", "min_p", "vocab_size"),
+)
+_GUIDANCE = ("beta", "weighting", "clip", "include_logits", "value_min", "value_max", "ratio")
+_KINDS = {"likelihoods": LikelihoodGuidance, "utterances": UtteranceValueGuidance, "tokens": ValueGuidance}
 
 
 class AgentRecord(Record):
     """An agent beside its model."""
 
     action_length: int
-    decoding: DecodingRecord
+    decoding: dict[str, Any]
     stop: tuple[str, ...] | None
-    guidance: GuidanceRecord | None
+    guidance: dict[str, Any] | None
     task: dict[str, Any]
 
 
@@ -370,10 +347,13 @@ def save_agent(
         raise ValueError("save_agent cannot write returns: use save_language_model with the head 'returns'.")
     heads |= {"state_value": decoder.value, FEATURES_HEAD: None if trunk is None else trunk.features}
     options = {**vars(rule), **vars(decoder), "method": policy.method, "forbidden": tuple(rule.forbidden.tolist())}
-    decoding = DecodingRecord(**{name: options[name] for name in DecodingRecord.model_fields})
-    stop = None if decoder.stop is None else decoder.stop.texts
-    described: Any = {"decoding": decoding, "stop": stop, "guidance": guidance, "task": dict(task or {})}
-    agent = AgentRecord(action_length=decoder.action_length, **described)
+    agent = AgentRecord(
+        action_length=decoder.action_length,
+        decoding={name: options[name] for name in _DECODING},
+        stop=None if decoder.stop is None else decoder.stop.texts,
+        guidance=guidance,
+        task=dict(task or {}),
+    )
     kept = {name: head for name, head in heads.items() if head is not None}
     custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]
     card = _card(task or {}, data, results, command, custom)
@@ -408,31 +388,29 @@ def load_agent(
     manifest, remedy = Path(folder) / _FOLDER.config, "save it with save_agent, or read it with load_language_model"
     if agent is None:
         raise FileError(manifest, "describes no agent", remedy)
-    try:
-        tokenizer = tokenizer_from_config(saved.tokenizer or {})
-    except ValueError as error:
-        raise FileError(manifest, f"describes no tokenizer that the agent could use ({error})", remedy) from error
     for part in (saved.lm, saved.value_lm, *saved.heads.values()):
         if part is not None:
             part.to(device)
-    stop = None if agent.stop is None else StopStrings(agent.stop, tokenizer)
-    guidance, value = _read_guidance(saved, agent.guidance, Path(folder)), saved.heads.get("state_value")
-    options = {"guidance": guidance, "value": value, "seed": seed, "stop": stop, **dict(agent.decoding)}
-    policy = UtteranceActor(saved_actor(saved), tokenizer.control, agent.action_length, **options)
+    try:
+        tokenizer = tokenizer_from_config(saved.tokenizer or {})
+        stop = None if agent.stop is None else StopStrings(agent.stop, tokenizer)
+        guidance = None if agent.guidance is None else _read_guidance(saved, **agent.guidance)
+        given: Any = {"guidance": guidance, "value": saved.heads.get("state_value"), "seed": seed, "stop": stop}
+        policy = UtteranceActor(saved_actor(saved), tokenizer.control, agent.action_length, **given, **agent.decoding)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(manifest, f"describes an agent that cannot be built ({error})", _REMEDY) from error
     return SavedAgent(policy, tokenizer, agent.task)
 
 
 def _describe_guidance(
     guidance: ValueGuidance | None,
-) -> tuple[GuidanceRecord | None, dict[str, nn.Module | None], PreTrainedModel | None]:
+) -> tuple[dict[str, Any] | None, dict[str, nn.Module | None], PreTrainedModel | None]:
     """The record of a guidance, its heads by name, and a model with the weights of the values' own trunk."""
     if guidance is None:
         return None, {}, None
-    by_likelihood = isinstance(guidance, LikelihoodGuidance)
-    utterances = isinstance(guidance, UtteranceValueGuidance)
-    values: Any = "likelihoods" if by_likelihood else "utterances" if utterances else "tokens"
-    options = {name: value for name, value in vars(guidance).items() if name in GuidanceRecord.model_fields}
-    record = GuidanceRecord(values=values, **options)
+    kind = next(name for name, known in _KINDS.items() if isinstance(guidance, known))
+    record = {"values": kind} | {name: getattr(guidance, name, False) for name in _GUIDANCE}
+    by_likelihood = kind == "likelihoods"
     heads = {"value": guidance.value, "qvalue": None if by_likelihood else guidance.qvalue}
     if guidance.value_trunk is None:
         return record, heads, None
@@ -447,19 +425,14 @@ def _describe_guidance(
     return record, {**heads, VALUE_FEATURES_HEAD: trunk.features}, _model_around(trunk, layer)
 
 
-def _read_guidance(saved: SavedModel, record: GuidanceRecord | None, folder: Path) -> ValueGuidance | None:
-    if record is None:
-        return None
-    needed = "value_lm" if record.values == "likelihoods" else "qvalue"
-    if {**saved.heads, "value_lm": saved.value_lm}.get(needed) is None:
-        raise FileError(folder / _FOLDER.config, f"describes a guidance whose {needed!r} is missing", _REMEDY)
-    if needed == "value_lm":
-        return LikelihoodGuidance(saved_value_actor(saved), beta=record.beta, ratio=record.ratio)
+def _read_guidance(saved: SavedModel, *, values: str, beta: float, ratio: bool, **options: Any) -> ValueGuidance:
+    if values == "likelihoods":
+        return LikelihoodGuidance(saved_value_actor(saved), beta=beta, ratio=ratio)
     qvalue, value = saved.heads["qvalue"], saved.heads.get("value")
     trunk = saved_value_trunk(saved, qvalue, value)
-    if record.values == "utterances":
+    if values == "utterances":
         return UtteranceValueGuidance(qvalue, value_trunk=trunk)
-    return ValueGuidance(qvalue, value, value_trunk=trunk, **record.model_dump(exclude={"values", "ratio"}))
+    return ValueGuidance(qvalue, value, beta=beta, value_trunk=trunk, **options)
 
 
 def push_agent(

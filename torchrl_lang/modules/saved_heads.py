@@ -24,21 +24,14 @@ HEADS = "heads.safetensors"
 Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding | FeatureEmbedding
 """A module of this library that is saved beside the language model."""
 
-_KINDS: dict[str, Callable[..., Head]] = {
-    kind.__name__: kind
-    for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding, FeatureEmbedding)
-}
-
-
-_Kind = Literal[
-    "QValueHead", "TiedQValueHead", "UtteranceQValueHead", "ValueHead", "ReturnEmbedding", "FeatureEmbedding", "custom"
-]
+_OWN = (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding, FeatureEmbedding)
+_KINDS: dict[str, Callable[..., Head]] = {kind.__name__: kind for kind in _OWN}
 
 
 class HeadRecord(Record):
     """The class of a head and its constructor's arguments."""
 
-    kind: _Kind
+    kind: str
     options: dict[str, Any] = {}
     embedding: Literal["input", "output"] | None = None
     """That of a tied head."""
@@ -127,7 +120,7 @@ def _build(name: str, record: HeadRecord, lm: PreTrainedModel, folder: Path, rem
     try:
         with torch.device("meta"):
             return _KINDS[record.kind](**record.options, **tied)
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise FileError(folder, f'describes no head as "heads.{name}" ({error})', remedy) from error
 
 

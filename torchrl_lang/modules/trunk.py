@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
 
-FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm")
+FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "decoder.final_layer_norm")
 """Names of the norm after the last block in Hugging Face models."""
 
 
@@ -49,14 +49,11 @@ class Trunk(nn.Module):
             :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
             ``torch.compile`` of a caller ``"auto"`` is 1, and so is any number for a sharded model.
-        final_norm: name of the final norm within the headless model, such as ``decoder.final_layer_norm``, if it is not
-            found.
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
-        ValueError: the model is not causal (checked by a forward pass, at the first call if it cannot run earlier), the
-            final norm is not found, or the model has PEFT prompts; on calls, rows are longer than the model's
-            positions.
+        ValueError: the model is not causal (checked by a forward pass, if it can run where it is), the final norm is
+            not found, or the model has PEFT prompts; on calls, rows are longer than the model's positions.
 
     Examples:
         >>> import torch
@@ -73,11 +70,8 @@ class Trunk(nn.Module):
         *,
         expose_pre_norm: bool = False,
         length_groups: int | Literal["auto"] = "auto",
-        final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        if length_groups != "auto" and not (isinstance(length_groups, int) and length_groups >= 1):
-            raise ValueError(f"length_groups must be 'auto' or an integer of at least 1, got {length_groups!r}.")
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"A trunk needs a Hugging Face model, got {type(lm).__name__}: use load_causal_lm().")
@@ -88,18 +82,17 @@ class Trunk(nn.Module):
         self.register_module("features", None)  # see with_features
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
-        self._is_checked = check_causal(self.model)  # if False, checked at the first call
+        check_causal(self.model)
         self.expose_pre_norm, self.length_groups = expose_pre_norm, length_groups
         self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
         self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
         if expose_pre_norm:
-            names, parts = FINAL_NORMS if final_norm is None else (final_norm,), dict(self.model.named_modules())
-            found = [name for name in names if name in parts]
+            parts = dict(self.model.named_modules())
+            found = [parts[name] for name in FINAL_NORMS if name in parts]
             if not found:
-                advice = "give final_norm=." if final_norm is None else f"choose among {list(parts)[1:]}."
-                raise ValueError(f"{type(self.model).__name__} has no part named as {list(names)}: {advice}")
-            parts[found[0]].register_forward_pre_hook(self._keep_pre_norm)
+                raise ValueError(f"{type(self.model).__name__} has no final norm to expose, none of {FINAL_NORMS}.")
+            found[0].register_forward_pre_hook(self._keep_pre_norm)
 
     @property
     def width(self) -> int:
@@ -179,8 +172,6 @@ class Trunk(nn.Module):
             ``expose_pre_norm`` also the state before it.
         """
         read = self._row_features(tokens, features, features_mask)
-        if not self._is_checked and not torch.compiler.is_compiling():
-            self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
         # Each process has its own rows, but all must make the same number of forward passes of a sharded model.

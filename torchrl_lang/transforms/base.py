@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,11 +56,6 @@ class ActionKeys:
         log_probs = own if log_prob is None else key_list(log_prob)
         reward, ref, kl = (unravel_key((*group, name)) for name in (REWARD, REF_LOG_PROB, KL))
         return cls(tuple(actions), tuple(log_probs), reward, ref, kl)
-
-    def named(self, name: str) -> ActionKeys:
-        """The same with a prefix on the keys that are written, for a second reference."""
-        ref, kl = (sibling(key, f"{name}_{last_name(key)}") for key in (self.ref_log_prob, self.kl))
-        return replace(self, ref_log_prob=ref, kl=kl)
 
     @classmethod
     def utterance(cls) -> ActionKeys:

@@ -20,7 +20,6 @@ from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
 from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
@@ -96,8 +95,6 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         action_key: the key of the action, default as its actor writes it.
         out_key: the key of the log-probability; default ``"ref_log_prob"``, in the action's group.
         embed_weights: keep the weights of the reference in the ``state_dict``.
-        policy: for whole rows: the actor that trains. Where the data has no log-probability of it, that is written too,
-            in the same pass: lower layers that both share run once.
 
     Raises:
         TypeError: ``reference`` is nothing that can score an action.
@@ -130,25 +127,15 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         action_key: NestedKey | Sequence[NestedKey] | None = None,
         out_key: NestedKey | None = None,
         embed_weights: bool = False,
-        policy: Any = None,
     ) -> None:
         reference = as_reference(reference, in_keys=in_keys, action_key=action_key)
         out_key = reference.action_keys.ref_log_prob if out_key is None else key_list(out_key)[0]
         super().__init__([out_key], reference, embed_weights=embed_weights)
         self.out_key = out_key
-        self.policy = None if policy is None else as_policy(policy, rows=True)
-        if not (self.policy is None or isinstance(reference, RowReference)):
-            raise ValueError("policy= is for a reference of whole rows: give it to KLDivergenceTransform instead.")
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         self.check_reference()
-        key = self.reference.action_keys.log_prob[0]
-        if isinstance(self.policy, RowReference) and root.get(key, None) is None:
-            log_prob, ref_log_prob = row_log_probs(self.policy, self.reference, root)
-            out.set(key, log_prob)
-        else:
-            ref_log_prob = self.reference.log_prob(root, out)
-        out.set(self.out_key, ref_log_prob)
+        out.set(self.out_key, self.reference.log_prob(root, out))
 
     def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
         spec = self.reference.log_prob_spec(self.environment, specs)
@@ -389,7 +376,10 @@ def row_kl(
     batch = DecisionBatch.read(tensordict)
     if batch.empty:
         return batch.zeros()
-    p_states, q_states = _states_of_both(policy, reference, batch)
+    with policy.frozen.eval_mode():
+        p_states = policy.scorer.states(batch)
+    with reference.frozen.eval_mode():
+        q_states = reference.scorer.states(batch)
     with torch.no_grad():
         first, second = (policy.scorer, p_states), (reference.scorer, q_states)
         kl = _token_kl(batch, *(second + first if forward else first + second), chunk_size)
@@ -397,32 +387,6 @@ def row_kl(
         if not torch.equal(a, b):
             raise ValueError("Policy and reference must both be UtteranceActors of one length, or language actors.")
         return batch.at_tokens(torch.where(a, 0.0, kl))  # both must end the utterance there
-
-
-def row_log_probs(policy: RowReference, reference: RowReference, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Log-probability of every token that the agent wrote under both, ``[*B, T]``; shared lower layers run once."""
-    batch = DecisionBatch.read(tensordict)
-    if batch.empty:
-        return batch.zeros(), batch.zeros()
-    states = _states_of_both(policy, reference, batch)
-    with torch.no_grad():
-        p, q = (one.scorer.log_prob(batch, its) for one, its in zip((policy, reference), states, strict=True))
-        return batch.at_tokens(p), batch.at_tokens(q)
-
-
-def _states_of_both(policy: RowReference, reference: RowReference, batch: DecisionBatch) -> tuple[States, States]:
-    p, q = policy.scorer, reference.scorer
-    mine, its = p.trunk, q.trunk
-    if mine is None or its is None or p.has_values or q.has_values or mine.length_groups != its.length_groups:
-        with policy.frozen.eval_mode():
-            p_states = p.states(batch)
-        with reference.frozen.eval_mode():
-            return p_states, q.states(batch)
-    both = SharedLowerLayers(mine, its, eval_mode=reference.frozen.eval_mode)
-    features = None if mine.features is None and its.features is None else batch.features
-    with policy.frozen.eval_mode():
-        p_read, q_read = both.states(batch.tokens, batch.attention_mask, features)
-    return p.named(p_read), q.named(q_read)
 
 
 def _token_kl(

@@ -13,7 +13,6 @@ from torchrl.envs.transforms import Compose, Transform
 from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
-from torchrl_lang.schema import RAW_REWARD
 from torchrl_lang.transforms.base import ActionKeys, key_list
 from torchrl_lang.transforms.divergence import (
     Estimator,
@@ -21,7 +20,7 @@ from torchrl_lang.transforms.divergence import (
     MissingLogProb,
     ReferenceModelLogProbTransform,
 )
-from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
+from torchrl_lang.transforms.language_references import as_policy, as_reference
 from torchrl_lang.transforms.references import Reference
 from torchrl_lang.transforms.reward_adjustment import KLLimitTransform, RewardAdjustmentTransform
 
@@ -67,7 +66,6 @@ class KLConstrainedTransform(Compose):
         auto_update: update the controller with every batch; otherwise call :meth:`update`.
         missing: see :class:`KLDivergenceTransform`.
         embed_weights: keep the reference's weights in the ``state_dict``.
-        name: a prefix of the keys that are written (``"style"``: ``"style_kl"`` and so on), for a second reference.
 
     Examples:
         >>> import torch
@@ -112,26 +110,20 @@ class KLConstrainedTransform(Compose):
         auto_update: bool = False,
         missing: MissingLogProb = "error",
         embed_weights: bool = False,
-        name: str | None = None,
     ) -> None:
         if requires_grad:
             if isinstance(actor, (Reference, FrozenActor, str, tuple)):
                 raise ValueError("requires_grad=True is for an actor of which the transform makes the copy.")
             actor = frozen_copy(actor, differentiable=True)
         reference = as_reference(actor, action_key=action_key)
-        action_keys = reference.action_keys if name is None else reference.action_keys.named(name)
+        action_keys = reference.action_keys
         mask_key = action_keys.mask if mask_key is None else mask_key
-        rows = reference.action_keys == ActionKeys.row()
-        policy = None if policy is None else as_policy(policy, rows=rows)
+        policy = None if policy is None else as_policy(policy, rows=action_keys == ActionKeys.row())
         log_prob_keys = list(action_keys.log_prob) if log_prob_key is None else key_list(log_prob_key)
         chain: list[Transform] = []
         if estimator != "exact":
-            both = policy if isinstance(reference, RowReference) and log_prob_key is None else None
-            chain.append(
-                ReferenceModelLogProbTransform(
-                    reference, out_key=action_keys.ref_log_prob, embed_weights=embed_weights, policy=both
-                )
-            )
+            keys = {"out_key": action_keys.ref_log_prob, "embed_weights": embed_weights}
+            chain.append(ReferenceModelLogProbTransform(reference, **keys))
         divergence = KLDivergenceTransform(
             estimator,
             direction=direction,
@@ -151,7 +143,6 @@ class KLConstrainedTransform(Compose):
             reward_key=action_keys.reward if in_keys is None else in_keys,
             kl_key=action_keys.kl,
             out_key=out_keys,
-            raw_name=RAW_REWARD if name is None else f"{name}_{RAW_REWARD}",
             placement=placement,
             mask_key=mask_key,
             auto_update=auto_update,

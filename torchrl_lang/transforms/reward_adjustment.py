@@ -19,7 +19,7 @@ __all__ = ["KLLimitTransform", "RewardAdjustmentTransform"]
 
 _TWICE = (
     "and the penalty would count twice: use the transform in one place, make rows with rows_from_rollout(..., "
-    "reward_key=None), or give a second reference a raw_key= of its own (name= in KLConstrainedTransform)."
+    "reward_key=None), or give the RewardAdjustmentTransform of a second reference a raw_key= of its own."
 )
 EPISODE_KL = "episode_kl"
 WITHIN_LIMIT = "within_kl_limit"
@@ -41,7 +41,6 @@ class RewardAdjustmentTransform(ActionTransform):
         raw_key: the raw reward when it is replaced, as many keys as there are rewards; default ``"raw_reward"`` beside
             it, ``"raw_"`` and its name where there are several. Rows made from an environment's steps keep the entry if
             its name ends in ``"raw_reward"``, so that a second penalty is refused.
-        raw_name: the name of the raw reward where ``raw_key`` is not given.
         placement: ``"token"`` subtracts each token's divergence from its own reward; ``"last"`` subtracts the sum over
             the row from the reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
@@ -72,7 +71,6 @@ class RewardAdjustmentTransform(ActionTransform):
         kl_key: NestedKey = KL,
         out_key: NestedKey | Sequence[NestedKey] | None = None,
         raw_key: NestedKey | Sequence[NestedKey] | None = None,
-        raw_name: str = RAW_REWARD,
         placement: Literal["token", "last"] = "token",
         mask_key: NestedKey | None = None,
         auto_update: bool = False,
@@ -83,7 +81,7 @@ class RewardAdjustmentTransform(ActionTransform):
             raise ValueError("placement='last' is for whole rows of tokens: it needs their mask, mask_key=.")
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
-        raw = _raw_keys(rewards, raw_name) if raw_key is None else key_list(raw_key)
+        raw = _raw_keys(rewards) if raw_key is None else key_list(raw_key)
         self._keys = list(zip(rewards, out, raw, strict=True))
         super().__init__([*out, *(raw for reward, adjusted, raw in self._keys if adjusted == reward)])
         self.kl_key = key_list(kl_key)[0]
@@ -190,9 +188,9 @@ def match_reward(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key:
     return penalty.reshape(reward.shape)
 
 
-def _raw_keys(rewards: list[NestedKey], name: str) -> list[NestedKey]:
+def _raw_keys(rewards: list[NestedKey]) -> list[NestedKey]:
     """``"raw_reward"`` beside each reward; ``"raw_"`` and its name where several are in one group."""
-    keys = [sibling(key, name) for key in rewards]
+    keys = [sibling(key, RAW_REWARD) for key in rewards]
     if len(set(keys)) == len(keys):
         return keys
     return [sibling(key, f"raw_{last_name(key)}") for key in rewards]

@@ -104,7 +104,7 @@ class LanguageHistoryPolicy(StreamPolicy):
         """Begin ``streams`` empty rows."""
         device, shape = next(self.actor.parameters()).device, (streams, self.steps)
         self._begin(RollingContext({part: self._words.nothing(part, shape, device) for part in self._words.slots}))
-        self._cache.clear()
+        self._cache.transcripts = None
 
     def _read_prompt(self, context: RollingContext, steps: TensorDictBase) -> None:
         """Where the row is full, the oldest episodes leave; an episode that runs on is truncated."""
@@ -196,7 +196,7 @@ class LanguageHistoryPolicy(StreamPolicy):
                 numbers.append(self._sample(states[LOGITS], words))
                 ids.append(words[numbers[-1]])
         if transcripts is not None:
-            self._cache.put(transcripts)
+            self._cache.transcripts = transcripts
         context.write(action=torch.stack(ids, -1))
         return numbers
 

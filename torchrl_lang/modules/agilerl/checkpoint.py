@@ -6,18 +6,17 @@ import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from pydantic import ConfigDict, field_validator
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Model
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, Record, non_finite, read_json, read_tensors
-from torchrl_lang.modules.agilerl.export import OPTIONS
+from torchrl_lang._files import FileError, non_finite, read_json, read_tensors
+from torchrl_lang.modules.agilerl.export import FORMAT, OPTIONS
 from torchrl_lang.modules.heads import QValueHead, StackedHeads, ValueHead
 
 ACTIVATIONS = ("Tanh", "ReLU", "ELU", "Softsign", "Sigmoid", "Softplus", "LeakyReLU", "GELU", "Identity")
@@ -143,14 +142,6 @@ class AgileRLForCausalLM(_PreTrained):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=not config.tie_word_embeddings)
         self.post_init()
 
-    def get_output_embeddings(self) -> nn.Linear:
-        """The head."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the head."""
-        self.lm_head = new_embeddings
-
     def forward(self, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
         """Logits ``[N, T, V]``; the arguments are those of :class:`AgileRLModel`."""
         out = self.transformer(*args, **kwargs)
@@ -179,31 +170,6 @@ _POLICY = dict(zip(_LAYERS, "0134", strict=True))
 
 Weights = Mapping[str, Tensor]
 Kind = TypeVar("Kind", bound=StackedHeads)
-
-
-class _Network(Record):
-    model_config = ConfigDict(extra="ignore")
-
-    n_head: int
-    activation: str
-    layer_norm_eps: float
-    dropout: float
-
-
-class _Described(Record):
-    """Content of ``agent.json``."""
-
-    format: Literal["AgileRL ILQL"]
-    version: Literal[1]
-    net_config: _Network
-    options: dict[str, Any]
-
-    @field_validator("options")
-    @classmethod
-    def _complete(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if missing := sorted(set(OPTIONS) - options.keys()):
-            raise ValueError(f"also {missing}")
-        return options
 
 
 class AgileRLAgent(NamedTuple):
@@ -252,13 +218,15 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         raise FileError(folder, "is a file; AgileRL's checkpoints are pickles, which are never read", _REMEDY)
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}: {_REMEDY}.")
-    path = folder / "agent.json"
-    described = _Described.parse(read_json(path, remedy=_REMEDY), path, remedy=_REMEDY)
+    described = read_json(folder / "agent.json", remedy=_REMEDY)
     weights = read_tensors(folder / "agent.safetensors", remedy=_REMEDY)
-    if wrong := non_finite(weights.items()):
-        raise FileError(folder, f"holds weights that are not finite: {', '.join(wrong[:3])}", _REMEDY)
     try:
-        return agilerl_agent(weights, described.net_config.model_dump(), described.options)
+        if (described["format"], described["version"]) != FORMAT:
+            raise ValueError(f"agent.json is not of {FORMAT}")
+        if wrong := non_finite(weights.items()):
+            raise ValueError(f"weights are not finite: {', '.join(wrong[:3])}")
+        options = {name: described["options"][name] for name in OPTIONS}
+        return agilerl_agent(weights, described["net_config"], options)
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise FileError(folder, f"holds no agent as ILQL builds it ({error})", _REMEDY) from error
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+FORMAT = ("AgileRL ILQL", 1)
+"""Name and version of what is written."""
 OPTIONS = (
     *("alpha", "batch_size", "beta", "clip_weight", "cql_temp", "detach_pi", "detach_q", "detach_v", "dm_margin"),
     *("double_q", "exp_weights", "gamma", "lr", "per_token", "tau", "transition_weight", "value_max", "value_min"),
@@ -50,6 +52,6 @@ def export(ilql: Any, folder: str | Path) -> Path:
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in ilql.state_dict().items()}
     save_file(weights, folder / "agent.safetensors")
     options = {name: getattr(ilql, name) for name in OPTIONS}
-    described = {"format": "AgileRL ILQL", "version": 1, "net_config": dict(ilql.net_config), "options": options}
+    described = dict(zip(("format", "version"), FORMAT, strict=True), net_config=dict(ilql.net_config), options=options)
     (folder / "agent.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return folder

@@ -123,8 +123,8 @@ class Decoder(nn.Module):
             uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
                 generated = self._decode(prompt, method, uniform, candidates, transcripts)
-        if prefix_cache is not None and transcripts is not None:
-            prefix_cache.put(transcripts)
+        if prefix_cache is not None:
+            prefix_cache.transcripts = transcripts
         place = (rows[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
         return empty.place(place, generated)
 
@@ -134,7 +134,6 @@ class Decoder(nn.Module):
         """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
         trunks = cacheable_trunks(self._parts, self.value_trunk) if self.cached else []
         if not trunks:
-            prefix_cache.clear()
             return None
         n, width = tokens.shape
         places, limit = 0 if features is None else features.places, self.room(features)
@@ -222,20 +221,12 @@ class Decoder(nn.Module):
 
 def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     """Raise ValueError unless tokenizer, forbidden ids and model go together."""
-    forbidden, size = set(rule.forbidden.tolist()), math.inf if vocabulary is None else vocabulary
-    allowed, end = size if rule.vocab_size is None else rule.vocab_size, control.end_of_action
-    beyond = sorted(token for token in {*control.ids(), *forbidden} if not 0 <= token < size)
-    for wrong, message in (
-        (allowed > size, f"The tokenizer has {allowed} ids, but the model's vocabulary only {size}: fit_vocabulary()."),
-        (beyond, f"forbidden or control contains the ids {beyond}, outside the vocabulary of {size}."),
-        (end >= allowed, f"vocab_size={allowed} excludes the end of action {end}."),
-        (
-            sum(token < allowed for token in forbidden) >= allowed,
-            f"forbidden contains all {allowed} ids: no token is left to generate.",
-        ),
-    ):
-        if wrong:
-            raise ValueError(message)
+    size = math.inf if vocabulary is None else vocabulary
+    if (rule.vocab_size or 0) > size:
+        raise ValueError(f"The tokenizer has {rule.vocab_size} ids, the model only {size}: use fit_vocabulary().")
+    beyond = [token for token in {*control.ids(), *rule.forbidden.tolist()} if not 0 <= token < size]
+    if beyond or control.end_of_action >= (rule.vocab_size or size):
+        raise ValueError(f"All control tokens and forbidden ids must lie in the vocabulary of {size}, got {beyond}.")
 
 
 def _check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase, vocabulary: int | None) -> None:

@@ -73,18 +73,11 @@ class GPT2Step:
         self.final_norm = _norm(model.ln_f)
         self._buffers: dict[tuple[str, int], Tensor] = {}
 
-    @classmethod
-    def of(cls, trunk: Trunk) -> GPT2Step | None:
-        """The step of a trunk; None if :meth:`accepts` is false."""
-        return cls(trunk) if cls.accepts(trunk) else None
-
     @staticmethod
     def accepts(trunk: Trunk) -> bool:
         """Whether the trunk's model is a plain GPT-2 in evaluation mode, without hooks or adapters, and not sharded."""
         model: Any = trunk.model
-        if trunk.sharded_root is not None:
-            return False
-        if type(trunk) is not Trunk or type(model) is not GPT2Model or not _plain(model, GPT2Model):
+        if trunk.sharded_root is not None or type(trunk) is not Trunk or not _plain(model, GPT2Model):
             return False
         patched = any(kind.forward is not forward for kind, forward in _FORWARDS.items())
         if patched or ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:

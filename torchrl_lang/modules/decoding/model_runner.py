@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -64,34 +63,7 @@ def prefill_chunks(length: Tensor, known: Tensor) -> list[PrefillChunk]:
     return [PrefillChunk(rows.to(length.device), int(new[rows].max()), int(whole[rows].max())) for rows in groups]
 
 
-class ModelRunner(ABC):
-    """Reads a batch of rows and returns the states of each row's last token."""
-
-    @abstractmethod
-    def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
-        """Read prompts, int64 ``[N, T]`` with ``length`` ``[N]`` (at least 1) real tokens each.
-
-        Of the tokens the first ``known``, int64 ``[N]``, fewer than ``length``, are in a cache, with the features of
-        the row if they are not 0.
-        """
-
-    @abstractmethod
-    def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
-        """Read one more token of each row, int64 ``[N]``, at ``position`` ``[N]``, all below ``visible``."""
-
-    @abstractmethod
-    def reorder(self, rows: Tensor) -> None:
-        """Continue with these rows, int64 ``[M]``, which may repeat."""
-
-    def compact(self, moves: Compaction, *, moved: bool = False) -> None:
-        """Continue with ``moves.order``, like :meth:`reorder`; a runner may do this with fewer copies.
-
-        If ``moved``, the rows of its cache have been moved already.
-        """
-        self.reorder(moves.order)
-
-
-class CachedRunner(ModelRunner):
+class CachedRunner:
     """Reads every token once, through a :class:`RowCache`. The features of a row are in its first slots.
 
     Args:
@@ -116,10 +88,10 @@ class CachedRunner(ModelRunner):
         self._places = 0 if self.features is None else self.features.places
         self._count = None if self.features is None else self.features.number
         self.size = None if size is None else size + self._places
-        self._step = GPT2Step.of(trunk) if step is None else step
+        self._step = GPT2Step(trunk) if step is None and GPT2Step.accepts(trunk) else step
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
-        """See :class:`ModelRunner`."""
+        """Read prompts; see :meth:`LanguageModelRunner.prefill`."""
         if self.features is not None and self._count is not None:
             tokens, length = self.trunk.embed(tokens, self.features), length + self._count
             known = None if known is None else torch.where(known > 0, known + self._count, 0)
@@ -135,19 +107,19 @@ class CachedRunner(ModelRunner):
         return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
-        """See :class:`ModelRunner`."""
+        """Read one more token of each row."""
         only, slot = torch.zeros_like(token), position if self._count is None else position + self._count
         at = slot.unsqueeze(-1)
         options = {} if self._count is None else {"position_ids": self.trunk.position_ids(at, self._count)}
         return self._named(self._extend(token.unsqueeze(-1), at, visible + self._places, only, **options))
 
     def reorder(self, rows: Tensor) -> None:
-        """See :class:`ModelRunner`."""
+        """Continue with these rows, which may repeat."""
         self.cache = self.cache.reordered(rows, self.size)
         self._count = None if self._count is None else self._count[rows]
 
     def compact(self, moves: Compaction, *, moved: bool = False) -> None:
-        """See :class:`ModelRunner`."""
+        """Continue with ``moves.order``; ``moved`` says that the cache has been changed so."""
         if not moved:
             self.cache.swap(moves.holes, moves.movers)
         self._count = None if self._count is None else self._count[moves.order]
@@ -182,26 +154,30 @@ class CachedRunner(ModelRunner):
         return dict(zip((HIDDEN, HIDDEN_PRE_NORM), states, strict=False))
 
 
-class RecomputingRunner(ModelRunner):
+class RecomputingRunner:
     """Reads each row from its beginning for every token: slow, but correct for any trunk."""
 
     def __init__(self, trunk: TensorDictModuleBase, size: int, features: RowFeatures | None = None) -> None:
         self.trunk, self.size, self.features = trunk, size, features
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
-        """See :class:`ModelRunner`."""
+        """Read prompts; see :meth:`LanguageModelRunner.prefill`."""
         self.tokens = torch.cat([tokens, tokens.new_zeros(tokens.shape[0], self.size - tokens.shape[1])], -1)
         return self._read(length - 1, tokens.shape[1])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
-        """See :class:`ModelRunner`."""
+        """Read one more token of each row."""
         self.tokens[torch.arange(token.shape[0], device=token.device), position] = token
         return self._read(position, visible)
 
     def reorder(self, rows: Tensor) -> None:
-        """See :class:`ModelRunner`."""
+        """Continue with these rows, which may repeat."""
         self.tokens = self.tokens.index_select(0, rows)
         self.features = None if self.features is None else self.features.select(rows)
+
+    def compact(self, moves: Compaction, *, moved: bool = False) -> None:
+        """Continue with ``moves.order``."""
+        self.reorder(moves.order)
 
     def _read(self, position: Tensor, width: int) -> States:
         attention = torch.arange(width, device=position.device) <= position[:, None]
@@ -237,7 +213,7 @@ def read_rows(
     return {key: out.get(key) for key in trunk.out_keys if isinstance(key, str) and not key.startswith("_")}
 
 
-class LanguageModelRunner(ModelRunner):
+class LanguageModelRunner:
     """Runs all trunks of a model on rows of up to ``size`` tokens and evaluates the head at the last token.
 
     States of a separate ``value_trunk`` are named ``value_…``. Without ``cached`` the whole row is read for each token.
@@ -256,7 +232,7 @@ class LanguageModelRunner(ModelRunner):
         features: RowFeatures | None = None,
     ) -> None:
         self.parts, self.transcripts = parts, transcripts
-        self.runners: list[ModelRunner] = []
+        self.runners: list[CachedRunner | RecomputingRunner] = []
         slots = size + (0 if features is None else features.places)
         steps = [] if transcripts is None else transcripts.steps(cacheable_trunks(parts, value_trunk))
         for i, trunk in enumerate(trunk for trunk in (parts.trunk, value_trunk) if trunk is not None):
@@ -269,27 +245,37 @@ class LanguageModelRunner(ModelRunner):
                 self.runners.append(RecomputingRunner(trunk, size, features))
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
-        """See :class:`ModelRunner`; ``known`` is that of the transcripts."""
+        """Read prompts, int64 ``[N, T]`` with ``length`` ``[N]`` (at least 1) real tokens each.
+
+        ``known``, int64 ``[N]``, is the number of tokens of each row that are in the cache; that of the transcripts,
+        if there are some.
+        """
         if self.transcripts is not None:
             known = self.transcripts.known[: length.shape[0]].clone()
             self.transcripts.read(tokens, length)
         return self._complete([runner.prefill(tokens, length, known) for runner in self.runners])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
-        """See :class:`ModelRunner`."""
+        """Read one more token of each row, int64 ``[N]``, at ``position`` ``[N]``, all below ``visible``."""
         states = [runner.decode(token, position, visible) for runner in self.runners]
         if self.transcripts is not None:
             self.transcripts.add(token, position)
         return self._complete(states)
 
     def reorder(self, rows: Tensor) -> None:
-        """See :class:`ModelRunner`. Tokens that copies of rows read later are not added to the transcripts."""
+        """Continue with these rows, int64 ``[M]``, which may repeat.
+
+        Tokens that copies of rows read later are not added to the transcripts.
+        """
         self.transcripts = None
         for runner in self.runners:
             runner.reorder(rows)
 
     def compact(self, moves: Compaction, *, moved: bool = False) -> None:
-        """See :class:`ModelRunner`. Tokens of the rows that leave stay in the transcripts."""
+        """Continue with ``moves.order``, with fewer copies than :meth:`reorder`.
+
+        Tokens of the rows that leave stay in the transcripts.
+        """
         if self.transcripts is not None:
             self.transcripts.swap(moves)
         for runner in self.runners:

@@ -82,8 +82,6 @@ class WeightSnapshot:
     def _project(self, tensor: Tensor) -> Tensor:
         if tensor.ndim < 2 or tensor.numel() == 0:
             return tensor if tensor.ndim == 1 else tensor.reshape(-1)
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor)
         matrix = tensor.flatten(1)
         probe = self._probe(matrix.shape[1], tensor.device)
         if matrix.dtype in (torch.float32, torch.float64):
@@ -154,7 +152,8 @@ class Transcripts:
         self.snapshot = WeightSnapshot(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
-        self._steps = [GPT2Step.of(trunk) for trunk in trunks]  # valid until the snapshot detects a change
+        # Valid until the snapshot detects a change.
+        self._steps = [GPT2Step(trunk) if GPT2Step.accepts(trunk) else None for trunk in trunks]
         self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
         self.known = torch.zeros(n, dtype=torch.int64, device=device)  # number of cached tokens of each row
         self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache
@@ -229,11 +228,12 @@ class PrefixCache:
     """
 
     def __init__(self) -> None:
-        self._transcripts: Transcripts | None = None
+        self.transcripts: Transcripts | None = None
+        """Those to store for the next call; None frees them."""
 
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
         """Transcripts of ``n`` rows with room for ``size`` tokens; empty ones for another batch or changed weights."""
-        found, self._transcripts = self._transcripts, None
+        found, self.transcripts = self.transcripts, None
         fits = found is not None and found.place.shape[0] == n and found.place.device == device
         if found is None or not fits or not found.snapshot.unchanged(trunks):
             del found  # free its memory before allocating
@@ -241,14 +241,6 @@ class PrefixCache:
         if size > found.size:
             found.grow(max(size, found.size * 3 // 2))
         return found
-
-    def put(self, transcripts: Transcripts) -> None:
-        """Store the transcripts for the next call."""
-        self._transcripts = transcripts
-
-    def clear(self) -> None:
-        """Free the stored transcripts."""
-        self._transcripts = None
 
     def __reduce__(self) -> tuple[type[PrefixCache], tuple[()]]:
         return PrefixCache, ()  # also used by deepcopy

@@ -299,7 +299,7 @@ class UtteranceActor(TensorDictModuleBase):
     def forget(self) -> None:
         """Free the cached keys and values; the next call reads its rows from the beginning."""
         if self._prefix_cache is not None:
-            self._prefix_cache.clear()
+            self._prefix_cache.transcripts = None
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""
