@@ -44,7 +44,7 @@ def estimate(real, agent, reward, value, last_value, **options):
     return two_clock_advantages(reward, value, last_value, decision_mask(agent), turn_end_mask(real, agent), **options)
 
 
-def plain(real, agent, reward, value, last_value, *, gamma, lmbda, turn_gamma, turn_lmbda):
+def plain(real, agent, reward, value, last_value, *, gamma, lmbda, turn_gamma, turn_lmbda, bootstrap):
     """The recursion of one row, in plain Python."""
     places = [p for p in range(len(agent) - 1) if agent[p + 1]]
     turns = [0]
@@ -59,6 +59,9 @@ def plain(real, agent, reward, value, last_value, *, gamma, lmbda, turn_gamma, t
         g, trust = (turn_gamma, turn_lmbda) if ends else (gamma, lmbda)
         if final:
             following = last_value
+        elif ends and bootstrap == "mean":
+            own = [value[q] for q, turn in zip(places, turns, strict=True) if turn == turns[j + 1]]
+            following = sum(own) / len(own)
         else:
             following = value[places[j + 1]]
         to_go = reward[p] + g * ((1 - trust) * following + trust * to_go)
@@ -100,10 +103,11 @@ unit = st.floats(0, 1, width=32)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), unit, unit, unit, unit)
-def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda):
+@given(st.integers(0, 10**6), unit, unit, unit, unit, st.sampled_from(["first", "mean"]))
+def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda, bootstrap):
     rows = ragged(3, 12, seed)[:-1]
-    options = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
+    clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
+    options = clocks | {"bootstrap": bootstrap}
     got = estimate(*rows, **options)
     expected = torch.stack([plain(*row, **options) for row in zip(*rows, strict=True)])
     torch.testing.assert_close(got.advantage, expected, rtol=1e-9, atol=1e-9)
@@ -111,16 +115,16 @@ def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda):
 
 def test_padding_order_and_what_stands_elsewhere_change_nothing():
     real, agent, reward, value, last_value, _ = ragged()
-    expected = estimate(real, agent, reward, value, last_value, **CLOCKS)
+    expected = estimate(real, agent, reward, value, last_value, bootstrap="mean", **CLOCKS)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    shuffled = estimate(*(x[order] for x in (real, agent, reward, value, last_value)), **CLOCKS)
+    shuffled = estimate(*(x[order] for x in (real, agent, reward, value, last_value)), bootstrap="mean", **CLOCKS)
     torch.testing.assert_close(shuffled.advantage, expected.advantage[order])
     decision = decision_mask(agent)
     wide = [torch.nn.functional.pad(x, (0, 7)) for x in (real, agent)]
     noise = [
         torch.nn.functional.pad(torch.where(decision, x, torch.nan), (0, 7), value=torch.nan) for x in (reward, value)
     ]
-    padded = estimate(*wide, *noise, last_value, **CLOCKS)
+    padded = estimate(*wide, *noise, last_value, bootstrap="mean", **CLOCKS)
     torch.testing.assert_close(padded.advantage[:, :24], expected.advantage)
     assert not padded.advantage[:, 24:].any()
     assert not expected.advantage[~decision].any()

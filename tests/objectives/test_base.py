@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
+from torchrl.objectives import ValueEstimators
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
@@ -70,7 +71,7 @@ BAD_OPTIONS = [
     (make_ilql, "end_of_action", VOCAB),
     (make_ppo, "turn_gamma turn_lmbda clip_epsilon", 1.5),
     (make_ppo, "clip_epsilon value_clip value_weight entropy_weight kl_weight", math.nan),
-    (make_ppo, "kl_estimator loss_critic_type", "other"),
+    (make_ppo, "bootstrap kl_estimator loss_critic_type", "other"),
     (make_ppo, "clip_epsilon", (0.2, math.inf)),
     (make_bc, "transition_weight kl_weight", math.nan),
     (make_bc, "logits_chunk", 0),
@@ -101,6 +102,28 @@ def test_entries_that_are_not_finite(rows, name):
     for call in calls:
         with pytest.raises(ValueError, match=rf"Row {row} has .* that is not finite at position {position}"):
             call(rows)
+
+
+def test_value_estimators_by_torchrls_names(rows):
+    clocks = {"gamma": 0.9, "lmbda": 0.8, "turn_gamma": 0.7, "turn_lmbda": 0.6}
+    for kind, given, expected in (
+        (ValueEstimators.GAE, clocks, clocks),
+        (ValueEstimators.TD0, {"turn_gamma": 0.5}, {"turn_gamma": 0.5, "lmbda": 0.0, "turn_lmbda": 0.0}),
+        (ValueEstimators.TD1, {}, {"lmbda": 1.0, "turn_lmbda": 1.0}),
+    ):
+        loss = make_ppo()
+        assert loss.make_value_estimator(kind, **given) is loss
+        found = loss.estimate(rows.clone())["advantage"]
+        torch.testing.assert_close(found, make_ppo(**expected).estimate(rows.clone())["advantage"])
+    loss, other = make_ilql(), make_ilql(target="lambda", lmbda=0.5, gamma=0.8)
+    loss.make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5, gamma=0.8)
+    torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
+    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got nan"):
+        make_ppo().make_value_estimator(gamma=math.nan)
+    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
+        make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
+    with pytest.raises(ValueError, match="CQLLoss supports"):
+        make_qbackup(CQLLoss).make_value_estimator(ValueEstimators.GAE)
 
 
 @pytest.mark.slow

@@ -301,6 +301,9 @@ def test_a_certain_slot_is_worth_what_follows_it():
     torch.testing.assert_close(out["state_value"], torch.tensor([[0.0, 3.0, 3.0, 0.0, 4.0, 4.5]]))
     torch.testing.assert_close(out["advantage"], torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.5, 0.0]]))
     torch.testing.assert_close(out["value_target"], torch.tensor([[0.0, 3.0, 3.0, 0.0, 4.5, 4.5]]))
+    mean = table_loss(torch.zeros(1, 6, 4), value=5.0, end_of_action=2, bootstrap="mean", **clocks)
+    out = mean.estimate(rows.set("state_value", acted), reuse_values=True)  # of the second turn (4 + 4.5) / 2
+    torch.testing.assert_close(out["value_target"], torch.tensor([[0.0, 3.125, 3.125, 0.0, 4.5, 4.5]]))
 
 
 def test_estimates_take_any_batch_shape_other_keys_and_no_rows():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import have_shapes
+from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.precision import scalar_like
 from torchrl_lang.functional.returns import reverse_linear_scan
 
-__all__ = ["Advantages", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
+__all__ = ["Advantages", "Bootstrap", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
+
+Bootstrap = Literal["first", "mean"]
+"""Value of a turn that the turn before it bootstraps from: of its first decision, or the mean over its decisions."""
 
 
 class Advantages(NamedTuple):
@@ -34,6 +37,7 @@ def two_clock_advantages(
     lmbda: Tensor | float = 0.95,
     turn_gamma: Tensor | float = 0.99,
     turn_lmbda: Tensor | float = 0.95,
+    bootstrap: Bootstrap = "first",
 ) -> Advantages:
     """Generalised advantage estimation (GAE, arXiv 1506.02438, eq. 16) with two discounts.
 
@@ -43,10 +47,11 @@ def two_clock_advantages(
 
         A_j = G_j - V_j,    G_j = r_j + g_j ((1 - l_j) B_j + l_j G_{j+1})
 
-    ``B_j`` is the value of the next decision, ``V_{j+1}``. After a row's last decision ``G`` and ``B`` are
-    ``last_value``. With equal parameters inside and across turns this is GAE over the row's decisions. With both
-    lambdas 1 the advantage is the discounted return to go minus the value; with a lambda of 0 it is the one-step TD
-    error.
+    ``B_j`` is the bootstrapped value: that of the next decision, ``V_{j+1}``, or across turns with
+    ``bootstrap="mean"`` the mean over all decisions of the next utterance, which has less variance if values differ
+    within an utterance. After a row's last decision ``G`` and ``B`` are ``last_value``. With equal parameters inside
+    and across turns and ``"first"`` this is GAE over the row's decisions. With both lambdas 1 the advantage is the
+    discounted return to go minus the value; with a lambda of 0 it is the one-step TD error.
 
     Args:
         reward: float ``[*B, T]``, the reward of the decision at that position; ignored elsewhere.
@@ -58,9 +63,13 @@ def two_clock_advantages(
         lmbda: GAE lambda inside an utterance, in ``[0, 1]``.
         turn_gamma: discount across turns.
         turn_lmbda: GAE lambda across turns.
+        bootstrap: ``"first"`` or ``"mean"``.
 
     Returns:
         The :class:`Advantages`.
+
+    Raises:
+        ValueError: ``bootstrap`` is unknown.
 
     Examples:
         >>> import torch
@@ -72,8 +81,11 @@ def two_clock_advantages(
         ...                      gamma=1.0, lmbda=1.0, turn_gamma=0.5, turn_lmbda=0.0).value_target
         tensor([3., 3., 0., 2., 0.])
     """
+    check_options(bootstrap=(bootstrap, ("first", "mean")))
     last_value = last_value.to(value.dtype)
     following = _next_value(value, last_value, decision)
+    if bootstrap == "mean":
+        following = torch.where(turn_end, _next_turn_mean(value, last_value, decision, turn_end), following)
     discount = clock(turn_end, turn_gamma, gamma, value)
     trust = clock(turn_end, turn_lmbda, lmbda, value)
     decay = torch.where(decision, discount * trust, 1.0)
@@ -94,9 +106,10 @@ def with_known_values(
 ) -> Tensor:
     """Replace NaN values, which were not computed, by ``V_j = r_j + g_j V_{j+1}``; zero where there is no decision.
 
-    The TD error of such a decision is zero, so its advantage is the decayed advantage of the next decision. Use it for
-    tokens that the policy did not choose, such as the forced end of an utterance of maximal length, or another player's
-    turn. Arguments are those of :func:`two_clock_advantages`.
+    The TD error of such a decision is zero (with ``bootstrap="mean"`` at the end of a turn only approximately), so its
+    advantage is the decayed advantage of the next decision. Use it for tokens that the policy did not choose, such as
+    the forced end of an utterance of maximal length, or another player's turn. Arguments are those of
+    :func:`two_clock_advantages`.
     """
     unknown = decision & value.isnan()
     discount = clock(turn_end, turn_gamma, gamma, value)
@@ -176,3 +189,13 @@ def _next_value(value: Tensor, last_value: Tensor, decision: Tensor) -> Tensor:
     """The value of the next decision after each position, ``last_value`` if there is none, ``[*B, T]``."""
     here_or_later = reverse_linear_scan((~decision).to(value.dtype), torch.where(decision, value, 0.0), last_value)
     return torch.cat([here_or_later[..., 1:], last_value.unsqueeze(-1)], -1)
+
+
+def _next_turn_mean(value: Tensor, last_value: Tensor, decision: Tensor, turn_end: Tensor) -> Tensor:
+    """At the end of each turn the mean value of the next turn's decisions, ``last_value`` if there is none."""
+    turn = turn_end.cumsum(-1) - turn_end.long()  # the turn number of each position
+    none = value.new_zeros(*value.shape[:-1], value.shape[-1] + 1)
+    total = none.scatter_add(-1, turn, torch.where(decision, value, 0.0))
+    number = none.scatter_add(-1, turn, decision.to(value.dtype))
+    mean = torch.where(number > 0, total / number.clamp_min(1), last_value.unsqueeze(-1))
+    return mean.gather(-1, turn + 1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor
-from torchrl.objectives import LossModule
+from torchrl.objectives import LossModule, ValueEstimators
 
 from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
@@ -143,6 +143,7 @@ _OPTIONS: dict[str, Any] = {
     "advantage_weighting": ("exp", "sign"),
     "target": ("td", "mc", "lambda"),
     "level": ("token", "utterance", "row"),
+    "bootstrap": ("first", "mean"),
     "loss_critic_type": ("l2", "l1", "smooth_l1"),
     "kl_estimator": ("k1", "k2", "k3", "exact"),
 }
@@ -184,6 +185,8 @@ class RowLoss(ReferenceHolder, LossModule):
     # The values that heads write, and the heads whose shapes have been looked at.
     _kinds: Mapping[str, str] = {"qvalue_network": ACTION_VALUE, "value_network": STATE_VALUE}
     _tried: frozenset[str] = frozenset()
+    # What the estimators of TorchRL's names fix of the loss.
+    _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {}
 
     # Options and parts that not every loss has.
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
@@ -212,6 +215,30 @@ class RowLoss(ReferenceHolder, LossModule):
                     raise ValueError(f"{name}={token} is no token id: ids lie in [0, {limit}).")
         for name, value in options.items():
             setattr(self, name, value)
+
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
+        """Choose targets by TorchRL's names, set their discounts and lambdas, and return the loss.
+
+        Args:
+            value_type: the estimator, by default the first that the loss has.
+            **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
+                ``turn_lmbda``.
+
+        Raises:
+            ValueError: the loss has no such estimator, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
+        """
+        value_type = self.default_value_estimator if value_type is None else value_type
+        if value_type not in self._estimators:
+            known = [str(one) for one in self._estimators]
+            raise ValueError(f"{type(self).__name__} supports {known}, got {value_type}.")
+        fixed = self._estimators[value_type]
+        clocks = ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+        names = [name for name in clocks if name not in fixed and hasattr(self, name)]
+        if unknown := sorted(set(hyperparams) - set(names)):
+            raise TypeError(f"Unknown hyperparameters {unknown}: give some of {names}.")
+        self._set_options(**fixed, **hyperparams)
+        return self
 
     # -- what it reads -------------------------------------------------------------------------------------------------
 

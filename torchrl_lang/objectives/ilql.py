@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
+from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import (
     cql_term,
@@ -146,6 +147,11 @@ class ILQLLoss(QValueLoss):
         *("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor"),
         *("value", "qvalue", "target_qvalue", "advantage"),
     ]
+    _estimators = {
+        ValueEstimators.TD0: {"target": "td"},
+        ValueEstimators.TD1: {"target": "mc"},
+        ValueEstimators.TDLambda: {"target": "lambda"},
+    }
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,10 +11,11 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
+from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 
 from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
-from torchrl_lang.functional.advantages import with_known_values
+from torchrl_lang.functional.advantages import Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.functional.value_terms import masked_mean
@@ -87,6 +89,8 @@ class PPOLoss(RowLoss):
             has only a fingerprint of them, and loading beside another reference raises.
         gamma, lmbda: discount and trust inside an utterance.
         turn_gamma, turn_lmbda: across turns.
+        bootstrap: the value that a turn contributes to the turn before it: ``"first"``, the value of its first
+            decision, or ``"mean"``, the mean over its decisions.
         end_of_action: id of the token that ends an utterance, default that of an ``UtteranceActor``. It separates
             turns where the environment does not reply (:func:`~torchrl_lang.functional.turn_end_mask`).
         normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
@@ -138,6 +142,13 @@ class PPOLoss(RowLoss):
         ref_log_prob: NestedKey = "ref_log_prob"
 
     default_keys = _AcceptedKeys
+    default_value_estimator = ValueEstimators.GAE
+    _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {
+        ValueEstimators.GAE: {},
+        ValueEstimators.TDLambda: {},
+        ValueEstimators.TD0: {"lmbda": 0.0, "turn_lmbda": 0.0},
+        ValueEstimators.TD1: {"lmbda": 1.0, "turn_lmbda": 1.0},
+    }
     _sources = _SOURCES
     out_keys = [
         *("loss_objective", "loss_critic", "loss_entropy", "loss_kl"),
@@ -162,6 +173,7 @@ class PPOLoss(RowLoss):
         lmbda: float = 0.95,
         turn_gamma: float = 0.99,
         turn_lmbda: float = 0.95,
+        bootstrap: Bootstrap = "first",
         end_of_action: int | None = None,
         normalize_advantage: bool = True,
         loss_critic_type: Literal["l2", "l1", "smooth_l1"] = "l2",
@@ -174,7 +186,7 @@ class PPOLoss(RowLoss):
         self.value_network = as_head(self, "value_network", value_network, value_trunk)
         self.value_trunk, self.detach_value = value_trunk, detach_value
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
-        self._set_options(end_of_action=end_of_action, value_clip=value_clip)
+        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
         self._set_options(value_weight=value_weight, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
         low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
@@ -304,7 +316,9 @@ class PPOLoss(RowLoss):
         lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda}
         reward = batch.next_reward.to(value.dtype)
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
-        found = two_clock_advantages(reward, value, last_value, batch.decision, ends, **gammas, **lambdas)
+        found = two_clock_advantages(
+            reward, value, last_value, batch.decision, ends, bootstrap=self.bootstrap, **gammas, **lambdas
+        )
         for name, dense in zip(written, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows

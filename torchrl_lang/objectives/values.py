@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -53,6 +54,8 @@ class QValueLoss(RowLoss):
     target_qvalue_network_params: TensorDictParams
     target_value_trunk_params: TensorDictParams
 
+    default_value_estimator = ValueEstimators.TD0
+    _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {ValueEstimators.TD0: {}}
     _has_actor = True
 
     def __init__(
