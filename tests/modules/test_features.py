@@ -15,12 +15,10 @@ from torchrl_lang.modules import (
     causal_lm,
     language_actor,
     row_log_prob,
-    train_top_layers,
     with_features,
 )
 from torchrl_lang.modules.chai import utterance_features
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.frozen.lower_layers import shared_depth
 from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.transforms import RowReference, frozen_copy
 from torchrl_lang.transforms.divergence import row_kl
@@ -149,27 +147,6 @@ def test_row_scores_and_references_read_the_features():
     torch.testing.assert_close(reference.log_prob(batch, batch), expected.detach(), **TIGHT)
     with pytest.raises(KeyError, match="needs 'features'"):
         row_log_prob(actor, batch.exclude("features"))
-
-
-@pytest.mark.parametrize(("kind", "trained"), [("gpt2", "nothing"), ("llama", "projector")])
-def test_divergence_over_shared_lower_layers(kind, trained):
-    """A projector that trains is part of what the lower layers read: then they are not shared."""
-    actor, batch = reading(kind, lm=tiny_lm(kind, layers=3)), acted_rows()
-    train_top_layers(actor, 1)
-    trunk = actor[0].module
-    trunk.features.requires_grad_(trained == "projector")
-    frozen = frozen_copy(actor)
-    assert shared_depth(trunk, frozen.actor[0].module) == (0 if trained == "projector" else 2)
-    with torch.no_grad():
-        for parameter in actor.parameters():
-            if parameter.requires_grad:
-                parameter.mul_(1.2)
-    policy, reference = RowReference(frozen_copy(actor, share=False)), RowReference(frozen)
-    whole = row_kl(policy, reference, batch)
-    policy.frozen = frozen_copy(actor)
-    policy.scorer = RowReference(policy.frozen).scorer
-    torch.testing.assert_close(row_kl(policy, reference, batch), whole, **TIGHT)
-    assert (whole[batch["agent_mask"]] > 0).all()
 
 
 def test_features_of_utterances_are_means_over_tokens():
