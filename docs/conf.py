@@ -6,7 +6,7 @@ import re
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -76,13 +76,22 @@ def add_constants(app: Sphinx, page: str, source: list[str]) -> None:
     def with_constants(directive: re.Match[str]) -> str:
         name = directive[1]
         package = importlib.import_module(name)
-        constants = [key for key in package.__all__ if not isinstance(getattr(package, key), type | FunctionType)]
+        constants = [key for key in public(package) if not isinstance(getattr(package, key), type | FunctionType)]
         once = (
             f"   :exclude-members: {', '.join(constants)}\n" if constants and not hasattr(package, "__path__") else ""
         )
         return directive[0] + once + "".join(constant(name, key, getattr(package, key)) for key in constants)
 
     source[0] = re.sub(r"^\.\. automodule:: (\S+)\n(?:   :.*\n)*", with_constants, source[0], flags=re.M)
+
+
+def public(package: ModuleType) -> list[str]:
+    """Its ``__all__``; of a module without one, what it defines."""
+    named = {
+        key: value for key, value in vars(package).items() if key[0].isalpha() and not isinstance(value, ModuleType)
+    }
+    own = package.__name__
+    return getattr(package, "__all__", [key for key in named if getattr(named[key], "__module__", own) == own])
 
 
 def constant(package: str, name: str, value: object) -> str:
@@ -105,7 +114,7 @@ def check_public_names(app: Sphinx, env: BuildEnvironment) -> None:
     pages = sorted(path.stem for path in Path(app.srcdir, "api").glob("*.md") if path.stem != "index")
     packages = {page: importlib.import_module(f"torchrl_lang.{page}") for page in pages}
     for page, package in packages.items():
-        for name in package.__all__:
+        for name in public(package):
             same = [p for p, other in packages.items() if getattr(other, name, None) is getattr(package, name)]
             if not any(f"torchrl_lang.{p}.{name}" in documented for p in same):
                 logging.getLogger(__name__).warning("%s of torchrl_lang.%s is not in the reference", name, page)

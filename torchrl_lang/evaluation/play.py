@@ -204,9 +204,7 @@ def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[
 
 def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
     """An entry of ``keep``, ``[N]`` if it has one value a game, else ``[N, ...]``."""
-    value = after.get(key, None)
-    if value is None:
-        raise missing_entry("keep", [key], after, "Name entries of the environment's steps.")
+    value = after[key]
     return value.reshape(n) if value.numel() == n else value.reshape(n, *value.shape[after.ndim :])
 
 

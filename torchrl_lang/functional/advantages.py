@@ -11,8 +11,6 @@ from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.precision import scalar_like
 from torchrl_lang.functional.returns import reverse_linear_scan
 
-__all__ = ["Advantages", "Bootstrap", "group_advantages", "standardized", "two_clock_advantages", "with_known_values"]
-
 Bootstrap = Literal["first", "mean"]
 """Value of a turn that the turn before it bootstraps from: of its first decision, or the mean over its decisions."""
 

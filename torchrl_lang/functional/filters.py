@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_given, check_options
 
-__all__ = ["filter_logits", "filtered", "min_p_filter", "top_k_filter", "top_p_filter"]
-
 
 def top_k_filter(logits: Tensor, k: int) -> Tensor:
     """Keep the ``k`` most likely tokens and ties with the last of them."""

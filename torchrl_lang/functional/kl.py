@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
-__all__ = ["KLDirection", "KLEstimator", "categorical_entropy", "categorical_kl", "kl_estimate", "projected_kl"]
-
 KLEstimator = Literal["k1", "k2", "k3"]
 KLDirection = Literal["reverse", "forward"]
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from torchrl_lang._checks import check_given, check_options, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
-__all__ = ["LinearTerm", "linear_cross_entropy", "linear_margin"]
-
 # Bytes of one chunk of logits, and the fewest positions of a chunk: each chunk adds to the whole gradient of the weight
 # once, which must be cheap compared with the matrix products.
 _CHUNK_BYTES = 48 * 2**20

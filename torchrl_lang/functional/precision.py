@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["scalar_like", "upcast_half"]
-
 
 def upcast_half(values: Tensor) -> Tensor:
     """Convert to at least float32; wider values are returned unchanged."""

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from torchrl_lang.functional.precision import scalar_like
 
-__all__ = ["random_index"]
-
 # The constants of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), as int64.
 _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687

@@ -16,8 +16,6 @@ from torchrl_lang.modules.head_values import qvalue_module, value_module
 from torchrl_lang.modules.trunk import Trunk, trunk_module
 from torchrl_lang.objectives.ilql import ILQLLoss
 
-__all__ = ["agilerl_loss"]
-
 
 def agilerl_loss(agent: AgileRLAgent, **options: Any) -> tuple[ILQLLoss, SoftUpdate]:
     """Build the loss that continues to train an agent of AgileRL's ILQL, with its three trunks, targets and options.

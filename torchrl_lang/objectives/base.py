@@ -41,8 +41,6 @@ from torchrl_lang.schema import (
     refuse,
 )
 
-__all__ = ["ActorNormalizer", "LogitsChunk", "RowLoss", "TransitionBatch", "in_chunks", "over_rows"]
-
 ActorNormalizer = Literal["all", "action"]
 """Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
 LogitsChunk = int | Literal["auto"] | None
@@ -366,14 +364,14 @@ class RowLoss(ReferenceHolder, LossModule):
             limit = min(limits) if limits else None
         names = ("tokens", "attention_mask", "agent_mask", "token_reward")
         counted = None if mask is None else mask.any(-1)
-        tokens = check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
+        check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
         # Padding and rows that do not count may hold any id, and the trunk looks it up.
-        return tokens.long().clamp(0, None if limit is None else limit - 1)
+        return entries["tokens"].long().clamp(0, None if limit is None else limit - 1)
 
     def _refuse(self, batch: TransitionBatch, rules: Sequence[tuple[Tensor, str]]) -> None:
         """Raise ValueError for the first decision that counts and breaks a rule, bool ``[N]``, see :func:`refuse`."""
-        at_tokens = [(batch.at_tokens(broken & batch.counts), text) for broken, text in rules]
-        batch.place = refuse(batch.place, at_tokens, batch.tokens)
+        if rules:
+            refuse([(batch.at_tokens(broken & batch.counts), text) for broken, text in rules], batch.tokens)
 
     def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""

@@ -12,8 +12,6 @@ from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, 
 from torchrl_lang.objectives.networks import set_actor
 from torchrl_lang.objectives.policy import actor_loss, kl_controller, reference_of, score_decisions
 
-__all__ = ["BCLoss"]
-
 
 class BCLoss(RowLoss):
     """Behaviour cloning (BC) of rows of tokens.

@@ -16,8 +16,6 @@ from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss
 from torchrl_lang.objectives.values import NextStates, Passes, QValueLoss, QValues, next_values, possible
 
-__all__ = ["BCQLoss"]
-
 
 class BCQLoss(QValueLoss):
     r"""Discrete batch-constrained Q-learning over rows of tokens.

@@ -28,8 +28,6 @@ from torchrl_lang.schema import (
     check_entry,
 )
 
-__all__ = ["CHAILoss"]
-
 
 class CHAILoss(QValueLoss):
     r"""Q-learning with a maximum over utterances that a frozen language model proposes (CHAI, arXiv 2204.08426).

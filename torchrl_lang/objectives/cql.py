@@ -15,8 +15,6 @@ from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, next_values
 
-__all__ = ["CQLLoss"]
-
 
 class CQLLoss(QValueLoss):
     r"""Conservative Q-learning over rows of tokens, the baseline of the ILQL paper.

@@ -13,8 +13,6 @@ from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Transitio
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.schema import TOKENS, refuse
 
-__all__ = ["DecisionTransformerLoss"]
-
 
 class DecisionTransformerLoss(BCLoss):
     """The decision transformer (DT, arXiv 2106.01345) on rows of tokens.
@@ -94,8 +92,8 @@ class DecisionTransformerLoss(BCLoss):
         mask = batch.decision if batch.mask is None else batch.decision & batch.mask
         outside = conditions.mask & returns.outside(conditions.returns) & mask.any(-1, keepdim=True)
         text = f"a return outside [{returns.low:g}, {returns.high:g}], the range of the ReturnEmbedding, at position"
-        rules = [(outside, text + " {position}: train with a wider low and high")]
+        refuse([(outside, text + " {position}: train with a wider low and high")], batch.tokens)
         # The trunk alone reads them: the labels are the batch's own tokens.
-        tokens = returns.condition(refuse(batch.tokens, rules, batch.tokens), conditions, trunk.vocab_size)
+        tokens = returns.condition(batch.tokens, conditions, trunk.vocab_size)
         batch.rows.set(self.tensor_keys.tokens, tokens).set(TOKENS, tokens)
         return batch

@@ -25,8 +25,6 @@ from torchrl_lang.objectives.networks import as_head, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, target_qvalues
 
-__all__ = ["ILQLLoss", "Target"]
-
 Target = Literal["td", "mc", "lambda"]
 
 

@@ -175,18 +175,6 @@ def frozen_target(params: TensorDictBase) -> TensorDictParams:
     return TensorDictParams(params.apply(lambda weight: weight.data.clone(), filter_empty=False), no_convert=True)
 
 
-def part_of(params: TensorDictBase, module: nn.Module, part: nn.Module) -> TensorDictBase:
-    """Of the parameters of ``module`` those of a module within it, or of a new sequence of modules within it."""
-    names = {id(one): name for name, one in module.named_modules()}
-
-    def of(one: nn.Module) -> TensorDictBase:
-        if id(one) in names:
-            return params.get(tuple(names[id(one)].split(".")), TensorDict())
-        return TensorDict({name: of(child) for name, child in one.named_children()})
-
-    return of(part)
-
-
 @contextmanager
 def lent(params: TensorDictBase, module: nn.Module) -> Iterator[None]:
     """A context in which ``module`` computes with ``params`` as constants, in evaluation mode.

@@ -22,8 +22,6 @@ from torchrl_lang.objectives.policy import (
     unwritable,
 )
 
-__all__ = ["OREOLoss"]
-
 
 class OREOLoss(RowLoss):
     r"""Offline reasoning optimisation (OREO) over rows of tokens.

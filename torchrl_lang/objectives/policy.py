@@ -25,8 +25,11 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.hugging_face import adapter_layers
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, in_chunks
+from torchrl_lang.objectives.base import RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.networks import gather_inputs, vocabulary
+
+# Values over the vocabulary in memory at a time: 16 MB of float32.
+_VALUES_AT_ONCE = 2**22
 
 # -- imitation ---------------------------------------------------------------------------------------------------------
 
@@ -161,7 +164,7 @@ def score_decisions(
             out.append(ref_log_prob.gather(-1, action[:, None]).squeeze(-1))
         return tuple(out)
 
-    log_prob, entropy, *of_reference = over_decisions(score, scorer, batch, states, loss.logits_chunk)
+    log_prob, entropy, *of_reference = over_decisions(loss, batch, score)
     # The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn.
     forced = scorer.certain(batch)
     log_prob, entropy = scorer.with_certain_ends(batch, log_prob), torch.where(forced, 0.0, entropy)
@@ -173,26 +176,27 @@ def score_decisions(
 
 
 def over_decisions(
-    score: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-    scorer: RowScorer,
-    batch: DecisionBatch,
-    states: States,
-    logits_chunk: LogitsChunk,
+    loss: RowLoss, batch: DecisionBatch, score: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
     """Compute ``score(place, action)`` at the decisions, ``[N]`` each.
 
-    By chunks, each of which, where there are several, the backward pass computes again.
+    By pieces, each of which, where there are several, the backward pass computes again.
     """
-    number = batch.place.shape[0]
-    if logits_chunk == "auto" and number:
-        chunks = list(scorer.parts(batch, states))
-    else:
-        size = logits_chunk if isinstance(logits_chunk, int) else max(number, 1)
-        chunks = [slice(start, start + size) for start in range(0, max(number, 1), size)]
-    if len(chunks) == 1:
+    parts = pieces(loss, batch.place.shape[0])
+    if len(parts) == 1:
         return score(batch.place, batch.action)
-    parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    found = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in parts]
+    return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+
+def pieces(loss: RowLoss, number: int) -> list[slice]:
+    """Slices of the positions whose values over the vocabulary exist at a time; one where there are none."""
+    size = loss.logits_chunk
+    if size == "auto":
+        known = vocabulary(loss.actor_network)
+        size = None if known is None else max(_VALUES_AT_ONCE // known, 1)
+    size = size or max(number, 1)
+    return [slice(start, start + size) for start in range(0, max(number, 1), size)]
 
 
 def unwritable(scorer: RowScorer, batch: DecisionBatch) -> list[tuple[Tensor, str]]:
@@ -227,8 +231,6 @@ def kl_controller(kl_weight: float | KLController) -> KLController | None:
 def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) -> FrozenActor | None:
     """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one."""
     if not is_read:
-        if reference is not None:
-            raise ValueError("A reference and the kl_weight of an exact divergence go together: give both or none.")
         return None
     check_frozen("An exact divergence", "reference", reference, actor)
     scorer = RowScorer(reference.actor)

@@ -26,9 +26,7 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
-from torchrl_lang.schema import TOKEN_LOG_PROB, missing_entry
-
-__all__ = ["PPOLoss"]
+from torchrl_lang.schema import TOKEN_LOG_PROB
 
 _ESTIMATED = "call loss.estimate(rows) once a batch, before the first epoch"
 _SOURCES = {
@@ -300,11 +298,7 @@ class PPOLoss(RowLoss):
         last = (batch.attention_mask.sum(-1) - 1).clamp_min(0)  # the last real position of each row, [B]
         with eval_mode(self):
             if reuse_values:
-                key = self.tensor_keys.state_value
-                if (acted := rows.get(key, None)) is None:
-                    advice = "Carry it from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
-                    raise missing_entry("reuse_values=True", [key], rows, advice)
-                value = shift_left(acted.reshape(batch.decision.shape))
+                value = shift_left(rows[self.tensor_keys.state_value].reshape(batch.decision.shape))
                 last_value = self._last_values(batch, last)
             else:
                 states = self._value_trunk(batch.rows.copy())

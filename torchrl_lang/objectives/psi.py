@@ -17,8 +17,6 @@ from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss, check_frozen, frozen_behavior
 from torchrl_lang.objectives.values import NextStates, Passes, QValueLoss, QValues, next_values, possible
 
-__all__ = ["PsiLoss"]
-
 
 class PsiLoss(QValueLoss):
     r"""Psi-learning over rows of tokens: soft Q-learning whose reward includes the log-probability under a prior.

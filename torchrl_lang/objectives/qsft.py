@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from torchrl_lang.functional import returns_to_go
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import frozen_target, lent, part_of, set_actor
+from torchrl_lang.objectives.networks import frozen_target, lent, set_actor
 from torchrl_lang.objectives.policy import (
     Behavior,
     check_frozen,
@@ -26,8 +24,6 @@ from torchrl_lang.objectives.policy import (
     over_decisions,
 )
 from torchrl_lang.objectives.values import NextStates, next_values, possible
-
-__all__ = ["QSFTLoss"]
 
 
 class QSFTLoss(RowLoss):
@@ -169,7 +165,7 @@ class QSFTLoss(RowLoss):
             taken = log_prob.gather(-1, action[:, None]).squeeze(-1)
             return weighted_cross_entropy(log_prob, action, w[place], self.rest), taken.exp()
 
-        error, likelihood = over_decisions(score, scorer, batch, states, self.logits_chunk)
+        error, likelihood = over_decisions(self, batch, score)
         losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
         losses["loss_transition"] = environment_loss(self, batch, rows)
         return self._output(batch, losses, {"likelihood": likelihood, "td_target": y})
@@ -179,11 +175,9 @@ class QSFTLoss(RowLoss):
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
         pi = frozen_behavior(self.reference, batch)
         model, span = self.language_actor, self.value_max - self.value_min
-        params, (trunk, head, _) = self.target_actor_network_params, split_actor(model)
-        with lent(params, model):
-            states = self._policy_states(trunk(batch.rows.copy()))
-        # Chunks of states need the head alone, which takes less time to lend; without one the states hold the logits.
-        lend = nullcontext if head is None else partial(lent, part_of(params, model, head), head)
+        lend = partial(lent, self.target_actor_network_params, model)
+        with lend():
+            states = self._policy_states(self._policy_trunk(batch.rows.copy()))
         pt = Behavior(RowScorer(model), states, lend)
 
         def backup(s: NextStates) -> Tensor:  # max_a pt(a | s') / pi(a | s'), in units of the rewards

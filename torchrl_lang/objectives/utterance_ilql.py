@@ -19,8 +19,6 @@ from torchrl_lang.objectives.networks import as_head, gather_inputs, least_targe
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss
 
-__all__ = ["UtteranceILQLLoss"]
-
 
 class UtteranceILQLLoss(QValueLoss):
     r"""Implicit Q-learning over utterances: the per-utterance variant that ILQL is compared with.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,12 +33,7 @@ from torchrl_lang.objectives.networks import (
     vocabulary,
     without_dropout,
 )
-from torchrl_lang.objectives.policy import Behavior
-
-__all__ = ["NextStates", "Passes", "QValueLoss", "QValues", "next_values", "possible", "target_qvalues"]
-
-# Action values of one head in memory at a time: 16 MB of float32.
-_VALUES_AT_ONCE = 2**22
+from torchrl_lang.objectives.policy import Behavior, pieces
 
 
 class QValueLoss(RowLoss):
@@ -266,7 +261,7 @@ def next_values(loss: RowLoss, batch: TransitionBatch, backup: Callable[[NextSta
     index = (batch.counts & ~batch.terminated).nonzero().squeeze(-1)
     place = batch.state_place[batch.state[index] + 1]
     forced = loss.scorer.certain(batch, place)
-    parts = _parts(loss, place.shape[0])
+    parts = pieces(loss, place.shape[0])
     found = torch.cat([backup(NextStates(place[part], forced[part])) for part in parts])
     return found.new_zeros(batch.place.shape).index_copy(0, index, found)
 
@@ -277,16 +272,6 @@ def possible(loss: RowLoss, values: Tensor, at: NextStates) -> Tensor:
     A model's matrix may be larger than the vocabulary.
     """
     return loss.scorer.possible(values, at.forced)[:, : vocabulary(loss.actor_network)]
-
-
-def _parts(loss: RowLoss, number: int) -> Iterator[slice]:
-    """Slices of the states whose values over the vocabulary exist at a time; one where there are no states."""
-    size = loss.logits_chunk
-    if size == "auto":
-        known = vocabulary(loss.actor_network)
-        size = None if known is None else max(_VALUES_AT_ONCE // known, 1)
-    size = size or max(number, 1)
-    return (slice(start, start + size) for start in range(0, max(number, 1), size))
 
 
 def _table(loss: QValueLoss, params: TensorDictBase, rows: TensorDictBase, at: NextStates) -> Tensor:

@@ -85,13 +85,10 @@ class WeightAverage:
         """Load a state.
 
         Raises:
-            KeyError: it is of other weights.
+            KeyError: it lacks a weight.
         """
-        average = state_dict["average"]
-        if average.keys() != self._average.keys():
-            raise KeyError(f"The state is an average of {sorted(average)}, the weights are {sorted(self._average)}.")
-        for name, weight in average.items():
-            self._average[name].copy_(weight)
+        for name, average in self._average.items():
+            average.copy_(state_dict["average"][name])
         self._steps = int(state_dict["steps"])
 
     def _write(self, values: Mapping[str, Tensor]) -> None:

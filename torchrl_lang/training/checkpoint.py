@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol
 
 import tensordict
 import torch
@@ -47,14 +47,10 @@ class _Manifest(Record):
     VERSION = 4
 
     step: Annotated[int, Field(ge=0)]
-    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
-    """Values that are not finite are not JSON: they are written as text."""
+    metrics: dict[str, float]
+    """The finite ones."""
     objects: tuple[str, ...]
     versions: dict[str, str]
-
-    def scores(self) -> dict[str, float]:
-        """The metrics as numbers."""
-        return {name: float(value) for name, value in self.metrics.items()}
 
 
 _FOLDER = RecordFolder(
@@ -62,7 +58,6 @@ _FOLDER = RecordFolder(
 )
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """Anything with a state: modules, optimizers, schedulers, samplers, random generators."""
 
@@ -110,27 +105,19 @@ class Checkpointer:
         check_options(keep=(keep, 1))
         self.folder, self.keep, self.best_by = Path(folder), keep, best_by
         self._objects: dict[str, Stateful] = {}
-        self._optional: set[str] = set()
         self._damaged: set[Path] = set()
 
-    def register(self, name: str, obj: Stateful, *, optional: bool = False) -> Checkpointer:
-        """Add ``obj`` to all later checkpoints; checkpoints without an ``optional`` one leave it as it is.
+    def register(self, name: str, obj: Stateful) -> Checkpointer:
+        """Add ``obj`` to all later checkpoints.
 
         Returns itself, for chaining.
 
         Raises:
-            TypeError: the object has no state.
             ValueError: the name is taken.
         """
-        if not isinstance(obj, Stateful):
-            raise TypeError(
-                f"'{name}' is a {type(obj).__name__} without state_dict and load_state_dict: it has no state."
-            )
         if name in self._objects:
             raise ValueError(f"'{name}' is registered already: give the second object another name.")
         self._objects[name] = obj
-        if optional:
-            self._optional.add(name)
         return self
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -163,7 +150,7 @@ class Checkpointer:
         tree, tensors = split_state({name: obj.state_dict() for name, obj in self._objects.items()})
         modules = {"torchrl_lang": torchrl_lang, "torch": torch, "torchrl": torchrl, "tensordict": tensordict}
         versions = {name: str(module.__version__) for name, module in modules.items()}
-        scores: Any = {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in (metrics or {}).items()}
+        scores = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
         manifest = _Manifest(step=step, metrics=scores, objects=tuple(self._objects), versions=versions)
         with _FOLDER.write(path, manifest) as folder:
             save_file(tensors, folder / _TENSORS)
@@ -223,11 +210,11 @@ class Checkpointer:
         return None
 
     def _load(self, path: Path, info: _Manifest, state: Mapping[str, Any]) -> int:
-        if missing := self._objects.keys() - state.keys() - self._optional:
+        if missing := self._objects.keys() - state.keys():
             raise CheckpointError(f"{path} has no state for {sorted(missing)}: it holds {list(info.objects)}.")
-        for name in filter(state.__contains__, self._objects):
+        for name, obj in self._objects.items():
             try:
-                self._objects[name].load_state_dict(state[name])
+                obj.load_state_dict(state[name])
             except Exception as error:
                 raise CheckpointError(f"The state of '{name}' in {path} does not fit: {error}") from error
         return info.step
@@ -250,18 +237,19 @@ class Checkpointer:
     def metrics(self, step: int | Literal["latest", "best"] = "latest") -> dict[str, float]:
         """The metrics stored in a checkpoint; empty if there is none."""
         path = self.path(step)
-        return {} if path is None else _read(path, with_state=False)[0].scores()
+        return {} if path is None else _read(path, with_state=False)[0].metrics
 
     def _best(self) -> Path | None:
-        scores = {}
+        best, most = None, -math.inf
         for path in self._at_hand().values():
             try:
-                scores[path] = _read(path, with_state=False)[0].scores().get(self.best_by, math.nan)
+                score = _read(path, with_state=False)[0].metrics.get(self.best_by, -math.inf)
             except CheckpointError as error:
                 self._leave_out(path, error)
-        ranked = [path for path, score in scores.items() if not math.isnan(score)]
-        # Of several best ones the latest, which has trained longest; the order of ``_at_hand`` is that of the steps.
-        return max(reversed(ranked), key=scores.__getitem__, default=None)
+                continue
+            if -math.inf < score and score >= most:  # of several best ones the latest, which has trained longest
+                best, most = path, score
+        return best
 
     def _at_hand(self) -> dict[int, Path]:
         """Undamaged folder of each step, in order; for a step that was saved again the last one."""

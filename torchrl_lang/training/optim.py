@@ -51,8 +51,6 @@ def adamw(
     modules = [modules] if isinstance(modules, nn.Module) else list(modules)
     trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
     own = {id(p): rate for module, rate in rates for p in module.parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("These modules have no parameter that requires a gradient.")
     if not own.keys() <= trained.keys() or min(own.values(), default=0) < 0:
         raise ValueError(f"rates need modules that are trained, and learning rates of at least 0: {rates}.")
     layers = [layer for module in modules for layer in module.modules()]
@@ -142,8 +140,6 @@ def muon_adamw(
     """
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
     matrices = _linear_weights([layer for root in roots for layer in root.modules()])
-    if not matrices:
-        raise ValueError("There is no weight of a linear layer for Muon: use adamw().")
     rest = adamw(roots, lr, weight_decay=weight_decay, betas=betas, rates=rates)
     for group in rest.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in matrices]
