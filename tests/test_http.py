@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import logging
-import pickle
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import repeat
-from urllib.parse import quote
 
 import pytest
 
@@ -187,23 +185,18 @@ def test_waits_grow_up_to_the_longest_and_are_jittered():
     assert not set(waits) & set(waits_of(*[(503, {})] * 6, first_wait=0.02, longest_wait=0.08))
 
 
-AT_NOON = ("Date", "Mon, 23 Nov 2026 12:00:00 GMT")
+def date_in(seconds):
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 
 @pytest.mark.parametrize(
-    ("asked", "wait"),
-    [("7", 7), ("0", 0), ("Mon, 23 Nov 2026 12:00:09 GMT", 9), ("Mon, 23 Nov 2020 12:00:00 GMT", 0), ("soon", 0)]
-    + [("-5", 0), ("", 0), ("Mon, 23 Nov 2026 10:00:00 +99999999999999999999", 0), ("Mon, 23 Nov", 0)],
+    ("asked", "least", "most"),
+    [("7", 7, 7), ("0", 0, 0.01), (date_in(3000), 2000, 3000), (date_in(-9), 0, 0.01), ("soon", 0, 0.01)]
+    + [("Mon, 23 Nov 2026 10:00:00 +99999999999999999999", 0, 0.01), ("Mon, 23 Nov", 0, 0.01)],
 )
-def test_a_server_can_ask_for_a_longer_wait(asked, wait):
-    """A date is relative to the server's own clock, which may be wrong."""
-    reply = (
-        b"HTTP/1.1 503 Full\r\nConnection: close\r\nContent-Length: 0\r\n"
-        + "".join(f"{name}: {value}\r\n" for name, value in [("Retry-After", asked), AT_NOON]).encode()
-    )
-    [waited] = waits_of(("raw", reply + b"\r\n"), **FAST)
-    assert waited == (wait or pytest.approx(waited, abs=0.001))
-    assert wait or waited <= 0.001
+def test_a_server_can_ask_for_a_longer_wait(asked, least, most):
+    [waited] = waits_of((503, {}, ("Retry-After", asked)), longest_asked_wait=3000, **FAST)
+    assert least <= waited <= most
 
 
 def test_too_long_a_wait_is_an_error_at_once():
@@ -250,11 +243,10 @@ def test_connections_are_reused_by_threads():
         client.close()
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])  # noqa: S301
-def test_copies_and_forked_processes_open_connections_of_their_own(copied, monkeypatch):
+def test_copies_and_forked_processes_open_connections_of_their_own(monkeypatch):
     with Scripted(*[FINE] * 4) as server:
         client = JSONOverHTTP(server.url)
-        assert client.get("/x") == copied(client).get("/x") == "fine"
+        assert client.get("/x") == copy.deepcopy(client).get("/x") == "fine"
         assert server.connections == 2
         monkeypatch.setattr(_http.os, "getpid", lambda: -1)
         assert [client.get("/x"), client.get("/x")] == ["fine"] * 2
@@ -266,23 +258,14 @@ def test_copies_and_forked_processes_open_connections_of_their_own(copied, monke
 
 @pytest.mark.parametrize(
     "url",
-    ["http://..com/v1", f"http://{'a' * 70}.com/v1", "http://a b/v1", "http://127.0.0.1:1/a\r\nX: y", "here:80"]
-    + ["http://x.invalid\n/v1", "http://127.0.0.1:99999/v1", "http://127.0.0.1:0/v1", "http://127.0.0.1:x/v1", "http:"]
-    + ["http://[::1/v1", "http://h\x00/", "http://h/\ud800", "", "ftp://here", "//here"],
+    ["http://..com/v1", f"http://{'a' * 70}.com/v1", "http://a b/v1", "http://127.0.0.1:1/a\r\nX: y", "here:80", ""]
+    + ["http://127.0.0.1:99999/v1", "http://127.0.0.1:x/v1", "http://[::1/v1", "http://h\x00/", "http://h/\ud800"]
+    + ["ftp://here", "//here", "https://user:PASS@host/v1", "https://host?key=PASS", "https://h/#PASS", "user:PASS@h"],
 )
 def test_addresses(url):
     with pytest.raises(ValueError, match="Expected the address of a server, such as") as error:
         JSONOverHTTP(url)
-    assert repr(url) in str(error.value)
     assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "url", ["https://user:PASS@host/v1", "https://host?key=PASS", "https://h/#PASS", "user:PASS@h"]
-)
-def test_addresses_with_parts_that_are_not_sent(url):
-    with pytest.raises(ValueError, match="without user, password, query and fragment") as error:
-        JSONOverHTTP(url)
     assert "PASS" not in str(error.value)
 
 
@@ -293,7 +276,7 @@ def test_good_addresses(url):
 
 @pytest.mark.parametrize(
     "option",
-    [{"timeout": 0}, {"retries": -1}, {"retries": 2.5}, {"retries": True}, {"first_wait": 0}, {"longest_wait": 0.01}]
+    [{"timeout": 0}, {"retries": -1}, {"retries": 2.5}, {"first_wait": 0}, {"longest_wait": 0.01}]
     + [{"longest_asked_wait": -1}],
 )
 def test_wrong_options(option):
@@ -315,51 +298,22 @@ def with_key(monkeypatch):
     return make
 
 
-def everything_shown(error):
-    """What a traceback with local variables shows, its causes too, and what the errors hold."""
-    own = error.value.__traceback__.tb_next  # the frames of the test hold the key
-    text = "".join(traceback.TracebackException(type(error.value), error.value, own, capture_locals=True).format())
-    found = error.value
-    while found is not None:
-        text += repr(found) + repr(vars(found))
-        found = found.__cause__ or found.__context__
-    return text
-
-
-FORMS = {
-    "as it is": str,
-    "URL": lambda key: quote(key, safe=""),
-    "HTML numbers": lambda key: "".join(f"&#{ord(character)};" for character in key),
-    "JSON numbers": lambda key: "".join(rf"\u{ord(character):04X}" for character in key),
-}
-
-
 @pytest.mark.parametrize(
-    ("key", "form"),
-    [("k", str), ("letters", str), *((KEY, form) for form in FORMS.values())],
-    ids=["k", "letters", *FORMS],
+    "reply",
+    [
+        (401, {"error": f"no such key: {KEY}"}),
+        (200, f"no such key: {KEY}".encode()),
+        ("raw", KEY.encode() + b"\r\n\r\n"),
+    ]
+    + [(401, ("no such key: " + KEY.upper()).encode())],
+    ids=["JSON", "no JSON", "no HTTP", "capitals"],
 )
-@pytest.mark.parametrize("status", [401, 200, "raw", "header"])
-def test_no_error_or_log_shows_a_key(form, key, status, with_key, caplog, capfd):
-    told = f"no such key: {form(key) * 3}, you see".encode()
-    reply = (status, told) if status != "header" else (401, b"{}", ("X", form(key).strip() if form is str else "y"))
-    with caplog.at_level(logging.DEBUG), Scripted(reply) as server:
-        client = with_key(key, server)
-        with pytest.raises((ValueError, ConnectionError)) as error:
-            client.post("/x", b"", "text/plain")
-        assert server.headers[0]["Authorization"] == f"Bearer {key}"
-    shown = everything_shown(error) + repr(vars(client)) + caplog.text + "".join(capfd.readouterr())
-    for hidden in (key * 3, *((key[:9], form(key)[:9]) if len(key) > 8 else ("key: ",))):
-        assert hidden not in shown
-    if status in (401, 200):
-        assert "not shown, since it may hold the key" in str(error.value)
-
-
-def test_a_key_in_a_reply_is_replaced(with_key):
-    with Scripted((200, {KEY: [f"<{KEY}>", 1]})) as server:
-        assert with_key(KEY, server).get("/x") == {"***": ["<***>", 1]}
-    with Scripted((200, ["k", "talk"])) as server:
-        assert with_key("k", server).get("/x") == ["k", "talk"]
+def test_no_message_repeats_the_key(reply, with_key):
+    with Scripted(reply) as server:
+        with pytest.raises((ValueError, ConnectionError), match=r"since it repeats the key|no HTTP") as error:
+            with_key(KEY, server).post("/x", b"", "text/plain")
+        assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY.lower()[:9] not in str(error.value).lower()
 
 
 @pytest.mark.parametrize(

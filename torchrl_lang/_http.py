@@ -1,16 +1,15 @@
-"""JSON over HTTP for clients: a deadline, retries, a largest reply, and keys that no error shows."""
+"""JSON over HTTP for clients: a deadline, retries, a largest reply, and keys that no message shows."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
-import logging
 import os
 import random
-import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -19,24 +18,13 @@ import httpcore2
 import httpx2
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import one_line, shorten
+from torchrl_lang._files import one_line
 
 LARGEST_REPLY = 2**26
 """Bytes of the content of a reply; its headers may have 100 KiB."""
 _PIECE = 2**14
 """Bytes that are sent at once: each piece may take what is left of the time."""
-_HARMLESS = re.compile(r"[A-Za-z\s,.:;'\"!?()\[\]{}_]*")
-"""Texts without a digit, sign or escape, in which a key can only stand as it is."""
 _JITTER = random.SystemRandom()  # it has no state that copies and forked processes would share
-
-
-class Secret(str):
-    """A text that representations do not show, such as the local variables in a traceback."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
 
 
 class JSONOverHTTP:
@@ -47,7 +35,7 @@ class JSONOverHTTP:
     Args:
         url: address of the server, ``http://`` or ``https://``.
         key_variable: environment variable with a key, read for each request and sent as ``Authorization: Bearer``.
-            Errors leave out a text of the server that may repeat it.
+            Errors leave out a text of the server that repeats it.
         timeout: seconds until the last byte of a reply is there, without the look-up of a host's name.
         retries: times that a request is sent again if the server cannot be reached, does not answer in time, breaks
             off, or replies 408, 429 or 5xx.
@@ -86,17 +74,15 @@ class JSONOverHTTP:
         self.first_wait, self.longest_wait, self.longest_asked_wait = first_wait, longest_wait, longest_asked_wait
         self._before, self._sleep = before, sleep or time.sleep
         self._pool: tuple[int, httpcore2.ConnectionPool] | None = None
-        if self._key() is not None:
-            if self._address.scheme == "http" and not _is_local(self._address.host):
-                raise ValueError(f"A key is sent over https only, got {url!r}: use https, or key_variable=None.")
-            logging.getLogger("httpcore2.http11").setLevel(logging.INFO)  # DEBUG shows replies, which may repeat a key
+        if self._key() is not None and self._address.scheme == "http" and not _is_local(self._address.host):
+            raise ValueError(f"A key is sent over https only, got {url!r}: use https, or key_variable=None.")
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
         return self._ask("GET", path, None, {})
 
     def post(self, path: str, body: bytes, content_type: str) -> Any:
-        """The JSON that a path replies to a body; ``***`` takes the place of a key of 8 characters or more."""
+        """The JSON that a path replies to a body."""
         return self._ask("POST", path, body, {"Content-Type": content_type})
 
     def close(self) -> None:
@@ -106,19 +92,19 @@ class JSONOverHTTP:
             self._pool = None
 
     def shown(self, text: str) -> str:
-        """A text of the server for a message, unless it may hold the key, as it is or escaped."""
+        """A text of the server as one line for a message, unless it repeats the key."""
         key = self._key()
-        if key is None or (_HARMLESS.fullmatch(text) and key.lower() not in text.lower()):
-            return text
-        return "a text that is not shown, since it may hold the key"
+        if key is not None and key.lower() in text.lower():
+            return "a text that is not shown, since it repeats the key"
+        return " ".join(text.split())[:300]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
 
-    def _key(self) -> Secret | None:
+    def _key(self) -> str | None:
         if self.key_variable is None:
             return None
-        key = Secret(os.environ.get(self.key_variable, "").strip())
+        key = os.environ.get(self.key_variable, "").strip()
         if not key or not all("!" <= character <= "~" for character in key):
             fault = "has characters other than printable ASCII" if key else "holds no key"
             raise ValueError(f"The environment variable {self.key_variable} {fault}: set it, or key_variable=None.")
@@ -131,7 +117,6 @@ class JSONOverHTTP:
             reply = self._attempt(method, path, body, headers)
             if not isinstance(reply, _Problem):
                 return reply
-            # Errors are raised here: where they come up, frames of a traceback hold the reply or the key.
             if reply.is_final:
                 raise ValueError(f"{self.url}{path} {reply.text}.")
             if reply.wait > self.longest_asked_wait:
@@ -163,8 +148,8 @@ class JSONOverHTTP:
                     content += chunk
                     if len(content) > LARGEST_REPLY:
                         return _Problem(f"replied more than {LARGEST_REPLY} bytes, expected some JSON", is_final=True)
-        except httpcore2.ProtocolError as error:  # it may quote the reply
-            return _Problem(self.shown(one_line(error)))
+        except httpcore2.ProtocolError as error:  # it may quote the reply, escaped
+            return _Problem(one_line(error) if key is None else "no HTTP")
         except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException) as error:
             return _Problem(one_line(error) if str(error) else type(error).__name__)
         fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reply.headers}
@@ -174,13 +159,10 @@ class JSONOverHTTP:
                 return _Problem(problem, wait=_asked_wait(fields))
             return _Problem(f"rejected the request with {problem}", is_final=True)
         try:
-            found = json.loads(content)
+            return json.loads(content)
         except (ValueError, RecursionError) as error:
             may_be_cut = not fields.keys() & {"content-length", "transfer-encoding"}
             return _Problem(f"replied {self._message(content)}, expected JSON ({error})", is_final=not may_be_cut)
-        if key is None or len(key) < 8:  # a shorter one may be a part of many words
-            return found
-        return json.loads(json.dumps(found, ensure_ascii=False).replace(json.dumps(key)[1:-1], "***"))
 
     def _connections(self) -> httpcore2.ConnectionPool:
         if self._pool is None or self._pool[0] != os.getpid():  # two processes would read each other's replies
@@ -190,10 +172,10 @@ class JSONOverHTTP:
 
     def _message(self, content: bytearray) -> str:
         """The content of an error, or its field ``error`` if it is JSON."""
-        try:
-            return self.shown(str(json.loads(content)["error"]))
-        except (ValueError, RecursionError, LookupError, TypeError):
-            return self.shown(shorten(bytes(content)))
+        text = content.decode(errors="replace")
+        with suppress(ValueError, RecursionError, LookupError, TypeError):
+            text = str(json.loads(content)["error"])
+        return self.shown(text) or "nothing"
 
 
 class _Problem(NamedTuple):
@@ -238,26 +220,20 @@ class _Stream(httpcore2.NetworkStream):
 
 def _address(url: str) -> httpx2.URL:
     """The parts of a server's address."""
-    fault = ""
-    try:
+    with suppress(httpx2.InvalidURL, ValueError):
         address = httpx2.URL(url)
         reachable = address.host.encode("idna") and (address.port is None or 0 < address.port < 1 << 16)
         if address.scheme in ("http", "https") and reachable and not set(url) & set("@?# "):
             return address
-    except (httpx2.InvalidURL, ValueError) as error:
-        fault = f" ({one_line(error)})"
-    got = "one that may hold a password" if set(url) & set("@?#") else f"{url!r}{fault}"
-    raise ValueError(
-        "Expected the address of a server, such as 'http://localhost:5000', without user, password, query and "
-        f"fragment, got {got}."
-    )
+    got = "one that may hold a password" if set(url) & set("@?#") else repr(url)
+    what = "the address of a server, such as 'http://localhost:5000', without user, password, query and fragment"
+    raise ValueError(f"Expected {what}, got {got}.")
 
 
 def _is_local(host: str) -> bool:
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost"
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float:
@@ -265,9 +241,6 @@ def _asked_wait(headers: Mapping[str, str]) -> float:
     asked = headers.get("retry-after", "").strip()
     if asked.isdecimal():
         return float(asked)
-    try:
-        until = parsedate_to_datetime(asked)
-        now = parsedate_to_datetime(headers["date"]) if headers.get("date") else datetime.now(UTC)
-        return max((until - now).total_seconds(), 0.0)
-    except (ValueError, TypeError, OverflowError):  # of a date with a time zone and one without, or a far one
-        return 0.0
+    with suppress(ValueError, TypeError, OverflowError):  # no date, one without a time zone, or a far one
+        return max((parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds(), 0.0)
+    return 0.0

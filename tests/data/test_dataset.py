@@ -160,13 +160,13 @@ def poked(key, place, value):
     ("bad", "message"),
     [
         (poked("tokens", (0, 1), WORDS.vocab_size), "Rows from number 3: Row 0 has a token id out of range"),
-        (poked("tokens", (0, -1), -100), "Padding holds the id -100"),
+        (poked("tokens", (0, -1), -100), "Padding holds ids from -100 to"),
         (poked("token_reward", (1, 6), math.nan), "Rows from number 3: Row 1 has a reward that is not finite"),
         (ROWS.exclude("truncated"), "A row needs 'truncated'"),
         (ROWS.clone().set("truncated", torch.zeros(3, 1)), "truncated must be bool, got torch.float32"),
         (ROWS[0], r"takes rows \[M, row_length\]"),
         (ROWS.exclude("tokens"), "A row needs 'tokens'"),
-        (ROWS.clone().set("features", torch.zeros(3, 4, 2)), r"These rows have \['features'\], but the rows before"),
+        (ROWS.clone().set("features", torch.zeros(3, 4, 2)), "These rows have the further entries {'features'"),
     ],
 )
 def test_rows_are_checked_on_the_way_in(tmp_path, bad, message):
@@ -182,7 +182,7 @@ def test_rows_are_checked_on_the_way_in(tmp_path, bad, message):
     [
         ({"kind": KEPT["kind"].double()}, ["kind"], "cannot be stored"),
         ({"features": torch.zeros(3, 4, 2, dtype=torch.float16)}, [], "'features', torch.float16, cannot be stored"),
-        ({}, ["a/b"], "cannot be stored"),
+        ({"a/b": KEPT["kind"]}, ["a/b"], "cannot be stored"),
         ({}, ["missing"], "missing"),
     ],
 )
@@ -200,10 +200,9 @@ def test_features_are_kept_unasked_in_all_blocks(tmp_path, keep):
     rows = more_rows(**FEATURES)
     with DatasetWriter(tmp_path / "data", WORDS, 12, keep=keep) as writer:
         writer.extend(rows)
-        with pytest.raises(KeyError, match="features"):
-            writer.extend(more_rows())
-        with pytest.raises(ValueError, match=r"'features' is DiskEntry"):
-            writer.extend(more_rows(**FEATURES).set("features", torch.zeros(3, 4, 5)))
+        for other in (more_rows(), more_rows(**FEATURES).set("features", torch.zeros(3, 4, 5))):
+            with pytest.raises((KeyError, ValueError), match="features"):
+                writer.extend(other)
         writer.extend(rows[:1])
     read = load_dataset(tmp_path / "data", verify=True)
     for key, value in FEATURES.items():
@@ -267,11 +266,9 @@ def reseal(folder):
 @pytest.mark.parametrize(
     ("key", "place", "value", "found"),
     [
-        ("tokens", (2, 11), 70, "Padding holds the id 70"),
+        ("tokens", (2, 11), 70, "Padding holds ids from 0 to 70"),
         ("token_reward", (0, 0), 1.0, "reward on a token that the agent did not write"),
-        ("token_reward", (0, 3), 2.0, 'as "mean_return", the rows have'),
         ("attention_mask", (0, 0), 255, "attention_mask.memmap holds bytes other than 0 and 1"),
-        ("agent_mask", (0, 2), 0, 'as "decisions", the rows have'),
     ],
 )
 def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value, found):
@@ -295,7 +292,6 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
         (lambda m: m.update(episodes=0), 'has 0 as "episodes", expected greater than or equal to 1'),
         (lambda m: m["files"].update({"../../../etc/passwd": "x"}), "lies outside of it"),
         (lambda m: m["files"].clear(), r"does not describe \['rows/meta.json', 'tokenizer.json'\]"),
-        (lambda m: m.update(tokens=17), 'has 17 as "tokens", the rows have 18'),
     ],
 )
 def test_every_field_of_the_manifest_is_checked(folder, change, found):
@@ -333,8 +329,8 @@ def test_rows_are_verified_once_and_again_when_a_file_changes(folder, settled, m
 def test_a_stamp_of_other_data_does_not_count(folder, settled):
     load_dataset(folder)
     stamp = (folder / ".verified.json").read_text()
-    edit(folder, "manifest.json", lambda content: content.update(tokens=17))
+    edit(folder, "manifest.json", lambda content: content["files"].update({"rows/meta.json": "0"}))
     for content in (stamp, "", "{", "[]", '{"manifest.json": 3}'):
         (folder / ".verified.json").write_text(content)
-        with pytest.raises(FileError, match='as "tokens"'):
+        with pytest.raises(FileError, match="was changed after it was written"):
             load_dataset(folder)

@@ -153,16 +153,13 @@ def check_replaceable(target: str | Path, manifest: str) -> None:
         ...     check_replaceable(home, "model.json")
         Traceback (most recent call last):
             ...
-        FileExistsError: ... holds files, but no model that this library saved: give another folder, or delete it.
+        FileExistsError: ... is not empty: give another folder, or delete it.
     """
     target, remedy = Path(target), "give another folder, or delete it"
-    found = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    if not {CHECKSUMS, manifest} <= found:
-        if found or (target.exists() and not target.is_dir()):
-            raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
-        return
-    listed = {name.split("/")[0] for name in _listed(target, remedy)}
-    if others := sorted(found - listed - {CHECKSUMS}):
+    if not ((target / CHECKSUMS).exists() and (target / manifest).exists()):
+        return refuse_content(target)
+    kept = {CHECKSUMS, *(name.split("/")[0] for name in _listed(target, remedy))}
+    if others := sorted({path.name for path in target.iterdir()} - kept):
         raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")
 
 

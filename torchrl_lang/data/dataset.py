@@ -9,11 +9,12 @@ import keyword
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 import tensordict
 import torch
@@ -82,12 +83,8 @@ Size = Annotated[int, Field(ge=1, lt=2**40)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class DiskEntry(NamedTuple):
-    """How an entry is stored."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    """Shape of the entry of one row."""
+Stored = tuple[torch.dtype, tuple[int, ...]]
+"""The dtype of an entry on disk, and its shape in one row."""
 
 
 class EntryRecord(Record):
@@ -98,9 +95,9 @@ class EntryRecord(Record):
     sha256: str
 
     @property
-    def stored(self) -> DiskEntry:
-        """The entry of one row."""
-        return DiskEntry(_DTYPES[self.dtype], self.shape[1:])
+    def stored(self) -> Stored:
+        """How the entry of one row is stored."""
+        return _DTYPES[self.dtype], self.shape[1:]
 
 
 class TokenizerRecord(Record):
@@ -140,11 +137,11 @@ class Manifest(Record):
         for key, found in self.entries.items():
             known = every.get(key) or further_entry(key, *found.stored)
             if found.stored != known or found.shape[:1] != (self.episodes,):
-                shape = [self.episodes, *known.shape]
-                raise ValueError(f"does not describe {key!r} as {dtype_name(known.dtype)} of shape {shape}")
+                shape = [self.episodes, *known[1]]
+                raise ValueError(f"does not describe {key!r} as {dtype_name(known[0])} of shape {shape}")
         return self
 
-    def on_disk(self) -> dict[str, DiskEntry]:
+    def on_disk(self) -> dict[str, Stored]:
         """How each entry is stored."""
         return {key: entry.stored for key, entry in self.entries.items()}
 
@@ -153,19 +150,19 @@ class Manifest(Record):
         return {entry_file(key): entry.sha256 for key, entry in self.entries.items()} | self.files
 
 
-def row_entries(row_length: int) -> dict[str, DiskEntry]:
+def row_entries(row_length: int) -> dict[str, Stored]:
     """The entries that every dataset has."""
-    shapes = {key: (1 if key in (TERMINATED, TRUNCATED) else row_length,) for key in DISK_DTYPES}
-    return {key: DiskEntry(dtype, shapes[key]) for key, dtype in DISK_DTYPES.items()}
+    ends = (TERMINATED, TRUNCATED)
+    return {key: (dtype, (1 if key in ends else row_length,)) for key, dtype in DISK_DTYPES.items()}
 
 
-def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> DiskEntry:
+def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Stored:
     """An entry beside those that every dataset has; raises ValueError if it cannot be stored."""
     is_name = key.isidentifier() and key.isascii() and not keyword.iskeyword(key)
     if not is_name or dtype not in (torch.bool, torch.int64, torch.float32):
         expected = "bool, int64 or float32 with names of ASCII letters, digits and underscores"
         raise ValueError(f"{key!r}, {dtype}, cannot be stored: further entries of a dataset are {expected}.")
-    return DiskEntry(dtype, shape)
+    return dtype, shape
 
 
 def entry_file(key: str) -> str:
@@ -173,7 +170,7 @@ def entry_file(key: str) -> str:
     return f"{ROWS}/{key}.memmap"
 
 
-def map_rows(files: Mapping[str, Path], episodes: int, entries: Mapping[str, DiskEntry]) -> TensorDict:
+def map_rows(files: Mapping[str, Path], episodes: int, entries: Mapping[str, Stored]) -> TensorDict:
     """Map the entries' files, by :func:`entry_file`, to tensors; ``meta.json`` is not read."""
     mapped = {
         key: MemoryMappedTensor.from_filename(files[entry_file(key)], dtype, torch.Size([episodes, *shape]))
@@ -235,8 +232,8 @@ def load_dataset(
     """Open a dataset; its rows stay on disk until they are indexed.
 
     Loading always checks sizes, dtypes and shapes, and compares the manifest and the tokenizer with their digests.
-    Verification reads all rows in blocks and checks their checksums, that every row is well-formed (see
-    :func:`~torchrl_lang.schema.check_row`), and the sums in the manifest.
+    Verification reads all rows in blocks and checks their checksums, and that every row is well-formed (see
+    :func:`~torchrl_lang.schema.check_row`).
 
     Args:
         folder: a folder that :class:`~torchrl_lang.data.DatasetWriter` or a function based on it wrote.
@@ -271,10 +268,10 @@ def load_dataset(
     tokenizer = _tokenizer(folder, manifest.tokenizer, tokenizer)
     files = _files(folder, manifest)
     if verify:
-        stamp = _Stamp(folder, [folder / MANIFEST, *files.values()])
-        if verify != "once" or not stamp.is_there():
+        states = _states(folder, [folder / MANIFEST, *files.values()])
+        if verify != "once" or not _were_verified(folder, states):
             _verify(folder, files, manifest, tokenizer.vocab_size)
-            stamp.write()
+            _record_verified(folder, states)
     rows = map_rows(files, manifest.episodes, manifest.on_disk()).lock_()
     return RowDataset(folder, rows, tokenizer, manifest.model_dump())
 
@@ -308,103 +305,59 @@ def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
 
 
 def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_size: int) -> None:
-    """Check the checksums of all files, every row, and the sums in the manifest; raises FileError."""
+    """Check the checksums of all files and every row; raises FileError."""
     for name, digest in manifest.digests().items():
         if file_digest(files[name]) != digest:
             raise FileError(files[name], "was changed after it was written: its checksum differs", REMEDY)
-    sums, entries = _RowSums(), manifest.on_disk()
     # A separate mapping, so that the pages read are released from memory afterwards.
-    rows = map_rows(files, manifest.episodes, entries)
+    rows, first = map_rows(files, manifest.episodes, entries := manifest.on_disk()), 0
+    bools = [key for key, (dtype, _) in entries.items() if dtype == torch.bool]
     for block in rows.split(max(1, _BLOCK_TOKENS // manifest.row_length)):
-        bools = [key for key, (dtype, _) in entries.items() if dtype == torch.bool]
-        if odd := [key for key in bools if int(block.get(key).view(torch.uint8).amax()) > 1]:
-            raise FileError(folder / entry_file(odd[0]), "holds bytes other than 0 and 1", REMEDY)
         try:
-            _check_block(block, vocab_size, sums.counts["episodes"])
+            if odd := [key for key in bools if int(block.get(key).view(torch.uint8).amax()) > 1]:
+                raise ValueError(f"{entry_file(odd[0])} holds bytes other than 0 and 1")
+            _check_block(block, vocab_size, first)
         except ValueError as error:
             raise FileError(folder / ROWS, f"holds a bad row: {error}", REMEDY) from error
-        sums.add(block)
-    mean, exact = manifest.mean_return, sums.mean_return
-    is_rounded = math.isclose(mean, exact, rel_tol=1e-9, abs_tol=1e-9 * sums.scale)
-    for name, found in {**sums.counts, "mean_return": mean if is_rounded else exact}.items():
-        if (recorded := getattr(manifest, name)) != found:
-            raise FileError(folder / MANIFEST, f'has {recorded} as "{name}", the rows have {found}', REMEDY)
-
-
-class _RowSums:
-    """The sums over rows that a manifest records."""
-
-    def __init__(self) -> None:
-        self.counts = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
-        self._reward = self._magnitude = 0.0
-
-    def add(self, rows: TensorDictBase) -> None:
-        """Add rows ``[M]``."""
-        masks = {
-            "tokens": rows.get(ATTENTION_MASK),
-            "decisions": decision_mask(rows.get(AGENT_MASK)),
-            "terminated": rows.get(TERMINATED),
-            "truncated": rows.get(TRUNCATED),
-        }
-        self.counts["episodes"] += rows.shape[0]
-        for name, mask in masks.items():
-            self.counts[name] += int(mask.sum())
-        reward = rows.get(TOKEN_REWARD)
-        self._reward += float(reward.sum(dtype=torch.float64))
-        self._magnitude += float(reward.abs().sum(dtype=torch.float64))
-
-    @property
-    def mean_return(self) -> float:
-        """Mean undiscounted return per episode."""
-        return self._reward / self.counts["episodes"]
-
-    @property
-    def scale(self) -> float:
-        """Mean magnitude of the rewards of an episode, which rounding errors are relative to."""
-        return self._magnitude / self.counts["episodes"]
+        first += len(block)
 
 
 def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
     """Check the values of rows ``[M]``, the first of which is row ``first`` of a dataset."""
     try:
         check_row(rows, vocab_size=vocab_size)
-        bad = [int(token) for token in rows.get(TOKENS).aminmax() if not 0 <= token < vocab_size]
-        if bad:
+        low, high = map(int, rows.get(TOKENS).aminmax())
+        if low < 0 or high >= vocab_size:
             raise ValueError(
-                f"Padding holds the id {bad[0]}: models embed it, so its ids must lie in [0, {vocab_size})."
+                f"Padding holds ids from {low} to {high}: models embed it, so they lie in [0, {vocab_size})."
             )
     except ValueError as error:
         raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
 
 
-class _Stamp:
-    """The size, times and inode of each file of a dataset at the time of construction.
+def _states(folder: Path, files: Sequence[Path]) -> dict[str, list[int]]:
+    """The size, times and inode of each file of a dataset, to be read before the files are verified.
 
-    Create the stamp before the files are verified and write it afterwards. Writing, replacing or copying a file changes
-    one of these numbers (programs cannot set the time of change), so the stamp no longer matches and the files are
-    verified again. The stamp saves reading unchanged files; it does not protect against malicious changes.
+    Writing, replacing or copying a file changes one of these numbers (programs cannot set the time of change), so they
+    no longer match and the files are verified again. This saves reading unchanged files; it does not protect against
+    malicious changes.
     """
+    states = {str(path.relative_to(folder)): path.stat() for path in files}
+    return {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino] for name, each in states.items()}
 
-    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        states = {str(path.relative_to(folder)): path.stat() for path in files}
-        self._path = folder / STAMP
-        self._settled = all(time.time_ns() - state.st_ctime_ns > _SETTLED for state in states.values())
-        self._content = {
-            name: [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino] for name, state in states.items()
-        }
 
-    def is_there(self) -> bool:
-        """Whether the current files were verified."""
-        try:
-            return read_json(self._path, remedy="delete it") == self._content
-        except FileError:  # missing or damaged: verify
-            return False
+def _were_verified(folder: Path, states: dict[str, list[int]]) -> bool:
+    try:
+        return read_json(folder / STAMP, remedy="delete it") == states
+    except FileError:  # missing or damaged: verify
+        return False
 
-    def write(self) -> None:
-        """Record that the files were verified, if the folder is writable."""
-        if self._settled:
-            with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
-                write_file(self._path, json.dumps(self._content))
+
+def _record_verified(folder: Path, states: dict[str, list[int]]) -> None:
+    """Record that the files were verified, if the folder is writable."""
+    if all(time.time_ns() - changed > _SETTLED for _, _, changed, _ in states.values()):
+        with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
+            write_file(folder / STAMP, json.dumps(states))
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -483,22 +436,14 @@ class DatasetWriter:
             if not (self.folder / MANIFEST).exists():
                 refuse_content(self.folder)
             (partial / ROWS).mkdir()
-            self._sums, self._entries = _RowSums(), row_entries(self.row_length)
-            for key in self.keep:
-                further_entry(key, torch.int64, ())  # its name must be that of a file
+            self._sums, self._reward = Counter[str](), 0.0
+            self._entries: dict[str, Stored] = {}
             self._hashes: dict[str, Any] = {}
             self._files: dict[str, BinaryIO] = {}
             with ExitStack() as files:
                 self._partial, self._open_files = partial, files
-                self._open(*self._entries, *self.keep)
                 yield
             self._finish(partial)
-
-    def _open(self, *keys: str) -> None:
-        """Begin the files of entries."""
-        for key in keys:
-            self._hashes[key] = hashlib.sha256()
-            self._files[key] = self._open_files.enter_context((self._partial / entry_file(key)).open("wb"))
 
     def extend(self, rows: TensorDictBase) -> None:
         """Append rows ``[M]`` with the entries of a row, ``terminated``, ``truncated`` and those of ``keep``.
@@ -506,8 +451,8 @@ class DatasetWriter:
         Features are kept, too, if the first rows have some. Other entries are dropped.
 
         Raises:
-            KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer or
-                ``row_length``; or they have features, and rows before had none. No row of the call is written then.
+            KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer,
+                ``row_length`` or the rows before. No row of the call is written then.
         """
         shape = entry(rows, TOKENS).shape
         if rows.ndim != 1 or shape[1:] != (self.row_length,):
@@ -519,39 +464,44 @@ class DatasetWriter:
         if rows.shape[0] == 0:
             return
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)
-        self._keep_features(rows)
-        self._entries |= {key: self._kept(rows, key) for key in self.keep}
-        for key, (dtype, _) in self._entries.items():
+        entries = row_entries(self.row_length)
+        features = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None]
+        for key in dict.fromkeys([*self.keep, *features]):
+            entries[key] = further_entry(key, (value := entry(rows, key)).dtype, tuple(value.shape[1:]))
+        if not self.rows:
+            self._begin(entries)
+        if entries != self._entries:
+            found, before = (
+                {key: each[key] for key in each if key not in DISK_DTYPES} for each in (entries, self._entries)
+            )
+            raise ValueError(
+                f"These rows have the further entries {found}, the rows before {before}: give all the same."
+            )
+        for key, (dtype, _) in entries.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
             data = memoryview(block).cast("B")
             self._files[key].write(data)
             self._hashes[key].update(data)
-        self._sums.add(rows)
+        self._sums += Counter(
+            episodes=len(rows),
+            tokens=int(rows.get(ATTENTION_MASK).sum()),
+            decisions=int(decision_mask(rows.get(AGENT_MASK)).sum()),
+            terminated=int(rows.get(TERMINATED).sum()),
+            truncated=int(rows.get(TRUNCATED).sum()),
+        )
+        self._reward += float(rows.get(TOKEN_REWARD).sum(dtype=torch.float64))
 
-    def _keep_features(self, rows: TensorDictBase) -> None:
-        """Keep the features of the first rows; those of later rows alone are an error."""
-        found = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None and key not in self.keep]
-        if found and self.rows:
-            raise ValueError(f"These rows have {found}, but the rows before had none: give all rows the same entries.")
-        for key in found:
-            self._kept(rows, key)
-        self._open(*found)
-        self.keep += tuple(found)
-
-    def _kept(self, rows: TensorDictBase, key: str) -> DiskEntry:
-        """How a further entry of these rows is stored, which must be like that of the rows before."""
-        value = entry(rows, key)
-        found = further_entry(key, value.dtype, tuple(value.shape[1:]))
-        if (known := self._entries.get(key, found)) != found:
-            raise ValueError(
-                f"'{key}' is {found} in these rows, but {known} in the rows before: give all rows the same."
-            )
-        return found
+    def _begin(self, entries: dict[str, Stored]) -> None:
+        """Open the files of the entries."""
+        self._entries = entries
+        for key in entries:
+            self._hashes[key] = hashlib.sha256()
+            self._files[key] = self._open_files.enter_context((self._partial / entry_file(key)).open("wb"))
 
     @property
     def rows(self) -> int:
         """Number of rows written."""
-        return self._sums.counts["episodes"]
+        return self._sums["episodes"]
 
     def _finish(self, partial: Path) -> None:
         if not (episodes := self.rows):
@@ -565,8 +515,8 @@ class DatasetWriter:
         kind: Any = {"kind": config.get("kind"), "vocab_size": vocab_size}
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         Manifest(
-            **self._sums.counts,
-            mean_return=self._sums.mean_return,
+            **{name: self._sums[name] for name in ("episodes", "tokens", "decisions", "terminated", "truncated")},
+            mean_return=self._reward / episodes,
             row_length=self.row_length,
             seed=self.seed,
             source=self.source,
