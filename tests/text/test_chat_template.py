@@ -178,7 +178,7 @@ def test_a_format_of_another_tokenizer_is_refused():
 
 def test_damaged_episodes():
     tokenizer = ChatTokenizer(source := tokenizer_of(EXACT["chatml"]), RowFormat.from_chat_template(source))
-    with pytest.raises(ValueError, match="cannot have a system message after a user message"):
+    with pytest.raises(ValueError, match="cannot have 'user>system'"):
         to_row(Episode([Turn("a"), Turn("b", role="system")], True), tokenizer, 100)
     with pytest.raises(ValueError, match="2 turns of the environment follow each other"):
         to_row(Episode([Turn("a", tokens=(1, 2)), Turn("b")], True), tokenizer, 100)
@@ -277,7 +277,7 @@ def test_a_fixed_system_prompt_leaves_no_place_for_another():
     row_format = RowFormat.from_chat_template(source, system="Be brief.")
     assert "assistant>tool" in row_format.joins
     episode = Episode([Turn("Be long.", role="system"), Turn("hi"), Turn("yo", 1.0)], terminated=True)
-    with pytest.raises(ValueError, match=r"cannot have a system message at the beginning.*has a system prompt"):
+    with pytest.raises(ValueError, match=r"cannot have 'start>system'.*has a system prompt"):
         to_row(episode, ChatTokenizer(source, row_format), 100)
 
 

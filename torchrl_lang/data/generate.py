@@ -413,7 +413,7 @@ def generate_in_parts(
     every = {**sampler.notes(), **(notes or {})}
     plan = {"games": games, "games_per_part": games_per_part, "seed": seed, "source": source, "notes": every}
     with folder_lock(folder.with_name(f".{folder.name}.parts"), "generates", shown=folder) as home:
-        _check_plan(home, json.loads(json.dumps(plan)), folder, overwrite=overwrite)
+        _begin_parts(home, json.loads(json.dumps(plan)), folder, overwrite=overwrite)
         starts = range(0, games, games_per_part)
         parts = [(home / f"{n:06}", range(s, min(s + games_per_part, games))) for n, s in enumerate(starts)]
         missing = [part for part in parts if not (part[0] / MANIFEST).exists()]
@@ -431,8 +431,8 @@ def generate_in_parts(
     return load_dataset(folder, tokenizer=sampler.tokenizer, verify=False)
 
 
-def _check_plan(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bool) -> None:
-    """Delete the parts of another call, or raise."""
+def _begin_parts(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: bool) -> None:
+    """Write the plan, without the parts of a call with another one; raises ValueError unless these may be deleted."""
     path = home / _PLAN
     if path.exists():
         found = read_json(path, remedy=f"delete {home}")

@@ -288,27 +288,31 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
             f"{without_token} steps have another {key!r} than their rows, but the agent has written no token yet to "
             "place it on. Reward the agent's turns, or keep the environment's token rewards with reward_key=None."
         )
-    _check_whole(rollout, row, rows)
+    _tokens_of_steps(rollout, row, rows.get(AGENT_MASK), own.shape[-1], key)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 
 
-_WHOLE = "Use torchrl_lang.data.EpisodeRows, collect whole episodes (Collector(..., trajs_per_batch=N))"
+def _tokens_of_steps(
+    rollout: TensorDictBase, row: Tensor, agent_mask: Tensor, width: int, key: NestedKey
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Which of the first ``width`` tokens of each step the agent wrote, bool ``[*B, time, width]``, and their indices.
 
-
-def _check_whole(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase) -> None:
-    """Raise if the agent wrote tokens before the first step of a row, whose changed reward is not known."""
-    agent_mask = rows.get(AGENT_MASK)
-    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
-    counts = (row >= 0) & (after > before)
-    first = before.new_full((len(rows),), agent_mask.shape[-1])
-    first = first.scatter_reduce(0, row[counts], before[counts], "amin")
-    place = torch.arange(agent_mask.shape[-1], device=first.device)
-    lost = int((agent_mask & (place < first[:, None])).any(-1).sum())
-    if lost:
+    Raises:
+        ValueError: the steps lack tokens of the agent.
+    """
+    before, after = row_length(rollout.get(ATTENTION_MASK)), rollout.get(("next", AGENT_MASK))
+    place = before.unsqueeze(-1) + torch.arange(width, device=before.device)
+    inside = place < after.shape[-1]
+    written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
+    index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
+    known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
+    if lost := int((agent_mask & ~known).any(-1).sum()):
         raise ValueError(
-            f"{lost} of {len(rows)} episodes began before this batch, which lacks the rewards of their first turns, "
-            f"which transforms changed. {_WHOLE}, or keep the environment's token rewards with reward_key=None."
+            f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r} ({width} a turn): they began "
+            "before this batch (use torchrl_lang.data.EpisodeRows or Collector(..., trajs_per_batch=N); for rewards also "
+            "reward_key=None), or the policy writes more tokens than values."
         )
+    return written, index
 
 
 def token_values(
@@ -323,25 +327,13 @@ def token_values(
     Raises:
         ValueError: an entry lacks the values of some tokens.
     """
-    before = row_length(rollout.get(ATTENTION_MASK))
-    after = rollout.get(("next", AGENT_MASK))
     out = {}
     for key in keys:
         value = rollout.get(key)
         value = value if value.ndim > row.ndim else value.unsqueeze(-1)
-        width = value.shape[-1] if value.shape[-1] > 1 else after.shape[-1]
-        place = before.unsqueeze(-1) + torch.arange(width, device=value.device)
-        inside = place < after.shape[-1]
-        written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
-        index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
-        out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(place)[written])
-        known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
-        if lost := int((agent_mask & ~known).any(-1).sum()):
-            remedy = f"{_WHOLE}, or carry less." if width == after.shape[-1] else "Write a value for every token."
-            raise ValueError(
-                f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r} ({width} a turn): "
-                f"the policy writes more tokens than values, or the episodes began before this batch. {remedy}"
-            )
+        width = value.shape[-1] if value.shape[-1] > 1 else agent_mask.shape[-1]
+        written, index = _tokens_of_steps(rollout, row, agent_mask, width, key)
+        out[key] = value.new_zeros(agent_mask.shape).index_put(index, value.expand_as(written)[written])
     return out
 
 

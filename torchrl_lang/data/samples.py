@@ -127,12 +127,11 @@ def rows_from_triples(
     rows = stack_episodes(encoded, tokenizer.control.pad, row_length)
     check_row(rows, vocab_size=tokenizer.vocab_size)
     written = [sum(layout.agent) for layout in encoded]
-    columns = {TOKEN_REWARD: list(map(_rewards, range(len(encoded)), rewards, responses, written))}
-    if log_probs is not None:
-        columns[TOKEN_LOG_PROB] = list(map(_log_probs, range(len(encoded)), log_probs, responses, written))
     agent = rows.get(AGENT_MASK)
-    for key, values in columns.items():
-        rows.set(key, torch.zeros(agent.shape).masked_scatter(agent, torch.cat([torch.zeros(0), *values])))
+    for key, values in ((TOKEN_REWARD, rewards), (TOKEN_LOG_PROB, log_probs)):
+        if values is not None:
+            found = [_numbers(key, n, *triple) for n, triple in enumerate(zip(values, responses, written, strict=True))]
+            rows.set(key, torch.zeros(agent.shape).masked_scatter(agent, torch.cat([torch.zeros(0), *found])))
     return rows.set(GROUP, _groups(encoded))
 
 
@@ -164,7 +163,7 @@ def _response(what: str, content: Content, control: ControlTokens) -> Turn:
 
 
 def _ids(what: str, content: Any, forbidden: Sequence[int] = ()) -> tuple[int, ...]:
-    ids = _tensor(what, "a text or ids, int [L]", content)
+    ids = torch.as_tensor(content, device="cpu")
     if ids.numel() and (ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool):
         raise ValueError(f"{what} must be a text or ids, int [L], got {shorten(content)}.")
     if bad := sorted({*ids.flatten().tolist()}.intersection(forbidden)):
@@ -172,46 +171,22 @@ def _ids(what: str, content: Any, forbidden: Sequence[int] = ()) -> tuple[int, .
     return tuple(map(int, ids.flatten().tolist()))
 
 
-def _tensor(what: str, expected: str, content: Any) -> Tensor:
-    try:
-        return torch.as_tensor(content, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:  # the type depends on the content
-        raise ValueError(f"{what} must be {expected}, got {shorten(content)}.") from error
-
-
-def _rewards(number: int, value: Any, response: Content, written: int) -> Tensor:
-    """The rewards of the tokens that the agent wrote, float32 ``[written]``."""
-    numbers = _tensor(f"Reward {number}", "a number, or one for each id", value)
-    if numbers.ndim == 0:
+def _numbers(key: str, number: int, value: Any, response: Content, written: int) -> Tensor:
+    """The rewards or log-probabilities of the tokens that the agent wrote, float32 ``[written]``."""
+    is_reward = key == TOKEN_REWARD
+    what = f"{'Reward' if is_reward else 'Log-probability'} {number}"
+    numbers = torch.as_tensor(value, device="cpu").detach()
+    if is_reward and numbers.ndim == 0:
         numbers = torch.cat([torch.zeros(written - 1), numbers[None]])
-        return _of_ids(f"Reward {number}", numbers, range(written), written)
-    earned = _of_ids(f"Reward {number}", numbers, response, written)
-    if numbers[written:].any():
-        raise ValueError(
-            f"Reward {number} is {shorten(numbers.tolist())}, not 0 on padding: move it to the last token."
-        )
-    return earned
-
-
-def _log_probs(number: int, value: Any, response: Content, written: int) -> Tensor:
-    """The log-probabilities of the tokens that the agent wrote, float32 ``[written]``."""
-    numbers = _tensor(f"Log-probability {number}", "a number for each id", value)
-    return _of_ids(f"Log-probability {number}", numbers, response, written, highest=_ROUNDING)
-
-
-def _of_ids(
-    what: str, numbers: Tensor, response: Content | range, written: int, *, highest: float = LARGEST_REWARD
-) -> Tensor:
-    """Numbers for the ids of a response, without padding."""
-    if isinstance(response, str) or numbers.shape != (len(response),):
+    elif isinstance(response, str) or numbers.shape != (len(response),):
         found = "a text" if isinstance(response, str) else f"{len(response)} ids"
-        raise ValueError(
-            f"{what} has the shape {list(numbers.shape)}, but its response is {found}: give one for each id."
-        )
-    numbers = numbers[:written]
-    if not ((numbers >= -LARGEST_REWARD) & (numbers <= highest)).all():  # also for NaN
-        raise ValueError(f"{what} is {shorten(numbers.tolist())}: numbers must be finite, log-probabilities at most 0.")
-    return numbers.float()
+        raise ValueError(f"{what} has the shape {list(numbers.shape)}, but its response is {found}: give one for each.")
+    own, highest = numbers[:written], LARGEST_REWARD if is_reward else _ROUNDING
+    if not ((own >= -LARGEST_REWARD) & (own <= highest)).all():  # also for NaN
+        raise ValueError(f"{what} is {shorten(own.tolist())}: numbers must be finite, log-probabilities at most 0.")
+    if is_reward and numbers[written:].any():
+        raise ValueError(f"{what} is {shorten(numbers.tolist())}, not 0 on padding: move it to the last token.")
+    return own.float()
 
 
 def _groups(encoded: Sequence[EncodedEpisode]) -> Tensor:

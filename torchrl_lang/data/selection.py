@@ -180,8 +180,7 @@ class BestRows:
         by, gamma, reward_key, end_of_action, finished_only: as in :func:`best_rows`.
 
     Raises:
-        ValueError: a number is below 1, or only one of ``per`` and ``per_group`` is given; on calls, rows differ in
-            width or entries from the earlier ones.
+        ValueError: a number is below 1, or only one of ``per`` and ``per_group`` is given.
 
     Examples:
         >>> from torchrl_lang.data import BestRows
@@ -233,9 +232,6 @@ class BestRows:
         fresh = self._best(rows)
         if self._rows is not None:
             kept = self._rows if fresh.device is None else self._rows.to(fresh.device)
-            shapes = [{key: value.shape[1:] for key, value in each.items(True, True)} for each in (kept, fresh)]
-            if shapes[0] != shapes[1]:
-                raise ValueError(f"New rows must have the same width T and entries as the stored ones, got {shapes}.")
             fresh = self._best(torch.cat([kept, fresh], 0))
         self._rows = fresh
         return self

@@ -145,10 +145,8 @@ class RowFormat:
         """
         string = self.all_joins.get(f"{first}>{second}")
         if string is None:
-            possible = (
-                f"the template refuses or rewrites it, or the format has a system prompt. {[*self.all_joins]} are"
-            )
-            raise ValueError(f"Rows of this chat template cannot have {_place(first, second)}: {possible} possible.")
+            why = f"the template refuses or rewrites it, or the format has a system prompt. It has {[*self.all_joins]}"
+            raise ValueError(f"Rows of this chat template cannot have '{first}>{second}': {why}.")
         return string
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
@@ -199,17 +197,6 @@ class RowFormat:
             return TypeAdapter(cls).validate_json(json.dumps(config))
         except ValidationError as error:
             raise ValueError(f"The row format {mistake(error)}: take it from a tokenizer's config().") from None
-
-
-def _place(first: str, second: str) -> str:
-    """A sequence of two roles in words."""
-    if first == "start":
-        return f"a {second} message at the beginning"
-    if second == "assistant":
-        return f"an utterance after a {first} message"
-    if second == "end":
-        return f"a {first} message at the end"
-    return f"a {second} message after {'an utterance' if first == 'assistant' else f'a {first} message'}"
 
 
 Message = Mapping[str, Any]
