@@ -308,9 +308,9 @@ def _tokens_of_steps(
     known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
     if lost := int((agent_mask & ~known).any(-1).sum()):
         raise ValueError(
-            f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r} ({width} a turn): they began "
-            "before this batch (use torchrl_lang.data.EpisodeRows or Collector(..., trajs_per_batch=N); for rewards also "
-            "reward_key=None), or the policy writes more tokens than values."
+            f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r} ({width} a turn): the "
+            "policy writes more tokens than values, or the episodes began before this batch. Use EpisodeRows, a "
+            "Collector with trajs_per_batch=, or, for rewards, reward_key=None."
         )
     return written, index
 
