@@ -314,7 +314,7 @@ def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextMa
 def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     """The remaining iterations."""
     options, last = run.options, run.options.iterations
-    done, log = resume(options, checkpoints, run.parts(), optional=("games",))
+    done, log = resume(options, checkpoints, run.parts())
     run.start.policy.forget()
     if run.games.step is None:  # at the beginning, or in a checkpoint of a version without games
         run.games.restart(done)

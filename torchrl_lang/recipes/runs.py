@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -81,15 +81,10 @@ def resume(
     options: TrainingOptions,
     checkpoints: Checkpointer,
     parts: Mapping[str, Stateful],
-    *,
-    optional: Collection[str] = (),
 ) -> tuple[int, RunLog]:
-    """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there.
-
-    Checkpoints of older versions may lack the ``optional`` ones.
-    """
+    """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there."""
     for name, part in parts.items():
-        checkpoints.register(name, part, optional=name in optional)
+        checkpoints.register(name, part)
     done = checkpoints.restore() or 0
     log = make_log(options.out, trackers=options.logger)
     log.rewind(done or None)
