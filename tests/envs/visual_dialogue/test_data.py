@@ -97,7 +97,7 @@ def test_additional_scenes_are_appended(make):
 def test_additional_scenes_must_end(make, mode, rewards):
     data = make(EXTRA, {**EXTRA, "rewards": rewards})
     match = "item 0" if mode == "10_stop" else "item 1"
-    with pytest.raises(FileError, match=rf"extra\.json has a wrong {match} \(it does not end within its 2 rounds"):
+    with pytest.raises(FileError, match=rf"extra\.json has an {match} that does not end within its rounds"):
         data.scenes(DialogueRewards(mode))
 
 

@@ -128,7 +128,7 @@ def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, na
         assert command(tmp_path / "cut", sizes=TINY) == 130
     assert "the same command continues" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match="There is no finished visual dialogue in"):
-        PreparedFolder(str(tmp_path / "cut")).check()
+        PreparedFolder(str(tmp_path / "cut")).tokens()
     trained = (tmp_path / "cut" / "models").exists()
     assert command(tmp_path / "cut", sizes=TINY) == 0
     assert ("epoch" in capsys.readouterr().out) == (not trained)

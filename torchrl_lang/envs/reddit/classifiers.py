@@ -70,7 +70,6 @@ class ClassifierReward:
             raise ValueError(f"{model} does not choose one label for a text: use output='expected'.")
         if set(labels) != set(range(len(labels))) or set(values) != set(labels.values()):
             raise ValueError(f"{model} has the labels {labels}, from 0 on, got values of {sorted(values)}.")
-        check_options(**{f"values[{label!r}]": (value, "(-inf, inf)") for label, value in values.items()})
         self._values = torch.tensor([values[labels[place]] for place in range(len(labels))], dtype=torch.float32)
 
     @torch.no_grad()

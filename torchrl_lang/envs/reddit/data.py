@@ -32,7 +32,7 @@ COMMENT, SCORE, PARENT = 4, 5, 10
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _COLUMNS = f"give a header and rows with the comment in column {COMMENT}, its score in {SCORE}, its parent in {PARENT}"
-_INDICES = "give a JSON list of different rows, counted from 0 through both CSV files without their headers"
+_INDICES = "give JSON lists of different rows, counted from 0 through both CSV files without their headers"
 _BAD_ROWS = "fix them, or leave them out with on_bad_rows='report'"
 _SHOWN = 5
 _ROUNDING = 1e-9
@@ -58,14 +58,11 @@ class ReadReport(NamedTuple):
 
     rows: int
     bad: tuple[CommentRow, ...] = ()
-    bad_indices: tuple[int, ...] = ()
-    """Rows of the index file that are malformed; none without such a file."""
 
     def __str__(self) -> str:
         shown = "; ".join(f"{each.place} {each.error}" for each in self.bad[:_SHOWN])
-        selected = f" ({len(self.bad_indices)} of the index file)" if self.bad_indices else ""
         verb, more = "is" if len(self.bad) == 1 else "are", "; ..." if len(self.bad) > _SHOWN else ""
-        return f"{self.rows} rows were read, {len(self.bad)} {verb} malformed{selected}: {shown}{more}"
+        return f"{self.rows} rows were read, {len(self.bad)} {verb} malformed: {shown}{more}"
 
 
 def _read_rows(folder: str | Path, encoding: str) -> Iterator[CommentRow]:
@@ -89,16 +86,6 @@ def _read_rows(folder: str | Path, encoding: str) -> Iterator[CommentRow]:
             else:
                 yield CommentRow(row, place, parent, text, int(score))
             row += 1
-
-
-def _read_indices(path: str | Path) -> list[int]:
-    indices = read_json_list(path, remedy=_INDICES)
-    seen = set[int]()
-    for index in indices:
-        if type(index) is not int or index < 0 or index in seen:
-            raise FileError(path, f"has the row {shorten(index)} twice, or it is no integer of at least 0", _INDICES)
-        seen.add(index)
-    return indices
 
 
 @dataclass(frozen=True)
@@ -186,36 +173,28 @@ class RedditComments:
             [80, 10]
         """
         check_options(on_bad_rows=(on_bad_rows, ("raise", "report")))
-        wanted = [None if file is None else _read_indices(file) for file in indices]
-        file_of = dict[int, str | Path | None]()
-        for file, numbers in zip(indices, wanted, strict=True):
+        wanted = [None if file is None else read_json_list(file, remedy=_INDICES) for file in indices]
+        every, file_of = [*_read_rows(folder, encoding)], dict[int, str]()
+        for file, numbers in zip(map(str, indices), wanted, strict=True):
             for number in numbers or ():
-                if (other := file_of.setdefault(number, file)) != file:
-                    problem = f"has the row {number}, which {Path(str(other)).name} has, too"
-                    raise FileError(str(file), problem, "give index files without common rows")
-        kept, total = dict[int, CommentRow](), 0
-        for row in _read_rows(folder, encoding):
-            total += 1
-            if row.error or None in wanted or row.row in file_of:
-                kept[row.row] = row
-        bad = tuple(row for row in kept.values() if row.error)
-        report = ReadReport(total - len(bad), bad)
+                if type(number) is not int or not 0 <= number < len(every) or number in file_of:
+                    other = f", which {Path(file_of[number]).name} has, too" if number in file_of else ""
+                    problem = f"has the row {shorten(number)}{other}; the files of {folder} have {len(every)} rows"
+                    raise FileError(file, problem, _INDICES)
+                file_of[number] = file
+        bad = tuple(row for row in every if row.error)
+        report = ReadReport(len(every) - len(bad), bad)
+        if bad and on_bad_rows == "report":
+            warnings.warn(f"{folder}: {report}.", stacklevel=2)
         if bad and on_bad_rows == "raise":
             raise FileError(folder, f"has malformed rows ({report})", _BAD_ROWS)
         parts = []
-        for file, numbers in zip(indices, wanted, strict=True):
-            if numbers and max(numbers) >= total:
-                problem = f"has the row {max(numbers)}, but the files of {folder} have {total} rows"
-                raise FileError(str(file), problem, "give the index file of these CSV files")
-            chosen = [*kept.values()] if numbers is None else [kept[number] for number in numbers]
-            selected = () if numbers is None else tuple(row.row for row in chosen if row.error)
-            part = report._replace(bad_indices=selected)
-            if bad:
-                warnings.warn(f"{folder}: {part}.", stacklevel=2)
+        for numbers in wanted:
+            chosen = every if numbers is None else [every[number] for number in numbers]
             names = {"parents": "parent", "comments": "text", "scores": "score", "places": "place"}
             good = [row for row in chosen if not row.error]
             columns: Any = {key: [getattr(row, name) for row in good] for key, name in names.items()}
-            parts.append(cls(**columns, report=part))
+            parts.append(cls(**columns, report=report))
         return parts
 
     def __len__(self) -> int:

@@ -151,9 +151,7 @@ class CommentPlayer(TensorDictModuleBase):
             comment = self.data.comments[each[place]]
             ids = [index for index in self.tokenizer.encode(comment) if index not in control.forbidden]
             if len(ids) >= size:
-                raise ValueError(
-                    f"The comment {comment!r} has {len(ids) + 1} tokens with its end, action_length={size}."
-                )
+                raise ValueError(f"{comment!r} has {len(ids) + 1} tokens with its end, action_length={size}.")
             row[: len(ids) + 1] = torch.tensor([*ids, control.end_of_action])
         return tensordict.set(ACTION, action.reshape(*tokens.shape[:-1], size).to(tokens.device))
 

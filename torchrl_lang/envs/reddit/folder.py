@@ -167,9 +167,6 @@ class CommentFolder:
     seed: int = 0
     index_files: bool = False
 
-    def __post_init__(self) -> None:
-        check_options(on_bad_rows=(self.on_bad_rows, ("raise", "report")))
-
     def split(self, name: str) -> RedditComments:
         """The comments of a split."""
         check_options(split=(name, SPLITS))

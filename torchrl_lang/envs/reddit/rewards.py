@@ -194,10 +194,8 @@ class ScoreReward:
         """The rewards of texts, float32 ``[N]``."""
         found = [self._values.get(normalized(text), self.unknown) for text in texts]
         if None in found:
-            raise ValueError(
-                f"None of the {len(self._values)} comments of the dataset is {shorten(texts[found.index(None)])}: give "
-                f"a reward for other texts, unknown=0.0, or use a model of the scores (train_upvote_model)."
-            )
+            text = shorten(texts[found.index(None)])
+            raise ValueError(f"None of the {len(self._values)} comments of the dataset is {text}: give unknown=0.0.")
         return torch.tensor(found, dtype=torch.float32)
 
 

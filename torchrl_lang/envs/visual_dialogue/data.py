@@ -42,18 +42,12 @@ def scenes_of(scene: Scene, rewards: DialogueRewards) -> Iterator[Scene]:
 
 
 def ended_scene(scene: Scene, rewards: DialogueRewards) -> Scene:
-    """A dialogue of any length up to its end; in mode "agent_stops" a shorter one than ten rounds ends with a stop.
-
-    Raises:
-        ValueError: the dialogue does not end within its rounds.
-    """
+    """A dialogue of any length up to its end; in mode "agent_stops" a shorter one than ten rounds ends with a stop."""
     rounds = len(scene.dialogue.rounds)
     if rewards.mode == "agent_stops":
         return scene._replace(stopped=rounds < ROUNDS)
-    for end in range(1, rounds + 1):
-        if rewards.is_last(scene.initial, scene.progress[:end]):
-            return scene.first(end)
-    raise ValueError(f"it does not end within its {rounds} rounds in mode {rewards.mode!r}")
+    ends = (end for end in range(1, rounds + 1) if rewards.is_last(scene.initial, scene.progress[:end]))
+    return scene.first(next(ends, rounds))
 
 
 def scene_episode(scene: Scene, rewards: DialogueRewards) -> Episode:
@@ -137,11 +131,11 @@ class VisualDialogues:
         """
         scenes = [scene for number in range(len(self)) for scene in scenes_of(self.scene(number), rewards)]
         for number, scene in enumerate(self.additional):
-            try:
-                scenes.append(ended_scene(scene, rewards))
-            except ValueError as error:
-                found, remedy = f"has a wrong item {number} ({error})", "leave it out, or use another mode or cutoff"
-                raise FileError(str(self._additional_path), found, remedy) from error
+            ended = ended_scene(scene, rewards)
+            if not (ended.stopped or rewards.is_last(ended.initial, ended.progress)):
+                found = f"has an item {number} that does not end within its rounds in mode {rewards.mode!r}"
+                raise FileError(str(self._additional_path), found, "leave it out, or use another mode or cutoff")
+            scenes.append(ended)
         return scenes
 
     def scene(self, number: int) -> Scene:
@@ -151,9 +145,7 @@ class VisualDialogues:
             ValueError: there is no cache of rewards.
         """
         if self.rewards is None:
-            raise ValueError(
-                "Scenes need a cache of rewards: give rewards, for instance train_rank_reward_cache1.json."
-            )
+            raise ValueError("Scenes need a cache of rewards, for instance train_rank_reward_cache1.json.")
         return Scene(self.dialogues[number], number, self.rewards[number])
 
     def episodes(self, rewards: DialogueRewards) -> list[Episode]:

@@ -134,10 +134,8 @@ class VisualDialogueEnv(TextGameEnv):
         self.rewards = DialogueRewards() if rewards is None else rewards
         size = data.features.feature_size
         if models.feature_size != size:
-            raise ValueError(
-                f"The models take images of {models.feature_size} features, but {data.features.path} has {size}: give "
-                "the features that the models were trained on."
-            )
+            given = f"The models take images of {models.feature_size} features, but {data.features.path} has {size}"
+            raise ValueError(f"{given}: give the features that the models were trained on.")
         if measure == "distance" and self.rewards.ends_by_percentile:
             raise ValueError("measure='distance' has no percentile to end at: give a cutoff, or another mode.")
         self._plays: dict[int, _Play] = {}

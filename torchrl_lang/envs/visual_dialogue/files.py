@@ -255,18 +255,18 @@ class ImageFeatures:
         if len(wanted) == 0:
             return torch.empty(0, self.feature_size)
         unique, inverse = np.unique(wanted, return_inverse=True)  # HDF5 reads increasing rows only
-        return self._checked(unique)[torch.from_numpy(inverse)]
+        return self._read(unique)[torch.from_numpy(inverse)]
 
     def blocks(self, size: int = 4096) -> Iterator[Tensor]:
         """All features in order, in blocks of ``size`` rows."""
         for start in range(0, len(self), size):
-            yield self._checked(np.arange(start, min(start + size, len(self))))
+            yield self._read(np.arange(start, min(start + size, len(self))))
 
     def all(self) -> Tensor:
         """All features, float32 ``[N, F]``."""
         return torch.cat(list(self.blocks()))
 
-    def _checked(self, rows: np.ndarray) -> Tensor:
+    def _read(self, rows: np.ndarray) -> Tensor:
         """Increasing rows, normalised."""
         consecutive = rows[-1] - rows[0] == len(rows) - 1  # a slice is far faster than a list of rows
         try:

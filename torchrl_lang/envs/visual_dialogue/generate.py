@@ -122,12 +122,8 @@ def generate_visual_dialogues(
         >>> dialogues[0].caption, dialogues[0].rounds[2]
         ('a woman is having fun', Round(question='how many persons can you see?', answer='i see four'))
     """
-    check_options(
-        splits=(len(splits), 1),
-        feature_size=(feature_size, f"[64, {1 << 20}]"),
-        yes_no=(yes_no, "[0, 1]"),
-        **{f"splits[{name!r}]": (many, 1) for name, many in splits.items()},
-    )
+    least = {f"splits[{name!r}]": (many, 1) for name, many in splits.items()}
+    check_options(feature_size=(feature_size, f"[64, {1 << 20}]"), yes_no=(yes_no, "[0, 1]"), **least)
     refuse_content(folder)
     features = dict[str, np.ndarray]()
     with write_folder(folder) as target:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,13 +39,6 @@ class _Config(Record):
     width: _Size
     embedding: _Size
     words: Annotated[tuple[str, ...], Field(min_length=1)]
-
-    @field_validator("words")
-    @classmethod
-    def _once(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(words)) < len(words):
-            raise ValueError("words of which each is there once")
-        return words
 
 
 _FORMAT = RecordFolder(_Config, "config.json", ("guesser.safetensors", "answerer.safetensors"), remedy=_REMEDY)
@@ -101,7 +94,7 @@ class TrainedModels(NamedTuple):
         for name, part in models._parts.items():
             path = Path(folder) / f"{name}.safetensors"
             weights = read_tensors(path, remedy=_REMEDY)
-            if wrong := non_finite(weights.items()):
+            if wrong := non_finite(weights.items()):  # they would make every image the nearest one
                 raise FileError(path, f"has weights that are not finite ({wrong[0]})", _REMEDY)
             try:
                 part.load_state_dict(weights, assign=True)
@@ -277,7 +270,7 @@ def train_dialogue_models(
 
     Raises:
         ValueError: a number is out of range, the numbers of dialogues and features differ, the features are not
-            L2-normalised, a dialogue has no rounds, or no word occurs ``least_count`` times.
+            L2-normalised, or a dialogue has no rounds.
 
     Examples:
         >>> import tempfile
@@ -294,13 +287,9 @@ def train_dialogue_models(
     rates: Any = {"guesser_rate": (guesser_rate, "(0, inf)"), "answerer_rate": (answerer_rate, "(0, inf)")}
     check_options(**{name: (number, 1) for name, number in counts.items()}, **rates)
     if len(dialogues) != len(features) or not features.normalize or not all(each.rounds for each in dialogues):
-        raise ValueError(
-            f"Training needs a dialogue with rounds for each L2-normalised feature, got {len(dialogues)} dialogues, "
-            f"{len(features)} features with normalize={features.normalize}."
-        )
+        given = f"{len(dialogues)} dialogues, {len(features)} features with normalize={features.normalize}"
+        raise ValueError(f"Training needs a dialogue with rounds for each L2-normalised feature, got {given}.")
     words = WordIndex.of_texts((text for each in dialogues for text in each.texts), least=least_count)
-    if not words.words:
-        raise ValueError(f"No word of {len(dialogues)} dialogues occurs least_count={least_count} times: give others.")
     batch, device = DialogueBatch.of(dialogues, words), torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -91,9 +91,7 @@ class QuestionPlayer(TensorDictModuleBase):
         question = self.questions[number]
         ids = (*encode_action(self.tokenizer, question), self.tokenizer.control.end_of_action)
         if len(ids) > self.action_length:
-            raise ValueError(
-                f"The question {question!r} has {len(ids)} tokens with its end, but action_length={self.action_length}."
-            )
+            raise ValueError(f"{question!r} has {len(ids)} tokens with its end, action_length={self.action_length}.")
         return ids
 
 

@@ -124,19 +124,18 @@ class PreparedFolder:
         rewards = SplitFiles.in_folder(self.folder, split)
         return found._replace(rank_rewards=rewards.rank_rewards, distance_rewards=rewards.distance_rewards)
 
-    def check(self) -> None:
-        """Raise FileNotFoundError unless ``prepare`` has finished."""
+    @property
+    def finished(self) -> Path:
+        """The folder; FileNotFoundError unless ``prepare`` has finished."""
         if not (Path(self.folder) / FIGURES).exists():
-            raise FileNotFoundError(
-                f"There is no finished visual dialogue in {self.folder}: prepare it with "
-                f"`prepare visual_dialogue --out {self.folder}`."
-            )
+            command = f"prepare visual_dialogue --out {self.folder}"
+            raise FileNotFoundError(f"There is no finished visual dialogue in {self.folder}: `{command}` makes it.")
+        return Path(self.folder)
 
     @lru_cache(maxsize=8)  # noqa: B019  # equal paths have the same content
     def data(self, split: str, measure: Measure = "rank") -> VisualDialogues:
         """Dialogues, features and rewards of a split."""
-        self.check()
-        files = self.files(split)
+        _, files = self.finished, self.files(split)
         rewards = files.rank_rewards if measure == "rank" else files.distance_rewards
         return VisualDialogues(files.dialogues, files.features, split, rewards=rewards)
 
@@ -148,8 +147,7 @@ class PreparedFolder:
     @lru_cache(maxsize=8)  # noqa: B019
     def tokens(self) -> DialogueTokens:
         """The tokenizer and the lengths."""
-        self.check()
-        return DialogueTokens.read(Path(self.folder) / TOKENS, remedy="run `prepare visual_dialogue` again")
+        return DialogueTokens.read(self.finished / TOKENS, remedy="run `prepare visual_dialogue` again")
 
 
 def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
@@ -342,10 +340,8 @@ def run_questioner(folder: Path) -> Questioner:
     """Asks as a finished run does, by greedy decoding."""
     run = load_run(folder)
     if FEATURES_HEAD in run.model.heads:
-        raise ValueError(
-            f"The run in {folder} reads image features, which requests for questions do not have: give one that was "
-            "trained on data of `generate visual_dialogue --no-image`."
-        )
+        found = f"The run in {folder} reads image features, which requests for questions do not have"
+        raise ValueError(f"{found}: give one that was trained on data of `generate visual_dialogue --no-image`.")
 
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
         try:

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Json, Strict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, have_shapes
+from torchrl_lang._checks import have_shapes
 from torchrl_lang._files import mistake
 from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure, Round
@@ -106,7 +106,7 @@ class _Form(BaseModel):
 
 class _Batch(BaseModel):
     model_config = _STRICT
-    route: str
+    route: Literal[tuple(ROUTES)]  # type: ignore[valid-type]
     history: Annotated[list[_History], FailFast()]
     caption: Annotated[list[_Caption], FailFast()]
     img_features: Annotated[list[_Features], FailFast()] = _NONE
@@ -179,8 +179,6 @@ def read_request(body: bytes, route: str, *, items: int, feature_size: int) -> t
 def _fields_of(body: bytes, route: str) -> tuple[str, list[list[_Utterance]], list[str], list[list[float]] | None]:
     if route == BATCH:
         batch = _Batch.model_validate_json(body)
-        if batch.route not in ROUTES:
-            raise RequestError(400, f"has {batch.route[:60]!r} as route, expected one of {list(ROUTES)}", "route")
         return batch.route, batch.history, batch.caption, batch.img_features
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=16)
@@ -195,11 +193,10 @@ def _fields_of(body: bytes, route: str) -> tuple[str, list[list[_Utterance]], li
 
 def _texts(history: Sequence[_Utterance], kind: Route) -> list[str]:
     """The texts of a history, in which questions and answers take turns, beginning with a question."""
-    if any(each.speaker != ("question", "answer")[place % 2] for place, each in enumerate(history)):
-        raise RequestError(400, "has a history whose speakers do not alternate, beginning with a question", "history")
-    if len(history) % 2 != kind.asks:
-        ending = "a question" if kind.asks else "an answer, or be empty"
-        raise RequestError(400, f"has a history of {len(history)} texts, which must end with {ending}", "history")
+    alternate = all(each.speaker == ("question", "answer")[place % 2] for place, each in enumerate(history))
+    if not alternate or len(history) % 2 != kind.asks:
+        ending = "end with a question" if kind.asks else "end with an answer, or be empty"
+        raise RequestError(400, f"has a history that must alternate, begin with a question and {ending}", "history")
     return [each.text for each in history]
 
 
@@ -254,11 +251,10 @@ class RemoteModels:
     """
 
     def __init__(self, url: str, *, feature_size: int | None = None, **connection: Any) -> None:
-        check_given(feature_size=(feature_size, 1))
         self._http = JSONOverHTTP(url, **connection)
         self._items: int | None = None  # of a batch; None: the server has no batches
         if feature_size is None:
-            health = self._checked(_HEALTH, self.health(), "; give the feature_size of an original server")
+            health = self._parsed(_HEALTH, self.health(), "; give the feature_size of an original server")
             feature_size, self._items = health.feature_size, health.limits.items
         self.feature_size: int = feature_size
 
@@ -332,7 +328,7 @@ class RemoteModels:
         replies: list[Any] = []
         for start in range(0, len(dialogues), step):
             part = {name: column[start : start + step] for name, column in columns.items()}
-            replies += self._checked(REPLIES[route], ask(route, part))
+            replies += self._parsed(REPLIES[route], ask(route, part))
             if len(replies) != min(start + step, len(dialogues)):
                 raise ValueError(f"{self._http.url} sent {len(replies)} replies, expected {len(dialogues)}.")
         return replies
@@ -348,7 +344,7 @@ class RemoteModels:
         body = json.dumps({"route": route, **columns}).encode()
         return self._http.post(f"/{BATCH}", body, "application/json")
 
-    def _checked(self, expected: TypeAdapter[Any], reply: Any, hint: str = "") -> Any:
+    def _parsed(self, expected: TypeAdapter[Any], reply: Any, hint: str = "") -> Any:
         try:
             return expected.validate_python(reply)
         except ValidationError as error:

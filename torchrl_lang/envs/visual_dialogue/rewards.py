@@ -119,10 +119,8 @@ class DialogueRewards:
         }
         check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **numbers)
         if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
-            raise ValueError(
-                f"penalty={self.penalty!r} and cutoff={self.cutoff} are options of mode 'env_stops', but the mode is "
-                f"{self.mode!r}: use that mode, or leave them out."
-            )
+            given = f"penalty={self.penalty!r} and cutoff={self.cutoff}"
+            raise ValueError(f"{given} are options of mode 'env_stops', but the mode is {self.mode!r}: leave them out.")
         if self.soft_substrings and self.penalty != "soft":
             raise ValueError(f"soft_substrings=True needs penalty='soft', got penalty={self.penalty!r}.")
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -263,17 +264,11 @@ class DialogueServer:
 
     def run(self, announce: Callable[[str], object]) -> None:
         """Serve until SIGTERM or SIGINT; ``announce`` is called with the address. For the main thread."""
-        stops: list[int] = []
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, lambda number, frame: stops.append(number)) for number in numbers}
-        try:
-            with self:
-                announce(self.url)
-                while not stops:
-                    time.sleep(0.1)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both raise KeyboardInterrupt
+        with suppress(KeyboardInterrupt), self:
+            announce(self.url)
+            threading.Event().wait()
+        signal.signal(signal.SIGTERM, before)
 
     def __enter__(self) -> DialogueServer:
         self.start()

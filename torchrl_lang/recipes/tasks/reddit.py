@@ -108,14 +108,9 @@ class RedditData(RedditGames, DataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_upvotes is not None and self.upvote_quantile:
-            raise ValueError(
-                f"Give one of --min-upvotes {self.min_upvotes:g} and --upvote-quantile {self.upvote_quantile:g}."
-            )
+            raise ValueError("Give one of --min-upvotes and --upvote-quantile.")
         if self.player != "none" and (self.upvote_quantile or self.min_upvotes is not None or self.cutoff is not None):
-            raise ValueError(
-                "--cutoff, --min-upvotes and --upvote-quantile choose comments of the data, not games of --player "
-                f"{self.player}."
-            )
+            raise ValueError(f"--cutoff, --min-upvotes and --upvote-quantile need --player none, not {self.player}.")
 
     def corpus(self) -> Path:
         """Generated comments are beside the dataset."""
