@@ -37,7 +37,6 @@ def test_expected_value_of_a_classifier(classifier_folder):
     assert ClassifierReward(folder, integers)(texts).tolist() == pytest.approx((found * 2).tolist(), abs=1e-5)
     assert len({round(value, 3) for value in found.tolist()}) > 1
 
-
     found = ClassifierReward(folder, VALUES, output="likeliest")(texts)
     likeliest = [int(logits_of(model, tokenizer, text).argmax()) for text in texts]
     assert found.tolist() == [[1.0, -0.5, -2.0][label] for label in likeliest]
