@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import itemgetter
@@ -59,15 +60,11 @@ class OpenEnvGame:
         reset_options: Mapping[str, Any] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        parts = urlsplit(url)
-        schemes = {"http": "ws", "ws": "ws", "https": "wss", "wss": "wss"}
-        if parts.scheme not in schemes or not parts.hostname:
-            raise ValueError(f"Expected the address of an OpenEnv server, like 'http://localhost:8000', got {url!r}.")
-        self.url = parts._replace(scheme=schemes[parts.scheme], path=parts.path.rstrip("/") + "/ws").geturl()
+        self.url = re.sub("^http", "ws", url).rstrip("/") + "/ws"
         self.timeout, self.reset_options = timeout, dict(reset_options or {})
         self.observe = itemgetter(observe) if isinstance(observe, str) else observe
         self.act = (lambda text: {act: text}) if isinstance(act, str) else act
-        self.invalid_reply, self.invalid_reward = invalid_reply, invalid_reward
+        self.invalid = invalid_reply, invalid_reward, False
         self._socket: Any = None
 
     def reset(self, seed: int) -> str:
@@ -85,7 +82,7 @@ class OpenEnvGame:
         except ValueError:
             answer = None
         if answer is None:
-            return self.invalid_reply, self.invalid_reward, False
+            return self.invalid
         return self.observe(answer["observation"]), answer.get("reward") or 0.0, answer.get("done", False)
 
     def close(self) -> None:

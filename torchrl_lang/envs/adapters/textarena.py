@@ -8,6 +8,7 @@ from os.path import commonprefix
 from typing import Any
 from unittest import mock
 
+from torchrl_lang._checks import check_options
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
 from torchrl_lang.envs.extras import needs_extra
@@ -34,9 +35,8 @@ class TextArenaGame:
 
     Args:
         name: id of the game, for example ``"GuessTheNumber-v0"``, but none that ends in ``-raw``.
-        opponent: plays the other seats: one function for all of them, or one per seat in the order of the seats. A
-            function maps all that its seat has observed in this game to an action, as TextArena's agents do.
-        players: number of players, the agent included; by default 1 plus the number of functions in ``opponent``.
+        opponent: the function that plays the other seat, or one function per other seat in their order. It maps all
+            that its seat has observed in this game to an action, as TextArena's agents do.
         seat: the agent's seat, from 0.
         error_allowance: invalid actions in a row that are tolerated before the game ends; by default the game's number.
         invalid_reward: reward of a game that ends with a text instead of a number.
@@ -45,7 +45,7 @@ class TextArenaGame:
 
     Raises:
         ImportError: TextArena is not installed.
-        ValueError: seat, number of players and opponents do not fit.
+        ValueError: there is no such seat.
         RuntimeError: TextArena cannot make or begin the game, for example because word lists are missing; on a turn,
             the game is stuck.
 
@@ -63,22 +63,19 @@ class TextArenaGame:
         name: str,
         *,
         opponent: Callable[[str], str] | Sequence[Callable[[str], str]] = (),
-        players: int | None = None,
         seat: int = 0,
         error_allowance: int | None = None,
         invalid_reward: float = -1.0,
         observe: Callable[[str], str] = str,
         **options: Any,
     ) -> None:
-        self.players = 1 + (1 if callable(opponent) else len(opponent)) if players is None else players
-        others = [other for other in range(self.players) if other != seat]
-        functions = [opponent] * len(others) if callable(opponent) else opponent
-        if not 0 <= seat < self.players or len(functions) != len(others):
-            found = f"{self.players} players, seat {seat} and {len(functions)} opponents"
-            raise ValueError(f"{name} got {found}: give a seat below players, and a function per other seat.")
+        functions = [opponent] if callable(opponent) else opponent
+        seats = range(1 + len(functions))
+        check_options(seat=(seat, seats))
+        self._opponents = dict(zip([other for other in seats if other != seat], functions, strict=True))
         self.name, self.seat, self.options, self.observe = name, seat, options, observe
         self.error_allowance, self.invalid_reward = error_allowance, invalid_reward
-        self._opponents, self._random = dict(zip(others, functions, strict=True)), PrivateRandom()
+        self._random = PrivateRandom()
         self.reset(0)  # a game that cannot be made here should not fail in the first rollout
 
     def reset(self, seed: int) -> str:
@@ -87,7 +84,7 @@ class TextArenaGame:
         with self._playing() as make:
             try:
                 self.env = make(self.name, **self.options)
-                self.env.reset(num_players=self.players, seed=seed)
+                self.env.reset(num_players=1 + len(self._opponents), seed=seed)
             except Exception as error:
                 known = WORD_LISTS if isinstance(error, LookupError) and "nltk" in str(error) else one_line(error)
                 raise RuntimeError(f"TextArena cannot begin {self.name} ({type(error).__name__}): {known}.") from error

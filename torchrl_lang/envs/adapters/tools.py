@@ -77,18 +77,10 @@ class Tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.schemas)
         return f'Tools:\n{schemas}\nTo call one, write {{"name": ..., "arguments": {{...}}}} and nothing else.\n\n'
 
-    def run(self, text: str, *, limit: int | None = None) -> list[ToolResult]:
-        """Run the calls of an utterance in their order; errors are results.
-
-        Args:
-            text: the utterance; if it calls no tool, the list is empty.
-            limit: number of calls that may run; the others are errors.
-        """
-        calls = [_parsed(call) for call in _TAGGED.findall(text)]
-        if not calls and {"name", "arguments"} <= _parsed(text).keys():
-            calls = [_parsed(text)]
-        refused = ToolResult("Error: no tool calls are left.", True)
-        return [self._run(**call) if limit is None or i < limit else refused for i, call in enumerate(calls)]
+    def run(self, text: str) -> list[ToolResult]:
+        """Run the calls of an utterance in their order; errors are results. The list is empty if it calls no tool."""
+        alone = {"name", "arguments"} <= _parsed(text).keys()
+        return [self._run(**_parsed(call)) for call in _TAGGED.findall(text) or [text] * alone]
 
     def _run(self, name: Any = None, arguments: Any = None, fault: str | None = None, **_: Any) -> ToolResult:
         if name not in self._functions:
@@ -127,7 +119,6 @@ class ToolGame:
         tools: a :class:`Tools`, or the functions.
         introduction: written before the game's opening; by default the tools' schemas. Pass ``""`` for none, for
             example if the chat template has a place for ``tools.schemas``.
-        max_calls: calls that a game allows; further ones are errors.
         call_reward, error_reward: reward of a turn with tool calls, per call and further per failed call.
 
     Examples:
@@ -156,27 +147,23 @@ class ToolGame:
         tools: Tools | Sequence[Callable[..., Any]],
         *,
         introduction: str | None = None,
-        max_calls: int | None = None,
         call_reward: float = 0.0,
         error_reward: float = 0.0,
     ) -> None:
         self.game, self.tools = game, tools if isinstance(tools, Tools) else Tools(tools)
         self.introduction = self.tools.introduction if introduction is None else introduction
-        self.max_calls, self.call_reward, self.error_reward = max_calls, call_reward, error_reward
+        self.call_reward, self.error_reward = call_reward, error_reward
 
     def reset(self, seed: int) -> str:
         """Begin a game; returns the introduction of the tools and the game's opening."""
         returned = self.game.reset(seed)
-        self._calls = 0
         return self.introduction + (returned[0] if isinstance(returned, tuple) else returned)
 
     def step(self, text: str) -> tuple[str, float, bool] | tuple[str, float, bool, bool, Any]:
         """Run the tool calls of an utterance, or play it in the game."""
-        left = None if self.max_calls is None else self.max_calls - self._calls
-        results = self.tools.run(text, limit=left)
+        results = self.tools.run(text)
         if not results:
             return self.game.step(text)
-        self._calls += len(results)
         reward = self.call_reward * len(results) + self.error_reward * sum(result.failed for result in results)
         return ToolText("\n".join(result.text for result in results)), reward, False
 

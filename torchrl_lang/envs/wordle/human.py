@@ -6,19 +6,17 @@ import copy
 import hashlib
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
-from tqdm import tqdm
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, json_digest, one_line, read_csv_records, read_text, write_file
@@ -62,31 +60,20 @@ _NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
 _WORD = re.compile("[a-z]{5}")
 
 
-@dataclass
-class TweetGames:
+class TweetGames(NamedTuple):
     """Games read from tweets, and why other tweets were left out; see :func:`read_tweets`."""
 
-    games: list[tuple[str, list[int]]] = field(default_factory=list)
+    games: list[tuple[str, list[int]]]
     """For each game the answer, and a code for the five colours of each guess (see :func:`feedback_code`)."""
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Number of tweets left out, by reason."""
-    examples: dict[str, list[int]] = field(default_factory=dict)
-    """For each reason the lines of the file where its first tweets begin, counted from one."""
-
-    def add(self, line: int, game: tuple[str, list[int]] | str) -> None:
-        """Add a game, or the reason for which the tweet that begins in this line is left out."""
-        if isinstance(game, str):
-            self.left_out[game] += 1
-            self.examples[game] = [*self.examples.get(game, ()), line][:_NAMED]
-        else:
-            self.games.append(game)
+    left_out: dict[str, list[int]]
+    """The lines of the file where tweets that were left out begin, counted from one, by reason."""
 
     def report(self) -> str:
         """Numbers of games and of tweets left out, a line for each reason, the most frequent first."""
-        lines = [f"{len(self.games)} games, {self.left_out.total()} tweets left out"]
-        for reason, number in sorted(self.left_out.items(), key=lambda pair: (-pair[1], pair[0])):
-            places = ", ".join(map(str, self.examples[reason])) + ", ..." * (number > _NAMED)
-            lines.append(f"{number}: {reason} (line {places})")
+        lines = [f"{len(self.games)} games, {sum(map(len, self.left_out.values()))} tweets left out"]
+        for reason, places in sorted(self.left_out.items(), key=lambda item: (-len(item[1]), item[0])):
+            named = ", ".join(map(str, places[:_NAMED])) + ", ..." * (len(places) > _NAMED)
+            lines.append(f"{len(places)}: {reason} (line {named})")
         return "\n".join(lines)
 
 
@@ -117,8 +104,6 @@ def read_tweets(
     path: str | os.PathLike[str],
     *,
     answers: Mapping[int, str] | str | os.PathLike[str] = PUZZLES,
-    unfinished: Literal["drop", "keep"] = "drop",
-    progress: bool = False,
 ) -> TweetGames:
     r"""Read tweeted games from a CSV file: the puzzle's number is the first column, the tweet's text the last.
 
@@ -132,8 +117,6 @@ def read_tweets(
         path: the file.
         answers: the answers by puzzle number, as a mapping or a file for :func:`load_answers`; default
             :data:`PUZZLES`.
-        unfinished: ``"keep"`` keeps games of fewer than six guesses without the solution, as the paper's code does.
-        progress: show a progress bar.
 
     Returns:
         The :class:`TweetGames`.
@@ -154,36 +137,37 @@ def read_tweets(
         1 games, 1 tweets left out
         1: no line of tiles (line 5)
     """
-    check_options(unfinished=(unfinished, ("drop", "keep")))
     table = answers if isinstance(answers, Mapping) else load_answers(answers)
-    path, tweets = Path(path), TweetGames()
-    records = read_csv_records(path, ragged=True)
-    for record in tqdm(records, unit="tweet", disable=not progress):
-        if record.error:
-            tweets.add(record.line, record.error.partition(" (")[0])
-        elif record.line > 1 or _is_number(record.fields[0]):  # otherwise a header
-            tweets.add(record.line, _game(record.fields, table, keep_unfinished=unfinished == "keep"))
-    return tweets
+    games, left_out = [], defaultdict[str, list[int]](list)
+    for record in read_csv_records(Path(path), ragged=True):
+        if record.line == 1 and not record.error and not _is_number(record.fields[0]):
+            continue  # a header
+        game = record.error.partition(" (")[0] if record.error else _game(record.fields, table)
+        if isinstance(game, str):
+            left_out[game].append(record.line)
+        else:
+            games.append(game)
+    return TweetGames(games, dict(left_out))
 
 
 def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def _game(fields: Sequence[str], answers: Mapping[int, str], *, keep_unfinished: bool) -> tuple[str, list[int]] | str:
+def _game(fields: Sequence[str], answers: Mapping[int, str]) -> tuple[str, list[int]] | str:
     """The answer and the codes of the guesses of a tweet, or why there are none."""
     if len(fields) < 2:
         return "fewer than two columns"
     if not _is_number(fields[0]):
         return "no puzzle number"
-    codes = grid(fields[-1].splitlines(), keep_unfinished=keep_unfinished)
+    codes = grid(fields[-1].splitlines())
     if isinstance(codes, str):
         return codes
     answer = answers.get(int(fields[0]))
     return "puzzle without a known answer" if answer is None else (answer, codes)
 
 
-def grid(lines: Sequence[str], *, keep_unfinished: bool = False) -> list[int] | str:
+def grid(lines: Sequence[str]) -> list[int] | str:
     """The codes of the guesses in the lines of a tweet, or the reason why they are not those of one game."""
     colours = [tile_colours(line) for line in lines]
     blocks = [[row or "" for row in block] for tiles, block in groupby(colours, key=bool) if tiles]
@@ -199,11 +183,10 @@ def grid(lines: Sequence[str], *, keep_unfinished: bool = False) -> list[int] | 
         return "more than six guesses"
     if SOLVED in codes[:-1]:
         return "guesses after the solution"
-    if not solved and len(codes) < TRIES and not keep_unfinished:
+    if not solved and len(codes) < TRIES:
         return "unfinished"
     scores = _SCORE.findall("\n".join(lines[: [row is not None for row in colours].index(True)]))
-    lost = len(codes) == TRIES and not solved
-    if scores and not (lost if scores[-1] in "Xx" else solved and len(codes) == int(scores[-1])):
+    if scores and scores[-1].upper() != (str(len(codes)) if solved else "X"):
         return "rows that do not match the score"
     return codes
 
@@ -283,26 +266,25 @@ class HumanGames(EpisodeSampler):
         self._codes = torch.tensor([[*codes, *[_NONE] * (TRIES - len(codes))] for _, codes in self.games])
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, rules: Rules | None = None, true_word: bool = False) -> HumanGames:
+    def read(cls, path: str | os.PathLike[str], *, true_word: bool = False) -> HumanGames:
         """Read a JSON file that :meth:`write` or the ILQL paper's code wrote.
 
         Args:
             path: the file: ``{"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess,
-                ...]}}}`` with colours such as ``<b><y><b><b><g>``. The words of the transitions may be hidden.
-            rules: the rules of the colours; by default found from the transitions.
+                ...]}}}`` with colours such as ``<b><y><b><b><g>``. The words of the transitions may be hidden. Without
+                an entry ``rules`` they are found from the transitions.
             true_word: see :class:`HumanGames`.
 
         Raises:
             FileError: the file holds something else, or colours that the rules do not give.
         """
         path = Path(path)
+        text = read_text(path, remedy=_REMEDY)
         try:
-            file = _File.model_validate_json(read_text(path, remedy=_REMEDY))
+            file = _File.model_validate_json(text)
             words = load_words(list(file.transitions))
             every = (guess for by_code in file.transitions.values() for some in by_code.values() for guess in some)
             guesses = load_words(list(dict.fromkeys(every)))
-        except FileError:
-            raise
         except ValueError as error:
             raise FileError(path, f"holds something else ({one_line(error)})", _REMEDY) from error
         place = {guess: index for index, guess in enumerate(guesses)}
@@ -311,12 +293,11 @@ class HumanGames(EpisodeSampler):
             for colours, some in by_colours.items():
                 row[[place[guess] for guess in some]] = CODE_OF_SYMBOLS[colours]
         games = [(answer, [CODE_OF_SYMBOLS[colours] for colours in played]) for answer, played in file.games]
-        named = file.rules if rules is None else rules
-        for found in get_args(Rules) if named is None else (named,):
-            given = feedback_table(WordIndex(guesses).letters, WordIndex(words).letters, found).T
+        for rules in get_args(Rules) if file.rules is None else (file.rules,):
+            given = feedback_table(WordIndex(guesses).letters, WordIndex(words).letters, rules).T
             wrong = (table != _NO_GUESS) & (table != given)
             if not wrong.any():
-                human = cls(games, words, rules=found, true_word=true_word)
+                human = cls(games, words, rules=rules, true_word=true_word)
                 human._draw_from(guesses, table)
                 return human
         word, guess = wrong.nonzero()[0].tolist()
@@ -367,7 +348,7 @@ class HumanGames(EpisodeSampler):
             word[missing] = torch.randint(len(self.words), (len(missing),), generator=random)
             if self.true_word:
                 word[missing] = self._answer[game[missing]]
-            missing = missing[~self._fits(game[missing], word[missing])]
+            missing = missing[~self._fits(self._codes[game[missing]], word[missing])]
             if not len(missing):
                 break
             if draw >= _DRAWS and len(missing) == n:
@@ -381,23 +362,19 @@ class HumanGames(EpisodeSampler):
         letters = torch.where(played[..., None], self._letters[guess], 0)
         return rows_of_turns(letters, colours_of_codes()[codes], played.sum(-1))
 
-    def _fits(self, game: Tensor, word: Tensor) -> Tensor:
-        """Whether each game has guesses for each of its colours with this hidden word, bool ``[N]``."""
-        codes = self._codes[game]
-        number = self._number[word.clamp_min(0)[:, None], codes.clamp_min(0)]
+    def _fits(self, codes: Tensor, word: Tensor) -> Tensor:
+        """Whether there are guesses for all ``codes``, int64 ``[..., 6]``, of a game with a hidden word ``[...]``."""
+        number = self._number[word.clamp_min(0)[..., None], codes.clamp_min(0)]
         return ((number > 0) | (codes == _NONE)).all(-1) & (word >= 0)
 
     def impossible(self) -> int:
         """Number of games that can never be drawn: with no hidden word (or not with the true one) they can be refit."""
         if self.true_word:
-            return int((~self._fits(torch.arange(len(self.games)), self._answer)).sum())
+            return int((~self._fits(self._codes, self._answer)).sum())
         every, number = self._codes.unique(dim=0, return_counts=True)
-        lost = 0
-        for codes, times in zip(every.split(64), number.split(64), strict=True):
-            guesses = self._number[:, codes.clamp_min(0)]  # [W, 64, 6]
-            can = ((guesses > 0) | (codes == _NONE)).all(-1).any(0)
-            lost += int(times[~can].sum())
-        return lost
+        words = torch.arange(len(self.words))[:, None]
+        can = torch.cat([self._fits(codes, words).any(0) for codes in every.split(64)])
+        return int(number[~can].sum())
 
     def notes(self) -> dict[str, Any]:
         """See ``EpisodeSampler.notes``; the digest changes with any game, guess or colouring."""
