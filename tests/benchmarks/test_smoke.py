@@ -11,7 +11,8 @@ from tests.processes import run
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", command.NAMES)
-def test_a_smoke_run(name):
+def test_a_smoke_run(name, pytestconfig, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("games")))  # TextWorld's are built once
     before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
     program = run("-m", "benchmarks", "--smoke", "--device", "cpu", name)
     assert program.returncode == 0, program.stdout + program.stderr

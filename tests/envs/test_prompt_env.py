@@ -91,7 +91,7 @@ def test_wrong_rewards(rewards, reason):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"features": shown}, "features") for shown in ([[[1.0]]], [[[1.0]]] * 3 + [[[1.0, 2.0]]], [[1.0]] * 4)),
+        *(({"features": shown}, "features") for shown in ([[[1.0]]], [[1.0]] * 4)),
         *(({"prompts": prompts}, "prompts") for prompts in ([], [1])),
     ],
 )

@@ -202,13 +202,15 @@ def test_every_row_that_is_played_is_accepted(registered):
     ("row", "message"),
     [
         ("", "are empty"),
-        ("<s>0</s>r</a>1</s>r</a>2</s></eod>", "Row 0 .* has ended"),
+        ("<s>0</s>r</a>1</s>r</a>2</s></eod>", "they have ended"),
         ("<s>0</s>l</a>0</s>l</a>0</s>", "no room or no turn left"),
-        ("<s>0</s>r", "ends inside an utterance"),
-        ("<s>0", "ends inside a text"),
-        ("<s>2</s>", "must lie before the goal"),
-        ("<s></s></s>", "at position 0"),
-        ("<s>0</s>r</a>1<s>", "at position 5"),
+        ("<s>0</s>r", "end inside an utterance"),
+        ("<s>0", "end inside a text"),
+        ("<s>2</s>", r"place must lie in \[0, 2\)"),
+        ("<s></s></s>", "an order of tokens"),
+        ("<s>0</s>r</a>1<s>", "inside a text"),
+        ("<s>0</s>r</a>1<s></s>", "an order of tokens"),
+        ("<s>0</s>0</s>", "an order of tokens"),
     ],
 )
 def test_the_error_says_what_is_wrong_with_a_row(row, message):

@@ -78,15 +78,12 @@ def check_language_env(
 
     Raises:
         LanguageEnvError: a rule is broken. It is an ``AssertionError`` whose ``rule`` is the name in the table.
-        TypeError: ``env`` has no tokenizer.
 
     Examples:
         >>> from torchrl_lang.envs import check_language_env
         >>> from torchrl_lang.envs.games import CorridorEnv
         >>> check_language_env(CorridorEnv(batch_size=[3]), lambda n: CorridorEnv(batch_size=[n]), utterances="lr")
     """
-    if not hasattr(env, "tokenizer"):
-        raise TypeError(f"check_language_env takes a LanguageEnv or a TokenEnv, got {type(env).__name__}.")
     on_gpu = env.device is not None and env.device.type == "cuda"
     with torch.random.fork_rng(devices=[env.device] if on_gpu else []):
         try:

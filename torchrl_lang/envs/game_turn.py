@@ -118,16 +118,13 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
 
 def read_features(given: Any, place: GamePlace, size: tuple[int, int]) -> Tensor:
     """The features of a game, float32 ``[n, F]`` with ``n`` up to ``P``, on the CPU."""
-    try:
-        features = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{place} shows {shorten(given)} as its features: set game.features to numbers.") from error
+    features = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
     if not features.numel():  # a game may show none
         return torch.zeros(0, size[1])
     shape, finite = tuple(features.shape), bool(features.isfinite().all())
     if not finite or features.ndim != 2 or shape[0] > size[0] or shape[1] != size[1]:
-        found = f"shape {shape}" if finite else "numbers that are not finite"
-        raise ValueError(f"{place} shows features of {found}, expected up to {size[0]} vectors of {size[1]} numbers.")
+        found = f"{place} shows features of shape {shape}" + ", not all of them finite" * (not finite)
+        raise ValueError(f"{found}, expected up to {size[0]} vectors of {size[1]} numbers.")
     return features
 
 

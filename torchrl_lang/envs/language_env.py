@@ -95,12 +95,12 @@ class LanguageEnv(SeededEnv):
         **options: Unpack[EnvOptions],
     ) -> None:
         super().__init__(**options)
-        check_options(action_length=(action_length, 1))
+        least = shortest_opening(tokenizer) + action_length + 1
+        check_options(action_length=(action_length, 1), row_length=(row_length, least))
         check_given(max_turns=(max_turns, 1))
-        check_options(row_length=(row_length, shortest_opening(tokenizer) + action_length + 1))
         self.tokenizer, self.row_length = tokenizer, row_length
         self.action_length, self.max_turns = action_length, max_turns
-        self._rows: GrowingRows | None = None
+        self._rows: GrowingRows | None
         self._task: TaskState
         self._turns: Tensor
         self._make_specs()
@@ -156,14 +156,6 @@ class LanguageEnv(SeededEnv):
         rows = row_specs(vocabulary, batch, self.row_length, device)
         action = token_ids(vocabulary, batch, self.action_length, device=device)
         self._set_specs({**rows, **self._task_observation_spec()}, action)
-
-    def _drop_rows(self) -> None:
-        self._rows = None
-
-    def _begun(self) -> GrowingRows:
-        if self._rows is None:
-            raise RuntimeError(f"{type(self).__name__} was used before its first reset: call reset() first.")
-        return self._rows
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
@@ -226,7 +218,7 @@ class LanguageEnv(SeededEnv):
     ) -> TensorDictBase:
         tensordict = merge_keywords(self, self._reset_entries, tensordict, kwargs, set_state=set_state)
         options = None if tensordict is None else tensordict.reshape(self._n)
-        fresh = self._rows_to_reset(options, begun=self._rows is not None)
+        fresh = self._rows_to_reset(options)
         given = None
         if set_state and options is not None:
             widths = (self.row_length, self.action_length)
@@ -262,24 +254,7 @@ class LanguageEnv(SeededEnv):
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)
         else:
-            if self._rows is None or not self._rows.writable:
-                self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
-            else:
-                self._rows.restart_(rows)
+            self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
             self._turns = turns
-
-    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset the rows that are done, as TorchRL does, without its merge: a reset returns the other rows as well."""
-        if not self.any_done(tensordict):
-            return tensordict
-        fresh = tensordict.get("_reset")
-        out = self._reset(TensorDict({"_reset": fresh}, batch_size=self.batch_size, device=self.device))
-        tensordict.pop("_reset")
-        others = tensordict.exclude(*out.keys())
-        if not (others.is_empty() or fresh.all()):
-            # As in TorchRL: entries of others are set to zero, unless all rows are reset.
-            go_on = ~fresh.reshape(self.batch_size)
-            tensordict.update(others.where(go_on, other=others.empty(), pad=0))
-        return tensordict.update(out)

@@ -71,9 +71,8 @@ class PromptEnv(TextGameEnv):
         if features is not None:
             self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
             shapes = [tuple(one.shape) for one in self._of_prompts]
-            if len(shapes) != len(self.prompts) or {*map(len, shapes)} != {2} or len({F for _, F in shapes}) != 1:
-                found = f"got {len(shapes)} of the shapes {list(dict.fromkeys(shapes))[:5]}"
-                raise ValueError(f"features are [n, F], of one F, for each of {len(self.prompts)} prompts, {found}.")
+            if len(shapes) != len(self.prompts) or {*map(len, shapes)} != {2}:
+                raise ValueError(f"features are [n, F] for each of {len(self.prompts)} prompts, got {shapes[:5]}, ...")
             size = (max(n for n, _ in shapes), shapes[0][1])
         no_game: Any = lambda: None  # noqa: E731 (there are no game objects)
         super().__init__(no_game, tokenizer, features=size, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,6 +49,14 @@ def merge_keywords(
     return TensorDict(found, batch, device=env.device) if given else tensordict
 
 
+def in_range(name: str, value: Tensor, fresh: Tensor, below: int) -> Tensor:
+    """``value``, int64 ``[N]``, where ``fresh`` (bool ``[N]``), 0 elsewhere; all of it must lie in ``[0, below)``."""
+    value = torch.where(fresh, value, 0)
+    if ((value < 0) | (value >= below)).any():
+        raise ValueError(f"{name} must lie in [0, {below}), got {value.tolist()}.")
+    return value
+
+
 def count_turns(rows: Rows, control: ControlTokens) -> Tensor:
     """Number of utterances of each row, int64 ``[N]``: each has one end-of-action token."""
     return utterance_ends(rows.tokens, rows.attention_mask, rows.agent_mask, control.end_of_action).sum(-1)
@@ -81,55 +88,59 @@ def rows_to_continue(
     control = tokenizer.control
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
-    refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
-    _match_order(rows, fresh, control)
+    full = rows.length + action_length + 1 > row_length
+    if max_turns is not None:
+        full = full | (count_turns(rows, control) >= max_turns)
+    faults = _faults_of_order(rows, control)
     if isinstance(tokenizer, ChatTokenizer):
         prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)
         place = rows.length[:, None] - len(prompt) + torch.arange(len(prompt), device=tokens.device)
         at_prompt = (tokens.gather(-1, place.clamp_min(0)) == prompt).all(-1) & (place >= 0).all(-1)
-        refuse(fresh & ~at_prompt, "do not end with the generation prompt", "they have ended, or end inside a text")
-    full = rows.length + action_length + 1 > row_length
-    if max_turns is not None:
-        full = full | (count_turns(rows, control) >= max_turns)
-    refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
+        faults.append((~at_prompt, "do not end with the generation prompt: they have ended, or end inside a text"))
+    faults.append((full, "have no room or no turn left for another utterance: reset them without set_state"))
+    refuse(fresh, *faults)
     return rows
 
 
-def refuse(bad: Tensor, what: str, advice: str) -> None:
-    """Raise ValueError if rows are ``bad``, bool ``[N]``."""
-    if bad.any():
-        raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} cannot be continued, they {what}: {advice}.")
+def refuse(rows: Tensor, *faults: tuple[Tensor, str]) -> None:
+    """Raise ValueError if some of the ``rows``, bool ``[N]``, have one of the faults, bool ``[N]`` with its words."""
+    for has, words in faults:
+        if (rows & has).any():
+            raise ValueError(f"Rows {(rows & has).nonzero().flatten().tolist()} cannot be continued, they {words}.")
 
 
-# The orders of tokens that environments write, by a letter for the role of each: s begin_state, r a text of the
-# environment, z end_of_state, a begin_action, x tokens of the agent, e its end_of_action, c one of the environment,
-# which it adds to an utterance without one, d end_of_dialogue, p padding. In chats texts may contain c.
-_TURNS = re.compile(rb"(?:sr+z|a)(?:(?:x*e|x+c)(?:r+z)?)*")
-_CHAT = re.compile(rb"(?:[rc]|x*e|x+c)*")
-_ENDS = {
-    rb"d": "it has ended: reset it without set_state",
-    rb"x+": "it ends inside an utterance: finish it with end_of_action, or use TokenEnv",
-    rb"sr*|r+": "it ends inside a text of the environment: finish it with end_of_state",
-}
+# The roles of tokens in rows, and those that may follow each in what environments write: ^ the beginning of the row,
+# s begin_state, r a text of the environment, z end_of_state, a begin_action, x tokens of the agent, e its
+# end_of_action, c one of the environment, which it adds to an utterance without one, d end_of_dialogue, p padding. In
+# chats texts may contain c.
+_ROLES = "^srzaxecdp"
+_FOLLOW = {"^": "sa", "s": "r", "r": "rz", "z": "xe", "a": "xe", "x": "xec", "e": "xer", "c": "xer"}
+_FOLLOW_IN_CHATS = {"x": "xec", **dict.fromkeys("^rec", "rxec")}
 
 
-def _match_order(rows: Rows, fresh: Tensor, control: ControlTokens) -> None:
-    """Raise unless environments could have written the ``fresh`` rows (bool ``[N]``) and would continue them."""
-    tokens, agent = rows.tokens, rows.agent_mask
-    roles = torch.full_like(tokens, ord("r"), dtype=torch.uint8)
+def _faults_of_order(rows: Rows, control: ControlTokens) -> list[tuple[Tensor, str]]:
+    """What environments could not have written, or would not continue, bool ``[N]``, and its words."""
+    tokens, agent, at = rows.tokens, rows.agent_mask, _ROLES.index
+    roles = torch.full_like(tokens, at("r"))
     marks = {"c": control.end_of_action}
     if control.marks_turns:
         marks |= {"s": control.begin_state, "a": control.begin_action, "z": control.end_of_state}
         marks |= {"d": control.end_of_dialogue}
     for role, token in marks.items():
-        roles = torch.where(tokens == token, ord(role), roles)
-    roles = torch.where(agent, torch.where(tokens == control.end_of_action, ord("e"), ord("x")), roles)
-    table = torch.where((tokens == control.pad) & (agent | control.marks_turns), ord("p"), roles).byte().cpu().numpy()
-    for row, length in zip(fresh.nonzero().flatten().tolist(), rows.length[fresh].tolist(), strict=True):
-        order = table[row, :length].tobytes()
-        turns = (_TURNS if control.marks_turns else _CHAT).match(order)
-        position = turns.end() if turns else 0
-        if position < length:
-            other = f"at position {position} it has an order of tokens that no environment writes"
-            found = (end for pattern, end in _ENDS.items() if re.fullmatch(pattern, order[position:]))
-            raise ValueError(f"Row {row} cannot be continued: {next(found, other)}.")
+        roles = torch.where(tokens == token, at(role), roles)
+    roles = torch.where(agent, torch.where(tokens == control.end_of_action, at("e"), at("x")), roles)
+    roles = torch.where((tokens == control.pad) & (agent | control.marks_turns), at("p"), roles)
+    follow = torch.zeros(len(_ROLES), len(_ROLES), dtype=torch.bool, device=tokens.device)
+    for before, after in (_FOLLOW if control.marks_turns else _FOLLOW_IN_CHATS).items():
+        follow[at(before), [at(role) for role in after]] = True
+    before = torch.nn.functional.pad(roles[:, :-1], (1, 0), value=at("^"))
+    wrong = (rows.attention_mask & ~follow[before, roles]).any(-1)
+    last = roles.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
+    in_text = (last == at("s")) | (last == at("r")) & control.marks_turns
+    return [
+        (rows.length == 0, "are empty: a row begins with begin_state or begin_action"),
+        (last == at("d"), "have ended: reset them without set_state"),
+        (last == at("x"), "end inside an utterance: finish it with end_of_action, or use TokenEnv"),
+        (in_text, "end inside a text of the environment: finish it with end_of_state"),
+        (wrong, "have an order of tokens that no environment writes"),
+    ]

@@ -142,14 +142,12 @@ class GrowingRows:
 
     def __init__(self, rows: Rows, width: int, pad: int = 0) -> None:
         # The spare column after each row is written and never read.
-        shape, self._fill, self.width = (rows.tokens.shape[0], width + 1), (pad, False, 0.0), width
-        self._wide = tuple(entry.new_empty(shape) for entry in rows[:3])
-        self.restart_(rows)
-
-    @property
-    def writable(self) -> bool:
-        """Whether this memory can be written: memory allocated in inference mode cannot be written outside it."""
-        return torch.is_inference_mode_enabled() or not any(entry.is_inference() for entry in self._wide)
+        self._fill, self.width = (pad, False, 0.0), width
+        self._wide = tuple(
+            torch.nn.functional.pad(entry, (0, width + 1 - entry.shape[1]), value=fill)
+            for entry, fill in zip(rows[:3], self._fill, strict=True)
+        )
+        self._length = rows.length.clone()
 
     @property
     def rows(self) -> Rows:
@@ -160,13 +158,6 @@ class GrowingRows:
     def at(self, index: Tensor) -> Rows:
         """A copy of the rows ``index``, int64 ``[M]``."""
         return Rows(*(entry.index_select(0, index) for entry in self.rows))
-
-    def restart_(self, rows: Rows) -> None:
-        """Replace all rows by others, which may be narrower."""
-        self._length = rows.length.clone()
-        for mine, given, fill in zip(self._wide, rows[:3], self._fill, strict=True):
-            mine.fill_(fill)
-            mine[:, : given.shape[1]] = given
 
     def replace_(self, mask: Tensor, rows: Rows) -> None:
         """Replace the rows where ``mask``, bool ``[N]``, by others, which may be narrower."""

@@ -47,6 +47,8 @@ class SeededEnv(EnvBase):
     Call :meth:`_set_specs` in the subclass's ``__init__``.
     """
 
+    _rows: Any = None
+    """The current episodes; None before the first reset and on another device."""
     _terminated: Tensor
     _truncated: Tensor
 
@@ -78,11 +80,11 @@ class SeededEnv(EnvBase):
         live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
         return live if mask is None else live & mask
 
-    def _rows_to_reset(self, tensordict: TensorDictBase | None, *, begun: bool) -> Tensor:
+    def _rows_to_reset(self, tensordict: TensorDictBase | None) -> Tensor:
         """The rows of a ``"_reset"`` mask, all without one, bool ``[N]``."""
         mask = read_mask("_reset", tensordict, self._n)
         fresh = torch.ones(self._n, dtype=torch.bool, device=self.device) if mask is None else mask
-        if not begun and not fresh.all():
+        if self._rows is None and not fresh.all():
             raise RuntimeError(f"The first reset of {type(self).__name__} must reset every row: omit '_reset'.")
         return fresh
 
@@ -103,11 +105,13 @@ class SeededEnv(EnvBase):
         super().to(device)
         if self.device != before:
             self._key, self._episode = self._key.to(self.device), self._episode.to(self.device)
-            self._drop_rows()
+            self._rows = None
         return self
 
-    def _drop_rows(self) -> None:
-        """Drop the current episodes, which are on another device."""
+    def _begun(self) -> Any:
+        if self._rows is None:
+            raise RuntimeError(f"{type(self).__name__} was used before its first reset: call reset() first.")
+        return self._rows
 
 
 def flags(batch: torch.Size, n: int, device: torch.device | None) -> Binary:

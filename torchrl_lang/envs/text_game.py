@@ -234,7 +234,7 @@ class TextGameEnv(LanguageEnv):
 
     def _features(self, place: GamePlace) -> Any:
         """The features of a game that has begun, for environments with ``features``."""
-        return getattr(self._games[place.row], "features", None)
+        return self._games[place.row].features
 
     def _shown(self, places: Mapping[int, GamePlace]) -> TaskState:
         """The features of the games that have begun in some rows; zeros in the others."""
@@ -279,7 +279,7 @@ class TextGameEnv(LanguageEnv):
     def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
         """Ids of an opening that leaves room for an utterance, and whether a part of it was cut."""
         chat = self.tokenizer if isinstance(self.tokenizer, ChatTokenizer) else None
-        encode = chat.encode_opening if chat else self._encode
+        encode = chat.encode_opening if chat else self.tokenizer.encode
         ids = self._encode_or_lose(encode, text, place)
         if ids is None:
             return chat.encode_opening("") if chat else [], True
@@ -292,7 +292,7 @@ class TextGameEnv(LanguageEnv):
 
     def _fit_reply(self, turn: GameTurn, place: GamePlace, room: int) -> tuple[list[int], bool]:
         """Ids of a reply, and whether it was dropped. Replies longer than the row are cut when the row is written."""
-        encode = self._encode
+        encode = self.tokenizer.encode
         if isinstance(self.tokenizer, ChatTokenizer):
             is_tool = isinstance(turn.text, ToolText) and "assistant>tool" in self.tokenizer.row_format.joins
             role = "tool" if is_tool else "user"
@@ -328,9 +328,6 @@ class TextGameEnv(LanguageEnv):
                 f"{remedy}; on_bad_text='raise' raises an error instead.",
                 stacklevel=2,
             )
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
 
     def _read(self, ids: list[int]) -> str:
         """The game's form of an utterance."""

@@ -63,7 +63,7 @@ class TokenEnv(EnvBase):
         super().__init__(device=env.device, batch_size=env.batch_size)
         self.env, self.tokenizer, self.row_length = env, env.tokenizer, env.row_length
         self._n = env.batch_size.numel()
-        self._pending: Tensor | None = None
+        self._pending: Tensor
         self._written: Tensor
         self.observation_spec = env.observation_spec.clone()
         self.action_spec = token_ids(env.tokenizer.vocab_size, env.batch_size, device=env.device)
@@ -75,12 +75,8 @@ class TokenEnv(EnvBase):
 
     def to(self, device: torch.device | str | int) -> TokenEnv:
         """Move to a device. Moving to another device drops the current rows: call ``reset`` next."""
-        before = self.device
         self.env.to(device)
-        super().to(device)
-        if self.device != before:
-            self._pending = None
-        return self
+        return super().to(device)
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
@@ -90,22 +86,21 @@ class TokenEnv(EnvBase):
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
         tensordict = merge_keywords(self.env, self.env._reset_entries, tensordict, kwargs, set_state=set_state)
-        fresh = read_mask("_reset", tensordict, self._n)
+        fresh, begun = read_mask("_reset", tensordict, self._n), self.env._rows is not None
         shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
         pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
         written = torch.zeros_like(pending[:, 0])
         if set_state and tensordict is not None:
             tensordict, pending, written = self._split(tensordict, pending)
         out = self.env._reset(tensordict, set_state=set_state)
-        if self._pending is not None and fresh is not None:
+        if begun and fresh is not None:
             pending = where_rows(fresh, pending, self._pending)
             written = where_rows(fresh, written, self._written)
         self._pending, self._written = pending, written
         return self._observe(out)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self._pending is None:
-            raise RuntimeError("TokenEnv was stepped before its first reset: call reset() first.")
+        self.env._begun()
         control = self.tokenizer.control
         token = read_action("TokenEnv.step()", tensordict, tuple(self.batch_size)).reshape(self._n)
         is_end = (token < 0) | (token >= self.tokenizer.vocab_size) | (token == control.pad)
@@ -134,7 +129,8 @@ class TokenEnv(EnvBase):
         begin = torch.where(boundary, position + 1, 0).amax(-1, keepdim=True)
         tail = real & (position >= begin)
         written = tail.sum(-1)
-        refuse(written >= self.env.action_length, "end in an utterance without room for another token", "finish it")
+        full = written >= self.env.action_length
+        refuse(written > 0, (full, "end in an utterance without room for another token: finish it"))
         slot = torch.arange(self.env.action_length, device=tokens.device)
         is_pending = slot < written[:, None]
         source = (begin + slot).clamp_max(tokens.shape[-1] - 1)
@@ -148,7 +144,6 @@ class TokenEnv(EnvBase):
         """The observation of ``env`` with the unfinished utterances appended."""
         self._done = out.get(DONE).reshape(self._n).clone()
         tokens, real, agent, _ = (out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS)
-        assert self._pending is not None
         slot = torch.arange(self.env.action_length, device=tokens.device)
         is_pending = slot < self._written[:, None]
         # A spare column, which is dropped, takes what is not pending.

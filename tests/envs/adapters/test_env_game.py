@@ -102,5 +102,5 @@ def test_a_game_that_breaks_its_contract_is_an_error():
 def test_names_and_rows_that_cannot_be():
     with pytest.raises(ValueError, match="method"):
         trl_environment(Count, method="reset")
-    with pytest.raises(ValueError, match="integer seed"):
+    with pytest.raises(TypeError, match="integer"):
         trl_environment(Count)().reset(seed="1")

@@ -112,5 +112,5 @@ def test_servers_that_are_slow_or_gone():
         game.close()
     with pytest.raises(ConnectionError, match=r"No OpenEnv server answers at ws://127\.0"):
         game.reset(0)
-    with pytest.raises(ConnectionError, match="localhost:8000/ws: .*isn't a valid URI"):
+    with pytest.raises(ConnectionError, match="localhost:8000/ws isn't a valid URI"):
         OpenEnvGame("localhost:8000", observe="text", act="guess").reset(0)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.random_walks import (
@@ -14,7 +15,6 @@ from torchrl_lang.envs.random_walks import (
     random_graph,
     walk_optimality,
 )
-from torchrl_lang.envs.random_walks.env import optimality
 from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
 
 # 3 -> 2 -> 1 -> 0 with a short cut 3 -> 1, and a detour 2 -> 3; node 4 leads to 3, nothing leads to 4.
@@ -128,10 +128,20 @@ def test_random_walks_take_every_edge_equally_often_and_no_other():
     assert abs(counts[1].item() - 2000) < 4 * 32  # four standard deviations
 
 
+def walks(starts, moves):
+    """Rows of walks from nodes of GRAPH that took as many moves, and arrived unless they took nine."""
+    moves = torch.as_tensor(moves)
+    rewards = torch.stack([torch.zeros(len(moves)), -moves.float()], -1)
+    tokens = torch.tensor([[0, start] for start in starts])
+    masks = {key: torch.ones(tokens.shape, dtype=torch.bool) for key in ("attention_mask", "agent_mask")}
+    ended = moves[:, None] < 9
+    return TensorDict(tokens=tokens, token_reward=rewards, terminated=ended, **masks, batch_size=[len(moves)])
+
+
 def test_optimality_is_that_of_trlx():
     """(10 nodes at most - nodes of the walk) / (10 - nodes of the shortest path), as its example counts them."""
-    nodes, best = torch.tensor([3, 7, 10, 10]), torch.tensor([3, 3, 4, 2])  # the last one never arrived
-    assert torch.equal(optimality(nodes - 1, best - 1, 9), (10 - nodes) / (10 - best))
+    nodes, best = torch.tensor([3, 7, 9, 10]), torch.tensor([3, 3, 4, 2])  # the last one never arrived
+    assert torch.equal(walk_optimality(walks([3, 2, 4, 1], nodes - 1), GRAPH, 9), (10 - nodes) / (10 - best))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +153,7 @@ def test_optimality_is_that_of_trlx():
         (lambda: random_graph(5, out_degree=5), "out_degree"),
         (lambda: random_graph(1), "nodes"),
         (lambda: random_graph(9, edge_probability=0.0), "edge_probability"),
-        (lambda: optimality(torch.tensor([9]), torch.tensor([9]), 9), "max_moves=9"),
+        (lambda: walk_optimality(walks([4], [3]), GRAPH, 3), "max_moves=3"),
         (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), "goal"),
         (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "max_turns"),
     ],

@@ -70,18 +70,10 @@ def reused_engines():
 
 
 @pytest.fixture(autouse=True)
-def engines_are_forked(request):
-    """Except for tests that ask for the engine's own script."""
-    if "script" in request.fixturenames:
+def engines_are_forked():
+    """The engine's own script is started by other programs than pytest."""
+    with forked():
         yield
-    else:
-        with forked():
-            yield
-
-
-@pytest.fixture
-def script():
-    """Processes of the engine are started as they always are outside these tests."""
 
 
 def pids_of(pool):

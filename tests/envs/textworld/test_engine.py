@@ -23,7 +23,7 @@ from .conftest import COIN, alive, engines, gone, pids_of
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 
-def test_processes_start_late_and_end_on_close(script, make_env):
+def test_processes_start_late_and_end_on_close(make_env):
     env = make_env(batch_size=[3], workers=2)
     assert pids_of(env.pool) == engines() == []
     env.reset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,24 +39,28 @@ def test_a_game_that_cannot_be_built_is_named(tmp_path):
     assert engines() == []
 
 
-def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, games, tmp_path):
+def test_two_build_one_game_in_one_folder_after_one_that_was_killed(games, tmp_path):
     """Where the game can be seen it is whole; nothing half-built is left for those who come later."""
     spec = SPECS["coin"]
-    job = {"path": str(tmp_path / f"{spec.name}.z8"), "kind": spec.kind, "seed": spec.seed}
+    path = tmp_path / f"{spec.name}.z8"
+    job = {"path": str(path), "kind": spec.kind, "seed": spec.seed, "options": dict(spec.options)}
     with forked():
-        killed = EngineProcess()
-    killed.ask([{"options": dict(spec.options), **job}])
+        killed, *both = (EngineProcess() for _ in range(3))
+    killed.ask([job])
     until = time.monotonic() + 60
     while not list(tmp_path.glob(".building-*/*.ni")) and time.monotonic() < until:
         time.sleep(0.005)
     killed.end()
     assert list(tmp_path.glob(".building-*"))
-    assert not list(tmp_path.glob("*.z8"))
-    with ThreadPoolExecutor(2) as threads:
-        said = list(threads.map(lambda _: build_games([spec, spec], tmp_path), range(2)))
-    (game,) = tmp_path.glob("*.z8")
-    assert said == [[game, game]] * 2
-    assert game.with_suffix(".json").exists()
+    assert not path.exists()
+    for process in both:
+        process.ask([job])
+    told = [process.answers(60.0)[0] for process in both]
+    for process in both:
+        process.end()
+    assert sorted(each["built"] for each in told) == [False, True]
+    assert build_games([spec, spec], tmp_path) == [path] * 2
+    assert path.with_suffix(".json").exists()
     assert not list(tmp_path.glob(".building-*"))
     assert engines() == []
-    assert game.read_bytes() == games["coin"].read_bytes()  # the same specification gives the same file
+    assert path.read_bytes() == games["coin"].read_bytes()  # the same specification gives the same file

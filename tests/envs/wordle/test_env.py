@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 
-from tests.envs.wordle.helpers import SYMBOL, action, letters, play, text
+from tests.envs.wordle.helpers import SYMBOL, letters, play, text
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
 from torchrl_lang.envs.wordle.rules import feedback, unpack_words
 from torchrl_lang.schema import ROW_KEYS
@@ -94,20 +93,6 @@ def test_packed_sets_unpack_to_the_sets():
         unpack_words(torch.zeros(1, 1, dtype=torch.uint8), 9)
 
 
-def test_beginning_rows_anew_is_what_torchrl_does():
-    ours, theirs = WordleEnv(WORDS, batch_size=[5], seed=0), WordleEnv(WORDS, batch_size=[5], seed=0)
-    one, other = ours.reset(), theirs.reset()
-    for turn in range(14):
-        guesses = action(ours, *[WORDS[(turn + row) % 5] for row in range(5)])
-        for td in (one, other):
-            td.set("action", guesses).set("extra", torch.arange(1.0, 6.0)).set(("more", "still"), torch.ones(5, 2))
-        one = ours.maybe_reset(ours._step_mdp(ours.step(one)))
-        other = EnvBase.maybe_reset(theirs, theirs._step_mdp(theirs.step(other)))
-        assert set(one.keys(True, True)) == set(other.keys(True, True))
-        for key in one.keys(True, True):
-            assert torch.equal(one[key], other[key]), key
-
-
 def test_hidden_word_is_named_for_the_rows_that_are_reset():
     env = WordleEnv(batch_size=[4], seed=0)
     env.reset(hidden(3, 2, 1, 0))
@@ -157,28 +142,9 @@ def test_transcripts_that_cannot_go_on():
         (rows.clone().update(hidden(0)), "disagree with their hidden_word"),
         (strange, "agree with no word"),
         (solved, "are over"),
-        (lost, "has ended"),
+        (lost, "have ended"),
     ):
         with pytest.raises(ValueError, match=rf"cannot be continued.*{noun}"):
             env.reset(wrong, set_state=True)
     # After the errors the environment is as good as new.
     assert text(env.reset(rows, set_state=True)[0]) == "<a>crane</a><b><b><g><b><g></s>"
-
-
-@pytest.mark.parametrize("first", ["", "xx"])
-def test_a_valid_guess_without_colours_cannot_have_been_played(first):
-    env = WordleEnv(["crane", "slate"], batch_size=[2], guesses="words")
-    before = play(env, env.reset(), first, first) if first else env.reset()
-    rows = rows_of(play(env, before, "zzzzz", "zzzzz"))  # on no list: no colours
-    env.reset(rows.clone(), set_state=True)
-    at = int(before["attention_mask"][1].sum())
-    rows["tokens"][1, at : at + 5] = letters("slate")[0]
-    with pytest.raises(ValueError, match=r"Rows \[1\] cannot be continued, they are not rows of a game"):
-        env.reset(rows.clone(), set_state=True)
-    env.reset(rows.clone().set("_reset", torch.tensor([[True], [False]])), set_state=True)
-
-
-def test_a_long_guess_that_ends_in_a_word_is_no_valid_one():
-    env = WordleEnv(["crane"], batch_size=[1], action_length=8)
-    rows = rows_of(play(env, env.reset(), "acrane"))
-    assert (env.reset(rows.clone(), set_state=True)["tokens"] == rows["tokens"]).all()

@@ -69,7 +69,7 @@ def test_a_saved_tree_is_the_same_tree(tmp_path):
         (lambda c: c["replies"][0].update(bbbbb=0), "after their parent"),
         (lambda c: c["replies"][0].update(bbxbb=1), "bbxbb"),
         (lambda c: c["replies"][0].clear(), "no guess that finds"),
-        (lambda c: c.update(guesses=[], replies=[]), "at least one"),
+        (lambda c: c.update(guesses=[], replies=[]), "at least 1"),
     ],
 )
 def test_a_damaged_tree_is_refused(tmp_path, change, noun):
@@ -88,14 +88,14 @@ def test_a_damaged_tree_is_refused(tmp_path, change, noun):
 
 
 def test_a_tree_by_hand():
-    # slate: black, black, green, black, green is 2 * 9 + 2; point: only the n is green, 2 * 3.
-    tree = DecisionTree(["crane", "slate", "point"], ["crane", "slate", "point"], [{20: 1, 6: 2}, {}, {}])
+    words = ("crane", "slate", "point")
+    tree = DecisionTree(words=words, guesses=words, replies=({"bbgbg": 1, "bbbgb": 2}, {}, {}))
     assert tree.histogram == {1: 1, 2: 2}
     with pytest.raises(ValueError, match="fuzzy"):
         tree.path("fuzzy")
     with pytest.raises(ValueError, match="no guess that finds 'point'"):
-        DecisionTree(["crane", "slate", "point"], ["crane", "slate"], [{20: 1}, {}])
-    only_two = DecisionTree(["crane", "slate", "point"], ["crane"], [{}], max_tries=1)
+        DecisionTree(words=words, guesses=words[:2], replies=({"bbgbg": 1}, {}))
+    only_two = DecisionTree(words=words, guesses=words[:1], replies=({},), max_tries=1)
     assert only_two.n_guesses.tolist() == [1, 2, 2]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchrl_lang._files import shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
 
 TERMINAL_STATE = "<\N{FULLWIDTH VERTICAL LINE}TERMINAL_STATE\N{FULLWIDTH VERTICAL LINE}>"
@@ -33,9 +32,6 @@ class GemGame:
         observe: converts an observation, for example to shorten it.
         act: converts an utterance, for example ``lambda text: f"\\boxed{{{text}}}"`` for a task whose answers must be
             boxed.
-
-    Raises:
-        TypeError: on a turn, an observation is no text and ``observe`` does not make it one.
 
     Examples:
         >>> from torchrl_lang.envs import GemGame
@@ -82,8 +78,6 @@ class GemGame:
 
     def _text(self, observation: Any, info: dict[str, Any], *, over: bool) -> str:
         text = "" if observation == TERMINAL_STATE else self.observe(observation)
-        if not isinstance(text, str):
-            raise TypeError(f"{self.env} observed {shorten(text)}, expected a text: convert it by observe=.")
         suffix = "" if over else info.get("suffix", "")
         line_end = "\n" if suffix and text and not text.endswith("\n") else ""
-        return f"{info.get('prefix', '')}{text}{line_end}{suffix}"
+        return info.get("prefix", "") + text + line_end + suffix

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
-from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace, TextGame, read_opening, read_turn
 
 
@@ -37,7 +37,8 @@ def trl_environment(
         max_turns: calls after which a game ends.
 
     Raises:
-        ValueError: ``method`` is no name for a public method. On ``reset``, there is no seed.
+        ValueError: ``method`` is no name for a public method.
+        KeyError: on ``reset``, the row has no seed.
 
     Examples:
         >>> from torchrl_lang.envs import trl_environment
@@ -58,11 +59,8 @@ def trl_environment(
 
         def reset(self, **row: Any) -> str | None:
             """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
-            seed = row.get(seed_key)
-            if isinstance(seed, bool) or not isinstance(seed, int):
-                raise ValueError(f"The row of the prompt needs an integer seed in {seed_key!r}, got {shorten(seed)}.")
-            self._place, self._over, self.reward = GamePlace(0, seed, 0), False, 0.0
-            return read_opening(self._game.reset(seed), self._place) or None
+            self._place, self._over, self.reward = GamePlace(0, operator.index(row[seed_key]), 0), False, 0.0
+            return read_opening(self._game.reset(self._place.seed), self._place) or None
 
         def get_reward(self) -> float:
             """The sum of the rewards since the last reset."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
@@ -91,7 +92,7 @@ class CorridorEnv(LanguageEnv):
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         named = self._named(options, "place")
         if named is not None:
-            place = self._before_goal(named, fresh)
+            place = in_range("place", named, fresh, self.length - 1)
         elif self.start is not None:
             place = torch.full_like(episode, self.start)
         else:
@@ -109,13 +110,7 @@ class CorridorEnv(LanguageEnv):
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         last_place = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
-        return {"place": self._before_goal(last_place, fresh)}
-
-    def _before_goal(self, place: Tensor, fresh: Tensor) -> Tensor:
-        bad = fresh & ((place < 0) | (place >= self.length - 1))
-        if bad.any():
-            raise ValueError(f"place must lie before the goal {self.length - 1}, got {place[bad].tolist()}.")
-        return torch.where(fresh, place, 0)
+        return {"place": in_range("place", last_place, fresh, self.length - 1)}
 
 
 class CorridorPlayer(TensorDictModuleBase):

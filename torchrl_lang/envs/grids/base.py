@@ -78,7 +78,6 @@ class HiddenTaskEnv(SeededEnv):
         self._fixed_task: Tensor | None
         fixed = None if task is None else self._task_numbers(task).expand(self.batch_size).reshape(-1).clone()
         self.register_buffer("_fixed_task", fixed, persistent=False)
-        self._state: Tensor | None = None
         self._task: Tensor
         self._steps: Tensor
         self._number: Tensor
@@ -152,14 +151,6 @@ class HiddenTaskEnv(SeededEnv):
 
     # -- TorchRL -------------------------------------------------------------------------------------------------------
 
-    def _drop_rows(self) -> None:
-        self._state = None
-
-    def _begun(self) -> Tensor:
-        if self._state is None:
-            raise RuntimeError(f"{type(self).__name__} was used before its first reset: call reset() first.")
-        return self._state
-
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         state, name = self._begun(), f"{type(self).__name__}.step()"
         action = read_action(name, tensordict, tuple(self.batch_size), "numbers").reshape(self._n)
@@ -172,22 +163,21 @@ class HiddenTaskEnv(SeededEnv):
         live = self._rows_to_step(tensordict)
         following, reward, ended = self._transition(state, action, self.task.reshape(-1))
         self._steps = self._steps + live
-        self._state = torch.where(live, following, state)
+        self._rows = torch.where(live, following, state)
         self._terminated = self._terminated | (live & ended)
         self._truncated = self._truncated | (live & ~ended & (self._steps >= self.episode_length))
         return self._observe().set(REWARD, torch.where(live, reward, 0.0).reshape(*self.batch_size, 1))
 
     def _reset(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        begun = self._state
-        fresh = self._rows_to_reset(tensordict, begun=begun is not None)
+        fresh, begun = self._rows_to_reset(tensordict), self._rows is not None
         number = self._number_episodes(fresh)
         # Even counters draw a start, odd ones a task.
         task = random_index(self._key, 2 * number + 1, self.n_tasks) if self._fixed_task is None else self._fixed_task
         start = self._start(number, task)
         new = {"_task": task, "_number": number, "_steps": torch.zeros_like(number)}
-        new |= {"_terminated": torch.zeros_like(fresh), "_truncated": torch.zeros_like(fresh), "_state": start}
+        new |= {"_terminated": torch.zeros_like(fresh), "_truncated": torch.zeros_like(fresh), "_rows": start}
         for name, value in new.items():
-            setattr(self, name, value if begun is None else torch.where(fresh, value, getattr(self, name)))
+            setattr(self, name, torch.where(fresh, value, getattr(self, name)) if begun else value)
         return self._observe()
 
     def _observe(self) -> TensorDict:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang.data.selection import row_returns
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
@@ -168,7 +169,7 @@ class RandomWalksEnv(LanguageEnv):
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         named = self._named(options, "start")
         drawn = self._starts[random_index(self._key, episode, len(self._starts))]
-        node = drawn if named is None else self._start_nodes(named, fresh)
+        node = drawn if named is None else self._before_goal(named, fresh)
         return node[:, None], torch.ones_like(node), {"node": node}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
@@ -182,53 +183,27 @@ class RandomWalksEnv(LanguageEnv):
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         # The node is the last token of the environment's reply before the end of the reply.
         node = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
-        return {"node": self._start_nodes(node, fresh)}
+        return {"node": self._before_goal(node, fresh)}
 
-    def _start_nodes(self, node: Tensor, fresh: Tensor) -> Tensor:
-        bad = fresh & ((node < 0) | (node >= len(self.graph)) | (node == self.graph.goal))
-        if bad.any():
-            raise ValueError(f"start must be a node other than the goal {self.graph.goal}, got {node[bad].tolist()}.")
-        return torch.where(fresh, node, self._starts[0])
+    def _before_goal(self, node: Tensor, fresh: Tensor) -> Tensor:
+        node = torch.where(node == self.graph.goal, -1, node)  # where no walk can begin
+        return in_range(f"start, other than the goal {self.graph.goal},", node, fresh, len(self.graph))
 
 
-def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
+def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) -> Tensor:
     """Optimality of walks as defined in trlx: 1 for a shortest path, 0 for a walk that uses all its moves.
 
     ``(max_moves - moves) / (max_moves - shortest)``. trlx counts the nodes of a path, one more than its moves; the
     differences are the same.
 
     Args:
-        moves: moves of each walk that reached the goal, ``max_moves`` for a walk that did not; any shape.
-        shortest: moves of the shortest path from the same start, below ``max_moves``, of the same shape.
-        max_moves: the limit. A walk that reaches the goal with its last move also has optimality 0.
-
-    Returns:
-        float32 in ``[0, 1]``, of the same shape.
-
-    Raises:
-        ValueError: a shortest path takes ``max_moves`` or more, so that all walks have the same optimality.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.random_walks.env import optimality
-        >>> optimality(torch.tensor([2, 6, 10]), torch.tensor([2, 2, 3]), max_moves=10)
-        tensor([1.0000, 0.5000, 0.0000])
-    """
-    if (shortest >= max_moves).any():
-        raise ValueError(f"A shortest path has {int(shortest.max())} moves, expected fewer than max_moves={max_moves}.")
-    return (max_moves - moves).to(torch.float32) / (max_moves - shortest)
-
-
-def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) -> Tensor:
-    """Optimality of finished rows of :class:`~torchrl_lang.envs.random_walks.RandomWalksEnv`.
-
-    Args:
-        rows: rows ``[N]`` with ``terminated`` and the environment's own rewards.
+        rows: finished rows ``[N]`` of :class:`~torchrl_lang.envs.random_walks.RandomWalksEnv`, with ``terminated`` and
+            the environment's own rewards.
         graph: the graph of the environment.
         max_moves: the environment's ``max_turns``.
 
     Returns:
-        float32 ``[N]``.
+        float32 ``[N]`` in ``[0, 1]``.
 
     Raises:
         ValueError: a walk began ``max_moves`` away from the goal, where all walks have the same optimality: allow more.
@@ -243,5 +218,7 @@ def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) 
     """
     moves = -row_returns(rows).round().long()
     moves = torch.where(rows.get(TERMINATED).squeeze(-1), moves, max_moves)
-    start = rows.get(TOKENS)[:, 1].long()
-    return optimality(moves, graph.distance.to(start.device)[start], max_moves)
+    shortest = graph.distance.to(moves.device)[rows.get(TOKENS)[:, 1].long()]
+    if (shortest >= max_moves).any():
+        raise ValueError(f"A shortest path has {int(shortest.max())} moves, expected fewer than max_moves={max_moves}.")
+    return (max_moves - moves).to(torch.float32) / (max_moves - shortest)

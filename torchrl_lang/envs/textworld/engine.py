@@ -148,7 +148,11 @@ class EnginePool:
         self._played |= {row: (path, []) for row, path in paths.items()}
         for process in self._processes.values():
             process.held -= paths.keys()
-        return self._play({row: {"row": row} for row in paths})
+        answers = self._play({row: {"row": row} for row in paths})
+        for row, answer in answers.items():
+            if isinstance(answer, Failed):
+                raise FileError(paths[row], f"cannot be begun by the engine ({answer})", REMEDY)
+        return answers
 
     def step(self, commands: Mapping[int, str]) -> dict[int, Answer | Failed]:
         """Play one command in the game of each of the rows; processes work in parallel."""

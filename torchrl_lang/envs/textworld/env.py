@@ -11,13 +11,12 @@ from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.seeded_env import flags, token_ids
 from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed, require_textworld
-from torchrl_lang.envs.textworld.games import REMEDY, game_files
+from torchrl_lang.envs.textworld.games import game_files
 from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_meta, refused
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
@@ -135,8 +134,6 @@ class TextWorldEnv(TextGameEnv):
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
         number = {row: place.seed % len(self.games) for row, place in places.items()}
         for row, state in self.pool.begin({row: self.games[game] for row, game in number.items()}).items():
-            if isinstance(state, Failed):
-                raise FileError(self.games[number[row]], f"cannot be begun by the engine ({state})", REMEDY)
             self._states[row] = state
             self._entries[row] = {**dict.fromkeys(_ENTRIES, 0), "game": number[row], "score": state["score"]}
             yield row, self.template.write("opening", state)
@@ -191,8 +188,8 @@ class TextWorldEnv(TextGameEnv):
             commands = [state["expert"] for state in states]
             plans = [self._utterance(command) for command in commands]
             if None in plans:
-                command = commands[plans.index(None)]
-                raise ValueError(f"The expert's {command!r} does not fit into action_length={self.action_length}.")
+                long = commands[plans.index(None)]
+                raise ValueError(f"The expert's {long!r} does not fit into action_length={self.action_length}.")
             expert = torch.tensor(plans, dtype=torch.int64, device=self.device)
             out["expert_action"] = expert.reshape(self._n, self.action_length)
         if "admissible" in self.offers:

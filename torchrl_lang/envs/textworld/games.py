@@ -160,8 +160,7 @@ def game_texts(
         for step in range(steps + 1):
             live = {}
             for row, state in answers.items():
-                if isinstance(state, Failed):
-                    raise RuntimeError(f"{games[row]}: {state}")
+                assert not isinstance(state, Failed), (games[row], state)
                 texts.append(template.write("reply" if step else "opening", state))
                 if "outcome" in template.fields:  # an expert's commands do not fail
                     texts.append(template.write("reply", {**state, "acted": False}))

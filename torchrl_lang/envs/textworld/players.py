@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.schema import ACTION
 
@@ -42,8 +43,8 @@ class ExpertPlayer(TensorDictModuleBase):
         super().__init__()
         self.epsilon = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
         self.foreign = foreign
-        if not self.epsilon or not all(0 <= share <= 1 for share in (*self.epsilon, foreign)):
-            raise ValueError(f"epsilon and foreign must be probabilities, got {epsilon} and {foreign}.")
+        probabilities = {f"epsilon[{n}]": (share, "[0, 1]") for n, share in enumerate(self.epsilon)}
+        check_options(kinds_of_experts=(len(self.epsilon), 1), foreign=(foreign, "[0, 1]"), **probabilities)
         self.random = RandomAdmissiblePlayer(seed=seed) if any(self.epsilon) else None
         self.in_keys = ["expert_action", *(_OFFERED if self.random else ())]
         self.out_keys = [ACTION]

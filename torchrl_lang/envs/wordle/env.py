@@ -12,11 +12,11 @@ from torchrl.data import Binary, Unbounded
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
-from torchrl_lang.envs.reset_inputs import refuse
+from torchrl_lang.envs.reset_inputs import in_range, refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import token_ids
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, CandidateSets, Rules, answer, colours_of_codes
-from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
 from torchrl_lang.envs.wordle.words import (
     TURN_LENGTH,
     WORD_LENGTH,
@@ -106,8 +106,8 @@ class WordleEnv(LanguageEnv):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        check_options(max_tries=(max_tries, 1), action_length=(action_length, WORD_LENGTH + 1))
-        check_options(consistent=(consistent, (False, True, "packed")))
+        check_options(max_tries=(max_tries, 1), consistent=(consistent, (False, True, "packed")))
+        check_options(action_length=(action_length, WORD_LENGTH + 1))
         word_list = load_words(words)
         self.n_words, self.observes_privileged = len(word_list), privileged
         self.observes_consistent: bool | Literal["packed"] = consistent
@@ -146,10 +146,7 @@ class WordleEnv(LanguageEnv):
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         word = random_index(self._key, episode, self.n_words)
         given = self._named(options, "hidden_word")
-        if given is not None:
-            word = torch.where(fresh, given, word)
-            if ((word < 0) | (word >= self.n_words)).any():
-                raise ValueError(f"hidden_word {word.tolist()} is out of range, there are {self.n_words} words.")
+        word = word if given is None else in_range("hidden_word", given, fresh, self.n_words)
         task = {"word": word, "tries": torch.zeros_like(word), "episode": episode}
         if self.observes_consistent:
             task["possible"] = self._sets.all(self._n)
@@ -174,23 +171,22 @@ class WordleEnv(LanguageEnv):
         return reply, task
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        entries = rows.tokens, rows.attention_mask, rows.agent_mask
-        turns = read_turns(*entries)
-        row, guess = unanswered_guesses(*entries)
-        mute = torch.zeros_like(fresh).index_fill(0, row[self.is_valid(guess)], True)
-        refuse(fresh & mute, "are not rows of a game", "a valid guess is not followed by five colours")
+        turns = read_turns(rows.tokens, rows.attention_mask, rows.agent_mask)
         possible = turns.filter(self._sets)
         size = self._sets.size(possible)
-        refuse(fresh & (size == 0), "agree with no word of the list", "use rows played with these words and rules")
         solved = (turns.colours == GREEN).all(-1).any(-1)
-        over = solved | (turns.tries >= self.max_tries)
-        refuse(fresh & over, "are over", "the game is solved or out of tries")
-        word = task["word"]
         if self._named(options, "hidden_word") is None:
             word = self._sets.pick(possible, random_index(self._key, task["episode"], size.clamp_min(1)))
+            agrees = size > 0
         else:
+            word = task["word"]
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
-            refuse(fresh & ~agrees, "disagree with their hidden_word", "omit it, or give one that fits the colours")
+        refuse(
+            fresh,
+            (size == 0, "agree with no word of the list: use rows played with these words and rules"),
+            (solved | (turns.tries >= self.max_tries), "are over: the game is solved or out of tries"),
+            (~agrees, "disagree with their hidden_word: omit it, or give one that fits the colours"),
+        )
         task = {**task, "word": word, "tries": turns.tries}
         if self.observes_consistent:
             task["possible"] = possible

@@ -257,10 +257,10 @@ class HumanGames(EpisodeSampler):
 
     def _set_games(self, games: Iterable[tuple[str, Sequence[int]]]) -> None:
         self.games = [(answer, list(codes)) for answer, codes in games]
-        if wrong := [c for _, c in self.games if not 1 <= len(c) <= TRIES or min(c) < 0 or max(c) > SOLVED]:
-            raise ValueError(f"A game has 1 to {TRIES} codes from 0 to {SOLVED}, got {wrong[0]}.")
-        if not self.games:
-            raise ValueError("There are no games: see the reasons in read_tweets(...).report().")
+        wrong = [c for _, c in self.games if not 1 <= len(c) <= TRIES or min(c) < 0 or max(c) > SOLVED]
+        if wrong or not self.games:
+            found = wrong[0] if wrong else "no games: see read_tweets(...).report()"
+            raise ValueError(f"Games have 1 to {TRIES} codes from 0 to {SOLVED} each, got {found}.")
         place = {word: index for index, word in enumerate(self.words)}
         self._answer = torch.tensor([place.get(answer, _NONE) for answer, _ in self.games])
         self._codes = torch.tensor([[*codes, *[_NONE] * (TRIES - len(codes))] for _, codes in self.games])

@@ -24,13 +24,13 @@ class MixturePlayer(Player):
     whole batches whose rows stay in place, as rollouts and collectors do. A batch of another size draws all again.
 
     Args:
-        players: the policies.
+        players: the policies; actions are as wide as those of the first.
         probabilities: the probability of each, summing to one; equal by default.
         per: ``"move"`` or ``"game"``.
         seed: seed of the draw of policies, which have their own seeds.
 
     Raises:
-        ValueError: ``players`` is empty, the probabilities are invalid, or the policies' actions differ in width.
+        ValueError: ``players`` is empty, or the probabilities are invalid.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, WordleEnv, WrongPlayer
@@ -50,13 +50,11 @@ class MixturePlayer(Player):
         per: Literal["move", "game"] = "move",
         seed: int | None = None,
     ) -> None:
-        widths, n = {player.action_length for player in players}, len(players)
-        if len(widths) != 1:
-            raise ValueError(f"A mixture needs players with one action_length, got {sorted(widths)}.")
-        super().__init__(action_length=widths.pop(), seed=seed)
-        chances = [1 / n] * n if probabilities is None else list(probabilities)
-        if len(chances) != n or not (min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6):  # also of NaN
+        n = len(players)
+        chances = [1 / n for _ in players] if probabilities is None else list(probabilities)
+        if len(chances) != n or not (n and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6):  # also of NaN
             raise ValueError(f"{n} players need as many probabilities that sum to one, got {chances}.")
+        super().__init__(action_length=players[0].action_length, seed=seed)
         check_options(per=(per, ("move", "game")))
         self.players = torch.nn.ModuleList(players)
         self.per, self._chances = per, chances

@@ -46,15 +46,16 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
         tensor([0, 0, 1, 0, 1])
     """
     check_options(rules=(rules, get_args(Rules)))
-    guess, word = torch.broadcast_tensors(guess, word)
-    colours = _colours(_planes(guess), _planes(word), rules)
-    return torch.stack(colours, -1).to(torch.int64)
+    code = answer(*torch.broadcast_tensors(guess, word), rules)
+    return colours_of_codes(code.device)[code.long()]
 
 
 def answer(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
-    """The code of :func:`feedback`, computed directly, uint8 ``[...]``; the arguments are the same."""
-    guess, word = torch.broadcast_tensors(guess, word)
-    return _code(_colours(_planes(guess), _planes(word), rules))
+    """The code of :func:`feedback`, uint8 ``[...]``; ``guess`` and ``word`` have as many dimensions as each other."""
+    code, *colours = _colours(_planes(guess), _planes(word), rules)
+    for colour in colours:
+        code = torch.add(colour, code, alpha=3)
+    return code
 
 
 def colours_of_codes(device: torch.device | None = None) -> Tensor:
@@ -71,23 +72,8 @@ def feedback_code(colours: Tensor) -> Tensor:
 def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") -> Tensor:
     """Compute the code of every guess for every word: letters ``[G, 5]``, ``[W, 5]`` to uint8 ``[G, W]``."""
     check_options(rules=(rules, get_args(Rules)))
-    n_guesses, n_words = guesses.shape[0], words.shape[0]
-    table = torch.empty((n_guesses, n_words), dtype=torch.uint8, device=guesses.device)
-    columns = _planes(words)[:, None, :]
-    # This many pairs and their colours fit into the processor's cache.
-    step = max(1, 2**15 // max(1, n_words))
-    for start in range(0, n_guesses, step):
-        chunk = _planes(guesses[start : start + step])[:, :, None]
-        table[start : start + step] = _code(_colours(chunk, columns, rules))
-    return table
-
-
-def _code(colours: list[Tensor]) -> Tensor:
-    """The code of colours by place, uint8."""
-    code, *others = colours
-    for colour in others:
-        code = torch.add(colour, code, alpha=3)
-    return code
+    step = max(1, 2**15 // words.shape[0])  # this many pairs and their colours fit into the processor's cache
+    return torch.cat([answer(some[:, None], words[None], rules) for some in guesses.split(step)])
 
 
 def _planes(letters: Tensor) -> Tensor:

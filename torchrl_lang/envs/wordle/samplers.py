@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +53,9 @@ class _ExpertGames(EpisodeSampler):
         self.env, self.players, self.train_on_opening = env, players, train_on_opening
         self.numbers = {name: number for name, (number, _) in numbers.items()}
 
+    @abstractmethod
     def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:
         """The tagged rows of the other games, of the expert's rows and the numbers of their games."""
-        raise NotImplementedError
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
         """See ``EpisodeSampler.__call__``; the numbers are those of the expert's games."""

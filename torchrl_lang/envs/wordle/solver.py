@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from torchrl_lang._checks import check_given
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_table
+from torchrl_lang.envs.wordle.rules import LETTERS_OF_CODE, SOLVED, Rules, feedback_table
 from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.envs.wordle.words import WordIndex, WordList, load_words, words_and_guesses
 
@@ -86,8 +86,9 @@ def solve(
         first = None if opener is None else guess_list.index(opener)
         total = search.best(everything, left) if first is None else search.after(first, everything, left)
         nodes = search.nodes(everything, left, first)
-    found, replies = [guess_list[guess] for guess, _ in nodes], [reply for _, reply in nodes]
-    tree = DecisionTree(word_list, found, replies, rules=rules, max_tries=max_tries)
+    found = tuple(guess_list[guess] for guess, _ in nodes)
+    replies = tuple({LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for _, reply in nodes)
+    tree = DecisionTree(words=tuple(word_list), guesses=found, replies=replies, rules=rules, max_tries=max_tries)
     assert tree.total == total, (tree.total, total)
     return tree
 
@@ -208,9 +209,7 @@ class _Search:
             nodes.append((guess, replies))
             for code, group in self.split(guess, words) if left > 1 else ():
                 if code != SOLVED:
-                    bound = self.bound(group, left - 1)
-                    assert bound.exact
-                    replies[code] = grow(group, left - 1, bound.guess)
+                    replies[code] = grow(group, left - 1, self.bound(group, left - 1).guess)
             return node
 
         grow(words, left, self.bound(words, left).guess if guess is None else guess)

@@ -91,8 +91,11 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Tu
     tokens = tokens.to(torch.int64)
     n, width = tokens.shape
     device = tokens.device
-    ends, spelled, coloured = _marks(tokens, attention_mask, agent_mask)
-    answered = spelled & coloured
+    ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
+    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~agent_mask
+    letter, answered = is_letter(tokens) & agent_mask, ends
+    for distance in range(1, WORD_LENGTH + 1):
+        answered = answered & _look(letter, -distance) & _look(square, distance)
     places = max(1, width // (2 * WORD_LENGTH + 1))
     row, end = answered.nonzero(as_tuple=True)
     turn = answered.cumsum(-1)[row, end] - 1
@@ -109,30 +112,6 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Tu
 def turns_of_rows(rows: TensorDictBase) -> Turns:
     """The :func:`read_turns` of the entries of rows ``[N, T]``."""
     return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, AGENT_MASK)))
-
-
-def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Utterances of exactly five letters without five colours after them; arguments of :func:`read_turns`.
-
-    Returns:
-        Their rows, int64 ``[U]``, and their letters, int64 ``[U, 5]``.
-    """
-    tokens = tokens.to(torch.int64)
-    _, spelled, coloured = _marks(tokens, attention_mask, agent_mask)
-    longer = _look(agent_mask & (tokens != _TOKENIZER.control.end_of_action), -WORD_LENGTH - 1)
-    row, end = (spelled & ~coloured & ~longer).nonzero(as_tuple=True)
-    return row, tokens[row[:, None], end[:, None] + torch.arange(-WORD_LENGTH, 0, device=tokens.device)]
-
-
-def _marks(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """True at the ends of actions, at those with five letters of the agent, and at those also followed by colours."""
-    ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
-    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~agent_mask
-    letter = is_letter(tokens) & agent_mask
-    spelled, coloured = ends, ends
-    for distance in range(1, WORD_LENGTH + 1):
-        spelled, coloured = spelled & _look(letter, -distance), coloured & _look(square, distance)
-    return ends, spelled, coloured
 
 
 def _look(mask: Tensor, distance: int) -> Tensor:

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
+from pydantic import Field, model_validator
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_given
-from torchrl_lang._files import FileError, Record, one_line
+from torchrl_lang._files import Record
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.players import Player
-from torchrl_lang.envs.wordle.rules import (
-    CODE_OF_LETTERS,
-    LETTERS_OF_CODE,
-    SOLVED,
-    Rules,
-    feedback_code,
-    feedback_table,
-)
+from torchrl_lang.envs.wordle.rules import CODE_OF_LETTERS, SOLVED, Rules, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words
 from torchrl_lang.schema import ACTION, DONE, REWARD, TOKENS
 
 
-class _Record(Record):
-    """A tree on disk."""
-
-    FORMAT: ClassVar[str] = "wordle decision tree"
-    VERSION: ClassVar[int] = 2
-    rules: Rules
-    max_tries: int | None
-    words: tuple[str, ...]
-    guesses: tuple[str, ...]
-    replies: tuple[dict[str, int], ...]
-
-
-class DecisionTree:
+class DecisionTree(Record):
     """The guess after each sequence of colours, until the hidden word is found.
 
     Node 0 is the first guess. :func:`solve` makes the tree with the fewest guesses, and
@@ -50,8 +32,7 @@ class DecisionTree:
     Args:
         words: the words that may be hidden.
         guesses: the guess at each node.
-        replies: for each node, the next node after each code of colours (see
-            :func:`~torchrl_lang.envs.wordle.rules.feedback_code`); parents come before their children.
+        replies: for each node, the next node after colours such as ``bybbg``; parents come before their children.
         rules: the rules of the colours.
         max_tries: the guesses of a game; a word that is not found then is lost and counts as ``max_tries + 1`` guesses.
             By default every word must be found.
@@ -68,33 +49,57 @@ class DecisionTree:
         ['timed', 'baker']
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        guesses: Sequence[str],
-        replies: Sequence[Mapping[int, int]],
-        *,
-        rules: Rules = "official",
-        max_tries: int | None = None,
-    ) -> None:
-        check_given(max_tries=(max_tries, 1))
-        nodes = [(node, code, child) for node, reply in enumerate(replies) for code, child in reply.items()]
-        # Later nodes only, so that following the tree ends.
-        wrong = [each for each in nodes if not (0 <= each[1] < SOLVED and each[0] < each[2] < len(guesses))]
-        if wrong or len(replies) != len(guesses) or not guesses:
-            known = f"codes up to {SOLVED - 1}, children after their parent, as many replies as guesses, at least one"
-            raise ValueError(f"A tree has {known}; got {len(guesses)} guesses, wrong (node, code, child) {wrong[:3]}.")
-        self.words, self.guesses = tuple(load_words(words)), tuple(guesses)
+    FORMAT: ClassVar[str] = "wordle decision tree"
+    VERSION: ClassVar[int] = 2
+    rules: Rules = "official"
+    max_tries: Annotated[int, Field(ge=1)] | None = None
+    words: tuple[str, ...]
+    guesses: Annotated[tuple[str, ...], Field(min_length=1)]
+    replies: tuple[dict[Annotated[str, Field(pattern="^[byg]{5}$")], int], ...]
+
+    @model_validator(mode="after")
+    def _finds_all_words(self) -> Self:
+        load_words(self.words)
         load_words(list(dict.fromkeys(self.guesses)))
-        self.replies = tuple(dict(reply) for reply in replies)
-        self.rules: Rules = rules
-        self.max_tries = max_tries
-        self.next_node = torch.full((len(guesses), SOLVED + 1), -1)
+        n, children = len(self.guesses), [(node, child) for node, _, child in self._edges()]
+        # Later nodes only, so that following the tree ends.
+        if len(self.replies) != n or not all(node < child < n for node, child in children):
+            raise ValueError(f"{n} guesses need as many replies, whose nodes come after their parent and exist")
+        _ = self.n_guesses
+        return self
+
+    def _edges(self) -> Iterator[tuple[int, int, int]]:
+        """The number of a node, a code of colours and the next node, for each reply."""
+        for node, reply in enumerate(self.replies):
+            for colours, child in reply.items():
+                yield node, CODE_OF_LETTERS[colours], child
+
+    @cached_property
+    def next_node(self) -> Tensor:
         """Node after each code at each node, int64 ``[nodes, 243]``; -1 for codes that cannot come."""
-        for node, code, child in nodes:
-            self.next_node[node, code] = child
-        self.n_guesses = self._count()
+        table = torch.full((len(self.guesses), SOLVED + 1), -1)
+        for node, code, child in self._edges():
+            table[node, code] = child
+        return table
+
+    @cached_property
+    def n_guesses(self) -> Tensor:
         """Number of guesses for each word, int64 ``[W]``."""
+        table = feedback_table(WordIndex(self.guesses).letters, WordIndex(self.words).letters, self.rules).long()
+        word = torch.arange(len(self.words))
+        count, node = torch.zeros_like(word), torch.zeros_like(word)
+        while len(word):
+            count[word] += 1
+            code = table[node[word], word]
+            node[word] = self.next_node[node[word], code]
+            word = word[code != SOLVED]
+            if len(word) and int(count[word[0]]) == self.max_tries:
+                count[word] += 1
+                return count
+            if (node[word] < 0).any():
+                lost = self.words[int(word[node[word] < 0][0])]
+                raise ValueError(f"the tree has no guess that finds {lost!r}")
+        return count
 
     @property
     def total(self) -> int:
@@ -129,11 +134,11 @@ class DecisionTree:
         """
         if word not in self.words:
             raise ValueError(f"{word!r} is not one of the tree's {len(self.words)} words.")
-        letters, node, guesses = WordIndex([word]).letters, 0, []
+        hidden, node, guesses = WordIndex([word]).letters, 0, list[str]()
         while node >= 0:
             guesses.append(self.guesses[node])
-            code = int(feedback_table(WordIndex(guesses[-1:]).letters, letters, self.rules))
-            node = self.replies[node].get(code, -1)
+            code = int(feedback_table(WordIndex(guesses[-1:]).letters, hidden, self.rules))
+            node = int(self.next_node[node, code])
         return guesses
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -148,9 +153,7 @@ class DecisionTree:
             ...     DecisionTree.load(f"{home}/tree.json").total
             3
         """
-        replies = tuple({LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for reply in self.replies)
-        texts: Any = {"words": self.words, "guesses": self.guesses, "replies": replies}
-        _Record(**texts, rules=self.rules, max_tries=self.max_tries).write(os.fspath(path))
+        self.write(os.fspath(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DecisionTree:
@@ -159,31 +162,7 @@ class DecisionTree:
         Raises:
             FileError: the file is missing, damaged, has a later version, or does not hold a tree that finds its words.
         """
-        remedy = "save the tree again"
-        record = _Record.read(os.fspath(path), remedy=remedy)
-        try:
-            replies = [{CODE_OF_LETTERS[colours]: node for colours, node in reply.items()} for reply in record.replies]
-            return cls(record.words, record.guesses, replies, rules=record.rules, max_tries=record.max_tries)
-        except (KeyError, ValueError) as error:
-            raise FileError(os.fspath(path), f"does not hold a tree ({one_line(error)})", remedy) from error
-
-    def _count(self) -> Tensor:
-        """Follow all words through the tree."""
-        table = feedback_table(WordIndex(self.guesses).letters, WordIndex(self.words).letters, self.rules).long()
-        word = torch.arange(len(self.words))
-        count, node = torch.zeros_like(word), torch.zeros_like(word)
-        while len(word):
-            count[word] += 1
-            code = table[node[word], word]
-            node[word] = self.next_node[node[word], code]
-            word = word[code != SOLVED]
-            if len(word) and int(count[word[0]]) == self.max_tries:
-                count[word] += 1
-                return count
-            if (node[word] < 0).any():
-                lost = self.words[int(word[node[word] < 0][0])]
-                raise ValueError(f"The tree has no guess that finds {lost!r}.")
-        return count
+        return cls.read(os.fspath(path), remedy="save the tree again")
 
 
 class TreePlayer(Player):
@@ -196,9 +175,6 @@ class TreePlayer(Player):
         tree: the tree, or the path of its file.
         otherwise: plays the games that have left the tree; by default :class:`OptimalPlayer` with the tree's words.
         **kwargs: see :class:`Player`.
-
-    Raises:
-        ValueError: the actions of ``otherwise`` have another width.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import TreePlayer, WordleEnv, demo_words, expected_return, solve
@@ -219,11 +195,7 @@ class TreePlayer(Player):
     ) -> None:
         super().__init__(**kwargs)
         self.tree = tree if isinstance(tree, DecisionTree) else DecisionTree.load(tree)
-        if otherwise is None:
-            otherwise = OptimalPlayer(self.tree.words, rules=self.tree.rules, **kwargs)
-        if otherwise.action_length != self.action_length:
-            raise ValueError(f"otherwise needs action_length={self.action_length}, got {otherwise.action_length}.")
-        self.otherwise = otherwise
+        self.otherwise = otherwise or OptimalPlayer(self.tree.words, rules=self.tree.rules, **kwargs)
         next_node = self.tree.next_node.clone()
         next_node[:, SOLVED] = 0  # a solved game ends, so what is played there does not matter
         self.register_buffer("next_node", next_node, persistent=False)

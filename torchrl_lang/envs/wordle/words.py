@@ -107,7 +107,6 @@ def random_words(n: int, words: WordList | None = None, *, include: WordList = (
         (7, True)
     """
     every = load_words(words)
-    check_options(n=(n, f"[0, {len(every)}]"))
     chosen = np.random.default_rng(seed).choice(len(every), n, replace=False)
     return sorted({*(every[index] for index in chosen.tolist()), *(load_words(include) if include else ())})
 
