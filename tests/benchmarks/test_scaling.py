@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
-from benchmarks import scaling, scaling_envs
+from benchmarks import scaling
 from benchmarks.common import using
-from benchmarks.figures import described
-
-MAKERS = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
-          torch.randn, torch.randperm, torch.zeros)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -54,31 +49,3 @@ def test_the_naive_form_is_left_out_where_it_does_not_fit(monkeypatch):
     assert scaling.NAIVE not in scaling._steps(large)
     times = {x: {"a": [1.0], scaling.PLAIN: [2.0]} | ({scaling.NAIVE: [3.0]} if x < 9 else {}) for x in (8, 9)}
     assert scaling._curve(scaling.NAIVE, times, lambda taken: taken[0]) == {8: 3.0}
-
-
-class _Placed(TorchFunctionMode):
-    """Refuses to make a tensor by a function that was not told where."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        assert func not in MAKERS or kwargs.get("device") is not None or kwargs.get("out") is not None, func
-        return func(*args, **kwargs)
-
-
-@pytest.mark.parametrize("form", [scaling.PLAIN, scaling.NAIVE])
-def test_steps_of_the_rivals_say_where_each_tensor_is_made(form):
-    step = scaling._steps(scaling.BASE._replace(vocabulary=64, rows=4, length=16))[form]
-    with _Placed():
-        step()
-        with pytest.raises(AssertionError):
-            torch.zeros(2)
-
-
-def test_the_compiled_rollout_plays_the_same_guesses():
-    words = ["crane", "slate", "point", "bumpy"]
-    actions = scaling_envs.random_guesses(words, 8)
-    kept = scaling_envs.CompiledRollout(
-        scaling_envs._env(words, 8), scaling_envs._Drawn(actions), scaling_envs.TURNS, backend="eager"
-    )()
-    assert kept["action"].equal(torch.stack(actions, 1))
-    assert described("a", "b", "c", {"turns": {"line": {8: 1.0}}})["panels"][0]["curves"]["line"]["x"] == [8]

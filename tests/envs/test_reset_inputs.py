@@ -72,16 +72,15 @@ def test_side_by_side_each_environment_can_be_given_its_own(kind):
         env.close(raise_if_closed=False)
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
-@pytest.mark.parametrize("mask", [torch.tensor([1, 0, 0]), torch.tensor([[True, False]] * 3)])
-def test_masks_are_checked(wrap, mask):
+@pytest.mark.parametrize("wrap", ["bare", "by_token"])
+def test_masks_are_checked(wrap):
     env = WRAPS[wrap](CorridorEnv(batch_size=[3], seed=0))
-    td = env.reset()
-    with pytest.raises(ValueError, match="'_reset' must be 3 bool flags"):
-        env._reset(TensorDict(_reset=mask, batch_size=[3]))
-    step = env.base_env._step if "transformed" in wrap else env._step  # TransformedEnv looks at the mask itself
-    with pytest.raises(ValueError, match="'_step' must be 3 bool flags"):
-        step(env.rand_action(td).set("_step", mask))
+    td = env.rand_action(env.reset())
+    for mask in (torch.tensor([1, 0, 0]), torch.tensor([[True, False]] * 3)):
+        with pytest.raises(ValueError, match="'_reset' must be 3 bool flags"):
+            env._reset(TensorDict(_reset=mask, batch_size=[3]))
+        with pytest.raises(ValueError, match="'_step' must be 3 bool flags"):
+            env._step(td.set("_step", mask))
 
 
 @pytest.mark.parametrize(("keywords", "error"), [({"word": 3}, TypeError), ({"place": torch.ones(2)}, ValueError)])

@@ -12,15 +12,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torchrl.envs import SerialEnv, TransformedEnv
 
-from torchrl_lang.data import DatasetWriter, load_dataset, row_buffer, rows_from_rollout
 from torchrl_lang.envs import PromptEnv, TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
-from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, language_actor, with_features
 from torchrl_lang.schema import ROW_KEYS, check_row
 from torchrl_lang.text import CharTokenizer
-from torchrl_lang.transforms import KLRewardTransform, frozen_copy
 
 from .conftest import Picture, guess_number_env, picture_env
 from .helpers import say, step, transcript
@@ -365,31 +361,3 @@ def test_prompts_come_with_their_features():
     assert td["features"].tolist() == [[[3.0, 4.0], [5.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
     assert td["features_mask"].tolist() == [[True, True], [False, False], [True, False]]
     check_language_env(env(), env, utterances=["a", "b"])
-
-
-@pytest.mark.parametrize("wrap", ["transformed", "serial"])
-def test_rows_of_a_rollout_datasets_and_buffers_keep_features(wrap, tmp_path):
-    env = picture_env(batch_size=[32], seed=0)
-    tokenizer, length = env.tokenizer, env.row_length
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
-        actor = with_features(language_actor(lm), FeatureEmbedding(3, 8))
-    policy = UtteranceActor(actor, tokenizer.control, env.action_length, seed=1)
-    if wrap == "transformed":
-        env = TransformedEnv(env, KLRewardTransform(frozen_copy(policy), coef=0.0))
-    if wrap == "serial":
-        env = SerialEnv(2, lambda: picture_env(batch_size=[16], seed=3))
-    rows = rows_from_rollout(env.rollout(12, policy, break_when_any_done=False), unfinished="drop")
-    with DatasetWriter(tmp_path / "data", tokenizer, length, keep=BOTH) as writer:
-        writer.extend(rows)
-    sampled = next(iter(row_buffer(load_dataset(tmp_path / "data"), len(rows), seed=0)))
-    buffered = row_buffer(rows, len(rows), seed=0).sample()
-    for key in (*BOTH, "tokens"):
-        assert torch.equal(sampled[key], buffered[key])
-    # The rows of an episode have the features of its game: those of right answers show their letter.
-    right = sampled[sampled["terminated"].flatten() & (sampled["token_reward"].sum(-1) == 1.0)]
-    assert len(right) > 5
-    for row in right:
-        said = tokenizer.decode(row["tokens"][row["agent_mask"]]).replace("</a>", "")
-        assert "abc"[int(row["features"][0].argmax())] == said[-1]
