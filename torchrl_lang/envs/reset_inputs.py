@@ -131,8 +131,8 @@ def _faults_of_order(rows: Rows, control: ControlTokens) -> list[tuple[Tensor, s
     roles = torch.where(agent, torch.where(tokens == control.end_of_action, at("e"), at("x")), roles)
     roles = torch.where((tokens == control.pad) & (agent | control.marks_turns), at("p"), roles)
     follow = torch.zeros(len(_ROLES), len(_ROLES), dtype=torch.bool, device=tokens.device)
-    for before, after in (_FOLLOW if control.marks_turns else _FOLLOW_IN_CHATS).items():
-        follow[at(before), [at(role) for role in after]] = True
+    for role, following in (_FOLLOW if control.marks_turns else _FOLLOW_IN_CHATS).items():
+        follow[at(role), [at(each) for each in following]] = True
     before = torch.nn.functional.pad(roles[:, :-1], (1, 0), value=at("^"))
     wrong = (rows.attention_mask & ~follow[before, roles]).any(-1)
     last = roles.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)

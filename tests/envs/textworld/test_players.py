@@ -49,7 +49,7 @@ def test_experts_err_by_row_with_commands_of_their_own_or_of_other_games():
     half = ExpertPlayer(epsilon=0.5, foreign=0.5, seed=0)(offered)["action"][:, 0]
     assert (half == 7).float().mean().item() == pytest.approx(0.5, abs=0.125)  # five standard deviations
     assert (half == own).float().mean().item() == pytest.approx(0.25, abs=0.11)
-    with pytest.raises(ValueError, match="probabilities"):
+    with pytest.raises(ValueError, match=r"epsilon\[1\]"):
         ExpertPlayer(epsilon=(0.1, 1.1))
 
 

@@ -143,15 +143,16 @@ class EnginePool:
         self._processes: dict[int, EngineProcess] = {}
         self._owner = os.getpid()
 
-    def begin(self, paths: Mapping[int, str]) -> dict[int, Answer | Failed]:
+    def begin(self, paths: Mapping[int, str]) -> dict[int, Answer]:
         """Begin the game of a file in each of the rows."""
         self._played |= {row: (path, []) for row, path in paths.items()}
         for process in self._processes.values():
             process.held -= paths.keys()
-        answers = self._play({row: {"row": row} for row in paths})
-        for row, answer in answers.items():
+        answers = {}
+        for row, answer in self._play({row: {"row": row} for row in paths}).items():
             if isinstance(answer, Failed):
                 raise FileError(paths[row], f"cannot be begun by the engine ({answer})", REMEDY)
+            answers[row] = answer
         return answers
 
     def step(self, commands: Mapping[int, str]) -> dict[int, Answer | Failed]:

@@ -156,7 +156,7 @@ def game_texts(
     infos = sorted(template.infos | {"admissible_commands"})
     pool, texts = EnginePool(workers, infos, expert=True), [REFUSED, SILENT]
     try:
-        answers = pool.begin({row: os.fspath(path) for row, path in enumerate(games)})
+        answers: Mapping[int, Any] = pool.begin({row: os.fspath(path) for row, path in enumerate(games)})
         for step in range(steps + 1):
             live = {}
             for row, state in answers.items():

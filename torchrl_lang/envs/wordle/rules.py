@@ -46,7 +46,8 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
         tensor([0, 0, 1, 0, 1])
     """
     check_options(rules=(rules, get_args(Rules)))
-    code = answer(*torch.broadcast_tensors(guess, word), rules)
+    guess, word = torch.broadcast_tensors(guess, word)
+    code = answer(guess, word, rules)
     return colours_of_codes(code.device)[code.long()]
 
 
