@@ -174,7 +174,9 @@ def test_the_forms_of_a_dialogue(chatml):
     ):
         assert DialogueReader()(record) == [expected]
     assert DialogueReader(reward="score", ignore=["id"])({**chats, "score": 2.0, "id": 7}) == [expected]
-    assert DialogueReader(reward=lambda messages: len(messages))(chats) == [expected]
+    turns = {"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}]}
+    for record in (chats, turns):
+        assert DialogueReader(reward=lambda messages: len(messages))(record) == [expected]
     assert DialogueReader(reward=lambda messages: [2.0])({"messages": [USER, AGENT]}) == [expected]
     assert DialogueReader()({**chats, "truncated": True})[0].terminated is False
 
@@ -185,7 +187,6 @@ def test_the_forms_of_a_dialogue(chatml):
         ({"prompt": "a"}, {}, "with one of the entries"),
         ({"messages": [USER, AGENT], "reward": [1, 2]}, {}, "2 rewards for 1 turns of the agent"),
         ({"messages": [USER, AGENT]}, {"reward": "score"}, "no entry 'score' for its reward"),
-        ({"turns": [{"role": "agent", "text": "a"}]}, {"reward": len}, "a reward function needs messages"),
         ({"chosen": [USER, AGENT]}, {}, 'has no field "rejected"'),
         ({"chosen": [USER, AGENT], "rejected": [USER, AGENT], "reward": 1}, {}, 'unknown field "reward"'),
         ({"turns": [{"role": "agent", "text": "a"}], "reward": None}, {}, "a reward must be a finite number, got None"),

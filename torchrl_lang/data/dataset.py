@@ -49,6 +49,7 @@ from torchrl_lang.schema import (
     TRUNCATED,
     check_row,
     entry,
+    refuse,
 )
 from torchrl_lang.text.episodes import Episode
 from torchrl_lang.text.rows import from_row
@@ -163,6 +164,12 @@ def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Store
         expected = "bool, int64 or float32 with names of ASCII letters, digits and underscores"
         raise ValueError(f"{key!r}, {dtype}, cannot be stored: further entries of a dataset are {expected}.")
     return dtype, shape
+
+
+def _stored(key: str, value: torch.Tensor) -> Stored:
+    """How an entry of rows is stored."""
+    shape = tuple(value.shape[1:])
+    return (DISK_DTYPES[key], shape) if key in DISK_DTYPES else further_entry(key, value.dtype, shape)
 
 
 def entry_file(key: str) -> str:
@@ -283,10 +290,7 @@ def _tokenizer(folder: Path, written_with: TokenizerRecord, given: Tokenizer | N
     if config_fingerprint(config) != found:
         raise FileError(path, f"was changed: the manifest records its fingerprint as {shorten(found)}", REMEDY)
     if given is None:
-        try:
-            return tokenizer_from_config(config)
-        except ValueError as error:
-            raise FileError(path, f"is not a valid tokenizer ({error})", REMEDY) from error
+        return tokenizer_from_config(config)
     if fingerprint(given) != found:
         raise ValueError(f"The dataset in {folder} has another tokenizer, so its ids mean other text: use its own.")
     return given
@@ -324,13 +328,11 @@ def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_s
 
 def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
     """Check the values of rows ``[M]``, the first of which is row ``first`` of a dataset."""
+    tokens = rows.get(TOKENS)
+    rule = f"the id {{token}} at position {{position}}: ids, also those of padding, lie in [0, {vocab_size})"
     try:
-        check_row(rows, vocab_size=vocab_size)
-        low, high = map(int, rows.get(TOKENS).aminmax())
-        if low < 0 or high >= vocab_size:
-            raise ValueError(
-                f"Padding holds ids from {low} to {high}: models embed it, so they lie in [0, {vocab_size})."
-            )
+        check_row(rows)
+        refuse([((tokens < 0) | (tokens >= vocab_size), rule)], tokens)
     except ValueError as error:
         raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
 
@@ -454,29 +456,22 @@ class DatasetWriter:
             KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer,
                 ``row_length`` or the rows before. No row of the call is written then.
         """
-        shape = entry(rows, TOKENS).shape
-        if rows.ndim != 1 or shape[1:] != (self.row_length,):
-            raise ValueError(
-                f"A dataset of row_length {self.row_length} takes rows [M, row_length], got {tuple(shape)}."
+        features = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None]
+        keys = dict.fromkeys([*DISK_DTYPES, *self.keep, *features])
+        found = {key: _stored(key, entry(rows, key)) for key in keys}
+        entries = self._entries or found | row_entries(self.row_length)
+        if found != entries:
+            wrong, expected = (
+                {k: each.get(k) for k in found | entries if found.get(k) != entries.get(k)} for each in (found, entries)
             )
-        for key in (TERMINATED, TRUNCATED):  # which a row may lack
-            entry(rows, key)
+            raise ValueError(
+                f"These rows have the entries {wrong}, but this dataset {expected}: give all rows the same."
+            )
         if rows.shape[0] == 0:
             return
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)
-        entries = row_entries(self.row_length)
-        features = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None]
-        for key in dict.fromkeys([*self.keep, *features]):
-            entries[key] = further_entry(key, (value := entry(rows, key)).dtype, tuple(value.shape[1:]))
         if not self.rows:
             self._begin(entries)
-        if entries != self._entries:
-            found, before = (
-                {key: each[key] for key in each if key not in DISK_DTYPES} for each in (entries, self._entries)
-            )
-            raise ValueError(
-                f"These rows have the further entries {found}, the rows before {before}: give all the same."
-            )
         for key, (dtype, _) in entries.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
             data = memoryview(block).cast("B")

@@ -18,7 +18,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, regular_file, shorten, unique_keys, validate
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
 from torchrl_lang.text.chat_template import Message
-from torchrl_lang.text.episodes import LARGEST_REWARD, Episode, Turn
+from torchrl_lang.text.episodes import LARGEST_REWARD, Episode
 from torchrl_lang.text.messages import from_messages
 from torchrl_lang.text.rows import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.text.tokenizers import Tokenizer
@@ -57,17 +57,17 @@ class TurnRecord(Record):
         """Whether it is the agent's."""
         return self.role in ("assistant", "agent")
 
+    def message(self) -> dict[str, Any]:
+        """The turn as a message."""
+        earned = {"reward": self.reward} if self.by_agent else {}
+        return {"role": "assistant" if self.by_agent else "user", "content": self.text, **earned}
+
 
 class Form(Record):
     """A dialogue without its reward, by turns or messages; see the subclasses."""
 
     truncated: bool = False
-    terminated: bool = True
-
-    def ends(self) -> dict[str, bool]:
-        """How it ended."""
-        given = "terminated" in self.model_fields_set
-        return {"terminated": self.terminated if given else not self.truncated, "truncated": self.truncated}
+    terminated: bool = Field(default_factory=lambda given: not given.get("truncated"))
 
 
 class OfTurns(Form):
@@ -97,12 +97,13 @@ class Preference(Form):
     rejected: Completion
 
 
-_FORMS: dict[str, type[Form]] = {
-    "turns": OfTurns,
-    "messages": OfMessages,
-    "completion": OfPrompt,
-    "chosen": Preference,
+_FORMS: dict[str, tuple[type[Form], Callable[[Any], list[list[Any]]]]] = {
+    "turns": (OfTurns, lambda found: [[turn.message() for turn in found.turns]]),
+    "messages": (OfMessages, lambda found: [found.messages]),
+    "completion": (OfPrompt, lambda found: [[*found.prompt, *found.completion]]),
+    "chosen": (Preference, lambda found: [[*found.prompt, *text] for text in (found.chosen, found.rejected)]),
 }
+"""The entries that a dialogue of each form has, and its messages, for each episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,37 +154,29 @@ class DialogueReader:
             ValueError: the record is malformed; the message gives the reason.
         """
         entries = dict(record) if isinstance(record, Mapping) else {}
-        form = next((form for key, form in _FORMS.items() if entries.get(key) is not None), None)
-        if form is None:
+        key = next((key for key in _FORMS if entries.get(key) is not None), None)
+        if key is None:
             raise ValueError(f"a dialogue must be an object with one of the entries {[*_FORMS]}, got {shorten(record)}")
+        form, conversations_of = _FORMS[key]
         if form is not OfTurns:
             entries = {key: value for key, value in entries.items() if value is not None}  # tables fill gaps with None
         name = self.reward if isinstance(self.reward, str) else "reward"
         # Preferences have rewards of their own.
         beside = {*self.ignore, *(() if form is Preference else (name,))} - form.model_fields.keys()
         found = validate(form, {key: value for key, value in entries.items() if key not in beside}, "the dialogue")
-        ends = found.ends()
-        if isinstance(found, Preference):
-            both = [from_messages([*found.prompt, *text], tokenizer, **ends) for text in (found.chosen, found.rejected)]
-            return [_add_reward(e, r) for e, r in zip(both, self.preference_rewards, strict=True)]
-        messages: list[Message] | None = None
-        if isinstance(found, OfTurns):
-            episode = Episode([Turn(t.text, t.reward if t.by_agent else None) for t in found.turns], **ends)
-        else:
-            messages = found.messages if isinstance(found, OfMessages) else [*found.prompt, *found.completion]  # type: ignore[attr-defined]
-            episode = from_messages(messages, tokenizer, **ends)
+        conversations, ends = conversations_of(found), {"terminated": found.terminated, "truncated": found.truncated}
+        episodes = [from_messages(messages, tokenizer, **ends) for messages in conversations]
+        if form is Preference:
+            return [_add_reward(e, r) for e, r in zip(episodes, self.preference_rewards, strict=True)]
         if callable(self.reward):
-            if messages is None:
-                raise ValueError("a reward function needs messages, but this dialogue has turns: give their rewards")
-            return [_add_reward(episode, self.reward(messages), may_be_list=True)]
-        if name not in entries:
-            if self.reward is not None:
-                raise ValueError(f"the dialogue has no entry {name!r} for its reward, it has {shorten([*entries])}")
-            return [episode]
-        reward = entries[name]
-        if self.reward is not None and isinstance(reward, bool):  # as TRL labels a completion
-            reward = float(reward)
-        return [_add_reward(episode, reward, may_be_list=messages is not None)]
+            return [_add_reward(episodes[0], self.reward(conversations[0]), may_be_list=True)]
+        if name in entries:
+            is_label = self.reward is not None and isinstance(entries[name], bool)  # as TRL labels a completion
+            reward = float(entries[name]) if is_label else entries[name]
+            return [_add_reward(episodes[0], reward, may_be_list=form is not OfTurns)]
+        if self.reward is not None:
+            raise ValueError(f"the dialogue has no entry {name!r} for its reward, it has {shorten([*entries])}")
+        return episodes
 
 
 def _add_reward(episode: Episode, reward: Any, *, may_be_list: bool = False) -> Episode:

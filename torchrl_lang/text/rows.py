@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -436,7 +437,4 @@ def _readings(text: str, first: str, *, last: str, row_format: RowFormat) -> Ite
 
 
 def _places(string: str, text: str) -> Iterator[int]:
-    place = text.find(string)
-    while place >= 0:
-        yield place
-        place = text.find(string, place + 1)
+    return (match.start() for match in re.finditer(f"(?={re.escape(string)})", text))

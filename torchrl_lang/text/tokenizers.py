@@ -109,7 +109,8 @@ class CharTokenizer:
         special = {*self.control.ids(), *forbidden}
         plain = [symbol for symbol in self.symbols if self._id[symbol] not in special]
         self._alphabet = "".join(plain)
-        self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")
+        self._plain = {symbol: self._id[symbol] for symbol in plain}
+        self._pattern = re.compile("|".join([*map(re.escape, sorted(plain, key=len, reverse=True)), r"[\s\S]"]))
 
     @classmethod
     def from_alphabet(cls, alphabet: Sequence[str], *, unknown: bool = False) -> CharTokenizer:
@@ -124,17 +125,10 @@ class CharTokenizer:
     def encode(self, text: str) -> list[int]:
         """Encode plain text, with the longest matching symbol."""
         text = text if self.unknown is None else normalized(text)
-        ids, position = [], 0
-        while position < len(text):
-            match = self._pattern.match(text, position)
-            if match is not None:
-                ids.append(self._id[match.group()])
-                position = match.end()
-            elif self.unknown is not None:
-                ids.append(self.unknown)
-                position += 1
-            else:
-                raise self._no_symbol(text, position)
+        pieces = self._pattern.findall(text)
+        ids = [self._plain.get(piece, self.unknown) for piece in pieces]
+        if None in ids:
+            raise self._no_symbol(text, len("".join(pieces[: ids.index(None)])))
         return ids
 
     def encode_action(self, text: str) -> list[int]:
