@@ -72,7 +72,7 @@ def evaluated(loss, rows):
 
 
 @pytest.mark.parametrize("variant", ["all", "train-mask", "no-room"])
-@pytest.mark.parametrize(("seed", "gamma"), [(0, 0.99), (1, 0.5), (2, 1.0)])
+@pytest.mark.parametrize(("seed", "gamma"), [(0, 0.99), (1, 0.5)])
 def test_terms_match_plain_loops(seed, gamma, variant):
     """In states without room there are no candidates: they give no target to the utterance before."""
     rows, loss = chai_rows(8, seed), make_chai(gamma=gamma, cql_weight=1.0).double()
@@ -231,8 +231,8 @@ def test_it_finds_the_values_of_the_best_play_and_plays_it():
     rows = CandidateSampler(policy, 16)(two_letter_games())
     torch.manual_seed(0)
     loss = CHAILoss(qvalue_module(UtteranceQValueHead(WIDTH)), gamma=0.9, cql_weight=0.0)
-    buffer, updater = row_buffer(rows, 64, seed=0), SoftUpdate(loss, tau=0.05)
-    for _ in train_steps(loss, buffer.sample, adamw(loss, 5e-3), steps=400, target_updater=updater, max_grad_norm=10.0):
+    buffer, updater = row_buffer(rows, 64, seed=0), SoftUpdate(loss, tau=0.1)
+    for _ in train_steps(loss, buffer.sample, adamw(loss, 1e-2), steps=200, target_updater=updater, max_grad_norm=10.0):
         pass
     values = loss.target_qvalue_network().module(rows["utterance_feature"]).amin(-1)
     x, y = rows["tokens"][:, 1] - 6, rows["tokens"][:, 4] - 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,7 @@ def expected_of(loss, rows, variant, **options):
     return oreo_losses(numpy_rows(rows), value, *log_probs, beta=loss.beta, logits=logits[0], **options)
 
 
+VARIANTS = ["plain", "train-mask", "spoken", "all-terminated"]
 OPTIONS = [
     {},
     {"beta": 2.0},
@@ -65,8 +68,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("variant", ["plain", "train-mask", "spoken", "all-terminated"])
+@pytest.mark.parametrize(("options", "variant"), [*zip(OPTIONS * 2, cycle(VARIANTS), strict=False)], ids=str)
 def test_outputs_and_slopes_match_plain_loops(options, variant):
     rows, loss = sample_rows(variant), make(variant == "spoken", **options)
     plain = {key: value for key, value in options.items() if key not in ("logits_chunk", "beta", "actor_normalizer")}

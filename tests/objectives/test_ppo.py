@@ -11,7 +11,6 @@ from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from tests.letters import REWARD, Letters, first_token
 from tests.objectives import test_contract as contract
 from tests.objectives.conftest import (
     CONTROL,
@@ -35,8 +34,6 @@ from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.training import adamw, total_loss
 from torchrl_lang.transforms import (
     AdaptiveKLController,
-    ReferenceModelLogProbTransform,
-    RowReference,
     frozen_copy,
 )
 
@@ -413,25 +410,3 @@ def test_it_finds_the_straight_walk():
     assert returns[0] < best - 3
     assert sum(returns[-5:]) / 5 > best - 0.15
     assert out["explained_variance"] > 0.5
-
-
-@pytest.mark.slow
-def test_it_finds_the_best_trade_off():
-    """``pi(a) ~ ref(a) exp(R(a) / coef)``, with the divergence in the loss and several epochs a batch."""
-    env, coef = Letters(256), 0.5
-    policy = speaker(env)
-    frozen = frozen_copy(policy)
-    loss = PPOLoss(policy, value_module(ValueHead(32)), kl_weight=coef, turn_gamma=1.0, **PLAIN)
-    reference = ReferenceModelLogProbTransform(RowReference(frozen))
-    optimizer = torch.optim.Adam(loss.parameters(), 3e-3)
-    before = first_token(env, policy)
-    for _ in range(80):
-        rows = loss.estimate(reference(play(env, policy, 1)))
-        for _ in range(2):
-            optimizer.zero_grad()
-            total_loss(loss(rows)).backward()
-            optimizer.step()
-    best = (before + torch.cat([REWARD, torch.zeros(1)]) / coef).softmax(-1)
-    found = first_token(env, policy).exp()
-    assert (found - best).abs().sum() / 2 < 0.06
-    assert (before.exp() - best).abs().sum() / 2 > 0.1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,7 @@ COMMON = [
     {"actor_normalizer": "action"},
     {"logits_chunk": 2},
 ]
+VARIANTS = ["one-head", "train-mask", "utterances", "all-terminated"]
 OPTIONS = [(kind, options) for kind in KINDS for options in COMMON] + [
     ("cql", {"cql_temperature": 0.5}),
     ("bcq", {"threshold": 0.3}),
@@ -60,9 +63,9 @@ OPTIONS = [(kind, options) for kind in KINDS for options in COMMON] + [
 UNWEIGHTED = {"cql": {"cql_weight": 1.0}, "bcq": {"threshold": 0.0}, "psi": {}}
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
-@pytest.mark.parametrize("variant", ["one-head", "train-mask", "utterances", "all-terminated"])
-def test_terms_match_plain_loops(kind, options, variant):
+@pytest.mark.parametrize(("case", "variant"), [*zip(OPTIONS, cycle(VARIANTS), strict=False)], ids=str)
+def test_terms_match_plain_loops(case, variant):
+    kind, options = case
     heads = 1 if variant == "one-head" else 2
     rows, (_, *tables) = table_rows(seed=3, heads=heads, terminated=True if variant == "all-terminated" else None)
     if variant == "train-mask":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,7 @@ def numpy_rows(rows):
     return {key: value.numpy() for key, value in rows.items()}
 
 
+VARIANTS = ["plain", "train-mask", "utterances", "all-terminated"]
 OPTIONS = [
     {},
     {"gamma": 0.5, "turn_gamma": 0.9},
@@ -61,8 +64,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("variant", ["plain", "train-mask", "utterances", "all-terminated"])
+@pytest.mark.parametrize(("options", "variant"), [*zip(OPTIONS * 2, cycle(VARIANTS), strict=False)], ids=str)
 def test_outputs_match_plain_loops(options, variant):
     rows = make_rows(seed=3)
     rows["token_reward"] *= 0.5
