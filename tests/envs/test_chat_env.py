@@ -88,6 +88,18 @@ def test_every_row_of_an_environment_comes_back(name):
     assert records.turns.tolist() == [sum(t.by_agent for t in from_row(row, env.tokenizer).turns) for row in rows]
 
 
+def test_rows_of_a_chat_that_no_environment_continues():
+    env, seed = make(n=1), torch.tensor([3])
+    rows = say_after(env, env.reset(game_seed=seed), "no").select(*ROW_KEYS)
+    assert torch.equal(env.reset(rows.clone(), set_state=True, game_seed=seed)["tokens"], rows["tokens"])
+    cut, open_ended = rows.clone(), rows.clone()
+    cut["attention_mask"][0, int(rows["attention_mask"].sum()) - 1] = False
+    open_ended["tokens"][0, rows["agent_mask"][0].nonzero()[-1]] = env.tokenizer.encode("a")[0]
+    for damaged, noun in ((cut, "generation prompt"), (open_ended, "an order of tokens")):
+        with pytest.raises(ValueError, match=noun):
+            env.reset(damaged, set_state=True, game_seed=seed)
+
+
 def test_texts_that_do_not_fit():
     class Long:
         def reset(self, seed):

@@ -45,8 +45,8 @@ class ToolText(str):
     """
 
 
-def without_thoughts(text: str, *, begin: str = "<think>", end: str = "</think>") -> str:
-    """An utterance without the thoughts of a reasoning model: what follows the last ``end``.
+def without_thoughts(text: str) -> str:
+    """An utterance without the thoughts of a reasoning model: what follows the last ``</think>``.
 
     A thought without an end is no answer, so nothing of it is left. For ``TextGameEnv(read=without_thoughts)``.
 
@@ -55,9 +55,7 @@ def without_thoughts(text: str, *, begin: str = "<think>", end: str = "</think>"
         >>> without_thoughts("<think>north?</think> go north"), without_thoughts("go <think>nor")
         ('go north', 'go')
     """
-    if end in text:
-        text = text.rpartition(end)[2]
-    return text.partition(begin)[0].strip()
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 class GamePlace(NamedTuple):

@@ -48,6 +48,5 @@ def test_texts_rewards_and_flags():
     assert reply.endswith("\nanswer?")
     assert (reward, terminated, truncated) == (1.0, False, False)
     assert game.step("no")[:4] == ("", 0.0, True, False)  # GEM reports the end as truncated, too
-    game.close()
     with pytest.raises(TypeError, match="NoneType"):
         GemGame(Sums(), observe=lambda text: None).reset(0)

@@ -50,7 +50,6 @@ def test_seeds_flags_and_invalid_actions():
     assert game.step(first)[:4] == (f"saw {first * 2}", 1.0, True, False)
     game.reset(3)
     assert [game.step(other)[3] for _ in range(3)] == [False, False, True]  # by TimeLimit
-    game.close()
 
 
 def test_other_spaces_need_functions():

@@ -16,7 +16,7 @@ class EnvGame:
     """A :class:`~torchrl_lang.envs.LanguageEnv` as a :class:`~torchrl_lang.envs.TextGame`: strings in, strings out.
 
     Use it where games are expected: beside tools (:class:`~torchrl_lang.envs.ToolGame`), in TRL
-    (:func:`~torchrl_lang.envs.adapters.trl`), or to play by hand.
+    (:func:`~torchrl_lang.envs.trl_environment`), or to play by hand.
 
     Args:
         env: the environment, with one row.

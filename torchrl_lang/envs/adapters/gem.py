@@ -72,10 +72,6 @@ class GemGame:
         reply = self._text(observation, info, over=terminated or truncated)
         return reply, reward, terminated, truncated and not terminated, info
 
-    def close(self) -> None:
-        """Close the environment, if it can be closed."""
-        getattr(self.env, "close", lambda: None)()
-
     def _text(self, observation: Any, info: dict[str, Any], *, over: bool) -> str:
         text = "" if observation == TERMINAL_STATE else self.observe(observation)
         suffix = "" if over else info.get("suffix", "")

@@ -77,7 +77,3 @@ class GymnasiumGame:
             return self.invalid
         observation, reward, terminated, truncated, info = self.env.step(action)
         return self.observe(observation), reward, terminated, truncated, info
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()

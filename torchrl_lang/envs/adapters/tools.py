@@ -167,10 +167,6 @@ class ToolGame:
         reward = self.call_reward * len(results) + self.error_reward * sum(result.failed for result in results)
         return ToolText("\n".join(result.text for result in results)), reward, False
 
-    def close(self) -> None:
-        """Close the game."""
-        getattr(self.game, "close", lambda: None)()
-
 
 class QuestionGame:
     """A question of a list, chosen by the seed; the utterance is the answer and ends the game.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, get_args
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
+from torchrl_lang._files import write_file
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.games import Apart, GameSets, TextWorldSpec, build_games, game_texts, split_games
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
@@ -117,9 +117,7 @@ class TextWorldTask(Task):
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
             tokenizer = word_tokenizer(game_texts(games, template, workers=os.cpu_count() or 1, steps=200))
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".writing", delete=False) as file:
-                json.dump(tokenizer.config(), file)
-            os.replace(file.name, path)
+            write_file(path, json.dumps(tokenizer.config()))
         return CharTokenizer.from_config(json.loads(path.read_text(encoding="utf-8")))
 
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> TextWorldEnv:
