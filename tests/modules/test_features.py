@@ -62,21 +62,12 @@ def test_masked_features_and_the_padding_of_features_change_nothing(kind, positi
     assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in trunk.features.parameters())
 
 
-def test_the_causal_kernel_needs_no_mask():
-    trunk, batch, seen = reading()[0].module, feature_rows(), []
-    trunk.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    trunk(*inputs(batch))
-    assert all(call.get("attention_mask") is None and call.get("position_ids") is None for call in seen)
-    assert seen
-
-
 def test_what_does_not_fit_is_refused():
     trunk, batch = reading()[0].module, feature_rows()
     tokens, attention, features, mask = inputs(batch)
     for wrong, error, match in [
         ({"features": features.long()}, TypeError, "must be a float"),
         ({"features": features[:2]}, ValueError, r"must be \[\*B, P, F\]"),
-        ({"features": features[..., :4]}, ValueError, "width 5, got 4"),
         ({"features": features, "features_mask": mask.long()}, TypeError, "must be bool"),
         ({"features": features, "features_mask": mask[:, :2]}, ValueError, "features_mask must have shape"),
         ({}, KeyError, "needs 'features'"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from tests.modules.featured_rows import P, feature_rows, featured, projector, reading
+from tests.modules.featured_rows import P, feature_rows, projector, reading
 from tests.modules.test_decoding import METHODS, K, guidance
 from tests.modules.test_prefix_cache import EXACT, Counter, N, agree, grown, kept_of, lm_of
 from tests.modules.toys import CONTROL, tiny_lm
@@ -119,19 +118,6 @@ def test_a_turn_costs_its_new_tokens_also_of_rows_that_move_in_the_cache():
     assert counter.take() == N * (3 + 2 + K - 2)
 
 
-def test_rows_that_end_and_begin_again_with_other_features():
-    """As in an environment: some rows are done, others start a new episode, with new features."""
-    both, batch = kept_and_anew(actor_of(scale=2.0)), feature_rows(n=N, width=WIDTH, longest=9)
-    for turn in range(5):
-        done = torch.zeros(N, 1, dtype=torch.bool)
-        done[turn % 3 :: 3] = turn > 0
-        out = agree(both, batch.clone().set(DONE, done))
-        new = carried(batch, out["action"])
-        fresh = feature_rows(n=N, width=WIDTH, longest=9, seed=turn + 1)
-        fresh["features"] += turn
-        batch = torch.where(done, fresh, new)
-
-
 def test_prompts_read_in_two_groups():
     """Few rows with many new tokens are read apart from those with few."""
     lm = tiny_lm(max_length=700).double()
@@ -139,21 +125,6 @@ def test_prompts_read_in_two_groups():
     batch = carried(batch, agree(both, batch)["action"])
     batch["features"][2] += 1.0
     agree(both, batch)
-
-
-def test_a_row_and_an_utterance_must_fit_behind_the_features():
-    lm, longest = tiny_lm(max_length=20).double(), 20 - K - P
-    full = TensorDict(tokens=torch.zeros(N, longest + 1, dtype=torch.int64), batch_size=[N])
-    full["attention_mask"] = torch.ones(N, longest + 1, dtype=torch.bool)
-    batch = featured(full, "all")
-    both = kept_and_anew(reading(lm=lm))
-    fits = batch.clone()
-    fits["attention_mask"][:, -1] = False
-    agree(both, fits)
-    for policy in both:
-        with pytest.raises(ValueError, match="beside the features' 3: build the model with max_length=21"):
-            policy(batch.clone())
-    agree(kept_and_anew(reading(lm=lm, positions=False)), batch)  # here only tokens need positions
 
 
 def test_a_reference_of_single_turns_reads_what_the_policy_reads():

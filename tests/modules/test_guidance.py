@@ -132,19 +132,6 @@ def test_the_policy_is_that_of_the_formula(ratio, options):
         torch.testing.assert_close(found, expected[token].float(), rtol=1e-4, atol=1e-5)
 
 
-def test_cached_decoding_is_uncached_decoding():
-    rows = TensorDict(
-        tokens=torch.tensor([[4, 7, 5, 0], [6, 4, 8, 9]]),
-        attention_mask=torch.tensor([[True, True, True, False], [True] * 4]),
-        batch_size=[2],
-    )
-    guidance = LikelihoodGuidance(uneven(0), beta=BETA, ratio=True)
-    options = {"guidance": guidance, "method": "greedy"}
-    found = [UtteranceActor(uneven(2), CONTROL, 6, cached=flag, **options)(rows.clone()) for flag in (True, False)]
-    assert torch.equal(found[0]["action"], found[1]["action"])
-    torch.testing.assert_close(found[0]["token_log_prob"], found[1]["token_log_prob"], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("ratio", [False, True])
 def test_some_tokens_have_the_values_of_all(ratio):
     guidance = LikelihoodGuidance(uneven(0), beta=BETA, ratio=ratio)
@@ -243,11 +230,3 @@ def test_all_that_tie_with_the_last_one_are_kept(tied):
     rule = NextTokenDistribution(top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0))
     assert_same(rule, states)
     assert rule(states)[1].isfinite().sum() == 4 + tied
-
-
-def test_advantages_of_some_tokens():
-    guidance, states = ValueGuidance(*make_heads(), beta=1.0), make_states()
-    tokens = torch.randint(V, (N, 4))
-    torch.testing.assert_close(
-        guidance.advantage(states, tokens), guidance.advantage(states).gather(-1, tokens), rtol=1e-5, atol=1e-5
-    )

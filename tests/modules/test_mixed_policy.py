@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -81,8 +80,6 @@ def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
     assert torch.equal(said["action"] == 2, said["is_example"].expand(2000, 2, 3))
     again = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td.select("tokens"))
     assert torch.equal(again["is_example"], said["is_example"])
-    with pytest.raises(ValueError, match="use the same action_length"):
-        MixedPolicy(say(1, 3), say(2, 4), 0.25)(td)
 
 
 def test_rows_without_an_example_say_what_they_would_say(actor):
@@ -96,13 +93,6 @@ def test_rows_without_an_example_say_what_they_would_say(actor):
     td["done"][1] = True
     said = mixed(actor, 1.0)(td)
     assert torch.equal(said["is_example"], ~said["done"])
-
-
-def test_reading_on_behind_an_example(actor):
-    """The actor remembers what it has read, not what it would have said."""
-    one, other = (env().rollout(3, mixed(actor, prefix_cache=reuse)) for reuse in (True, False))
-    assert torch.equal(one["action"], other["action"])
-    torch.testing.assert_close(one["token_log_prob"], other["token_log_prob"], atol=1e-5, rtol=1e-5)
 
 
 def networks(actor):
@@ -178,15 +168,6 @@ def test_evaluation_finds_the_stream_and_puts_it_back(actor):
     assert torch.equal(policy.stream.generator.get_state(), before)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         assert not mixed(actor, 1.0)(env().reset())["is_example"].any()
-
-
-def test_a_copy_goes_on_with_the_same_turns(actor):
-    policy, td = mixed(actor), env(16).reset()
-    state = torch.get_rng_state()
-    policy(td.clone())
-    twin = pickle.loads(pickle.dumps(policy))  # noqa: S301
-    assert torch.equal(twin(td.clone())["is_example"], policy(td.clone())["is_example"])
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_recurrent_policys_memory_is_its_own(actor):

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 
 from tests.modules.test_decoding import K, guidance, spoken
-from tests.modules.toys import CONTROL, KINDS, TOKENIZER, rows, tiny_lm
+from tests.modules.toys import CONTROL, KINDS, rows, tiny_lm
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.model_runner import prefill_chunks
@@ -255,14 +255,13 @@ def test_autocast_starts_anew():
     torch.testing.assert_close(kept, anew, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_small_changes_show_in_any_precision(dtype):
-    trunk = Trunk(tiny_lm().to(dtype))
+def test_small_changes_show_in_half_precision():
+    trunk = Trunk(tiny_lm().bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         watch = WeightSnapshot([trunk])
         assert watch.unchanged([trunk])
         weight = trunk.model.h[1].attn.c_attn.weight.data
-        weight[3, 5] += weight[3, 5].abs() * (2**-7 if dtype == torch.bfloat16 else 1e-5)
+        weight[3, 5] += weight[3, 5].abs() * 2**-7
         assert not watch.unchanged([trunk])
 
 
@@ -272,22 +271,6 @@ def test_inference_mode_and_back():
         with torch.inference_mode(mode):
             said = agree(actors, batch)["action"]
         batch = grown(batch, said.clone())
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "lora"])
-def test_what_does_not_change_the_model_goes_unnoticed(kind):
-    lm, batch = lora(lm_of()).double() if kind == "lora" else lm_of(kind), rows(N, WIDTH, longest=9)
-    trunk = Trunk(lm, expose_pre_norm=True)
-    actor = UtteranceActor(language_actor(lm), CONTROL, K)
-    watch = WeightSnapshot([trunk])
-    trunk.train()
-    trunk(batch["tokens"])[0].sum().backward()
-    trunk.eval()
-    lm.zero_grad()
-    lm.state_dict()
-    lm.requires_grad_(False)
-    actor(batch)
-    assert watch.unchanged([trunk])
 
 
 def kept_of(actor):
@@ -336,14 +319,6 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind():
     agree(actors, batch)
 
 
-def test_trunks_that_cannot_be_read_piece_by_piece_remember_nothing():
-    lm = causal_lm("bloom", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=80)
-    actors, batch = pair(lm.double().eval()), rows(N, WIDTH, longest=9)
-    for _ in range(2):
-        batch = grown(batch, agree(actors, batch)["action"])
-    assert kept_of(actors[0]) is None
-
-
 def test_a_few_long_rows_are_read_apart():
     length, known = torch.full((100,), 30), torch.full((100,), 22)
     assert prefill_chunks(length, known) == [(None, 8, 30)]
@@ -388,18 +363,6 @@ def test_ragged_rows_go_on_each_at_its_own_position():
         alone = torch.cat([batch["tokens"][row, : length[row]], more[row]])
         expected = trunk(alone[None])[0, -3:]
         torch.testing.assert_close(torch.cat(steps, 1)[row], expected, atol=1e-5, rtol=1e-5)
-
-
-def test_values_may_be_narrower_than_keys():
-    """As in multi-head latent attention."""
-    narrow = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
-    lm = causal_lm("deepseek_v3", vocab_size=11, layers=1, width=16, heads=2, max_length=24, **narrow)
-    trunk, row, cache = Trunk(lm.eval()), torch.randint(11, (2, 9)), RowCache(9)
-    with torch.no_grad():
-        cache.extend(trunk, row[:, :5])
-        for place in range(5, 9):
-            (hidden,) = cache.extend(trunk, row[:, place : place + 1], torch.full((2, 1), place))
-            torch.testing.assert_close(hidden[:, 0], trunk(row)[:, place], rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_mixed_dtypes():

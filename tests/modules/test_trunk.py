@@ -153,21 +153,21 @@ def no_blocks(monkeypatch):
 @pytest.mark.slow
 def test_copies_of_a_compiled_trunk_compile_anew(no_blocks):
     trunk, batch = Trunk(tiny_lm(layers=1)).compile(backend="eager"), rows()
-    before = trunk(batch["tokens"])
+    with torch.no_grad():
+        before = trunk(batch["tokens"])
     other = pickle.loads(pickle.dumps(trunk))  # noqa: S301
     assert other.compiled
     assert not other._compiled
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-        other(batch["tokens"])
-    torch.testing.assert_close(trunk(batch["tokens"]), before)
-    assert not other(batch["tokens"]).isnan().any()
+        assert not torch.allclose(other(batch["tokens"]), before)
+        torch.testing.assert_close(trunk(batch["tokens"]), before)
 
 
 @pytest.mark.slow
 def test_many_modes_do_not_crowd_each_other_out(no_blocks):
-    """Dynamo compiles a function a few times only, here twice, then never again."""
+    """Dynamo compiles a function a few times only, here once, then never again."""
     frames = []
 
     def backend(graph, inputs):
@@ -176,13 +176,12 @@ def test_many_modes_do_not_crowd_each_other_out(no_blocks):
 
     trunk, batch = Trunk(tiny_lm(layers=1), length_groups=1).compile(backend=backend), rows()
     modes = [(True, True, False), (False, True, False), (True, False, True)]
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for n in (1, 4):
-            for training, grad, autocast in modes:
-                trunk.train(training)
-                with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    trunk(batch["tokens"][:n])
-    assert len(frames) == 6
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for training, grad, autocast in modes:
+            trunk.train(training)
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                trunk(batch["tokens"])
+    assert len(frames) == 3
 
 
 def best_cost(length, call):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from functools import partial
 
 import pytest
 import torch
@@ -232,14 +231,6 @@ def test_values_travel_from_a_rollout_into_rows():
 N, T, SLOTS, TURNS = 5, 24, 5, 3
 
 
-def actors_of(lm, *, backend=None):
-    """Makes utterance actors of one language actor, whose trunk is compiled if there is a backend."""
-    language = language_actor(lm)
-    if backend is not None:
-        language[0].module.compile(backend=backend)
-    return partial(UtteranceActor, language, CONTROL, SLOTS, seed=0)
-
-
 def play(actor):
     """Several turns, each answered by a letter: what was said, and its log-probabilities."""
     tokens, length = torch.full((N, T), CONTROL.pad), torch.ones(N, dtype=torch.int64)
@@ -257,24 +248,14 @@ def play(actor):
 
 
 @pytest.mark.slow
-def test_compiled_decoding_says_the_same():
-    lm, guidance = tiny_lm("llama", layers=1), ValueGuidance(heads()[0], beta=2.0)
-    plain, compiled = actors_of(lm), actors_of(lm, backend="eager")
-    for method, reuse in (("sample", True), ("beam", False)):
-        options = {"method": method, "prefix_cache": reuse, "guidance": guidance}
-        for expected, found in zip(play(plain(**options)), play(compiled(**options)), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_one_graph_serves_all_steps_of_all_turns():
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    actor = actors_of(tiny_lm(layers=1), backend=backend)(method="greedy")
-    play(actor)
-    play(actor)
+def test_compiled_decoding_says_the_same_and_one_graph_serves_all_steps_of_all_turns():
+    lm, graphs, said = tiny_lm("llama", layers=1), [], []
+    for backend in (None, lambda graph, inputs: graphs.append(graph) or graph):
+        actor = language_actor(lm)
+        if backend is not None:
+            actor[0].module.compile(backend=backend)
+        options = {"guidance": ValueGuidance(heads()[0], beta=2.0), "seed": 0}
+        said.append(play(UtteranceActor(actor, CONTROL, SLOTS, **options)))
+    for expected, found in zip(*said, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1

@@ -170,14 +170,11 @@ def test_a_state_that_does_not_fit_changes_nothing():
     good = {name: tensor.clone() for name, tensor in reference.state().items()}
     reference.load_state(good)
     missing = {name: tensor for name, tensor in good.items() if not name.endswith("3.bias")}
-    with pytest.raises(ValueError, match=r"differ at \['module.0.module.3.bias'\]"):
-        reference.load_state(missing)
     name = "module.0.module.3.weight"
-    with pytest.raises(ValueError, match="names, shapes or dtypes differ"):
-        reference.load_state({**good, name: good[name].T})
     changed = {**good, name: good[name] + 1, "module.0.module.0.bias": good["module.0.module.0.bias"] + 1}
-    with pytest.raises(ValueError, match=r"differ from the state: \['module.0.module.0.bias'\]"):
-        reference.load_state(changed)
+    for state, where in ((missing, "3.bias"), ({**good, name: good[name].T}, "3.weight"), (changed, "0.bias")):
+        with pytest.raises(ValueError, match=rf"it differs at \['module.0.module.{where}'\]"):
+            reference.load_state(state)
     assert all(torch.equal(good[name], tensor) for name, tensor in reference.state().items())
 
 

@@ -104,9 +104,8 @@ def test_another_width_than_the_policys_and_a_second_reference(cell):
     assert (own[~begins] != 0).any()
 
 
-@cells
-def test_the_exact_divergence(cell):
-    actor = make_recurrent(cell)
+def test_the_exact_divergence():
+    actor = make_recurrent("gru")
     env = recurrent_env(actor, (3,), [KLConstrainedTransform(actor, estimator="exact", policy=actor)])
     assert play(env, actor, 12)["next", "kl"].abs().max() < 1e-6
 
@@ -149,10 +148,9 @@ def collect(collector):
         collector.shutdown()
 
 
-@cells
-def test_in_a_collector(cell):
+def test_in_a_collector():
     """From one batch to the next an episode goes on."""
-    actor, before = make_recurrent(cell), make_recurrent(cell)
+    actor, before = make_recurrent("lstm"), make_recurrent("lstm")
     drift(actor, 0.3)
     collector = Collector(penalized(actor, before), actor, frames_per_batch=9, total_frames=36)
     steps = torch.cat(collect(collector), dim=-1)
@@ -178,11 +176,10 @@ def test_a_batch_of_sequences_in_one_pass(cell):
     torch.testing.assert_close(transform(moments)["next", "ref_log_prob"], expected, rtol=1e-4, atol=1e-5)
 
 
-@cells
-def test_a_policy_is_run_on_the_state_that_it_acted_on(cell):
-    actor = make_recurrent(cell)
+def test_a_policy_is_run_on_the_state_that_it_acted_on():
+    actor = make_recurrent("lstm")
     steps = play(recurrent_env(actor, (3,)), actor, 9)
-    assert (steps["recurrent_state_h" if cell == "lstm" else "recurrent_state"] != 0).any()
+    assert (steps["recurrent_state_h"] != 0).any()
     found = as_policy(actor).log_prob(steps, steps)
     torch.testing.assert_close(found, steps["action_log_prob"], rtol=1e-4, atol=1e-4)
 

@@ -265,8 +265,8 @@ def test_a_row_that_passed_stays_out():
     kl = torch.tensor([[0.5, 1.0, -1.0, 0.1], [0.5, nan, 0.0, 0.0], [1.0, 0.0, -0.5, 0.5]])
     out = KLLimitTransform(LIMIT)(TensorDict(kl=kl, batch_size=[3]))
     assert out["within_kl_limit"].tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
-    for limit, error in ((None, TypeError), ("1", TypeError), (0.0, ValueError), (nan, ValueError)):
-        with pytest.raises(error, match=r"limit must .*got"):
+    for limit in (0.0, nan):
+        with pytest.raises(ValueError, match=r"limit must .*got"):
             KLLimitTransform(limit)
 
 

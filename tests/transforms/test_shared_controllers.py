@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
-import time
 import warnings
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
 
-from tests.processes import METHOD, run
+from tests.processes import METHOD
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     LagrangeKLController,
@@ -125,32 +123,8 @@ def test_the_memory_goes_with_its_last_user():
         cloudpickle.loads(pickled)
 
 
-_KILLED = """
-import os, signal
-from torchrl_lang.modules.controllers import ConstantKLController
-controller = ConstantKLController(0.5).share_memory()
-print(controller.coef.untyped_storage()._share_filename_cpu_()[1].decode().strip("/"), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a folder of shared memory")
-def test_a_killed_process_leaves_nothing_behind():
-    done = run("-c", _KILLED)
-    file = Path("/dev/shm", done.stdout.strip())
-    assert file.name.startswith("torch_")
-    until = time.monotonic() + 30
-    while file.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not file.exists()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_compiled_reward_sees_later_updates(shared):
-    controller = LagrangeKLController(0.5, target=2.0)
-    if shared:
-        controller.share_memory()
-    compilations = []
+def test_a_compiled_reward_sees_later_updates():
+    controller, compilations = LagrangeKLController(0.5, target=2.0).share_memory(), []
 
     def count(graph, inputs):
         compilations.append(graph)
@@ -162,9 +136,8 @@ def test_a_compiled_reward_sees_later_updates(shared):
     assert adjust(reward, kl).tolist() == [0.0, 0.0]
     controller.update(7.0)  # 0.5 + 0.1 * 5
     assert adjust(reward, kl).tolist() == [-1.0, -2.0]
-    if shared:
-        cloudpickle.loads(cloudpickle.dumps(controller)).update(12.0)  # 1 + 0.1 * 10
-        assert adjust(reward, kl).tolist() == [-3.0, -6.0]
+    cloudpickle.loads(cloudpickle.dumps(controller)).update(12.0)  # 1 + 0.1 * 10
+    assert adjust(reward, kl).tolist() == [-3.0, -6.0]
     assert len(compilations) == 1
 
 

@@ -186,9 +186,7 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
     if embedding is not None and not embedding.positions:
         learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
         if not learned and not any(name.endswith("rotary_emb") for name, _ in trunk.model.named_modules()):
-            raise ValueError(
-                f"positions=False needs learned or rotary positions: {type(trunk.model).__name__} has none."
-            )
+            raise ValueError(f"positions=False needs learned or rotary ones: {type(trunk.model).__name__} has none.")
     trunk.features = None if embedding is None else embedding.to(trunk.model.get_input_embeddings().weight.device)
     for module in actor.modules():
         if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:

@@ -95,9 +95,7 @@ def candidate_features(
 def check_sampling_policy(user: str, policy: UtteranceActor) -> None:
     """Raise ValueError unless ``policy`` samples utterances with ends."""
     if policy.method != "sample" or policy.decoder.stop is not None:
-        raise ValueError(
-            f"{user} needs utterances with ends, no stop= and method='sample', got method={policy.method!r}."
-        )
+        raise ValueError(f"{user} needs a policy with method='sample' and no stop=, got method={policy.method!r}.")
 
 
 class CandidateSampler:

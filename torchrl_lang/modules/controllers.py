@@ -61,7 +61,7 @@ class KLController(nn.Module, ABC):
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
         self._process = os.getpid()
-        check_options(coef=(one_number("coef", coef), "[0, inf)"))
+        check_options(coef=(one_number(coef), "[0, inf)"))
         # On the CPU under torch.device(...), too, which building a model on a GPU or on "meta" may have set.
         value = coef.item() if isinstance(coef, Tensor) else float(coef)
         self.register_buffer("coef", torch.tensor(value, dtype=self._dtype, device="cpu"))
@@ -83,7 +83,7 @@ class KLController(nn.Module, ABC):
             ValueError: ``kl`` is not one finite number, or ``n`` is less than 1. The coefficient is unchanged then.
         """
         self._warn_if_stale()
-        value = one_number("kl", kl)
+        value = one_number(kl)
         check_options(kl=(value, "(-inf, inf)"), n=(n, 1))
         self._update(value, operator.index(n))
 
@@ -136,23 +136,12 @@ class KLController(nn.Module, ABC):
         if not self._changes or torch.compiler.is_compiling() or self._process == os.getpid() or self.shared:
             return
         self._process = os.getpid()
-        found = (
-            f"This {type(self).__name__} is not shared with the process that made it: updates there do not arrive here"
-        )
+        found = f"This {type(self).__name__} is not shared: updates in the process that made it do not arrive here"
         warnings.warn(f"{found}. Call share_memory() before it is sent to workers.", RuntimeWarning, stacklevel=3)
 
 
-def one_number(name: str, value: Tensor | float) -> float:
-    """The value of a number or of a tensor with one element, rounded to float32.
-
-    Raises:
-        ValueError: the tensor has more elements, or none.
-        TypeError: it is no number.
-    """
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}: take its mean.")
-    if value is None or isinstance(value, str):
-        raise TypeError(f"{name} must be a number or a tensor of one, got {value!r}.")
+def one_number(value: Tensor | float) -> float:
+    """The value of a number or of a tensor with one element, rounded to float32."""
     return torch.as_tensor(value, dtype=torch.float32, device="cpu").item()
 
 

@@ -168,8 +168,6 @@ class FeatureEmbedding(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Embeddings of features, float ``[*B, P, F] -> [*B, P, H]``."""
-        if values.shape[-1] != self.features:
-            raise ValueError(f"FeatureEmbedding reads features of width {self.features}, got {values.shape[-1]}.")
         return self.project(values.to(next(self.parameters()).dtype))
 
     def embed(self, features: RowFeatures, embedded: Tensor, learned: nn.Module | None) -> Tensor:

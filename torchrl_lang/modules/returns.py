@@ -85,10 +85,8 @@ class ReturnEmbedding(nn.Module):
     def check(self, returns: Tensor, name: str) -> None:
         """Raise ValueError unless all returns, any shape, lie in the range, up to the rounding to a bin."""
         if bool((outside := self.outside(returns)).any()):
-            found = f"got {float(returns[outside][0]):g}: give another one, or train with a wider low and high"
-            raise ValueError(
-                f"{name} must lie in [{self.low:g}, {self.high:g}], the range of the ReturnEmbedding, {found}."
-            )
+            found = f"the range of the ReturnEmbedding, got {float(returns[outside][0]):g}: give another one"
+            raise ValueError(f"{name} must lie in [{self.low:g}, {self.high:g}], {found}.")
 
     def outside(self, returns: Tensor) -> Tensor:
         """True where a return is not in the range, up to the rounding to a bin."""

@@ -91,10 +91,8 @@ def read_heads(
     """
     custom = {name: record.module for name, record in records.items() if record.kind == "custom"}
     if custom.keys() != given.keys():
-        needed = f"needs modules for the heads {custom} of classes that are not this library's"
-        raise ValueError(
-            f"{path.parent} {needed}: give heads={{name: module}} of these and no other, got heads={[*given]}."
-        )
+        needed = f"{path.parent} needs modules for the heads {custom} of classes that are not this library's"
+        raise ValueError(f"{needed}: give heads={{name: module}} of these and no other, got heads={[*given]}.")
     heads: dict[str, Any] = {}
     for name, record in records.items():
         if name not in custom:

@@ -16,8 +16,6 @@ from torchrl.envs import Compose, Transform
 
 from torchrl_lang.schema import ACTION, AGENT_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS, missing_entry
 
-__all__ = ["KL", "REF_LOG_PROB", "ActionKeys", "ActionTransform", "key_list", "last_name", "find_entry", "sibling"]
-
 REF_LOG_PROB = "ref_log_prob"
 KL = "kl"
 _STEP = "_step"  # TorchRL's mask of the rows to step

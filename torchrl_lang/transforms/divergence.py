@@ -28,8 +28,6 @@ from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTra
 from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references import Reference, sum_heads
 
-__all__ = ["Estimator", "KLDivergenceTransform", "MissingLogProb", "ReferenceModelLogProbTransform"]
-
 Estimator = Literal["k1", "k2", "k3", "exact"]
 MissingLogProb = Literal["error", "zero"]
 

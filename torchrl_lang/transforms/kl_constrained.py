@@ -24,8 +24,6 @@ from torchrl_lang.transforms.language_references import as_policy, as_reference
 from torchrl_lang.transforms.references import Reference
 from torchrl_lang.transforms.reward_adjustment import KLLimitTransform, RewardAdjustmentTransform
 
-__all__ = ["KLConstrainedTransform", "KLRewardTransform"]
-
 
 class KLConstrainedTransform(Compose):
     """Penalizes divergence from a reference policy in the reward: :class:`ReferenceModelLogProbTransform`,

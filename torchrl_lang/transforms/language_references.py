@@ -19,8 +19,6 @@ from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD
 from torchrl_lang.transforms.base import ActionKeys, find_entry
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference, Reference
 
-__all__ = ["RowReference", "UtteranceReference", "WrapperReference", "as_policy", "as_reference"]
-
 _TOKENS = ("tokens", "full")
 _ATTENTION = ("masks", "all_attention_mask")
 _ASSISTANT = ("masks", "all_assistant_mask")
@@ -233,9 +231,7 @@ def as_reference(
         reference = ColumnReference(reference)
     if isinstance(reference, Reference):
         if in_keys is not None or action_key is not None:
-            raise ValueError(
-                f"in_keys and action_key are for actors and functions: {type(reference).__name__} has its own."
-            )
+            raise ValueError(f"in_keys and action_key are for actors: a {type(reference).__name__} has its own.")
         return reference
     if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
         reference = frozen_copy(reference)

@@ -24,8 +24,6 @@ from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor, fr
 from torchrl_lang.schema import FEATURES_MASK, missing_entry
 from torchrl_lang.transforms.base import ActionKeys, find_entry, key_list
 
-__all__ = ["ActorReference", "ColumnReference", "FunctionReference", "Reference", "sum_heads"]
-
 _IS_INIT = "is_init"  # TorchRL's mark of the first step of an episode
 _NO_STATE = (
     "Put the transform into the environment, which carries the state; or give it sequences, time last, within "

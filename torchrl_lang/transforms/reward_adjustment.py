@@ -15,8 +15,6 @@ from torchrl_lang.modules.controllers import KLController, as_controller, one_nu
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
 from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
 
-__all__ = ["KLLimitTransform", "RewardAdjustmentTransform"]
-
 _TWICE = (
     "and the penalty would count twice: use the transform in one place, make rows with rows_from_rollout(..., "
     "reward_key=None), or give the RewardAdjustmentTransform of a second reference a raw_key= of its own."
@@ -227,7 +225,7 @@ class KLLimitTransform(ActionTransform):
         mask_out_key: NestedKey = WITHIN_LIMIT,
         done_key: NestedKey | None = None,
     ) -> None:
-        check_options(limit=(one_number("limit", limit), "(0, inf)"))
+        check_options(limit=(one_number(limit), "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([sibling(candidates[0], EPISODE_KL)])

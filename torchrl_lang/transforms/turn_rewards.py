@@ -15,8 +15,6 @@ from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
 from torchrl_lang.transforms.base import find_entry
 
-__all__ = ["EntryReward", "LivingCost", "TurnRewardTransform"]
-
 
 class TurnRewardTransform(Transform):
     """Adds a number to the reward of each turn of a language environment. Abstract.

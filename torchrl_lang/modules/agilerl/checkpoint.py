@@ -86,8 +86,6 @@ class AgileRLModel(_PreTrained):
     def __init__(self, config: AgileRLConfig) -> None:
         super().__init__(config)
         check_options(activation=(config.activation, ACTIVATIONS))
-        if config.hidden_size not in (config.n_embd, 2 * config.n_embd):
-            raise ValueError(f"hidden_size must be n_embd={config.n_embd} or twice that, got {config.hidden_size}.")
         same = ("vocab_size", "n_embd", "n_inner", "layer_norm_epsilon", "initializer_range")
         sizes: dict[str, Any] = {name: getattr(config, name) for name in same}
         inner = GPT2Config(
@@ -199,7 +197,6 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         folder: has ``agent.safetensors`` and ``agent.json``.
 
     Raises:
-        FileNotFoundError: there is no such folder.
         FileError: a file is given, such as AgileRL's checkpoint; or a file is missing or damaged, or is not of an agent
             of ILQL with the heads that its constructor builds.
 
@@ -216,8 +213,6 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
     folder = Path(folder)
     if folder.is_file():
         raise FileError(folder, "is a file; AgileRL's checkpoints are pickles, which are never read", _REMEDY)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}: {_REMEDY}.")
     described = read_json(folder / "agent.json", remedy=_REMEDY)
     weights = read_tensors(folder / "agent.safetensors", remedy=_REMEDY)
     try:

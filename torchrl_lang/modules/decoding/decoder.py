@@ -75,10 +75,8 @@ class Decoder(nn.Module):
         ):
             if head is not None:
                 _check_head(name, head, kind, reads, vocabulary)
-        if self.advantage_weight and (guidance is None or guidance.value is None):
-            raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
-        if self.end_value_weight and guidance is None:
-            raise ValueError("end_value_weight ranks by Q: pass guidance=ValueGuidance(qvalue, beta=…).")
+        if (self.advantage_weight or self.end_value_weight) and guidance is None:
+            raise ValueError("advantage_weight and end_value_weight rank by values: pass guidance=ValueGuidance(…).")
         self.actor, self.rule, self.value = actor, rule, value
         self.control, self.stream, self.stop = control, stream, stop
         if self.cached:

@@ -196,13 +196,11 @@ class FrozenActor(HeldActor):
         """
         own = dict(self._weights())
         kinds, theirs = ({n: (t.shape, t.dtype) for n, t in weights.items()} for weights in (own, state))
-        if differ := [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]:
-            found = f"names, shapes or dtypes differ at {_first(differ)}"
-            raise ValueError(f"The state is of another reference: {found}; convert what holds it first, by .to(dtype).")
-        differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
+        differ = [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]
+        differ = differ or [n for n in self._shared_names if not torch.equal(own[n], state[n].to(own[n].device))]
         if differ:
-            found = f"Weights that the reference shares with the policy differ from the state: {_first(differ)}"
-            raise ValueError(f"{found}: load the policy first, or use frozen_copy(actor, share=False).")
+            advice = "load the policy first, convert it by .to(dtype), or use frozen_copy(actor, share=False)"
+            raise ValueError(f"The state is of another reference, it differs at {_first(differ)}: {advice}.")
         for name in own.keys() - self._shared_names:
             own[name].copy_(state[name])
         self._remember()
