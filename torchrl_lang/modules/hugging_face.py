@@ -60,26 +60,35 @@ def check_causal(lm: PreTrainedModel) -> None:
             ...
         ValueError: BertModel is not causal: a token's state changes with those after it. ...
     """
-    model, embedding = lm.base_model, lm.get_input_embeddings()
+    if lm.base_model in _checked:
+        return
+    found = _change_by_later_tokens(lm.base_model)
+    if found is None:
+        return
+    if found > (_HALF_ROUNDING if lm.dtype.itemsize < 4 else _ROUNDING):
+        advice = "Use a decoder such as 'gpt2', 'llama' or 'qwen2', or a setting like is_decoder=True."
+        changes = "a token's state changes with those after it"
+        raise ValueError(f"{type(lm.base_model).__name__} is not causal: {changes}. {advice}")
+    _checked.add(lm.base_model)
+
+
+def _change_by_later_tokens(model: PreTrainedModel) -> float | None:
+    """The relative difference between the states of tokens that others follow; None if the model cannot run here."""
+    embedding = model.get_input_embeddings()
     length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
     # A forward pass of a part of a sharded model would make this part its root.
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if model in _checked or sharded or min(embedding.weight.shape[0], length) < 2:
-        return
+    if sharded or min(embedding.weight.shape[0], length) < 2:
+        return None
     alike, device = length // 2, embedding.weight.device
     tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
     tokens[0, alike:], tokens[1, alike:] = 0, 1
     try:
         with torch.no_grad(), eval_mode(model), torch.autocast(device.type, enabled=False):
-            hidden = model(inputs_embeds=embedding(tokens), use_cache=False).last_hidden_state[:, :alike]
-        one, other = hidden.double()
-        difference = float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
+            one, other = model(inputs_embeds=embedding(tokens), use_cache=False).last_hidden_state[:, :alike].double()
+        return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
     except RuntimeError:
-        return
-    if difference > (_HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING):
-        advice = "Use a decoder such as 'gpt2', 'llama' or 'qwen2', or a setting like is_decoder=True."
-        raise ValueError(f"{type(model).__name__} is not causal: a token's state changes with those after it. {advice}")
-    _checked.add(model)
+        return None
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

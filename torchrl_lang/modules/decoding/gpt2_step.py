@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
+from transformers import GPT2Config
 from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -19,17 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from torchrl_lang.modules.decoding.cache import RowCache, scores
 from torchrl_lang.modules.trunk import Trunk
 
-# Attributes of plain modules. Models with others (adapters, quantised layers, cross attention) use their own code.
-_PARTS: dict[type, dict[str, type]] = {
-    GPT2Model: {"wte": nn.Embedding, "wpe": nn.Embedding, "drop": nn.Dropout, "h": nn.ModuleList, "ln_f": nn.LayerNorm},
-    GPT2Block: {"ln_1": nn.LayerNorm, "attn": GPT2Attention, "ln_2": nn.LayerNorm, "mlp": GPT2MLP},
-    GPT2Attention: {"c_attn": Conv1D, "c_proj": Conv1D, "attn_dropout": nn.Dropout, "resid_dropout": nn.Dropout},
-    GPT2MLP: {"c_fc": Conv1D, "c_proj": Conv1D, "act": nn.Module, "dropout": nn.Dropout},
-}
-
 # Taken at import, so that faster kernels installed before are used.
-_KINDS: set[Any] = {*_PARTS, *(kind for parts in _PARTS.values() for kind in parts.values())}
-_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS - {nn.Module, nn.ModuleList}}
+_KINDS: Any = (GPT2Model, GPT2Block, GPT2Attention, GPT2MLP, Conv1D, nn.Embedding, nn.LayerNorm, nn.Dropout)
+_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS}
 
 # Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
 _REUSED = 1 << 22
@@ -77,10 +71,15 @@ class GPT2Step:
     def accepts(trunk: Trunk) -> bool:
         """Whether the trunk's model is a plain GPT-2 in evaluation mode, without hooks or adapters, and not sharded."""
         model: Any = trunk.model
-        if trunk.sharded_root is not None or type(trunk) is not Trunk or not _plain(model, GPT2Model):
+        if trunk.sharded_root is not None or type(trunk) is not Trunk or type(model) is not GPT2Model:
             return False
-        patched = any(kind.forward is not forward for kind, forward in _FORWARDS.items())
-        if patched or ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
+        sdpa = model.config._attn_implementation == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+        if not sdpa or any(kind.forward is not forward for kind, forward in _FORWARDS.items()):
+            return False
+        # Models with other parts (adapters, quantised layers, cross attention) use their own code.
+        built = [(name, type(part)) for name, part in model.named_modules()]
+        expected = _parts(model.config.n_layer, model.config.activation_function)
+        if built != expected or not all(map(_plain, model.modules())):
             return False
         parameters = list(model.parameters())
         alike = len({(type(p), p.dtype, p.device) for p in parameters}) == 1 and type(parameters[0]) is nn.Parameter
@@ -182,23 +181,20 @@ def _norm(norm: Any) -> tuple[Any, ...]:
     return norm.normalized_shape, norm.weight, norm.bias, norm.eps
 
 
-def _plain(module: nn.Module, kind: type) -> bool:
-    """Whether a module is as Hugging Face built it, without additions, wrappers or hooks."""
+@cache
+def _parts(layers: int, activation: str) -> list[tuple[str, type]]:
+    """Names and classes of the modules of a model as Hugging Face builds it; none for an unknown activation."""
+    with torch.device("meta"):
+        model = GPT2Model(GPT2Config(n_embd=2, n_layer=layers, n_head=1, activation_function=activation))
+    known = type(model.h[0].mlp.act) in _ACTIVATIONS if layers else False
+    return [(name, type(part)) for name, part in model.named_modules()] if known else []
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether a module is in evaluation mode, without wrappers, and without hooks but those of trunks."""
     own: Any = vars(module)
     hooked = own["_forward_hooks"] or len(own["_forward_pre_hooks"]) > len(_keepers(module))
-    if type(module) is not kind or module.training or hooked or "forward" in own or own.get("_compiled_call_impl"):
-        return False
-    children = own["_modules"]
-    if kind is nn.ModuleList:
-        return all(_plain(child, GPT2Block) for child in children.values())
-    if kind is nn.Embedding:
-        return own["max_norm"] is None
-    if kind is GPT2Attention and own["config"]._attn_implementation != "sdpa":
-        return False
-    parts = dict(_PARTS.get(kind, {}))
-    if kind is GPT2MLP and type(children.get("act")) in _ACTIVATIONS:
-        parts["act"] = type(children["act"])
-    return list(children) == list(parts) and all(_plain(child, parts[name]) for name, child in children.items())
+    return not (module.training or hooked or "forward" in own or own.get("_compiled_call_impl"))
 
 
 def _keepers(module: nn.Module) -> list[Trunk]:

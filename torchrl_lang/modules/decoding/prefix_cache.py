@@ -51,11 +51,9 @@ class WeightSnapshot:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._probes: dict[torch.device, Tensor] = {}
         self._modules = list(modules)
         tensors = _tensors(modules)
         self._facts = _facts(modules, tensors)
-        self._longest = max((2 * t.numel() // t.shape[0] for t in tensors if t.ndim > 1 and t.numel()), default=0)
         self._values = self._read(tensors)
 
     def unchanged(self, modules: Sequence[nn.Module]) -> bool:
@@ -79,20 +77,15 @@ class WeightSnapshot:
                 parts.setdefault((read.device, read.dtype), []).append(read)
         return [torch.cat(found) for found in parts.values()]
 
-    def _project(self, tensor: Tensor) -> Tensor:
+    @staticmethod
+    def _project(tensor: Tensor) -> Tensor:
         if tensor.ndim < 2 or tensor.numel() == 0:
             return tensor if tensor.ndim == 1 else tensor.reshape(-1)
         matrix = tensor.flatten(1)
-        probe = self._probe(matrix.shape[1], tensor.device)
+        probe = 1 + torch.arange(matrix.shape[1], device=tensor.device).sin() / 2  # no entry near zero
         if matrix.dtype in (torch.float32, torch.float64):
             return matrix.mv(probe.to(matrix.dtype))
         return torch.cat([chunk.float().mv(probe) for chunk in matrix.split(max(_CHUNK // matrix.shape[1], 1))])
-
-    def _probe(self, length: int, device: torch.device) -> Tensor:
-        if device not in self._probes:
-            drawn = torch.rand(self._longest, generator=torch.Generator().manual_seed(0)) - 0.5
-            self._probes[device] = (drawn + drawn.sign() / 2).to(device)  # no entry near zero
-        return self._probes[device][:length]
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
