@@ -105,7 +105,7 @@ def test_a_column_of_the_data():
     assert "ref_log_prob" in out.keys()
     with pytest.raises(KeyError, match="'elsewhere'"):
         KLConstrainedTransform(ColumnReference("elsewhere"))(data.copy())
-    with pytest.raises(ValueError, match="for actors and functions: ColumnReference"):
+    with pytest.raises(ValueError, match="for actors: a ColumnReference"):
         KLConstrainedTransform("stored", action_key="move")
     with pytest.raises(TypeError, match=r"A reference is an actor with get_dist, .*, got Linear"):
         KLConstrainedTransform(nn.Linear(3, 4))

@@ -194,7 +194,8 @@ def _plain(module: nn.Module) -> bool:
     """Whether a module is in evaluation mode, without wrappers, and without hooks but those of trunks."""
     own: Any = vars(module)
     hooked = own["_forward_hooks"] or len(own["_forward_pre_hooks"]) > len(_keepers(module))
-    return not (module.training or hooked or "forward" in own or own.get("_compiled_call_impl"))
+    replaced = "forward" in own or own.get("_compiled_call_impl") or own.get("max_norm")
+    return not (module.training or hooked or replaced)
 
 
 def _keepers(module: nn.Module) -> list[Trunk]:
