@@ -26,6 +26,8 @@ SHORTER = {
         "32, seed=1": "4, seed=1",
         "games=64": "games=4",
         "policy, 15)": "policy, 1)",
+        "tokenizer, 32, seed=2": "tokenizer, 4, seed=2",
+        "steps=4,": "steps=1,",
         "row_buffer(rows, 16": "row_buffer(rows, 4",
     },
     "collector_loop.py": {"64 * 12": "8 * 12", "64 * 36": "8 * 36", "batch_size=[64]": "batch_size=[8]"},
