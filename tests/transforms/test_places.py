@@ -169,12 +169,6 @@ def test_sampling_twice_adjusts_the_stored_reward_once():
             torch.testing.assert_close(step["raw_reward"], step["observation"].sum(-1, keepdim=True))
 
 
-@pytest.mark.slow
-def test_a_compiled_step_of_the_exact_divergence():
-    transform, actor, _ = drifted("composite", estimator="exact", policy=make_actor("composite"))
-    compiled_step(TransformedEnv(make_env("composite", (3,)), transform), actor)
-
-
 def test_to_moves_the_reference_and_its_numbers():
     """In float64 the reference scores in float64; structure follows to the meta device; the policy stays."""
     transform, actor, before = drifted()

@@ -49,8 +49,6 @@ def own_head(head: nn.Module) -> nn.Module:
 
 def describe_heads(heads: Mapping[str, nn.Module], lm: PreTrainedModel) -> dict[str, HeadRecord]:
     """The records of heads; ``lm`` is the model whose embedding a tied head reads."""
-    if wrong := [name for name, head in heads.items() if non_finite(head.named_parameters())]:
-        raise ValueError(f"The heads {wrong} have weights that are not finite: they are not saved.")
     if empty := [name for name, head in heads.items() if not _weights_of(head).state_dict()]:
         raise ValueError(f"The heads {empty} have no weights: give a network, such as loss.target_qvalue_network().")
     return {name: _describe(name, head, lm) for name, head in heads.items()}
