@@ -79,16 +79,13 @@ class StackedHeads(nn.Module):
         if self.kind == "mlp":
             first = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
             return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
-        if self.kind == "deep":
-            x = torch.baddbmm(self.in_bias.unsqueeze(1), hidden.expand(n, -1, -1), self.in_weight.mT)
-            x = torch.baddbmm(
-                self.mid_bias.unsqueeze(1), _norm(x, self.norm1_weight, self.norm1_bias).relu(), self.mid_weight.mT
-            )
-            return _norm(x, self.norm2_weight, self.norm2_bias).relu()
-        x = _norm(hidden, self.norm1_weight, self.norm1_bias)  # [n, N, H]
+        deep, first = self.kind == "deep", (self.norm1_weight, self.norm1_bias)
+        x = hidden.expand(n, -1, -1) if deep else _norm(hidden, *first)  # [n, N, H]
         x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)
-        x = torch.baddbmm(self.mid_bias.unsqueeze(1), F.gelu(x), self.mid_weight.mT)
-        return _norm(hidden + self.dropout(x), self.norm2_weight, self.norm2_bias)
+        x = _norm(x, *first).relu() if deep else F.gelu(x)
+        x = torch.baddbmm(self.mid_bias.unsqueeze(1), x, self.mid_weight.mT)
+        x = _norm(x if deep else hidden + self.dropout(x), self.norm2_weight, self.norm2_bias)
+        return x.relu() if deep else x
 
     def outputs(self, hidden: Tensor) -> Tensor:
         """Output of the last layer, ``[N, H] -> [n, N, out]``."""

@@ -11,6 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from torchrl_lang._checks import have_shapes
 from torchrl_lang.functional import categorical_entropy, shift_left
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
@@ -43,8 +44,7 @@ class RowTokenDistribution(Distribution):
         Args:
             value: int64 ``[*B, T]``: the rows' own tokens.
         """
-        if value.shape != self._batch.shape:
-            raise ValueError(f"Expected tokens of shape {tuple(self._batch.shape)}, got {tuple(value.shape)}.")
+        have_shapes((TOKENS, value, tuple(self._batch.shape)))
         batch = self._batch
         if batch.empty:
             return batch.zeros()

@@ -47,13 +47,12 @@ class UtteranceReference(ActorReference):
         advice = "It is the turn to score. For whole rows pass RowReference(frozen_copy(actor)) as the reference."
         action = find_entry(type(self).__name__, self.action_keys.action[0], advice, tensordict)
         done: Any = tensordict.get(DONE, None)
-        out = torch.zeros(action.shape, device=action.device)
-        alive: Any = slice(None) if done is None or not done.any() else ~done.squeeze(-1)
-        if isinstance(alive, Tensor) and not alive.any():
-            return out
+        alive = torch.ones_like(action[..., 0], dtype=torch.bool) if done is None else ~done.squeeze(-1)
+        if not alive.any():
+            return torch.zeros(action.shape, device=action.device)
         with self.frozen.eval_mode():
             found = self._dist(self.inputs(tensordict)[alive]).token_log_prob(action[alive])
-        return found if isinstance(alive, slice) else out.to(found.dtype).index_put((alive,), found)
+        return found.new_zeros(action.shape).index_put((alive,), found)
 
     distribution = Reference.distribution  # the exact divergence would be a sum over all utterances
 
