@@ -42,19 +42,20 @@ def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
 
 @pytest.mark.slow
 def test_a_recording_killed_at_any_step_is_resumed(tmp_path, q_source):
-    folder, expected = tmp_path / "history", q_source.history()
+    folder, expected = tmp_path / "history", q_source.history()[..., :2].exclude("action_log_prob")
+    q_source.steps = 2
     q_source.blocks = lambda part: expected.split(part, -1)  # which need not be played again for each kill
     found = set()
-    for _ in kills(lambda: record_history(folder, q_source, part=30)):
+    for _ in kills(lambda: record_history(folder, q_source, part=1)):
         if (folder / "manifest.json").exists():
             partial = load_history(folder, unfinished=True)
             found.add(partial.recorded)
             assert (partial.steps == expected[..., : partial.recorded]).all()
-        resumed = record_history(folder, q_source, part=30)
+        resumed = record_history(folder, q_source, part=1)
         assert resumed.complete
-        assert (load_history(folder).steps == expected).all()
+        assert (resumed.steps == expected).all()
         shutil.rmtree(folder)
-    assert found == {30, 60}
+    assert found == {1, 2}
 
 
 def test_resuming_with_other_parts(tmp_path, q_source):

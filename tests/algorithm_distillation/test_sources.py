@@ -18,6 +18,7 @@ from torchrl_lang.algorithm_distillation.sources import (
 )
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
 
+STEPS = 30
 DECAY = LinearDecay(1.0, 0.25, fraction=(0.5, 0.5))
 
 
@@ -38,12 +39,12 @@ def key_door(streams=2):
 
 
 SOURCES = {
-    "q": lambda **kwargs: QLearning(room(), 60, decay=DECAY, **kwargs),
-    "q_key_door": lambda **kwargs: QLearning(key_door(), 60, decay=DECAY, **kwargs),
-    "ucb": lambda **kwargs: UCB(bandit(), 60, **kwargs),
-    "expert": lambda **kwargs: NoisyExpert(room(), 60, decay=DECAY, **kwargs),
-    "posterior": lambda **kwargs: PosteriorSampling(room(), 60, **kwargs),
-    "posterior_noisy": lambda **kwargs: PosteriorSampling(key_door(), 60, decay=DECAY, **kwargs),
+    "q": lambda **kwargs: QLearning(room(), STEPS, decay=DECAY, **kwargs),
+    "q_key_door": lambda **kwargs: QLearning(key_door(), STEPS, decay=DECAY, **kwargs),
+    "ucb": lambda **kwargs: UCB(bandit(), STEPS, **kwargs),
+    "expert": lambda **kwargs: NoisyExpert(room(), STEPS, decay=DECAY, **kwargs),
+    "posterior": lambda **kwargs: PosteriorSampling(room(), STEPS, **kwargs),
+    "posterior_noisy": lambda **kwargs: PosteriorSampling(key_door(), STEPS, decay=DECAY, **kwargs),
 }
 
 
@@ -143,11 +144,11 @@ def test_noisy_expert_is_that_of_a_plain_loop():
 def test_the_flags_and_numbers_of_every_history(make):
     source = make()
     history = source.history()
-    assert history.shape == (*source.env.batch_size, 60)
+    assert history.shape == (*source.env.batch_size, STEPS)
     flat = history.flatten(0, 1)
     for stream in flat.unbind(0):
         episode, step = 0, 0
-        for t in range(60):
+        for t in range(STEPS):
             assert (stream["episode"][t].item(), stream["episode_step"][t].item()) == (episode, step)
             limit = step + 1 == source.env.episode_length
             assert stream["done"][t].item() == (limit or stream["terminated"][t].item())

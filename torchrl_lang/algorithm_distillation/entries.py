@@ -40,7 +40,7 @@ class Discrete:
         Without ``wait`` numbers out of range raise RuntimeError, on a GPU in a later call: it is not waited for.
         """
         if value.is_floating_point() or value.shape[-1] != len(self.sizes):
-            raise ValueError(f"'{name}' must be {len(self.sizes)} integers, got {_kind(value)}.")
+            raise ValueError(f"'{name}' must be {len(self.sizes)} integers, got {value.dtype} {list(value.shape)}.")
         # A tensor of the sizes would be copied to the device, which waits for it.
         parts = zip(self.sizes, value.unbind(-1), strict=True)
         outside = torch.stack([((part < 0) | (part >= size)).any() for size, part in parts]).any()
@@ -66,15 +66,6 @@ class Continuous:
 
     def __post_init__(self) -> None:
         check_options(size=(self.size, 1))
-
-    def check(self, name: str, value: Tensor, *, wait: bool = True) -> None:
-        """Raise ValueError unless the entry holds real numbers, ``[*B, size]``."""
-        if not value.is_floating_point() or value.shape[-1] != self.size:
-            raise ValueError(f"'{name}' must be a float of {self.size} numbers, got {_kind(value)}.")
-
-
-def _kind(value: Tensor) -> str:
-    return f"{value.dtype} of shape {list(value.shape)}"
 
 
 Entry = Discrete | Continuous

@@ -108,10 +108,6 @@ class ADLoss(LossModule):
         """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
         return [getattr(self.tensor_keys, name) for name in self._entries]
 
-    @in_keys.setter
-    def in_keys(self, values: list[NestedKey]) -> None:
-        raise AttributeError("The entries that the loss reads are named with set_keys().")
-
     @property
     def _entries(self) -> list[str]:
         further = {"observation": DONE, "log_prob": ACTION_LOG_PROB}

@@ -29,7 +29,7 @@ from torchrl_lang.schema import (
     PREDICTED_OBSERVATION,
     PREDICTED_REWARD,
     REWARD,
-    missing_entry,
+    entry,
 )
 
 __all__ = ["ADTransformer", "load_ad_model", "save_ad_model"]
@@ -153,19 +153,16 @@ class ADTransformer(TensorDictModuleBase):
                 call also for a number out of range.
             RuntimeError: a number is out of range in a later call, which does not wait for a GPU to read it.
         """
-        if missing := [key for key in self.in_keys if tensordict.get(key, None) is None]:
-            advice = "Sample windows with HistoryWindows.buffer()."
-            raise missing_entry(type(self).__name__, missing, tensordict, advice)
-        clock = tensordict.get(EPISODE_STEP)
+        clock = entry(tensordict, EPISODE_STEP)
         batch, length = clock.shape[:-1], clock.shape[-1]
         if length > self.context:
             raise ValueError(f"Windows have at most context={self.context} steps, got {length}.")
-        observation = tensordict.get(OBSERVATION).reshape(*clock.shape, -1)
+        observation = entry(tensordict, OBSERVATION).reshape(*clock.shape, -1)
         if not torch.compiler.is_compiling():
-            action = tensordict.get(ACTION).reshape(*clock.shape, -1)
+            action = entry(tensordict, ACTION).reshape(*clock.shape, -1)
             self.check_entries(observation, action, clock[..., None], wait=not self._checked)
             self._checked = True
-        columns = (observation, self.actions(tensordict), tensordict.get(REWARD).reshape(clock.shape), clock)
+        columns = (observation, self.actions(tensordict), entry(tensordict, REWARD).reshape(clock.shape), clock)
         flat = (column.reshape(-1, *column.shape[len(batch) :]) for column in columns)
         hidden, _ = self.trunk(Steps.of_windows(*flat))
         return hidden.reshape(*batch, length, -1)
@@ -181,7 +178,7 @@ class ADTransformer(TensorDictModuleBase):
         """Raise unless observations, actions ``[*S, D]`` and steps in episodes ``[*S, 1]`` lie in their ranges."""
         kinds = {OBSERVATION: self.observation, ACTION: self.action, EPISODE_STEP: Discrete([self.episode_length])}
         for (name, kind), value in zip(kinds.items(), entries, strict=True):
-            if value is not None:
+            if value is not None and isinstance(kind, Discrete):
                 kind.check(name, value, wait=wait)
 
 

@@ -143,12 +143,11 @@ def in_context_report(
         >>> report.late_beats_early.p_value > 0.01, report.share_of_optimal.mean < 0.3
         (True, True)
     """
-    if returns.ndim != 4 or not returns.numel():
-        raise ValueError(f"returns must have shape [seeds, tasks, streams, episodes], got {list(returns.shape)}.")
     check_options(last=(last, 1))
-    n_tasks, episodes = returns.shape[1], returns.shape[3]
-    if episodes < 2 * last:
-        raise ValueError(f"Late and early episodes of last={last} need {2 * last} episodes, got {episodes}.")
+    if returns.ndim != 4 or not returns.numel() or returns.shape[3] < 2 * last:
+        expected = f"[seeds, tasks, streams, episodes] with 2 * last = {2 * last} episodes or more"
+        raise ValueError(f"returns must have shape {expected}, got {list(returns.shape)}.")
+    n_tasks = returns.shape[1]
     numbers = torch.arange(n_tasks) if tasks is None else torch.as_tensor(tasks)
     have_shapes(("optimal", optimal, (n_tasks,)), ("tasks", numbers, (n_tasks,)))
     for kind, values in (("returns", returns), ("optimal", optimal)):
@@ -227,11 +226,10 @@ def paired_test(larger: Tensor, smaller: Tensor, *, draws: int = 10_000, seed: i
         >>> paired_test(torch.tensor([3.0, 2.0, 5.0]), torch.tensor([1.0, 1.0, 1.0]))
         PairedTest(pairs=3, difference=2.3333333333333335, wins=1.0, p_value=0.125)
     """
-    if larger.ndim != 1 or larger.shape != smaller.shape or not len(larger):
-        raise ValueError(f"A paired test needs two vectors of one length, got {larger.shape} and {smaller.shape}.")
     difference = (larger - smaller).double().cpu()
-    if not difference.isfinite().all():
-        raise ValueError("A paired test needs finite figures.")
+    if larger.ndim != 1 or larger.shape != smaller.shape or not len(larger) or not difference.isfinite().all():
+        found = f"shapes {list(larger.shape)} and {list(smaller.shape)} with the differences {difference.tolist()}"
+        raise ValueError(f"A paired test needs two vectors of one length with finite numbers, got {found}.")
     n = len(difference)
     is_exact = n <= _EXACT
     total = 1 << n if is_exact else draws

@@ -126,10 +126,8 @@ class TabularSource(ABC):
     def __init__(self, env: HiddenTaskEnv, steps: int, *, seed: int = 0) -> None:
         tasks = env.fixed_task
         if env.batch_dims != 2 or tasks is None or (tasks != tasks[:, :1]).any():
-            raise ValueError(
-                f"A source needs an environment of batch size [tasks, streams] with one task in each row, got "
-                f"{list(env.batch_size)}: give task=numbers[:, None] and batch_size=[len(numbers), streams]."
-            )
+            found = f"{list(env.batch_size)}: give task=numbers[:, None] and batch_size=[len(numbers), streams]"
+            raise ValueError(f"A source needs batch size [tasks, streams] with one task in each row, got {found}.")
         check_options(steps=(steps, 1))
         self.tasks = [env.describe_task(number) for number in tasks[:, 0].tolist()]
         self.env, self.steps, self.seed, self.streams = env, steps, seed, env.batch_size[1]
@@ -142,29 +140,29 @@ class TabularSource(ABC):
 
     # -- methods of an algorithm ---------------------------------------------------------------------------------------
 
-    @abstractmethod
+    settings: tuple[str, ...] = ()
+    """Names of the options of the algorithm, which describe its histories."""
+    decay: LinearDecay | None = None
+    """Of the probability of a uniform action; None for none."""
+
     def _begin(self, random: RandomStream) -> None:
         """Begin all streams, ``N = tasks * streams``."""
+        self._fraction = None if self.decay is None else self.decay.draw(self._n, random)
 
     @abstractmethod
     def _best(self) -> Tensor:
         """The greedy actions, bool ``[N, A]``, at least one per row."""
 
     @abstractmethod
-    def _epsilon(self, progress: float) -> Tensor:
-        """The probability of a uniform action, float ``[N]``, after the share ``progress`` of the history."""
-
-    @abstractmethod
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         """Learn from a step: states, action, reward (float32) and whether the task has ended, each ``[N]``."""
 
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON."""
-
     def describe(self) -> dict[str, Any]:
         """Algorithm, options, seed and environment as JSON, for the manifest of a history."""
-        return {"algorithm": type(self).__name__, "seed": self.seed, **self.options(), "env": self.env.describe()}
+        settings = {name: getattr(self, name) for name in self.settings}
+        if self.decay is not None:
+            settings["decay"] = asdict(self.decay)
+        return {"algorithm": type(self).__name__, "seed": self.seed, **settings, "env": self.env.describe()}
 
     # -- the history ---------------------------------------------------------------------------------------------------
 
@@ -184,65 +182,39 @@ class TabularSource(ABC):
         observed = self.env.reset()
         random = RandomStream(generator=torch.Generator(self._device).manual_seed(self.seed))
         self._begin(random)
-        self._episode = torch.zeros(self._n, dtype=torch.int64, device=self._device)
+        self._episode = torch.zeros(self.env.batch_size, dtype=torch.int64, device=self._device)
         self._episode_step = torch.zeros_like(self._episode)
         for first in range(0, self.steps, length):
-            rows: list[dict[str, Tensor]] = []
+            rows: list[TensorDict] = []
             for step in range(first, min(first + length, self.steps)):
                 row, observed = self._step(observed, step, random)
                 rows.append(row)
-            yield self._block(rows)
+            yield torch.stack(rows, -1).cpu()  # histories are kept and sampled on the CPU
 
-    def _step(self, observed: TensorDict, step: int, random: RandomStream) -> tuple[dict[str, Tensor], TensorDict]:
-        env, n = self.env, self._n
-        state = env.state.reshape(n)
-        action, log_prob = epsilon_greedy(self._best(), self._epsilon(step / self.steps), random)
-        acted = TensorDict({ACTION: action.reshape(env.batch_size)}, env.batch_size)
-        following = env.step(acted).get("next")
-        reward, terminated = following.get(REWARD).reshape(n), following.get(TERMINATED).reshape(n)
-        self._learn(state, action, reward, env.state.reshape(n), terminated)
-        done = following.get(DONE)
+    def _step(self, observed: TensorDict, step: int, random: RandomStream) -> tuple[TensorDict, TensorDict]:
+        env, shape = self.env, self.env.batch_size
+        state, epsilon = env.state.flatten(), torch.zeros(self._n, device=self._device)
+        if self.decay is not None:
+            epsilon = self.decay.at(step / self.steps, self._fraction)
+        action, log_prob = epsilon_greedy(self._best(), epsilon, random)
+        following = env.step(TensorDict({ACTION: action.view(shape)}, shape)).get("next")
+        outcome = {key: following.get(key) for key in (REWARD, DONE, TERMINATED)}
+        self._learn(state, action, outcome[REWARD].flatten(), env.state.flatten(), outcome[TERMINATED].flatten())
         row = {
-            OBSERVATION: observed.get(OBSERVATION).flatten(0, 1),
-            ACTION: action,
-            REWARD: reward[:, None],
-            DONE: done.reshape(n, 1),
-            TERMINATED: terminated[:, None],
-            ACTION_LOG_PROB: log_prob,
+            OBSERVATION: observed.get(OBSERVATION),
+            ACTION: action.view(shape),
+            **outcome,
+            ACTION_LOG_PROB: log_prob.view(shape),
             EPISODE: self._episode,
             EPISODE_STEP: self._episode_step,
         }
-        over = done.reshape(n)
+        over = outcome[DONE].squeeze(-1)
         self._episode = self._episode + over
         self._episode_step = torch.where(over, 0, self._episode_step + 1)
-        return row, env.maybe_reset(following)
-
-    def _block(self, rows: list[dict[str, Tensor]]) -> TensorDict:
-        shape = (*self.env.batch_size, len(rows))
-        columns = {key: torch.stack([row[key] for row in rows], 1) for key in rows[0]}
-        # Histories are kept and sampled on the CPU.
-        return TensorDict({key: value.unflatten(0, shape[:2]).cpu() for key, value in columns.items()}, shape)
+        return TensorDict(row, shape), env.maybe_reset(following)
 
 
-class _NoisySource(TabularSource):
-    """A source with uniform noise that decays over the history."""
-
-    def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = SLOW_DECAY, seed: int = 0) -> None:
-        super().__init__(env, steps, seed=seed)
-        self.decay = decay
-
-    def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON."""
-        return {"decay": asdict(self.decay)}
-
-    def _begin(self, random: RandomStream) -> None:
-        self._fraction = self.decay.draw(self._n, random)
-
-    def _epsilon(self, progress: float) -> Tensor:
-        return self.decay.at(progress, self._fraction)
-
-
-class QLearning(_NoisySource):
+class QLearning(TabularSource):
     r"""Tabular Q-learning (Watkins and Dayan 1992) with epsilon-greedy actions, one table per stream.
 
     .. math:: Q(s, a) \leftarrow Q(s, a) + \alpha\, (r + \gamma\, (1 - terminated) \max_{a'} Q(s', a') - Q(s, a))
@@ -261,10 +233,12 @@ class QLearning(_NoisySource):
         >>> from torchrl_lang.algorithm_distillation.sources import QLearning
         >>> from torchrl_lang.envs.grids import DarkRoomEnv
         >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 4])
-        >>> reward = QLearning(env, 2000).history()["reward"].mean((0, 1))
+        >>> reward = QLearning(env, 600).history()["reward"].mean((0, 1))
         >>> bool(reward[:100].mean() < 0.3 < 0.8 < reward[-100:].mean())
         True
     """
+
+    settings = ("learning_rate", "gamma")
 
     def __init__(
         self,
@@ -276,13 +250,9 @@ class QLearning(_NoisySource):
         decay: LinearDecay = SLOW_DECAY,
         seed: int = 0,
     ) -> None:
-        super().__init__(env, steps, decay=decay, seed=seed)
+        super().__init__(env, steps, seed=seed)
         check_options(learning_rate=(learning_rate, "[0, 1]"), gamma=(gamma, "[0, 1]"))
-        self.learning_rate, self.gamma = learning_rate, gamma
-
-    def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON."""
-        return {"learning_rate": self.learning_rate, "gamma": self.gamma, **super().options()}
+        self.learning_rate, self.gamma, self.decay = learning_rate, gamma, decay
 
     def _begin(self, random: RandomStream) -> None:
         super()._begin(random)
@@ -328,6 +298,8 @@ class UCB(TabularSource):
         (tensor([[[0, 1, 2]]]), True)
     """
 
+    settings = ("exploration",)
+
     def __init__(self, env: HiddenTaskEnv, steps: int, *, exploration: float = 1.0, seed: int = 0) -> None:
         super().__init__(env, steps, seed=seed)
         if env.n_states != 1:
@@ -335,14 +307,10 @@ class UCB(TabularSource):
         check_options(exploration=(exploration, "[0, inf)"))
         self.exploration = exploration
 
-    def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON."""
-        return {"exploration": self.exploration}
-
     def _begin(self, random: RandomStream) -> None:
+        super()._begin(random)
         self._pulls = torch.zeros(self._n, self.env.n_actions, dtype=torch.float64, device=self._device)
         self._earned = torch.zeros_like(self._pulls)
-        self._zero = torch.zeros(self._n, device=self._device)
 
     def _best(self) -> Tensor:
         # Every row has made the same number of pulls.
@@ -351,16 +319,13 @@ class UCB(TabularSource):
         score = torch.where(self._pulls == 0, torch.inf, score)
         return score == score.amax(-1, keepdim=True)
 
-    def _epsilon(self, progress: float) -> Tensor:
-        return self._zero
-
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         place = action[:, None]
         self._pulls.scatter_add_(1, place, torch.ones_like(place, dtype=torch.float64))
         self._earned.scatter_add_(1, place, reward[:, None].to(torch.float64))
 
 
-class NoisyExpert(_NoisySource):
+class NoisyExpert(TabularSource):
     """An optimal policy with uniform noise that decays over the history (arXiv 2312.12275).
 
     Nothing is trained: the expert has the task and follows a shortest path, or pulls the best arm. Actions that are
@@ -380,6 +345,10 @@ class NoisyExpert(_NoisySource):
         True
     """
 
+    def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = SLOW_DECAY, seed: int = 0) -> None:
+        super().__init__(env, steps, seed=seed)
+        self.decay = decay
+
     def _best(self) -> Tensor:
         return self.env.optimal_actions().flatten(0, 1)
 
@@ -387,7 +356,7 @@ class NoisyExpert(_NoisySource):
         """The expert has nothing to learn."""
 
 
-class PosteriorSampling(_NoisySource):
+class PosteriorSampling(TabularSource):
     """Thompson sampling over the tasks of a family of rooms (posterior sampling, arXiv 1306.0940).
 
     The learner has the rules of the family, but not its task. It draws a task from those that agree with all rewards
@@ -417,7 +386,8 @@ class PosteriorSampling(_NoisySource):
     def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = NO_NOISE, seed: int = 0) -> None:
         if not isinstance(env, RoomEnv):
             raise ValueError(f"PosteriorSampling needs a room, whose rewards are not random, got {type(env).__name__}.")
-        super().__init__(env, steps, decay=decay, seed=seed)
+        super().__init__(env, steps, seed=seed)
+        self.decay = decay
 
     def _begin(self, random: RandomStream) -> None:
         super()._begin(random)

@@ -167,9 +167,8 @@ def split_tasks(
     numbers = torch.arange(tasks) if isinstance(tasks, int) else torch.as_tensor(tasks, dtype=torch.int64).flatten()
     held_out = [round(share * len(numbers)) for share in (validation, test)]
     if min(validation, test) < 0 or sum(held_out) >= len(numbers) or len(numbers.unique()) < len(numbers):
-        raise ValueError(
-            f"validation={validation} and test={test} leave none of {len(numbers)} different tasks to train on."
-        )
+        shares = f"validation={validation} and test={test}"
+        raise ValueError(f"{shares} leave none of {len(numbers)} different tasks to train on.")
     order = numbers[torch.from_numpy(np.random.default_rng(seed).permutation(len(numbers)))]
     parts = order.split([len(numbers) - sum(held_out), *held_out])
     return TaskSplit(*(part.sort().values for part in parts))

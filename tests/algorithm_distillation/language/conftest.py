@@ -5,6 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate, TextRecord
+from torchrl_lang.algorithm_distillation.language.block_rows import _BLOCK
 
 MOVES = ["stay", "north", "south", "west", "east"]
 CELLS = Quantizer(range(9))
@@ -62,7 +63,7 @@ def parse_blocks(template, text):
     """The records of a text of blocks."""
     records, place = [], 0
     while place < len(text):
-        match = template._regex.match(text, place)
+        match = _BLOCK.match(text, place)
         query, response, word = match.groups()
         records.append(TextRecord(query=query, response=response, reward=float(template.reward.read([word])[0])))
         place = match.end()

@@ -18,7 +18,6 @@ from torchrl_lang.algorithm_distillation.language import (
     pack_blocks,
     template_tokenizer,
 )
-from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows
 from torchrl_lang.text import word_tokenizer
 
 TEMPLATE = StepTemplate("spelled", [Quantizer(range(3))] * 2, Quantizer(range(5), list("snSwe")), Quantizer([0, 1]))
@@ -48,12 +47,9 @@ def test_windows_of_both_formats_are_the_same_steps(learning):
     assert (rows[-1] == expected[-1]).all()
 
 
-def test_records_of_both_formats():
+def test_records_of_text_tasks():
     blocks = HistoryDataset(RECORDS, "language", 100, template=BLOCKS, tokenizer=LETTERS, loss_on="all")
     assert (blocks[range(len(blocks))] == pack_blocks(RECORDS, BLOCKS, LETTERS, 100, loss_on="all").rows).all()
-    rows = HistoryDataset(RECORDS, "rl", 20, tokenizer=LETTERS)
-    assert len(rows) == 9
-    assert (rows[range(9)] == completion_rows(RECORDS, LETTERS, 20)).all()
 
 
 def test_batches_of_a_loader(learning):
@@ -80,7 +76,8 @@ def test_wrong_options_raise(learning):
         (learning, "rl", {"template": TEMPLATE}),
         (learning, "language", {"template": TEMPLATE}),
     ):
-        with pytest.raises(TypeError, match="A template is for the language format"):
+        with pytest.raises(TypeError, match="A template and a tokenizer are for the language format"):
             HistoryDataset(history, format, 12, **options)
+    rows = HistoryDataset(learning, "rl", 12)
     with pytest.raises(IndexError):
-        HistoryDataset(RECORDS, "rl", 20, tokenizer=LETTERS)[9]
+        rows[len(rows)]

@@ -1,5 +1,7 @@
 """Metrics against plain loops, and a tiny model that learns to predict rewards."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,8 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch.distributions import Categorical
 
 from tests.algorithm_distillation.language.conftest import discrete_template, random_steps
-from torchrl_lang.algorithm_distillation import LearningHistory
 from torchrl_lang.algorithm_distillation.language import (
     BlockTemplate,
-    HistoryDataset,
     Quantizer,
     StepRows,
     StepTemplate,
@@ -113,33 +113,31 @@ def test_next_tokens_are_those_of_a_plain_loop(kind, generator):
 def test_a_tiny_model_learns_to_predict_rewards():
     """Rooms of nine cells with hidden goals: the context shows where the reward is."""
     env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 12], episode_length=6, seed=0)
-    source = NoisyExpert(env, 60, seed=0)
-    history = LearningHistory(source.history(), source.tasks)
     moves = Quantizer(range(5), ["stay", "north", "south", "west", "east"])
     template = StepTemplate("compact", [Quantizer(range(3))] * 2, moves, Quantizer([0, 1]))
     tokenizer = template_tokenizer(template)
-    options = {"template": template, "tokenizer": tokenizer, "at_episode_start": True}
-    rows = HistoryDataset(history, "language", 30, loss_on="all", **options)
+    rows_of = StepRows(template, tokenizer, loss_on="all")
+    steps = NoisyExpert(env, 60, seed=0).history().flatten(0, 1).unflatten(1, (3, LENGTH)).flatten(0, 1)
+    rows, draw = rows_of(steps), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    actor = language_actor(causal_lm(vocab_size=tokenizer.vocab_size, layers=2, width=32, heads=2, max_length=121))
-    loss, draw = BCLoss(actor), torch.Generator().manual_seed(0)
+    length = rows["tokens"].shape[1]
+    actor = language_actor(causal_lm(vocab_size=tokenizer.vocab_size, layers=2, width=32, heads=2, max_length=length))
+    loss = BCLoss(actor)
 
     def batch():
-        return rows[torch.randint(len(rows), (32,), generator=draw).tolist()]
+        return rows[torch.randint(len(rows), (24,), generator=draw)]
 
-    for _ in train_steps(loss, batch, adamw(loss, 5e-3), steps=STEPS, max_grad_norm=1.0):
+    for _ in train_steps(loss, batch, adamw(loss, 8e-3), steps=STEPS, max_grad_norm=1.0):
         pass
-    fresh = NoisyExpert(env, 30, seed=1)  # other histories of the same rooms
-    held_out = StepRows(template, tokenizer)(fresh.history().flatten(0, 1))
-    found = reward_accuracy(actor, held_out, template, tokenizer)
+    held_out = rows_of(NoisyExpert(env, LENGTH, seed=1).history().flatten(0, 1))  # other histories of the same rooms
+    found, tokens = reward_accuracy(actor, held_out, template, tokenizer), next_token_metrics(actor, held_out)
     assert found["exact"] > found["constant_exact"] + 0.1
     assert found["squared_error"] < 0.7 * found["constant_squared_error"]
     assert found["rank_correlation"] > 0.5
-    tokens = next_token_metrics(actor, held_out)
-    assert tokens["accuracy/observation"] > 0.8
+    assert tokens["accuracy/observation"] > 0.45  # a third without learning
 
 
-STEPS = 150
+STEPS, LENGTH = 100, 20
 
 
 VALUES = [-10.0, -1.0006, -1.0005, -1.0, 0.0, 3.0]
@@ -153,7 +151,7 @@ def tokenizer():
 
 def packed(tokenizer, template=None, values=VALUES, row_length=150):
     draw = np.random.default_rng(0)
-    rewards = [*draw.choice(values, 13, p=[0.1, 0.1, 0.1, 0.3, 0.3, 0.1]), 3.0]
+    rewards = [*draw.choice(values, 7, p=[0.1, 0.1, 0.1, 0.3, 0.3, 0.1]), 3.0]
     records = [TextRecord(query=f"q{at}", response="r", reward=float(each)) for at, each in enumerate(rewards)]
     return pack_blocks(records, template or BlockTemplate(), tokenizer, row_length).rows, np.array(rewards)
 
@@ -166,32 +164,30 @@ def actor_for(tokenizer, length):
 
 def plain_probabilities(actor, context, sequences):
     """Of each sequence of tokens after a context, if nothing but these sequences may be written; in plain loops."""
-    found = []
-    for sequence in sequences:
-        probability = 1.0
+
+    @cache
+    def odds_after(prefix):
+        tokens = torch.tensor([[*context, *prefix]])
+        row = {"tokens": tokens, "attention_mask": torch.ones_like(tokens, dtype=torch.bool)}
+        with torch.no_grad():
+            return actor.get_dist(TensorDict(row, [1])).probs[0, -1].double()
+
+    found = np.ones(len(sequences))
+    for number, sequence in enumerate(sequences):
         for place, token in enumerate(sequence):
             following = {each[place] for each in sequences if each[:place] == sequence[:place]}
-            if len(following) == 1:
-                continue
-            tokens = torch.tensor([context + list(sequence[:place])])
-            row = {"tokens": tokens, "attention_mask": torch.ones_like(tokens, dtype=torch.bool)}
-            with torch.no_grad():
-                odds = actor.get_dist(TensorDict(row, [1])).probs[0, -1].double()
-            probability *= float(odds[token] / odds[sorted(following)].sum())
-        found.append(probability)
-    return np.array(found)
+            if len(following) > 1:
+                odds = odds_after(sequence[:place])
+                found[number] *= float(odds[token] / odds[sorted(following)].sum())
+    return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_full", [False, True])
-def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer, is_full):
+def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer):
     """Also where a row has no room for the longest reward in place of its last one."""
-    rows, rewards = packed(tokenizer)
-    row_length = 150
-    if is_full:
-        row_length = 1 + int((rows["attention_mask"].sum(-1) - 1).sum())
-        rows, rewards = packed(tokenizer, row_length=row_length)
-        assert rows["attention_mask"].all()
+    rows, _ = packed(tokenizer)
+    row_length = 1 + int((rows["attention_mask"].sum(-1) - 1).sum())
+    rows, rewards = packed(tokenizer, row_length=row_length)
+    assert rows["attention_mask"].all()
     actor = actor_for(tokenizer, row_length + 8)
     sequences = [tuple(tokenizer.encode(f" {value}") + tokenizer.encode("\n\n")[:1]) for value in VALUES]
     best, mean = [], []
@@ -203,10 +199,10 @@ def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer, is_full):
                 assert probability.sum() == pytest.approx(1)
                 best.append(VALUES[probability.argmax()])
                 mean.append(float(probability @ VALUES))
-    assert len(best) == len(rewards) == 14
+    assert len(best) == len(rewards) == 8
     place = [VALUES.index(value) for value in rewards]
     chosen = np.array([VALUES.index(value) for value in best])
-    share = np.bincount(place, minlength=6) / 14
+    share = np.bincount(place, minlength=6) / 8
     expected = {
         "exact": np.mean(np.array(best) == rewards),
         "within_one": np.mean(abs(chosen - place) <= 1),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_lang.algorithm_distillation import PromptedPolicy
@@ -13,7 +14,6 @@ from torchrl_lang.algorithm_distillation.language import (
     parse_steps,
     template_tokenizer,
 )
-from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
 
@@ -70,21 +70,19 @@ def play(policy, steps, streams=6):
 
 
 def test_an_empty_prompt_changes_nothing():
-    env = DarkRoomEnv(3, task=torch.arange(6)[:, None], batch_size=[6, 1], episode_length=7)
-    nothing = NoisyExpert(env, 3).history().flatten(0, 1)[:, :0]
     policy = policy_of("compact")
-    assert play(PromptedPolicy(policy, nothing), 10) == play(policy_of("compact"), 10)
+    assert play(PromptedPolicy(policy, TensorDict(batch_size=[2, 0])), 5, 2) == play(policy_of("compact"), 5, 2)
     assert policy.text(0)
 
 
-@pytest.mark.parametrize("kind", ["compact", "spelled", "sparse"])
+@pytest.mark.parametrize("kind", ["spelled", "sparse"])
 def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
     policy = policy_of(kind)
-    happened = play(policy, 40)
+    happened = play(policy, 30, streams=4)
     longest = policy._longest
     for stream, steps in enumerate(happened):
         found = parse_steps(policy.text(stream), policy.template)
-        assert 0 < len(found) < 40, "episodes have left"
+        assert 0 < len(found) < 30, "episodes have left"
         kept = steps[len(steps) - len(found) :]
         assert steps[len(steps) - len(found) - 1]["done"], "it begins with an episode"
         for key in ("observation", "action"):
@@ -101,7 +99,7 @@ def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "steps"), [("compact", None), ("sparse", None), ("sparse", 16)])
+@pytest.mark.parametrize(("kind", "steps"), [("compact", None), ("sparse", 16)])
 def test_the_cache_changes_nothing_when_episodes_leave(kind, steps):
     seen = {}
     for cached in (True, False):
@@ -112,8 +110,8 @@ def test_the_cache_changes_nothing_when_episodes_leave(kind, steps):
             logits.append(values[:, words]),
             sample(values, words),
         )[1]
-        seen[cached, "steps"] = play(policy, 45)
-        assert sum(step["done"] for step in seen[cached, "steps"][0]) > 5
+        seen[cached, "steps"] = play(policy, 30, streams=3)
+        assert sum(step["done"] for step in seen[cached, "steps"][0]) > 3
     torch.testing.assert_close(torch.stack(seen[True]), torch.stack(seen[False]), atol=1e-4, rtol=1e-4)
     assert seen[True, "steps"] == seen[False, "steps"]
 
@@ -172,13 +170,12 @@ def test_actions_of_several_numbers():
     assert set(played[0][:, 1].tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(("truncates", "end"), [(True, "stopped"), (False, "finished")])
-def test_an_end_of_unknown_kind_is_that_of_the_option(truncates, end):
-    policy = policy_of("spelled", truncates=truncates)
+def test_an_end_of_unknown_kind_is_a_truncation():
+    policy = policy_of("spelled")
     policy.begin(1)
     policy.act(torch.tensor([[0, 0]]))
     policy.observe(torch.tensor([1.0]), torch.tensor([True]))
-    assert policy.text(0).endswith(f" got 1 {end}")
+    assert policy.text(0).endswith(" got 1 stopped")
 
 
 def test_an_episode_longer_than_the_context_raises():

@@ -93,10 +93,10 @@ def test_other_words_are_not_read(quantizer, word):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Quantizer([1, 0]), "increase"),
-        (lambda: Quantizer([]), "without white space"),
-        (lambda: Quantizer([0, 1], ["a"]), "2 values need as many different words"),
-        (lambda: Quantizer([0, 1], ["a", "a"]), "2 values need as many different words"),
+        (lambda: Quantizer([1, 0]), "has increasing values"),
+        (lambda: Quantizer([]), "as many different words"),
+        (lambda: Quantizer([0, 1], ["a"]), "as many different words"),
+        (lambda: Quantizer([0, 1], ["a", "a"]), "as many different words"),
         (lambda: Quantizer([0], ["a b"]), "without white space"),
         (lambda: Quantizer([0], outside="clip"), "outside must be one of .*, got 'clip'"),
         (lambda: Quantizer.bins(1, 0, 2), r"high - low must lie in \(0, inf\)"),

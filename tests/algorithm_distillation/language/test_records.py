@@ -136,8 +136,8 @@ def test_impossible_splits_raise():
     records = many()
     with pytest.raises(ValueError, match=r"There is no run \['c'\]: the runs are \['a', 'b'\]"):
         split_texts(records, test_runs=["c"])
-    with pytest.raises(ValueError, match=r"validation must lie in \[0, 1\], got 2"):
-        split_texts(records, validation=2)
+    with pytest.raises(ValueError, match=r"No episode is left for a part with validation=-0\.1"):
+        split_texts(records, validation=-0.1)
     with pytest.raises(ValueError, match="No episode is left for a part"):
         split_texts(records, test_runs=["a", "b"])
     with pytest.raises(ValueError, match=r"No episode is left for a part with validation=0\.5, test=0\.5"):

@@ -47,20 +47,11 @@ def test_discrete_histories_are_read_as_they_were(generator):
 @pytest.mark.parametrize("numbers", ["bins", "decimals"])
 def test_continuous_histories_are_read_as_they_were_quantised(numbers, generator):
     templates = [continuous_template(kind, numbers) for kind in ("compact", "spelled", "sparse")]
-    for number, steps in enumerate(random_histories(generator, 200, continuous=True)):
+    for number, steps in enumerate(random_histories(generator, 100, continuous=True)):
         template = templates[number % 3]
         found = parse_steps(steps_to_text(steps, template), template)
         check_equal(found, steps if numbers == "decimals" else quantised(steps, template))
-
-
-@pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
-def test_a_long_history_is_read_as_it_was(kind, numbers, generator):
-    is_discrete = numbers == "discrete"
-    template = discrete_template(kind) if is_discrete else continuous_template(kind, numbers)
-    steps = random_steps(generator, 100, continuous=not is_discrete)
-    text = steps_to_text(steps, template)
-    check_equal(parse_steps(text, template), steps if is_discrete else quantised(steps, template))
-    assert steps_to_text(parse_steps(text, template), template) == text
+        assert steps_to_text(found, template) == steps_to_text(steps, template)
 
 
 def test_the_words_of_a_step(kind, generator):

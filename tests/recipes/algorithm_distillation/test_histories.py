@@ -1,7 +1,5 @@
 """Histories to train on: windows that resume exactly, and that no task of validation or test is in."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -55,7 +53,7 @@ def assert_same(one, other):
 # -- windows that are replaced --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("done", [0, EVERY, 2 * EVERY + 3])
+@pytest.mark.parametrize("done", [EVERY, 2 * EVERY + 3])
 def test_windows_resume_exactly(done):
     """In the middle of a block, and at its border."""
     whole = windows_of(seed=3)
@@ -73,7 +71,7 @@ def test_windows_resume_exactly(done):
 # -- held-out tasks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["noise", "q_learning", "key_door", "ucb"])
+@pytest.mark.parametrize("name", ["q_learning", "ucb"])
 def test_windows_have_the_training_tasks_and_no_others(name, drawn):
     options = HistoryOptions(**{**SMALL, **FAMILIES[name]})
     windows = history_windows(options, length=LENGTH, batch_size=BATCH, seed=0)
@@ -87,10 +85,9 @@ def test_windows_have_the_training_tasks_and_no_others(name, drawn):
         assert all(torch.equal(batch[key], steps[key]) for key in (OBSERVATION, "action", REWARD))
 
 
-@pytest.mark.parametrize("source", ["posterior", "q_learning"])
-def test_no_window_shows_a_reward_at_a_held_out_goal(source):
+def test_no_window_shows_a_reward_at_a_held_out_goal():
     """The content alone: a step after a reward, in the same episode, is at the goal."""
-    options = {"size": 4, "episode_length": 9, "source": source, "streams": 20, "history_episodes": 10}
+    options = {"size": 4, "episode_length": 9, "source": "posterior", "streams": 20, "history_episodes": 10}
     windows, split = windows_of(**options, skip_episodes=1), TaskFamily(HistoryOptions(**{**SMALL, **options})).split
     found = set()
     for _ in range(4 * EVERY):
@@ -137,7 +134,7 @@ def recorded(folder, which="all", **options):
     return record_history(folder, source_on(made, TaskFamily(made).env(numbers, 2), seed=5))
 
 
-@pytest.mark.parametrize("name", ["posterior", "q_learning", "ucb"])
+@pytest.mark.parametrize("name", ["q_learning", "ucb"])
 def test_a_recorded_history_is_used_without_its_held_out_tasks(name, tmp_path, drawn):
     options = FAMILIES[name]
     history = recorded(tmp_path / "history", **options)
@@ -152,17 +149,6 @@ def test_a_recorded_history_is_used_without_its_held_out_tasks(name, tmp_path, d
     assert [found.task_numbers.tolist() for found in drawn] == [split.train.tolist()]
 
 
-def test_recorded_windows_resume_exactly(tmp_path):
-    recorded(tmp_path / "history")
-    whole, begun, resumed = (windows_of(history=tmp_path / "history") for _ in range(3))
-    batches = [whole.sample() for _ in range(30)]
-    for _ in range(13):
-        begun.sample()
-    resumed.load_state_dict(begun.state_dict())
-    for expected in batches[13:]:
-        assert_same(resumed.sample(), expected)
-
-
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
@@ -170,23 +156,12 @@ def test_recorded_windows_resume_exactly(tmp_path):
         (FAMILIES["key_door"], {}, "recorded with .*DarkKeyDoorEnv.*, but these options give .*DarkRoomEnv"),
         (FAMILIES["ucb"], {**FAMILIES["ucb"], "split_seed": 1}, "recorded with .*'probabilities'.*, but these options"),
         ({"which": "held_out"}, {}, r"has none of the tasks to train on, \[0"),
-    ],
-)
-def test_histories_of_other_tasks_are_refused(before, now, message, tmp_path):
-    recorded(tmp_path / "history", **before)
-    with pytest.raises(ValueError, match=message):
-        windows_of(**now, history=tmp_path / "history")
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "message"),
-    [
         (FAMILIES["q_learning"], {}, "algorithm QLearning with noise, but source=posterior"),
         (FAMILIES["noise"], FAMILIES["expert"], "with noise, but source=expert"),
         (FAMILIES["expert"], FAMILIES["noise"], "without noise, but source=noise"),
     ],
 )
-def test_histories_of_another_source_are_refused(before, now, message, tmp_path):
+def test_other_histories_are_refused(before, now, message, tmp_path):
     recorded(tmp_path / "history", **before)
     with pytest.raises(ValueError, match=message):
         windows_of(**now, history=tmp_path / "history")
@@ -211,29 +186,9 @@ def test_bad_options(options, message):
 # -- families of tasks ----------------------------------------------------------------------------------------------
 
 
-TASKS = {
-    "dark_room": {"size": 5},
-    "random_start": {"size": 5, "start": "random"},
-    "dark_key_door": {"env": "dark_key_door", "size": 3},
-    "bandit": {"env": "bandit", "arms": 3, "tasks": 40},
-}
-
-
-@pytest.fixture(params=TASKS)
-def options(request):
-    return TASKS[request.param]
-
-
 def numbers(**options):
     """All tasks of a family, in the order of their numbers."""
     return torch.cat(list(TaskFamily(FamilyOptions(**options)).split)).sort().values.tolist()
-
-
-def test_the_parts_of_a_split_are_disjoint(options):
-    split = TaskFamily(FamilyOptions(**options)).split
-    for one, other in itertools.combinations(split, 2):
-        assert not set(one.tolist()) & set(other.tolist())
-    assert len(set(numbers(**options))) == sum(map(len, split))
 
 
 @pytest.mark.parametrize(

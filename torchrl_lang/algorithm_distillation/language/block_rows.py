@@ -1,4 +1,4 @@
-"""Rows of text tasks: blocks of prompt, completion and reward, packed by epoch, or one row for each record."""
+"""Rows of text tasks: blocks of prompt, completion and reward, packed by epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -19,12 +19,13 @@ from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.records import TextRecord, group_episodes, in_epoch_order
 from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, stack_rows
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
-from torchrl_lang.schema import AGENT_MASK, EPISODE, REWARD, TOKEN_LOG_PROB
-from torchrl_lang.text import Episode, Tokenizer, Turn, to_rows
+from torchrl_lang.text import Tokenizer
 
-__all__ = ["BlockTemplate", "PackedBlocks", "completion_rows", "pack_blocks"]
+__all__ = ["BlockTemplate", "PackedBlocks", "pack_blocks"]
 
-_PATTERN = re.compile(r"(.*?)\{query\}(.*?) \{response\}\n(.*?) \{reward\}(\n.*)", re.DOTALL)
+_TEXTS = ("Prompt: ", "\nCompletion:", "Reward:", "\n\n")
+"""Before the prompt, the completion and the reward, and after the reward."""
+_BLOCK = re.compile(r"Prompt: (.*?)\nCompletion: (.*?)\nReward: (\S+)\n\n", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,6 @@ class BlockTemplate:
 
     Args:
         reward: quantizer of the reward.
-        pattern: text with ``{query}``, then ``{response}`` and ``{reward}`` between a space and a line break.
-
-    Raises:
-        ValueError: the pattern has other fields.
 
     Examples:
         >>> from torchrl_lang.algorithm_distillation.language import BlockTemplate, Quantizer, TextRecord
@@ -52,26 +49,12 @@ class BlockTemplate:
     """
 
     reward: Quantizer = field(default_factory=Quantizer.decimals)
-    pattern: str = "Prompt: {query}\nCompletion: {response}\nReward: {reward}\n\n"
-
-    def __post_init__(self) -> None:
-        if not _PATTERN.fullmatch(self.pattern):
-            raise ValueError(f"A pattern has {{query}}, ' {{response}}\\n' and ' {{reward}}\\n', got {self.pattern!r}.")
-
-    @property
-    def _texts(self) -> list[str]:
-        """The texts before the prompt, the completion and the reward, and after the reward."""
-        return list(_PATTERN.split(self.pattern)[1:-1])
-
-    @property
-    def after(self) -> str:
-        """The text after the reward."""
-        return self._texts[-1]
+    after: ClassVar[str] = _TEXTS[-1]
+    """The text after the reward."""
 
     def prompt(self, query: str) -> str:
         """The text after which a model writes the completion, with a space before it."""
-        before, after, *_ = self._texts
-        return f"{before}{query}{after}"
+        return f"{_TEXTS[0]}{query}{_TEXTS[1]}"
 
     def segments(self, record: TextRecord) -> list[tuple[str, TokenKind]]:
         """The parts of a block, which are encoded each on its own, so that no token is of two kinds.
@@ -80,13 +63,12 @@ class BlockTemplate:
             ValueError: the reward has no word.
         """
         (word,) = self.reward.write(torch.tensor([record.reward], dtype=torch.float64))
-        *_, before, after = self._texts
         return [
             (self.prompt(record.query), TokenKind.FORMAT),
             (f" {record.response}\n", TokenKind.ACTION),
-            (before, TokenKind.FORMAT),
+            (_TEXTS[2], TokenKind.FORMAT),
             (f" {word}", TokenKind.REWARD),
-            (after, TokenKind.FORMAT),
+            (self.after, TokenKind.FORMAT),
         ]
 
     def can_write(self, record: TextRecord) -> bool:
@@ -96,14 +78,10 @@ class BlockTemplate:
             ValueError: the reward has no word.
         """
         parts = self.segments(record)
-        match = self._regex.match("".join(part for part, _ in parts))
+        text = "".join(part for part, _ in parts)
+        match = _BLOCK.match(text)
         found = (record.query, record.response, parts[3][0][1:])
-        return match is not None and match.end() == len(match.string) and match.groups() == found
-
-    @property
-    def _regex(self) -> re.Pattern[str]:
-        first, second, third, last = map(re.escape, self._texts)
-        return re.compile(rf"{first}(.*?){second} (.*?)\n{third} (\S+){last}", re.DOTALL)
+        return match is not None and match.end() == len(text) and match.groups() == found
 
     def write(self, record: TextRecord) -> str:
         """The text of a block.
@@ -205,66 +183,3 @@ def _encode(record: TextRecord, template: BlockTemplate, tokenizer: Tokenizer) -
     earned = torch.zeros(len(ids))
     earned[(kind == TokenKind.ACTION).nonzero()[-1]] = record.reward
     return ids, kind, earned
-
-
-def completion_rows(records: Sequence[TextRecord], tokenizer: Tokenizer, row_length: int) -> TensorDict:
-    """One row for each record, ``[N]``, in the schema of this library: the prompt, then the completion.
-
-    Records with ``query_tokens`` and ``response_tokens`` keep these ids, except that a row has control tokens of its
-    own: an end of the action that was recorded is the agent's. In a run that records control tokens, such as those of
-    :class:`RunRecorder`, a response without it was cut off: its end is not the
-    agent's.
-
-    If all records have ``response_tokens`` and ``log_probs``, there is an entry ``token_log_prob``, float32 ``[N, T]``,
-    zero elsewhere. Further entries are ``reward`` float32 ``[N, 1]``, that of the completion, and ``episode`` int64
-    ``[N]``, the epoch.
-
-    Raises:
-        ValueError: a row does not fit, or a text cannot be encoded.
-
-    Examples:
-        >>> from torchrl_lang.text import CharTokenizer
-        >>> from torchrl_lang.algorithm_distillation.language import TextRecord
-        >>> from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows
-        >>> tokenizer = CharTokenizer.from_alphabet("abc")
-        >>> record = TextRecord(query="a", response="bc", reward=0.5, response_tokens=(1, 2), log_probs=(-1, -2))
-        >>> rows = completion_rows([record], tokenizer, 8)
-        >>> rows["token_log_prob"], rows["token_reward"]
-        (tensor([[ 0.,  0.,  0., -1., -2.,  0.,  0.,  0.]]), tensor([[0.0000, ..., 0.5000, 0.0000, 0.0000]]))
-    """
-    control = set(tokenizer.control.ids())
-    marked = {each.run for each in records if control.intersection(each.query_tokens + each.response_tokens)}
-    episodes = [Episode(_turns(each, tokenizer, each.run in marked), terminated=True) for each in records]
-    rows = to_rows(episodes, tokenizer, row_length)
-    rows[REWARD] = torch.tensor([[each.reward] for each in records], dtype=torch.float32)
-    rows[EPISODE] = torch.tensor([each.epoch for each in records])
-    if all(each.response_tokens and each.log_probs for each in records):
-        rows[TOKEN_LOG_PROB] = _log_probs(records, rows[AGENT_MASK])
-    return rows
-
-
-def _turns(record: TextRecord, tokenizer: Tokenizer, is_marked: bool) -> list[Turn]:
-    """Prompt and completion; with ``is_marked`` a completion without its end token was cut off."""
-    control, query, response = tokenizer.control, record.query_tokens, record.response_tokens
-    has_end = response[-1:] == (control.end_of_action,)
-    if control.marks_turns:  # otherwise they are in the strings of the chat template
-        query = tuple(token for token in query if token not in control.ids())
-    return [
-        Turn(record.query, tokens=query if record.query_tokens else None),
-        Turn(
-            record.response,
-            record.reward,
-            closed=has_end or not response or not is_marked,
-            tokens=response[: len(response) - has_end] if response else None,
-        ),
-    ]
-
-
-def _log_probs(records: Sequence[TextRecord], agent_mask: Tensor) -> Tensor:
-    """The log-probabilities of the completions' tokens, float32 ``[N, T]``; zero on an end that was not recorded."""
-    out = torch.zeros(agent_mask.shape)
-    first = agent_mask.long().argmax(-1).tolist()
-    for place, record in enumerate(records):
-        end = first[place] + len(record.log_probs)
-        out[place, first[place] : end] = torch.tensor(record.log_probs)
-    return out

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.algorithm_distillation.history import LearningHistory
-from torchrl_lang.algorithm_distillation.language.block_rows import completion_rows, pack_blocks
+from torchrl_lang.algorithm_distillation.language.block_rows import pack_blocks
 from torchrl_lang.algorithm_distillation.language.records import TextRecord
 from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, StepRows
 from torchrl_lang.algorithm_distillation.windows import HistoryWindows
@@ -23,14 +23,13 @@ __all__ = ["HistoryDataset"]
 class HistoryDataset(Dataset[TensorDictBase]):
     """Items of a learning history for a ``DataLoader``, in the RL format or in the language format.
 
-    ==========  ==============================================  ======================================================
-    history     ``format="rl"``                                 ``format="language"``
-    ==========  ==============================================  ======================================================
-    RL task     windows of ``length`` steps, the entries of     the text of these windows as rows, see
-                :class:`LearningHistory`                        :class:`StepRows`
-    text task   one row of ``length`` tokens for each record    rows of ``length`` tokens of packed blocks, see
-                                                                :func:`pack_blocks`
-    ==========  ==============================================  ======================================================
+    ==========  ============================================  ========================================================
+    history     ``format="rl"``                               ``format="language"``
+    ==========  ============================================  ========================================================
+    RL task     windows of ``length`` steps, the entries of   the text of these windows as rows, see
+                :class:`LearningHistory`                      :class:`StepRows`
+    text task   -                                             rows of ``length`` tokens, see :func:`pack_blocks`
+    ==========  ============================================  ========================================================
 
     An item is a tensordict. A list of indices makes one batch, which a ``DataLoader`` does with
     ``collate_fn=HistoryDataset.collate``.
@@ -40,7 +39,7 @@ class HistoryDataset(Dataset[TensorDictBase]):
         format: "rl" or "language".
         length: steps of a window of an RL task, tokens of a row of a text task.
         template: with "language": a :class:`StepTemplate` or :class:`BlockTemplate`.
-        tokenizer: with "language" or a text task.
+        tokenizer: with "language".
         loss_on: with "language": "actions" (completions), or "all" tokens.
         **windows: of an RL task: options of :class:`~torchrl_lang.algorithm_distillation.HistoryWindows`, such as
             ``tasks`` and ``skip_episodes``.
@@ -51,7 +50,7 @@ class HistoryDataset(Dataset[TensorDictBase]):
 
     Raises:
         ValueError: ``format`` is unknown, or there is no window.
-        TypeError: the template or the tokenizer is missing, or not needed.
+        TypeError: the template or the tokenizer is missing, or not needed; or a text task has no RL format.
 
     Examples:
         >>> from torch.utils.data import DataLoader
@@ -85,8 +84,8 @@ class HistoryDataset(Dataset[TensorDictBase]):
     ) -> None:
         check_options(format=(format, ("rl", "language")))
         is_rl = isinstance(history, LearningHistory)
-        if (template is None) == (format == "language") or (tokenizer is None) != (is_rl and format == "rl"):
-            raise TypeError("A template is for the language format, a tokenizer for that and for text tasks.")
+        if {template is None, tokenizer is None} != {format == "rl"} or (format == "rl" and not is_rl):
+            raise TypeError("A template and a tokenizer are for the language format, the only one of text tasks.")
         self.left_out: list[TextRecord] = []
         self._windows: HistoryWindows | None = None
         self._to_rows: StepRows | None = None
@@ -94,10 +93,8 @@ class HistoryDataset(Dataset[TensorDictBase]):
         if isinstance(history, LearningHistory):
             self._windows = HistoryWindows(history, length, **windows)
             self._to_rows = None if tokenizer is None else StepRows(template, tokenizer, loss_on=loss_on)
-        elif tokenizer is not None and template is not None:
-            self._rows, self.left_out = pack_blocks(history, template, tokenizer, length, loss_on=loss_on, **windows)
         elif tokenizer is not None:
-            self._rows = completion_rows(history, tokenizer, length, **windows)
+            self._rows, self.left_out = pack_blocks(history, template, tokenizer, length, loss_on=loss_on, **windows)
 
     def __len__(self) -> int:
         """Number of items."""

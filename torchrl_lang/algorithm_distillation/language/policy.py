@@ -48,7 +48,6 @@ class LanguageHistoryPolicy(StreamPolicy):
         temperature: of the action words; at 0 the most likely ones are taken.
         seed: seed of the sampling; default from the operating system.
         cached: False reads whole rows for each action, with the same actions, but slower.
-        truncates: how an episode ends of which :meth:`observe` is only given ``done``: truncated, or terminated.
 
     Raises:
         ValueError: the template has decimals, an action word is several tokens, or an option is out of range.
@@ -82,14 +81,13 @@ class LanguageHistoryPolicy(StreamPolicy):
         temperature: float = 1.0,
         seed: int | None = None,
         cached: bool = True,
-        truncates: bool = True,
     ) -> None:
         super().__init__()
         check_options(temperature=(temperature, "[0, inf)"), context=(context, 1))
         check_given(steps=(steps, 1))
         self.actor, self.template, self.tokenizer = actor, template, tokenizer
         self.context, self.steps = context, context if steps is None else min(steps, context)
-        self.temperature, self.cached, self.truncates = temperature, cached, truncates
+        self.temperature, self.cached = temperature, cached
         self.stream = RandomStream(seed)
         self._words = StepTokens(template, tokenizer)
         self._longest, self._actions = self._words.longest_step, self._words.action_words()
@@ -139,14 +137,13 @@ class LanguageHistoryPolicy(StreamPolicy):
         Args:
             reward: float32 ``[N]``.
             done: bool ``[N]``.
-            terminated: bool ``[N]``, whether the task ended, if that is known. See ``truncates``.
+            terminated: bool ``[N]``, whether the task ended; without it episodes that end were truncated.
 
         Raises:
             RuntimeError: there was no action.
         """
         context = self._after("act")
-        if terminated is None:
-            terminated = torch.zeros_like(done) if self.truncates else done
+        terminated = torch.zeros_like(done) if terminated is None else terminated
         outcome = {REWARD: reward[:, None], DONE: done[:, None], TERMINATED: terminated[:, None]}
         context.write(outcome=self._words.encode(TensorDict(outcome, batch_size=reward.shape), "outcome").ids)
         context.close(done)

@@ -61,12 +61,11 @@ class Quantizer:
         self.levels = torch.tensor(list(values), dtype=torch.int64 if is_integer else torch.float32)
         self.words, self.outside = tuple(map(str, values) if words is None else words), outside
         self._edges: Tensor | None = None
-        if len(self.words) != len(set(self.words)) or len(self.words) != len(self.levels):
-            raise ValueError(f"{len(self.levels)} values need as many different words, got {shorten(self.words)}.")
-        if not self.words or any(word.split() != [word] for word in self.words):
+        if not len(set(self.words)) == len(self.words) == len(self.levels) > 0 or (self.levels.diff() <= 0).any():
+            found = f"{shorten(self.levels.tolist())} and {shorten(self.words)}"
+            raise ValueError(f"A quantizer has increasing values and as many different words, got {found}.")
+        if any(word.split() != [word] for word in self.words):
             raise ValueError(f"A quantizer has words without white space, got {shorten(self.words)}.")
-        if (self.levels[1:] <= self.levels[:-1]).any():
-            raise ValueError(f"The values of a quantizer increase, got {shorten(self.levels.tolist())}.")
         self._number = {word: number for number, word in enumerate(self.words)}
 
     @classmethod

@@ -13,8 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, Record, read_json_list, read_text, shorten
+from torchrl_lang._files import FileError, Record, mistake, read_json_list, read_text, shorten
 
 __all__ = [
     "TextRecord",
@@ -24,6 +23,7 @@ __all__ = [
     "in_epoch_order",
     "read_run_logs",
     "read_text_records",
+    "run_folders",
     "shortest_decimal",
     "split_texts",
 ]
@@ -110,13 +110,8 @@ def read_text_records(path: str | os.PathLike[str], *, remedy: str = "correct th
         try:
             records += [TextRecord.model_validate_json(line)] if line.strip() else []
         except ValidationError as error:
-            raise FileError(path, f"holds no record on line {number} ({_first(error)})", remedy) from error
+            raise FileError(path, f"holds no record on line {number} ({mistake(error)})", remedy) from error
     return records
-
-
-def _first(error: ValidationError) -> str:
-    mistake = error.errors()[0]
-    return f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}"
 
 
 # -- order and groups --------------------------------------------------------------------------------------------------
@@ -211,7 +206,6 @@ def split_texts(
         [['02', '00', '13', '12', '11', '10'], ['01'], ['03']]
     """
     test_share = None if test_runs else test
-    check_options(validation=(validation, "[0, 1]"), test=(test, "[0, 1]"))
     runs = {record.run for record in records}
     if unknown := [run for run in test_runs if run not in runs]:
         raise ValueError(f"There is no run {shorten(unknown)}: the runs are {shorten(sorted(runs))}.")
@@ -228,7 +222,7 @@ def split_texts(
             first = last - chosen
             for part, kept in zip(split, (epoch[:first], epoch[first:last], epoch[last:]), strict=True):
                 part.extend(record for episode in kept for record in episode)
-    if not all(split) or validation + (test_share or 0) >= 1:
+    if not all(split) or min(validation, test) < 0 or validation + (test_share or 0) >= 1:
         given = f"validation={validation}, test={test} and test_runs={list(test_runs)}"
         raise ValueError(f"No episode is left for a part with {given}: give other shares, or more episodes.")
     return split
@@ -296,11 +290,8 @@ def read_run_logs(
         ...     [(record.response, record.epoch) for record in read_run_logs(home)]
         [('r9', 0), ('r10', 1)]
     """
-    runs = sorted(path for path in Path(folder).glob("run-*") if path.is_dir())
-    if not runs:
-        raise FileError(Path(folder), "has no folder run-*", "give the folder of the runs")
     records = list[TextRecord]()
-    for run in runs:
+    for run in run_folders(Path(folder)):
         epochs = sorted((path for path in run.glob("*.json") if path.name != _CONFIG), key=_epoch_number)
         for epoch, path in enumerate(epochs):
             for place, content in enumerate(read_json_list(path, remedy=_LOG_REMEDY)):
@@ -309,6 +300,14 @@ def read_run_logs(
                 except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
                     raise FileError(path, f"holds a bad rollout {place} ({error})", _LOG_REMEDY) from error
     return records
+
+
+def run_folders(home: Path) -> list[Path]:
+    """The folders of the runs in a folder, by name; FileError if there are none."""
+    runs = sorted(path for path in home.glob("run-*") if path.is_dir())
+    if not runs:
+        raise FileError(home, "has no folder run-*", "give the folder of the runs, such as that of --record-history")
+    return runs
 
 
 def _epoch_number(path: Path) -> Decimal:

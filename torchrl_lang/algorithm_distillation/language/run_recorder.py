@@ -142,12 +142,11 @@ class RunRecorder:
             ValueError: epochs up to ``epoch`` are missing, or all those of a run in another folder would be deleted.
         """
         if epoch > self.epochs:
-            found = f"{self.folder} has its history up to epoch {self.epochs} only"
-            raise ValueError(f"The run continues after epoch {epoch}, but {found}: train in another folder.")
+            found = f"but {self.folder} has its history up to epoch {self.epochs} only"
+            raise ValueError(f"The run continues after epoch {epoch}, {found}: train in another folder.")
         if not epoch and self._epochs and self._recorded_out != self._out:
-            found = f"epochs 1 to {self.epochs} of the run in {self._recorded_out or 'another folder'}"
-            advice = "give --out another name, or --record-history another folder"
-            raise ValueError(f"{self.folder} has {found}, which a new run would delete: {advice}.")
+            found = f"epochs 1 to {self.epochs} of the run in {self._recorded_out or 'another folder'}, which a new run"
+            raise ValueError(f"{self.folder} has {found} would delete: give --out or --record-history another folder.")
         self._epochs = self._epochs[:epoch]
         self._write()
         kept = {_epoch_file(number) for number in range(1, epoch + 1)}

@@ -37,7 +37,7 @@ from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.save import read_model, write_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, history_windows, recording_of
+from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, digest_of, history_windows, recording_of
 from torchrl_lang.recipes.algorithm_distillation.options import (
     AD,
     LAST_EPISODES,
@@ -261,7 +261,7 @@ def main(options: AD) -> float:
     weights = {name: getattr(options, name) for name in OF_RL_LOSS}
     loss = format.loss(**weights) if isinstance(format, RLFormat) else format.loss()
     described, recording = family.describe(), recording_of(options)
-    fixed = {"family": described, "history_digest": None if recording is None else recording.digest}
+    fixed = {"family": described, "history_digest": digest_of(options)}
     with open_run(options, free=("history",), fixed=fixed) as checkpoints:
         windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
         source = options.source_name() if recording is None else recording.source

@@ -28,7 +28,7 @@ from torchrl_lang.evaluation import SeedSummary
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS
-from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, recording_of, skipped, source_on
+from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, digest_of, skipped, source_on
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import check_place
@@ -50,8 +50,7 @@ _HEAD = ("policy", "episode 1", "last {last}", "of optimal", "regret", "worst ta
 def main(options: Distill) -> Path:
     """Run it, or what is missing; returns the folder with ``report.txt``, ``results.json`` and ``curves.png``."""
     check_place(options.out)
-    recording = recording_of(options)
-    digest = None if recording is None else recording.digest
+    digest = digest_of(options)
     with folder_lock(options.out, "runs this comparison"):
         remove_leftovers(options.out)
         began, record = time.monotonic(), options.out / _RECORD

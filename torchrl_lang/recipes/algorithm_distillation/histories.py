@@ -13,7 +13,7 @@ from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_lang._files import file_digest, shorten
 from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory, load_history, split_tasks
-from torchrl_lang.algorithm_distillation.history import MANIFEST, read_manifest
+from torchrl_lang.algorithm_distillation.history import MANIFEST, HistoryManifest, read_manifest
 from torchrl_lang.algorithm_distillation.sources import (
     NO_NOISE,
     SLOW_DECAY,
@@ -32,6 +32,7 @@ __all__ = [
     "FreshWindows",
     "HistoryOptions",
     "TaskFamily",
+    "digest_of",
     "history_windows",
     "recording_of",
     "skipped",
@@ -225,19 +226,8 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
     return FreshWindows(draw, length, batch_size, every=options.fresh_every, **windows)
 
 
-class Recording(NamedTuple):
-    """The definition of a recorded history."""
-
-    source: dict[str, Any]
-    """The description of its learners."""
-    digest: str
-    """The SHA-256 of its manifest, in which are those of all steps."""
-    steps: int
-    """The planned steps of a stream, over which its noise decays."""
-
-
-def recording_of(options: HistoryOptions) -> Recording | None:
-    """The recorded history that the options name; None if new ones are drawn.
+def recording_of(options: HistoryOptions) -> HistoryManifest | None:
+    """The manifest of the recorded history that the options name; None if new ones are drawn.
 
     Raises:
         FileNotFoundError: there is none in the folder.
@@ -252,11 +242,15 @@ def recording_of(options: HistoryOptions) -> Recording | None:
     found, decay = manifest.source.get("algorithm"), manifest.source.get("decay") or {}
     has_noise = bool(decay.get("first") or decay.get("last"))
     if found != _SOURCES[name].kind.__name__ or (found == NoisyExpert.__name__ and has_noise == (name == "expert")):
-        raise ValueError(
-            f"The history in {folder} was recorded with the source algorithm {found} "
-            f"{'with' if has_noise else 'without'} noise, but source={name}: give its --source."
-        )
-    return Recording(manifest.source, file_digest(folder / MANIFEST), manifest.shape[-1])
+        found = f"{found} {'with' if has_noise else 'without'} noise, but source={name}: give its --source"
+        raise ValueError(f"The history in {folder} was recorded with the source algorithm {found}.")
+    return manifest
+
+
+def digest_of(options: HistoryOptions) -> str | None:
+    """The SHA-256 of the manifest of the recorded history, in which are those of all steps."""
+    recording_of(options)
+    return None if options.history is None else file_digest(options.history / MANIFEST)
 
 
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
@@ -277,7 +271,5 @@ def _refuse_other(folder: Path, recorded: dict[str, Any], given: dict[str, Any])
     """Raise ValueError if what was recorded differs from what the options give."""
     if changed := sorted(key for key in recorded | given if recorded.get(key) != given.get(key)):
         before, now = (shorten({key: each.get(key) for key in changed}) for each in (recorded, given))
-        raise ValueError(
-            f"The history in {folder} was recorded with {before}, but these options give {now}: give the options that "
-            f"it was recorded with."
-        )
+        found = f"{before}, but these options give {now}: give those that it was recorded with"
+        raise ValueError(f"The history in {folder} was recorded with {found}.")

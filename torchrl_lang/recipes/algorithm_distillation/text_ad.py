@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential
 from transformers import PreTrainedModel
 
-from torchrl_lang._files import FileError, json_digest, shorten, write_file, write_json
+from torchrl_lang._files import json_digest, shorten, write_file, write_json
 from torchrl_lang.algorithm_distillation.language import (
     BlockTemplate,
     Quantizer,
@@ -26,7 +24,7 @@ from torchrl_lang.algorithm_distillation.language import (
     split_texts,
 )
 from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
-from torchrl_lang.algorithm_distillation.language.records import TextSplit, episode_records, group_episodes
+from torchrl_lang.algorithm_distillation.language.records import TextSplit, episode_records, group_episodes, run_folders
 from torchrl_lang.data import row_buffer
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules import language_actor, load_causal_lm, save_language_model
@@ -46,7 +44,8 @@ _MOST = 100
 class TextHistories(NamedTuple):
     """Rows to learn from and to report, and how they were written."""
 
-    rows: TextRows
+    rows: dict[str, TensorDict]
+    """Of each part, train, validation and test."""
     template: BlockTemplate
     tokenizer: Tokenizer
     values: list[float] | None
@@ -55,14 +54,6 @@ class TextHistories(NamedTuple):
     """Numbers of runs, episodes and blocks in each part, as JSON."""
     digest: str
     """Of all records, to recognise them when a run is resumed."""
-
-
-class TextRows(NamedTuple):
-    """Rows ``[N]`` of each part of the histories."""
-
-    train: TensorDict
-    validation: TensorDict
-    test: TensorDict
 
 
 def open_histories(options: TextHistoryOptions) -> TextHistories:
@@ -81,20 +72,25 @@ def open_histories(options: TextHistoryOptions) -> TextHistories:
     shares: dict[str, Any] = {name: getattr(options, name) for name in ("validation", "test", "test_runs")}
     split = split_texts(records, **shares, seed=options.split_seed)
     tokenizer: Tokenizer = _word_tokenizer(options, template, split) if given is None else given
-    packed = [pack_blocks(part, template, tokenizer, options.row_length, loss_on=options.loss_on) for part in split]
-    about = {name: _count(part) for name, part in split._asdict().items()}
-    for of_part, found in zip(about.values(), packed, strict=True):
-        of_part |= {"blocks_left_out": len(found.left_out), "rows": len(found.rows)}
+    rows, about = dict[str, TensorDict](), dict[str, Any]()
+    for name, part in split._asdict().items():
+        rows[name], left_out = pack_blocks(part, template, tokenizer, options.row_length, loss_on=options.loss_on)
+        about[name] = {**_count(part), "blocks_left_out": len(left_out), "rows": len(rows[name])}
     chosen = sorted({record.reward for record in records}) if options.reward == "decimals" else None
     digest = json_digest({"records": [record.model_dump(mode="json") for record in records]})
-    return TextHistories(TextRows(*(each.rows for each in packed)), template, tokenizer, chosen, about, digest)
+    return TextHistories(rows, template, tokenizer, chosen, about, digest)
 
 
 def _read(options: TextHistoryOptions, tokenizer: HFTokenizer | None) -> list[TextRecord]:
     """The records of all folders."""
     found, names = list[TextRecord](), set[str]()
+    decode = None if tokenizer is None else partial(tokenizer.backend.decode, skip_special_tokens=True)
     for home in options.runs:
-        records = _logged(home, tokenizer) if options.logs else _recorded(home, options.block)
+        if options.logs:
+            records = read_run_logs(home, decode)
+        else:
+            records = [record for run in run_folders(home) for record in read_run(run)]
+            records = records if options.block == "turn" else episode_records(records)
         own = {record.run for record in records}
         if twice := sorted(names & own):
             raise ValueError(f"Two folders of {shorten(options.runs)} have a run {shorten(twice)}: rename one of them.")
@@ -102,19 +98,6 @@ def _read(options: TextHistoryOptions, tokenizer: HFTokenizer | None) -> list[Te
     if not found:
         raise ValueError(f"The histories in {shorten(options.runs)} have no episode yet: record some iterations first.")
     return found
-
-
-def _logged(home: Path, tokenizer: HFTokenizer | None) -> list[TextRecord]:
-    decode = None if tokenizer is None else partial(tokenizer.backend.decode, skip_special_tokens=True)
-    return read_run_logs(home, decode)
-
-
-def _recorded(home: Path, block_of: str) -> list[TextRecord]:
-    runs = sorted(path for path in home.glob("run-*") if path.is_dir())
-    if not runs:
-        raise FileError(home, "has no folder run-*", "give the folder that `train ppo --record-history` was given")
-    records = [record for run in runs for record in read_run(run)]
-    return records if block_of == "turn" else episode_records(records)
 
 
 def _template(options: TextHistoryOptions, values: torch.Tensor) -> BlockTemplate:
@@ -125,10 +108,8 @@ def _template(options: TextHistoryOptions, values: torch.Tensor) -> BlockTemplat
             raise ValueError(f"All rewards of the histories are {low}: there is no range for bins.")
         return BlockTemplate(Quantizer.bins(low, high, options.bins, outside="nearest"))  # float32 rounds the ends
     if len(values) > _MOST:
-        raise ValueError(
-            f"The histories have {len(values)} different rewards, more than {_MOST} to choose among: give --reward "
-            "bins."
-        )
+        found = f"{len(values)} different rewards, more than {_MOST} to choose among"
+        raise ValueError(f"The histories have {found}: give --reward bins.")
     if options.reward == "decimals":
         return BlockTemplate()
     return BlockTemplate(Quantizer(values.tolist(), Quantizer.decimals().write(values), outside="nearest"))
@@ -136,10 +117,9 @@ def _template(options: TextHistoryOptions, values: torch.Tensor) -> BlockTemplat
 
 def _word_tokenizer(options: TextHistoryOptions, template: BlockTemplate, split: TextSplit) -> Tokenizer:
     """A tokenizer of the words of the episodes to train on, and of the characters of all."""
-    names = re.findall(r"\w+", re.sub(r"\{.*?\}", "", template.pattern))
     texts = (f"{record.query} {record.response}" for part in split for record in part)
     further = sorted({letter for text in texts for letter in text if not " " <= letter <= "~"} - {"\n"})
-    symbols = [*names, *template.vocabulary(), *options.symbols, *further]
+    symbols = ["Prompt", "Completion", "Reward", *template.vocabulary(), *options.symbols, *further]
     return word_tokenizer(_texts(template, split.train), min_count=options.min_count, symbols=symbols)
 
 
@@ -171,8 +151,8 @@ def main(options: TextAD) -> dict[str, Any]:
     actor = language_actor(lm)
     loss = BCLoss(actor, actor_normalizer="action")
     with open_run(options, free=("runs",), fixed={"histories": histories.digest}, best_by=_BEST_BY) as checkpoints:
-        buffer = row_buffer(histories.rows.train, options.batch_size, seed=options.seed)
-        validation = histories.rows.validation.to(device)
+        buffer = row_buffer(histories.rows["train"], options.batch_size, seed=options.seed)
+        validation = histories.rows["validation"].to(device)
         train_and_evaluate(
             options,
             checkpoints,
@@ -215,7 +195,7 @@ def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: T
 def _report(options: TextAD, histories: TextHistories, actor: ProbabilisticTensorDictSequential) -> dict[str, Any]:
     """Write and print the report on the test rows."""
     rows, template, tokenizer, values = histories[:4]
-    test, chunk = rows.test.to(options.torch_device()), options.batch_size
+    test, chunk = rows["test"].to(options.torch_device()), options.batch_size
     share = f"a random {100 * options.test:g} % of each epoch's episodes"
     report = {
         "held_out": f"all episodes of {', '.join(options.test_runs)}" if options.test_runs else share,
