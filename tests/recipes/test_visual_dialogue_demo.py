@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from torchrl_lang.envs.visual_dialogue import DialogueRewards
 from torchrl_lang.envs.visual_dialogue import prepare as prepare_visual_dialogue
 from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
+from torchrl_lang.recipes import visual_dialogue_demo
 from torchrl_lang.recipes.compare import CHOICE, REPORT
 from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
 from torchrl_lang.text.tokenizer_files import transformers_tokenizer
@@ -29,6 +30,14 @@ def command(home, out, *more, methods=("bc", "ilql"), rewards=("none", "hard")):
     sizes = [str(word) for name, value in SMALL.items() for word in (f"--{name}", value)]
     names = ["--methods", *methods, "--rewards", *rewards]
     return main(["visual_dialogue", "--out", str(out), "--folder", str(home), "--no-image", *names, *sizes, *more])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_decodings():
+    few = partial(visual_dialogue_demo.decodings, temperatures=(0.5,), betas=(2.0, 4.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(visual_dialogue_demo, "decodings", few)
+        yield
 
 
 @pytest.fixture
@@ -79,7 +88,7 @@ def test_all_that_is_promised_is_there(first_call):
             assert returns[chosen] == max(returns.values())
     # Decodings are chosen on other scenes than those of the report.
     assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
-    assert [games for split, _, games in evaluations if split == "val"] == [6] * 2 * (4 + 5)
+    assert [games for split, _, games in evaluations if split == "val"] == [6] * 2 * (2 + 2)
     assert [games for split, _, games in evaluations if split == "test"] == [13] * 2 * 3
 
 
@@ -105,7 +114,7 @@ def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copie
     assert (trainings.done, evaluations) == ([], [])
     assert command(prepared_dialogues, copied, methods=("bc", "chai"), rewards=("conservative",)) == 0
     assert trainings.done == ["chai-conservative"]  # it starts from BC's run
-    assert [split for split, *_ in evaluations if split == "val"] == ["val"] * (4 + 3)  # three numbers of candidates
+    assert [split for split, *_ in evaluations if split == "val"] == ["val"] * (2 + 3)  # three numbers of candidates
     assert "CHAI" in results_of(copied)["conservative"]
     assert main(["visual_dialogue", "--out", str(copied), "--folder", str(prepared_dialogues), "--steps", "3"]) == 2
 
@@ -161,7 +170,7 @@ def test_runs_of_one_seed(prepared_dialogues, tmp_path, monkeypatch):
         found.extend(runs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.visual_dialogue_demo"), "train_missing", stop)
+    monkeypatch.setattr(visual_dialogue_demo, "train_missing", stop)
     assert command(prepared_dialogues, tmp_path, "--seeds", "2", methods=("ilql", "chai"), rewards=("hard",)) == 130
     assert [str(run.out.relative_to(tmp_path)) for run in found] == [
         f"seed-{seed}/{name}" for seed in (0, 1) for name in ("ilql-hard", "chai-hard", "bc")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,7 +9,7 @@ from tensordict import TensorDict
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv
 from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.env import CommentPlayer
-from torchrl_lang.text import CharTokenizer, from_row
+from torchrl_lang.text import CharTokenizer
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 DATA = RedditComments(["ab", "c", "ab", "fade", ""], ["a", "be", "cab", "d", "e"], [3, -1, 0, 2, 1])
@@ -54,24 +52,6 @@ def test_what_no_player_can_write():
         CommentPlayer(DATA.take([0]), LETTERS, 4, of_parent=True)(env.reset(game_seed=torch.tensor([3])))
     with pytest.raises(ValueError, match="'cab' has 4 tokens with its end, action_length=3"):
         CommentPlayer(DATA.take([2]), LETTERS, 3)(env.reset())
-
-
-@pytest.mark.parametrize(("scale", "cutoff", "expected"), [(-5.0, -5.0, None), (1.0, 2.0, None), (1.0, -9.0, 200)])
-def test_a_cutoff_keeps_what_the_paper_keeps(scale, cutoff, expected):
-    """Its dataset draws comments until one has a reward, scaled and shifted, that is not below the cutoff."""
-    rng = random.Random(0)
-    texts = ["".join(rng.choices("abc", k=4)) for _ in range(200)]
-    data = RedditComments([f"{n:b}".replace("0", "d").replace("1", "e")[-3:] for n in range(200)], texts, range(200))
-    found = CommentRows(data, count, LETTERS, 14, scale=scale, cutoff=cutoff)
-    kept = []
-    for parent, text in zip(data.parents, texts, strict=True):
-        reward = text.count("a") * scale
-        if not reward < cutoff:
-            kept.append(([parent, text], reward))
-    rows = found(range(len(found.data)), 0)
-    turns = [from_row(row, LETTERS).turns for row in rows]
-    assert [([turn.text for turn in each], each[-1].reward) for each in turns] == kept
-    assert len(kept) == expected if expected else 0 < len(kept) < 200
 
 
 def test_noise_does_not_depend_on_the_parts():

@@ -219,16 +219,6 @@ def test_caches_of_models_in_process_and_behind_http(prepared_dialogues, tmp_pat
         assert all(0 <= row[0] <= start for row in rows)
 
 
-def test_an_interrupted_command_continues(prepared_dialogues, tmp_path, capsys):
-    assert rewards(prepared_dialogues, tmp_path / "whole", "--models", str(prepared_dialogues / "models")) == 0
-    with interrupted_at(vd.LocalDialogueModels, "by_round", 2):
-        assert rewards(prepared_dialogues, tmp_path / "cut", "--models", str(prepared_dialogues / "models")) == 130
-    capsys.readouterr()
-    assert rewards(prepared_dialogues, tmp_path / "cut", "--models", str(prepared_dialogues / "models")) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "8 of 10 dialogues"
-    assert caches(tmp_path / "cut") == caches(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("items", [1, 1000])
 def test_a_server_accepts_the_batches_that_it_offers(items):
     """Features of full batches fit into its limit of bytes."""

@@ -54,9 +54,8 @@ class ClassifierReward:
     ) -> None:
         from transformers import AutoModelForSequenceClassification  # its import takes a second
 
-        check_options(
-            output=(output, ("expected", "likeliest")), max_length=(max_length, 1), batch_size=(batch_size, 1)
-        )
+        sizes = {"max_length": (max_length, 1), "batch_size": (batch_size, 1)}
+        check_options(output=(output, ("expected", "likeliest")), **sizes)
         remedy = "give a trained text classification model"
         kind, where = AutoModelForSequenceClassification, str(model)
         self._model, self._tokenizer = pretrained(kind, where, where, remedy, others=True, local=local_files_only)

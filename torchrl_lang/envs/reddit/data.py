@@ -340,11 +340,15 @@ class CommentRows(EpisodeSampler):
         episodes = self.data.take(numbers).episodes(rewards, include_parent=self.include_parent)
         try:
             return to_rows(episodes, self.tokenizer, self.row_length)
-        except ValueError:
-            for number, episode in zip(numbers, episodes, strict=True):
-                try:
-                    encode_episode(episode, self.tokenizer)
-                except ValueError as error:
-                    place = self.data.places[number] if self.data.places else f"comment {number}"
-                    raise ValueError(f"{place} cannot be encoded: {error}") from error
-            raise
+        except ValueError as error:
+            raise self._unreadable(numbers, episodes) or error from error
+
+    def _unreadable(self, numbers: Sequence[int], episodes: Sequence[Episode]) -> ValueError | None:
+        """What is wrong with the first comment that cannot be encoded, and where it stands."""
+        for number, episode in zip(numbers, episodes, strict=True):
+            try:
+                encode_episode(episode, self.tokenizer)
+            except ValueError as error:
+                place = self.data.places[number] if self.data.places else f"comment {number}"
+                return ValueError(f"{place} cannot be encoded: {error}")
+        return None

@@ -223,8 +223,9 @@ class CommentFolder:
                         longest[kind] = max(longest[kind], len(encode(text)))
                     except ValueError as error:
                         problem = f"has a {kind} that cannot be encoded ({error}): {part.places[number]}"
-                        remedy = "give a tokenizer that can, as `--tokenizer NAME`"
-                        raise FileError(self.folder, problem, remedy) from error
+                        raise FileError(
+                            self.folder, problem, "give a tokenizer that can, as `--tokenizer NAME`"
+                        ) from error
         return 4 + longest["parent"] + longest["comment"], 1 + longest["comment"]
 
     @lru_cache(maxsize=8)  # noqa: B019

@@ -116,23 +116,23 @@ class ModerationAPIReward:
     def _read(self, reply: Any, expected: int) -> list[float] | str:
         """The score of each text, or the fault of a reply."""
         try:
-            found = [self._value(result) for result in _Reply.model_validate(reply).results]
+            results = _Reply.model_validate(reply).results
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False)[0]
             place = self._http.shown(str(fault["loc"][-1] if fault["loc"] else "content"))
             return f"a wrong {place} ({fault['msg']})"
-        except LookupError as error:
-            return f"no score {self.score!r}, but {self._http.shown(', '.join(error.args[0]) or 'none')}"
+        found = [value for result in results if (value := self._value(result)) is not None]
+        if len(found) < len(results):
+            names = sorted(next(each.category_scores for each in results if self._value(each) is None))
+            return f"no score {self.score!r}, but {self._http.shown(', '.join(names) or 'none')}"
         return found if len(found) == expected else f"{len(found)} results for {expected} texts"
 
-    def _value(self, result: _Result) -> float:
+    def _value(self, result: _Result) -> float | None:
         if self.score == "flagged" and result.flagged is not None:
             return float(result.flagged)
         scores = result.category_scores
         name = max(scores, key=scores.__getitem__, default="") if self.score == "largest" else self.score
-        if name not in scores:
-            raise LookupError(sorted(scores))
-        return scores[name]
+        return scores.get(name)
 
 
 class _Result(BaseModel):

@@ -104,11 +104,9 @@ class ModelQueue:
 
     def close(self, timeout: float = 30.0) -> None:
         """Answer what waits, then stop."""
-        try:
+        with suppress(queue.Full):  # of models that hang, whose thread ends with the process
             self._waiting.put(None, timeout=timeout)
-        except queue.Full:  # the models hang; the thread ends with the process
-            return
-        self._thread.join(timeout)
+            self._thread.join(timeout)
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -141,17 +139,17 @@ class ModelQueue:
         try:
             replies = iter(self._replies(works[0].route, joined) if dialogues else [])
         except Exception as error:
-            if len(works) == 1:
-                self._fail(works[0], error)
-                return
-            for work in works:
-                self._answer([work])
-            return
+            return self._fail(works, error)
         for work in works:
             work.replies.set_result([next(replies) for _ in work.batch.dialogues])
 
-    def _fail(self, work: _Work, error: Exception) -> None:
+    def _fail(self, works: Sequence[_Work], error: Exception) -> None:
         """The client gets no more than that it failed; the reason is for the server's log."""
+        work, *others = works
+        if others:
+            for each in works:
+                self._answer([each])
+            return
         if not isinstance(error, RequestError):
             self.counts["failures"] += 1
             _LOG.error("The models failed on a request of %s.", work.route, exc_info=error)
