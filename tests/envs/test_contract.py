@@ -25,9 +25,12 @@ from .conftest import ENVS
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("batch_size", [[], [2, 3]])
-def test_rules_hold_for_every_batch_shape(registered, batch_size):
-    make, utterances, _ = registered
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [*((name, [2, 3]) for name in ENVS), *((name, []) for name in ("corridor", "parrot", "picture_by_token"))],
+)
+def test_rules_hold_for_every_batch_shape(name, batch_size):
+    make, utterances, _ = ENVS[name]
     make_n = (lambda n: make(batch_size=[n])) if batch_size else None
     check_language_env(make(batch_size=batch_size), make_n, utterances=utterances, seed=3)
 

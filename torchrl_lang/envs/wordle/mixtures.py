@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, cast
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -57,7 +57,7 @@ class MixturePlayer(Player):
         super().__init__(action_length=players[0].action_length, seed=seed)
         check_options(per=(per, ("move", "game")))
         self.players = torch.nn.ModuleList(players)
-        self.per, self._chances = per, chances
+        self.per, self._weighted = per, list(zip(chances, players, strict=True))
         self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)
         self._playing: Tensor | None = None
 
@@ -73,7 +73,7 @@ class MixturePlayer(Player):
                 who = torch.where(turns.tries == 0, who, self._playing)
             self._playing = who
         letters = torch.zeros_like(turns.guess[:, 0])
-        for number, (_, player) in enumerate(self._weighted()):
+        for number, (_, player) in enumerate(self._weighted):
             mine = who == number
             if mine.any():
                 letters[mine] = player.choose(turns.rows(mine))
@@ -83,17 +83,14 @@ class MixturePlayer(Player):
         """With ``per="move"`` the mean of the policies' probabilities, see :meth:`Player.probability`."""
         if self.per == "game":
             raise ValueError("With per='game' a word's probability depends on the game's policy: use log_prob(rows).")
-        return torch.stack([chance * player.probability(turns, letters) for chance, player in self._weighted()]).sum(0)
+        return torch.stack([chance * player.probability(turns, letters) for chance, player in self._weighted]).sum(0)
 
     def log_prob(self, rows: TensorDictBase) -> Tensor:
         """Log-probability of finished games, see :meth:`Player.log_prob`."""
         if self.per == "move":
             return super().log_prob(rows)
-        each = [math.log(chance) + player.log_prob(rows) for chance, player in self._weighted() if chance > 0]
+        each = [math.log(chance) + player.log_prob(rows) for chance, player in self._weighted if chance > 0]
         return torch.stack(each).logsumexp(0)
-
-    def _weighted(self) -> Iterator[tuple[float, Player]]:
-        return zip(self._chances, cast(Iterable[Player], self.players), strict=True)
 
 
 class MonteCarloPlayer(Player):
