@@ -35,8 +35,14 @@ SHORTER = {
     "gymnasium_histories.py": {"LIMIT = 4000": "LIMIT = 300", "skip_episodes=5, ": "", "steps=100": "steps=3"},
     "ilql_corridor.py": {"batch_size=[256]": "batch_size=[16]", "steps=500": "steps=3", "games=256": "games=16"},
     "kl_own_env.py": {"* 50 * 40": "* 50 * 3", "% 10": "% 1"},
+    "kl_pendulum.py": {"rollout(200": "rollout(5"},
     "kl_wordle_rows.py": {"steps=150": "steps=3", "range(61)": "range(3)", "% 10": "% 1"},
-    "offline_trainer.py": {"[:1000]": "[:100]", "len(rows) * 10": "len(rows)", "games=256": "games=16"},
+    "offline_trainer.py": {
+        "[256]": "[32]",
+        "[:1000]": "[:100]",
+        "len(rows) * 10": "len(rows)",
+        "games=256": "games=16",
+    },
     "ppo_wordle.py": {"steps=200": "steps=3", "frames * 60": "frames * 3", "% 10": "% 1"},
     "query_response_reward.py": {"range(16)": "range(2)", "% 5": "% 1"},
     "search_optuna.py": {

@@ -120,17 +120,13 @@ class JSONOverHTTP:
             if reply.is_final:
                 raise ValueError(f"{self.url}{path} {reply.text}.")
             if reply.wait > self.longest_asked_wait:
-                raise ConnectionError(
-                    f"{self.url}{path} asks to wait {reply.wait:g} seconds, longer than longest_asked_wait="
-                    f"{self.longest_asked_wait:g} ({reply.text}). Try again later, or allow longer waits."
-                )
+                asked = f"{reply.wait:g} seconds, longer than longest_asked_wait={self.longest_asked_wait:g}"
+                raise ConnectionError(f"{self.url}{path} asks to wait {asked} ({reply.text}): try later, or allow it.")
             if attempt < self.retries:
                 wait = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt, 60)) * _JITTER.uniform(0.5, 1)
                 self._sleep(max(wait, reply.wait))
-        raise ConnectionError(
-            f"{self.url}{path} answered none of {self.retries + 1} requests, the last one with: {reply.text}. Check "
-            f"that the server runs there, or allow more retries."
-        )
+        tried = f"{self.url}{path} answered none of {self.retries + 1} requests, the last one with: {reply.text}"
+        raise ConnectionError(f"{tried}. Check that the server runs there, or allow more retries.")
 
     def _attempt(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
         """The JSON of a reply, or a problem."""

@@ -190,12 +190,12 @@ def test_a_growing_storage_joins_the_next_epoch():
     assert max(made.sample()["x"]) < 20
     assert sorted(torch.cat([batch["x"] for batch in made]).tolist()) == list(range(30))
     made.empty()
-    with pytest.raises(ValueError, match="from 0 rows"):
+    with pytest.raises(ValueError, match="drawn of 0 with"):
         made.sample()
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match="from 9 rows"):
+    with pytest.raises(ValueError, match="drawn of 9 with"):
         buffer(EpochSampler(drop_last=True), rows=9).sample()
     with pytest.raises(ValueError, match="holds 50 rows, but the sampler has 103 lengths"):
         buffer(bucket_sampler(), rows=50).sample()

@@ -144,7 +144,7 @@ def test_templates_that_rewrite_history(name):
         (Family(LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "does not begin with a special token"),
         (Family(MISTRAL_LAST, ("</s>",), "</s>", bos="<s>"), {"system": "Play."}, "changes the text before the first"),
         (EXACT["gemma"], {"system": "Play."}, "System role not supported"),
-        (Family("{{ messages[-1].content }}", IM, "<|im_end|>"), {}, "expected once"),
+        (Family("{{ messages[-1].content }}", IM, "<|im_end|>"), {}, "not once"),
         (Family(CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"), IM, "<|im_end|>"), {}, "0 times"),
         (Family(CHATML.replace("{{ m.content }}", "{{ m.content | replace('\n', ' ') }}"), IM, "<|im_end|>"), {},
          "Rows"),

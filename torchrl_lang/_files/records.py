@@ -230,11 +230,9 @@ class Record(BaseModel):
     def parse(cls, content: Mapping[str, Any], path: str | Path, *, remedy: str) -> Self:
         """Check a JSON object that came from ``path``, without ``version`` and digest; see :meth:`read`."""
         try:
-            return cls.model_validate_json(json.dumps(content, allow_nan=False))
+            return cls.model_validate_json(json.dumps(content))
         except ValidationError as error:
             raise FileError(path, mistake(error), remedy) from None
-        except ValueError as error:  # such as 1e999
-            raise FileError(path, f"is not valid JSON ({error})", remedy) from error
 
     def write(self, path: str | Path) -> None:
         """Write the record atomically, with its digest; halves of surrogate pairs in its texts become ``?``.

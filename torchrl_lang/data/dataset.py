@@ -464,9 +464,7 @@ class DatasetWriter:
             wrong, expected = (
                 {k: each.get(k) for k in found | entries if found.get(k) != entries.get(k)} for each in (found, entries)
             )
-            raise ValueError(
-                f"These rows have the entries {wrong}, but this dataset {expected}: give all rows the same."
-            )
+            raise ValueError(f"These rows have the entries {wrong}, but this dataset {expected}: give all the same.")
         if rows.shape[0] == 0:
             return
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)

@@ -69,9 +69,7 @@ class EpochSampler(Sampler):
         """Indices of the next batch."""
         rows = len(storage)
         if not self.can_sample(storage, batch_size):
-            raise ValueError(
-                f"No batch of {batch_size} rows, drop_last={self.drop_last}, can be drawn from {rows} rows."
-            )
+            raise ValueError(f"No batch of {batch_size} rows can be drawn of {rows} with drop_last={self.drop_last}.")
         if self._left(batch_size) <= 0 or rows < self._size:
             self.epoch, self._position, self._size, self._order = self.epoch + 1, 0, rows, None
         if self._order is None:

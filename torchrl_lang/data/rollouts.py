@@ -174,17 +174,11 @@ def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
     """
     ahead = rollout.get("steps_to_next_obs", None)
     if ahead is not None and bool((ahead > 1).any()):
-        raise ValueError(
-            "MultiStep has added the rewards of later steps to each step and replaced its 'next' entries: convert the "
-            "collector's own steps, without MultiStep. Losses over rows look ahead by themselves (target=, lmbda=)."
-        )
+        raise ValueError("MultiStep has changed these steps: convert the collector's own, losses look ahead anyway.")
     for key in carry:
         if _is_of_random_actions(rollout, key):
-            raise ValueError(
-                f"{key!r} is 0, which stands for a probability of one, at all tokens of steps whose actions end with "
-                "different tokens: a Collector writes such zeros for the random actions of init_random_frames. Collect "
-                "with init_random_frames=0, or convert random actions on their own, without carry=."
-            )
+            why = "which stands for a probability of one, for actions that init_random_frames drew"
+            raise ValueError(f"{key!r} is 0, {why}: collect with init_random_frames=0, or do not carry it.")
 
 
 def _is_of_random_actions(rollout: TensorDictBase, key: NestedKey) -> bool:
@@ -230,13 +224,10 @@ def needed_entries(
     found |= {name: steps.get(key, None) for name, key in carry.items()}
     missing = [key for key, value in found.items() if value is None]
     if missing:
-        raise missing_entry(
-            "A conversion to rows",
-            missing,
-            steps,
-            "Pass steps of a language environment whose policy writes the carried entries (EpisodeRows: of a TorchRL "
-            "collector); name another reward under 'next' with reward_key=, or None for the environment's own.",
+        advice = (
+            "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key= or None."
         )
+        raise missing_entry("A conversion to rows", missing, steps, advice)
     if TRUNCATED in step.keys():
         found["next", TRUNCATED] = step.get(TRUNCATED)
     return TensorDict(found, batch_size=steps.batch_size)
@@ -265,10 +256,8 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
     step, own = rollout.get("next"), rows.get(TOKEN_REWARD)
     reward = step.get(key)
     if reward.numel() != row.numel():
-        raise ValueError(
-            f"{key!r} must be one number per step, {[*row.shape, 1]}, got {list(reward.shape)}: combine them into one "
-            "(torchrl.envs.LineariseRewards), or name another reward with reward_key=."
-        )
+        shapes = f"{[*row.shape, 1]}, got {list(reward.shape)}"
+        raise ValueError(f"{key!r} must be one number per step, {shapes}: combine them, or name another one.")
     before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, step))
     place = torch.arange(own.shape[-1], device=own.device)
     earned = torch.where(place >= before.unsqueeze(-1), step.get(TOKEN_REWARD), 0.0)
@@ -284,10 +273,8 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
     last = torch.where(step.get(AGENT_MASK), place, -1).max(-1).values
     without_token = int((changed & (last < 0)).sum())
     if without_token:
-        raise ValueError(
-            f"{without_token} steps have another {key!r} than their rows, but the agent has written no token yet to "
-            "place it on. Reward the agent's turns, or keep the environment's token rewards with reward_key=None."
-        )
+        found = f"{without_token} steps have another {key!r} than their rows"
+        raise ValueError(f"{found}, but no token of the agent to place it on: reward its turns, or reward_key=None.")
     _tokens_of_steps(rollout, row, rows.get(AGENT_MASK), own.shape[-1], key)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 
@@ -307,11 +294,9 @@ def _tokens_of_steps(
     index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
     known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
     if lost := int((agent_mask & ~known).any(-1).sum()):
-        raise ValueError(
-            f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r} ({width} a turn): the "
-            "policy writes more tokens than values, or the episodes began before this batch. Use EpisodeRows, a "
-            "Collector with trajs_per_batch=, or, for rewards, reward_key=None."
-        )
+        why = "the policy wrote fewer values, or the episodes began before this batch: use EpisodeRows, or carry less"
+        lacking = f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r}"
+        raise ValueError(f"{lacking}, {width} a turn ({why}).")
     return written, index
 
 
@@ -455,11 +440,8 @@ class EpisodeRows:
         # An unfinished episode continues in its worker's next batch. Workers deliver batches in turns, so at most as
         # many batches as there are workers have unfinished episodes, unless the collector resets.
         if self._steps.get(_BATCH)[_is_last(self._steps.get(_TRAJECTORY))].unique().numel() > _MOST_BATCHES:
-            raise RuntimeError(
-                f"{self.waiting} unfinished episodes of more than {_MOST_BATCHES} batches wait for steps. If "
-                "the collector resets at each iteration (reset_at_each_iter=True), use unfinished='truncate' or "
-                "'drop'. After a manual reset, call forget()."
-            )
+            what = f"{self.waiting} episodes of more than {_MOST_BATCHES} batches wait for steps"
+            raise RuntimeError(f"{what}: if the collector resets, use unfinished='truncate' or 'drop', or forget().")
 
 
 def _is_last(trajectory: Tensor) -> Tensor:

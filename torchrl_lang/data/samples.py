@@ -156,9 +156,7 @@ def _response(what: str, content: Content, control: ControlTokens) -> Turn:
         is_closed, is_empty = ids[-1:] == (control.end_of_action,), not ids
         turn = Turn("", 0.0, is_closed, _ids(what, ids[: len(ids) - is_closed], (control.pad, control.end_of_action)))
     if is_empty:
-        raise ValueError(
-            f"{what} is empty: leave it out, or give the ids [{control.end_of_action}] of an empty utterance."
-        )
+        raise ValueError(f"{what} is empty: leave it out, or give the ids [{control.end_of_action}] of no text.")
     return turn
 
 

@@ -220,9 +220,7 @@ def template_renderer(
     """
     tokenizer = load_hf_tokenizer(source, trust_remote_code=False)
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            f"{type(tokenizer).__name__} has no chat template: set tokenizer.chat_template, or use HFTokenizer."
-        )
+        raise ValueError(f"{type(tokenizer).__name__} has no chat template: set one, or use HFTokenizer.")
 
     def render(messages: Sequence[Message], prompt: bool = True) -> str:
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -264,10 +262,8 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
     middle, rest = _split(rest, _ACTION)
     ending, prompt_after = _split(rest, two)
     if before != opening:
-        raise ValueError(
-            f"The chat template changes the text before the first message later, from {shorten(opening)} to "
-            f"{shorten(before)}, but rows only grow: write the system prompt and tools into the first text instead."
-        )
+        found = f"from {shorten(opening)} to {shorten(before)}: write system prompt and tools into the first text"
+        raise ValueError(f"The chat template changes the text before the first message later, {found}.")
     if prompt_after != prompt:
         raise ValueError(f"The chat template's generation prompts differ: {shorten(prompt)}, {shorten(prompt_after)}.")
     lead = middle.removeprefix(prompt)
@@ -298,9 +294,7 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
 
 def _split(text: str, mark: str) -> tuple[str, str]:
     if text.count(mark) != 1:
-        raise ValueError(
-            f"The chat template writes a message {text.count(mark)} times in {shorten(text)}, expected once."
-        )
+        raise ValueError(f"The chat template writes a message {text.count(mark)} times in {shorten(text)}, not once.")
     before, after = text.split(mark)
     return before, after
 

@@ -108,9 +108,7 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
         turns, cut, ended = read_control_turns(*real, tokenizer)
         terminated, truncated = (_flag(row, key, default) for key, default in ((TERMINATED, ended), (TRUNCATED, False)))
         if ended and not terminated:
-            raise ValueError(
-                "The row ends with the end-of-dialogue token but 'terminated' is False: correct one of them."
-            )
+            raise ValueError("The row ends with the end-of-dialogue token but 'terminated' is False: correct one.")
     return Episode(turns, terminated, truncated or cut, cut)
 
 
@@ -132,9 +130,7 @@ def read_control_turns(
         cut = end == stop
         # The end token of an agent's turn is written by the agent or by the environment.
         if any(agent[p] != by_agent for p in range(start, end if by_agent else min(end + 1, stop))):
-            raise ValueError(
-                f"The turn from position {start} to {end} has tokens of both sides: it lacks its end token."
-            )
+            raise ValueError(f"The turn from {start} to {end} has tokens of both sides: it lacks its end token.")
         closed = not by_agent or (not cut and agent[end])
         earned = sum(reward[start : end + 1]) if by_agent else None
         turns.append(_turn(tokens[start:end], earned, closed, tokenizer))

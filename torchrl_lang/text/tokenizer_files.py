@@ -42,9 +42,7 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     kind = config.get("kind")
     build = KINDS.get(str(kind))
     if build is None:
-        raise ValueError(
-            f"Unknown kind of tokenizer {shorten(kind)}, expected one of {sorted(KINDS)}, or pass your own."
-        )
+        raise ValueError(f"Unknown kind of tokenizer {shorten(kind)}, not one of {sorted(KINDS)}: pass your own.")
     return build(config)
 
 
