@@ -139,6 +139,12 @@ class KLController(nn.Module, ABC):
         found = f"This {type(self).__name__} is not shared: updates in the process that made it do not arrive here"
         warnings.warn(f"{found}. Call share_memory() before it is sent to workers.", RuntimeWarning, stacklevel=3)
 
+    def extra_repr(self) -> str:
+        """The present state and the options."""
+        state = [f"{name}={float(buffer):g}" for name, buffer in self.named_buffers()]
+        options = [f"{name}={value}" for name, value in vars(self).items() if name[0] != "_" and name != "training"]
+        return ", ".join([*state, *options, "shared"] if self.shared else [*state, *options])
+
 
 def one_number(value: Tensor | float) -> float:
     """The value of a number or of a tensor with one element, rounded to float32."""
