@@ -10,10 +10,10 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from torchrl_lang.recipes.algorithms import ALGORITHMS
 from torchrl_lang.recipes.command_line import UsageError, describe, parse
@@ -24,75 +24,46 @@ from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, options_of
 __all__ = ["main"]
 
 _PROG = "python -m torchrl_lang"
+_DIALOGUES = "tasks.visual_dialogue"
 
 
-class Recipe(NamedTuple):
-    """A command: where its options class and its function are, as ``module:name``; ``--help`` imports no torch."""
+GROUPS = {
+    "generate": "generate a dataset",
+    "train": "train on a dataset, or on games of a policy",
+    "prepare": "prepare what a task needs",
+    "play": "play yourself, or watch a policy",
+    "rewards": "compute the rewards of a dataset",
+    "serve": "serve models over HTTP",
+    "solve": "find the best possible play",
+}
+"""Commands that take the name of a recipe."""
+OF_TASKS = {"generate": "datasets:main", "play": "play:main"}
+"""Those that take the name of a task, which may be one of the user's own, and their functions."""
+RECIPES = {
+    **{f"train {name}": (f"algorithms:{kind.__name__}", kind.place) for name, kind in ALGORITHMS.items()},
+    "train ad": ("algorithm_distillation.options:AD", "algorithm_distillation.ad:main"),
+    "train text-ad": ("algorithm_distillation.options:TextAD", "algorithm_distillation.text_ad:main"),
+    "prepare visual_dialogue": (f"{_DIALOGUES}:PrepareVisualDialogue", "envs.visual_dialogue.prepare:main"),
+    "rewards visual_dialogue": (f"{_DIALOGUES}:VisualDialogueRewards", "envs.visual_dialogue.prepare:compute_rewards"),
+    "serve visual_dialogue": (f"{_DIALOGUES}:ServeVisualDialogue", "envs.visual_dialogue.prepare:serve"),
+    "solve wordle": ("tasks.wordle:SolveWordle", "envs.wordle.task:main"),
+    "evaluate": ("algorithms:Evaluate", "evaluate:main"),
+    "convert-agilerl": ("algorithms:ConvertAgileRL", "convert_agilerl:main"),
+    "demo": ("demo_options:Demo", "demo:main"),
+    "textworld": ("demo_options:TextWorldDemo", "textworld_demo:main"),
+    "visual_dialogue": ("demo_options:VisualDialogueDemo", "visual_dialogue_demo:main"),
+    "reddit": ("demo_options:RedditDemo", "reddit_demo:main"),
+    "distill": ("algorithm_distillation.options:Distill", "algorithm_distillation.distill:main"),
+}
+"""The options class and the function of each other command as ``module:name``, so that ``--help`` imports no torch."""
+RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")
 
-    options: str
-    main: str
 
-    def load(self) -> type[Any]:
-        """The options class."""
-        return _attribute(self.options)
-
-    def run(self, options: Any) -> None:
-        """Run it; its module is imported now."""
-        _attribute(self.main)(options)
-
-
-def _attribute(place: str) -> Any:
+def attribute(place: str) -> Any:
+    """What is at ``module:name``; its module is imported now."""
     module, _, name = place.partition(":")
     prefix = "torchrl_lang" if module.startswith("envs.") else "torchrl_lang.recipes"
     return getattr(importlib.import_module(f"{prefix}.{module}"), name)
-
-
-OF_TASKS = {"generate": "datasets:main", "play": "play:main"}
-"""Commands that take the name of a task, which may be one of the user's own, and their functions."""
-COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
-    "generate": ("generate a dataset", {}),
-    "train": (
-        "train on a dataset, or on games of a policy",
-        {
-            **{name: Recipe(f"algorithms:{kind.options.__name__}", kind.place) for name, kind in ALGORITHMS.items()},
-            "ad": Recipe("algorithm_distillation.options:AD", "algorithm_distillation.ad:main"),
-            "text-ad": Recipe("algorithm_distillation.options:TextAD", "algorithm_distillation.text_ad:main"),
-        },
-    ),
-    "prepare": (
-        "prepare what a task needs",
-        {"visual_dialogue": Recipe("tasks.visual_dialogue:PrepareVisualDialogue", "envs.visual_dialogue.prepare:main")},
-    ),
-    "play": ("play yourself, or watch a policy", {}),
-    "rewards": (
-        "compute the rewards of a dataset",
-        {
-            "visual_dialogue": Recipe(
-                "tasks.visual_dialogue:VisualDialogueRewards", "envs.visual_dialogue.prepare:compute_rewards"
-            )
-        },
-    ),
-    "serve": (
-        "serve models over HTTP",
-        {"visual_dialogue": Recipe("tasks.visual_dialogue:ServeVisualDialogue", "envs.visual_dialogue.prepare:serve")},
-    ),
-    "solve": (
-        "find the best possible play",
-        {"wordle": Recipe("tasks.wordle:SolveWordle", "envs.wordle.task:main")},
-    ),
-}
-"""Commands that take the name of an algorithm or of a task; those of :data:`OF_TASKS` take any task."""
-WHOLE: dict[str, Recipe] = {
-    "evaluate": Recipe("algorithms:Evaluate", "evaluate:main"),
-    "convert-agilerl": Recipe("algorithms:ConvertAgileRL", "convert_agilerl:main"),
-    "demo": Recipe("demo_options:Demo", "demo:main"),
-    "textworld": Recipe("demo_options:TextWorldDemo", "textworld_demo:main"),
-    "visual_dialogue": Recipe("demo_options:VisualDialogueDemo", "visual_dialogue_demo:main"),
-    "reddit": Recipe("demo_options:RedditDemo", "reddit_demo:main"),
-    "distill": Recipe("algorithm_distillation.options:Distill", "algorithm_distillation.distill:main"),
-}
-"""Commands that take options alone."""
-RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found is None:
             print(_listing(argv[:1]))
         else:
-            kind, run, words = found
+            kind, place, words = found
             prog = " ".join([_PROG, *argv[: len(argv) - len(words)]])
             options = parse(kind, words, prog)
             if options is not None:
-                run(options)
+                attribute(place)(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         resumes = argv[:1] and argv[0] in RESUMABLE
@@ -146,26 +117,31 @@ def _nobody_reads() -> bool:
     return closed
 
 
-def _find(argv: Sequence[str]) -> tuple[type[Any], Callable[[Any], None], Sequence[str]] | None:
-    """The options class and the function of a command, and the words that are left; None where it asks for a list."""
+def _find(argv: Sequence[str]) -> tuple[type[Any], str, Sequence[str]] | None:
+    """The options class, the place of the function and the words that are left; None where it asks for a list."""
     command, *rest = [*argv] or [""]
-    if command in ("list", "-h", "--help"):
-        return None
-    if command in WHOLE:
-        return WHOLE[command].load(), WHOLE[command].run, rest
-    if command not in COMMANDS:
-        raise UsageError(_unknown("command", command, [*COMMANDS, *WHOLE, "list"], _PROG))
-    recipes = COMMANDS[command][1]
     name, *words = rest or [""]
-    if name in ("-h", "--help"):
+    if command in ("list", "-h", "--help") or (command in GROUPS and name in ("-h", "--help")):
         return None
     if command in OF_TASKS:
         if ":" not in name and name not in TASKS:
             raise UsageError(_unknown("task", name, [*TASKS, OWN_TASK], f"{_PROG} {command}"))
-        return options_of(name, command), Recipe("", OF_TASKS[command]).run, words  # type: ignore[arg-type]
-    if name not in recipes:
-        raise UsageError(_unknown("recipe", name, [*recipes], f"{_PROG} {command}"))
-    return recipes[name].load(), recipes[name].run, words
+        return options_of(name, command), OF_TASKS[command], words  # type: ignore[arg-type]
+    if command in GROUPS:
+        if f"{command} {name}" not in RECIPES:
+            raise UsageError(_unknown("recipe", name, _recipes(command), f"{_PROG} {command}"))
+        command = f"{command} {name}"
+    elif command not in RECIPES:
+        raise UsageError(_unknown("command", command, [*GROUPS, *_recipes(""), "list"], _PROG))
+    else:
+        words = rest
+    options, place = RECIPES[command]
+    return attribute(options), place, words
+
+
+def _recipes(group: str) -> list[str]:
+    """The names after a command; of "" those of commands that take none."""
+    return [key.split()[-1] for key in RECIPES if " ".join(key.split()[:-1]) == group]
 
 
 def _unknown(kind: str, name: str, names: Sequence[str], prog: str) -> str:
@@ -176,17 +152,16 @@ def _unknown(kind: str, name: str, names: Sequence[str], prog: str) -> str:
 
 def _listing(argv: Sequence[str]) -> str:
     """All commands with their recipes, or those of one command."""
-    chosen = [name for name in argv if name in COMMANDS] or [*COMMANDS]
+    chosen = [name for name in argv if name in GROUPS] or [*GROUPS]
     lines = []
     for name in chosen:
-        text, recipes = COMMANDS[name]
-        lines.append(f"{name}: {text}")
+        lines.append(f"{name}: {GROUPS[name]}")
         if name in OF_TASKS:
             lines += [f"  {name} {task:15} {_first_line(options_of(task, name))}" for task in TASKS]  # type: ignore[arg-type]
             lines.append(f"  {name} {OWN_TASK}: your own Task or environment factory")
-        lines += [f"  {name} {recipe:15} {_first_line(found.load())}" for recipe, found in recipes.items()]
+        lines += [f"  {name} {key:15} {_first_line(attribute(RECIPES[f'{name} {key}'][0]))}" for key in _recipes(name)]
     if len(chosen) > 1:
-        lines += [f"{name}: {_first_line(found.load())}" for name, found in WHOLE.items()]
+        lines += [f"{name}: {_first_line(attribute(RECIPES[name][0]))}" for name in _recipes("")]
     return "\n".join([*lines, "", f"Options of each: {_PROG} COMMAND [RECIPE] --help"])
 
 

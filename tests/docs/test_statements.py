@@ -9,14 +9,13 @@ import tomllib
 from dataclasses import fields
 
 from tests.docs.pages import DOCS, blocks
-from torchrl_lang.__main__ import COMMANDS
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.objectives.values import QValueLoss
-from torchrl_lang.recipes.algorithms import ILQL
+from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL
 
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-OFFLINE = COMMANDS["train"][1].keys() - {"ppo", "rejection", "ad", "text-ad"}
+OFFLINE = ALGORITHMS.keys() - {"ppo", "rejection"}
 
 
 def page(name):

@@ -90,15 +90,6 @@ def test_results_of_other_options(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out" / "options.json").read_text())["steps"] == 6
 
 
-def test_options_as_words_and_as_json():
-    options = ComparisonOptions(out=Path("out"), steps=5, layers=2, batch_size=8)
-    assert options.of_training(3) == {"steps": 5, "seed": 3, "layers": 2, "batch-size": 8}
-    content = options.as_json(1.234)
-    assert list(content) == ["options", "minutes_of_this_call"]
-    assert (content["options"]["out"], content["options"]["width"], content["minutes_of_this_call"]) == (
-        "out",
-        None,
-        1.23,
-    )
+def test_an_unknown_method():
     with pytest.raises(ValueError, match="--methods has no magic"):
         ComparisonOptions(out=Path("out"), methods=("bc", "magic"))

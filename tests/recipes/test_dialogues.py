@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import folder_lock, read_tensors
-from torchrl_lang.data import dataset_from_jsonl, load_dataset, row_buffer
+from torchrl_lang.data import dataset_from_jsonl, load_dataset
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
-from torchrl_lang.evaluation import imitation_loss, read_columns
-from torchrl_lang.modules import TiedQValueHead, language_actor
+from torchrl_lang.evaluation import read_columns
+from torchrl_lang.modules import TiedQValueHead
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import longest_utterance
 from torchrl_lang.recipes.tasks import find_task
-from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+from torchrl_lang.text import CharTokenizer
 from torchrl_lang.text.tokenizers import UNKNOWN
-from torchrl_lang.training import Checkpointer
 
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
 TINY = [*MODEL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
@@ -122,23 +119,9 @@ def test_a_resumed_run_needs_the_same_dialogues(home, tmp_path, capsys):
 # -- training and evaluation ---------------------------------------------------------------------------------------
 
 
-def test_the_best_checkpoint_has_the_lowest_held_out_loss(runs, capsys):
-    run = runs / "bc"
-    losses = read_columns(run / "log.csv")
-    found = Checkpointer(run / "checkpoints", best_by="held_out_log_prob")
-    metrics = found.metrics("best")["held_out_log_prob"]
-    logged = [loss for loss in losses["held_out_loss"] if not math.isnan(loss)]
-    assert len(logged) == 2
-    assert metrics == pytest.approx(-min(logged), rel=1e-5)
-    assert "return" not in losses
-    rows = load_dataset(run / "data")[36:]
-    actor = language_actor(load_run(run).model.lm)
-    assert imitation_loss(actor, rows) == pytest.approx(min(logged), rel=1e-4)
-
-
 def test_an_earlier_checkpoint_with_a_lower_loss_becomes_the_model(home, tmp_path, monkeypatch, capsys):
     losses = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr("torchrl_lang.recipes.imitation.imitation_loss", lambda *_: next(losses))
+    monkeypatch.setattr("torchrl_lang.recipes.models.imitation_loss", lambda *_: next(losses))
     assert main(train("bc", home, tmp_path / "run", "--steps", "6")) == 0
     assert "run: best at step 4, held-out loss 1.000; model in" in capsys.readouterr().out
     saved = read_tensors(tmp_path / "run" / "model" / "model.safetensors", remedy="")["transformer.wpe.weight"]
@@ -163,19 +146,6 @@ def test_values_are_reported_and_the_next_steps_are_shown(runs, capsys, tmp_path
     assert isinstance(space["run"].reply("big", beta=2.0), str)
     assert isinstance(space["run"].reply(), str)
     assert len(space["run"].reply("big", "tiny", "why", method="sample", seed=0)) <= 4
-
-
-def test_a_few_dialogues_are_all_trained_on(tmp_path, monkeypatch, capsys):
-    """None is held out of nine, so the last checkpoint becomes the model."""
-    trained = []
-    monkeypatch.setattr(
-        "torchrl_lang.recipes.offline.row_buffer",
-        lambda rows, *args, **options: trained.append(rows) or row_buffer(rows, *args, **options),
-    )
-    (tmp_path / "dialogues.jsonl").write_text("\n".join(json.dumps(dialogue(number)) for number in range(9)))
-    assert main(train("ilql", tmp_path, tmp_path / "run")) == 0
-    assert len(trained[0]) == 9
-    assert "run: last checkpoint at step 4, as no figure was measured to choose by; model in" in capsys.readouterr().out
 
 
 def test_bc_learns_the_dialogues(home, tmp_path):
@@ -295,31 +265,14 @@ def test_values_are_tied_to_the_embedding_of_a_large_vocabulary(home, tmp_path, 
     assert isinstance(run.reply("hot", beta=2.0), str)
 
 
-def test_messages_with_calls_of_tools_and_preferences_and_a_reward_by_its_key(tmp_path, chat_model):
-    tool = "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
-    config = json.loads((chat_model / "tokenizer_config.json").read_text())
-    path = chat_model / "chat_template.jinja"
-    template = path.read_text() if path.exists() else config["chat_template"]
-    folder = tmp_path / "tools"
-    source = AutoTokenizer.from_pretrained(chat_model)
-    source.chat_template = template.replace("<|im_end|>{% endfor %}", tool)
-    source.save_pretrained(folder)
-    user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
-    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
-    lines = [
-        {"messages": [user, {"role": "assistant", "content": "", "tool_calls": [call]},
-                      {"role": "tool", "content": "door"}, answer], "score": 2.0},
-        {"chosen": [user, answer], "rejected": [user, {**answer, "content": "no"}]},
-        {"messages": [user, answer], "score": 1},
-    ]  # fmt: skip
-    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    options = ["--tokenizer", str(folder), "--chat", "--reward", "score"]
-    assert main(train("bc", tmp_path, tmp_path / "run", "--data", str(tmp_path / "d.jsonl"), *options)) == 0
+def test_the_reward_of_messages_has_a_key_of_its_own(tmp_path, chat_model):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    lines = [json.dumps({"messages": messages, "score": score}) for score in (2.0, 1)]
+    (tmp_path / "dialogues.jsonl").write_text("\n".join(lines))
+    options = ["--tokenizer", str(chat_model), "--chat", "--reward", "score"]
+    assert main(train("bc", tmp_path, tmp_path / "run", *options)) == 0
     dataset = load_dataset(tmp_path / "run" / "data")
-    assert [dataset.episode(index).total_reward for index in range(4)] == [2.0, 1.0, 0.0, 1.0]
-    assert dataset.episode(0).turns[1:3] == (
-        Turn('{"name": "look", "arguments": {}}', 0.0), Turn("door", role="tool"),
-    )  # fmt: skip
+    assert [dataset.episode(index).total_reward for index in range(2)] == [2.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -365,16 +318,6 @@ def test_bad_lines_can_be_left_out(home, tmp_path, recwarn):
     assert main(train("bc", tmp_path, tmp_path / "run", "--on-error", "skip", "--ignore", "id")) == 0
     assert len(load_dataset(tmp_path / "run" / "data")) == 41
     assert sum("1 bad line" in str(warning.message) for warning in recwarn) == 1
-
-
-def test_the_longest_utterance():
-    tokenizer = CharTokenizer.from_alphabet("ab")
-    episodes = [
-        Episode([Turn("ab"), Turn("a", 1.0)], True),
-        Episode([Turn("abab", 0.0), Turn("b"), Turn("a", 0.0)], True),
-    ]
-    assert longest_utterance(to_rows(episodes, tokenizer, 14)) == 5
-    assert longest_utterance(to_rows([Episode([Turn("ab")], True)], tokenizer, 14)) == 0
 
 
 def test_only_one_process_writes_the_rows_of_a_run(home, tmp_path, capsys):

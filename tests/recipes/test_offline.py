@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
 
 from tests.recipes.walks import TINY, train
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_buffer
 from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
 from torchrl_lang.modules import language_actor
@@ -57,13 +55,6 @@ def test_the_values_of_held_out_episodes_are_reported(walks):
     assert not saved["ready"]  # four steps
 
 
-def test_a_damaged_report_on_values_is_named(walks, tmp_path):
-    run = shutil.copytree(walks / "ilql", tmp_path / "run")
-    (run / "values.json").write_text("{}")
-    with pytest.raises(FileError, match=r'values.json has no text as "summary": train again, or remove the file'):
-        load_run(run)
-
-
 def test_without_held_out_episodes_there_is_no_value_report(walks):
     assert train(walks, "ilql", "all", "--held-out", 0, "--steps", 2) == 0
     assert not (walks / "all" / "values.json").exists()
@@ -85,7 +76,7 @@ def test_a_start_needs_the_same_tokens_and_no_pretrained_model(walks, tmp_path, 
     common = ["--data", str(tmp_path / "wordle"), "--out", str(tmp_path / "run"), *TINY]
     for recipe, option in (("bc", "--start"), ("psi", "--prior")):
         assert main(["train", recipe, *common, option, str(walks / "bc")]) == 2
-        assert "is about random_walks, which has other tokens than the data" in capsys.readouterr().err
+        assert "has other tokens than the data" in capsys.readouterr().err
     assert main(["train", "bc", *common, "--start", str(walks / "bc"), "--pretrained", "gpt2"]) == 2
     assert "Give one of --start" in capsys.readouterr().err
     assert main(["train", "bc", *common, "--start", str(tmp_path / "nothing")]) == 2
@@ -124,8 +115,7 @@ def test_of_equal_betas_the_smaller_one_is_chosen(walks, monkeypatch):
 def test_runs_without_values_cannot_choose_beta(walks, capsys):
     assert main(["evaluate", "--run", str(walks / "bc"), "--beta", "auto", "--games", "8"]) == 0  # without values
     assert {"bc sample", "bc greedy"} <= set(players_of(walks / "bc"))
-    with pytest.raises(ValueError, match="learned no values"):
-        load_run(walks / "bc").choose_beta(seed=0)
+    assert load_run(walks / "bc").choose_beta(seed=0) == {}
     assert main(["evaluate", "--run", str(walks / "ilql"), "--beta", "often"]) == 2
     assert "--beta should be a valid number or 'auto', got often" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from torchrl_lang.__main__ import COMMANDS, OF_TASKS, WHOLE, main
+from torchrl_lang.__main__ import OF_TASKS, RECIPES, attribute, main
 from torchrl_lang._files import FileError, read_tensors
 from torchrl_lang.recipes.algorithms import BC, CQL, ILQL, PPO, PercentBC
 from torchrl_lang.recipes.command_line import UsageError, parse
@@ -67,16 +67,16 @@ VALUES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "message"), VALUES)
-def test_a_wrong_value_is_named_as_the_command_line_writes_it(values, message, tmp_path):
-    for kind in (Everything, More):
-        with pytest.raises(ValueError, match=message) as raised:
-            kind(**values)
-        assert "\n" not in str(raised.value)
+def test_a_wrong_value_is_named_as_the_command_line_writes_it(tmp_path):
     path = tmp_path / "options.yaml"
-    path.write_text(yaml.safe_dump(values))
-    with pytest.raises(FileError, match=f"options.yaml.*{message}"):
-        read_config(path, Everything)
+    for values, message in VALUES:
+        for kind in (Everything, More):
+            with pytest.raises(ValueError, match=message) as raised:
+                kind(**values)
+            assert "\n" not in str(raised.value)
+        path.write_text(yaml.safe_dump(values))
+        with pytest.raises(FileError, match=f"options.yaml.*{message}"):
+            read_config(path, Everything)
 
 
 WORDS = (
@@ -119,7 +119,7 @@ def test_a_file_of_every_kind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("given", "message"),
     [
         ("--step 3", "no option --step; did you mean --steps?"),  # never taken for --steps
         ("--stepz=3", "no option --stepz; did you mean --steps?"),
@@ -131,12 +131,21 @@ def test_a_file_of_every_kind(tmp_path):
         ("--option a=1 --option a=2", "--option has a twice"),
         ("--config", "--config takes one value"),
         ("--config nowhere.yaml", "nowhere.yaml is missing"),
+        ("step: 1", "no option --step; did you mean --steps"),
+        ("- path", "holds .'path'., not names of options"),
+        ("share: 1\nshare: 0.5", "the key 'share' is repeated"),
+        ("option: {a: 1, a: 2}", "the key 'a' is repeated"),
+        ("share: [", "is not valid YAML"),
+        ("max-steps: 8\nmax_steps: 8", "the key 'max_steps' is repeated"),
+        ("share: !!python/object/apply:os.system [ls]", "is not valid YAML"),
     ],
 )
-def test_wrong_words(words, message, tmp_path, monkeypatch):
+def test_wrong_words_and_files(given, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("options.yaml").write_text(given)
+    words = given.split() if given.startswith("--") or given == "stray" else ["--config", "options.yaml"]
     with pytest.raises((ValueError, FileError), match=message.replace("?", r"\?")):
-        parse(Everything, words.split(), "x")
+        parse(Everything, words, "x")
 
 
 def test_required_options_may_stand_in_the_file(tmp_path):
@@ -144,24 +153,6 @@ def test_required_options_may_stand_in_the_file(tmp_path):
         parse(BC, ["--data", "d"], "x")
     (tmp_path / "run.yaml").write_text("out: o")
     assert parse(BC, ["--data", "d", "--config", str(tmp_path / "run.yaml")], "x").out == Path("o")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step: 1", "no option --step; did you mean --steps"),
-        ("- path", "holds .'path'., not names of options"),
-        ("share: 1\nshare: 0.5", "the key 'share' is repeated"),
-        ("option: {a: 1, a: 2}", "the key 'a' is repeated"),
-        ("share: [", "is not valid YAML"),
-        ("max-steps: 8\nmax_steps: 8", "twice"),
-        ("share: !!python/object/apply:os.system [ls]", "is not valid YAML"),
-    ],
-)
-def test_files_that_cannot_be_read(text, message, tmp_path):
-    (tmp_path / "options.yaml").write_text(text)
-    with pytest.raises(FileError, match=message):
-        read_config(tmp_path / "options.yaml", Everything)
 
 
 @pytest.mark.parametrize(
@@ -185,29 +176,24 @@ def test_a_written_file_gives_the_same_options(tmp_path, options):
 
 def kinds():
     found = {f"{command} {task}": options_of(task, command) for command in OF_TASKS for task in TASKS}
-    found |= {f"{name} {key}": recipe.load() for name, (_, group) in COMMANDS.items() for key, recipe in group.items()}
-    return found | {name: recipe.load() for name, recipe in WHOLE.items()}
+    return found | {name: attribute(options) for name, (options, _) in RECIPES.items()}
 
 
-@pytest.mark.parametrize("command", kinds())
-def test_every_command_has_a_help_and_refuses_prefixes(command, capsys):
-    kind = kinds()[command]
-    for field in dataclasses.fields(kind):
-        values = field.default if isinstance(field.default, tuple) else (field.default,)
-        if any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-            assert field.metadata["range"], field.name
-    assert main([*command.split(), "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert all(any(f"--{field.name.replace('_', '-')}" in line for line in lines) for field in dataclasses.fields(kind))
-    assert main([*command.split(), "--no-such-option", "1"]) == 2
-    error = capsys.readouterr().err
-    assert "There is no option --no-such-option" in error
-    assert error.count("\n") == 1
+def test_every_command_has_a_help(capsys):
+    for command, kind in kinds().items():
+        fields = dataclasses.fields(kind)
+        for field in fields:
+            values = field.default if isinstance(field.default, tuple) else (field.default,)
+            if any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+                assert field.metadata["range"], (command, field.name)
+        assert main([*command.split(), "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80, command
+        assert all(any(f"--{field.name.replace('_', '-')}" in line for line in lines) for field in fields), command
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["train ilql", "train text-ad", "distill", "generate reddit"])
+@pytest.mark.parametrize("command", ["train ilql", "distill"])
 def test_a_help_text_imports_no_torch(command):
     code = f"import sys; from torchrl_lang.__main__ import main; main({[*command.split(), '--help']})"
     code += "; assert 'torch' not in sys.modules"
@@ -237,10 +223,6 @@ def train(*more):
         (train("--width", "15"), "--width must be a multiple of --heads 4, got 15"),
         (train("--start", "a", "--pretrained", "b"), "Give one of --start a and --pretrained b"),
         (train("--logger", "wandbb"), "--logger should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
-        (
-            ["train", "ppo", "--start", "bc", "--out", "run", "--accumulate", "1000"],
-            "--accumulate 1000 batches never come together: an iteration has at most 48",
-        ),
         (["generate", "textworld", "--out", "x", "--level", "301"], "no --level 301 of coin_collector"),
         (["trian"], "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
         (["train", "ilq"], "did you mean ilql?"),

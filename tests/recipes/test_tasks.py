@@ -93,12 +93,6 @@ def test_values_of_a_recipes_own_preset_count_more(monkeypatch):
     assert CQL.for_task(RandomWalksTask, **places, tau=0.75).tau == 0.75
 
 
-def test_in_visual_dialogue_one_step_methods_have_a_faster_target():
-    places = {"data": Path("x"), "out": Path("x")}
-    taus = {kind: kind.for_task(task_class("visual_dialogue"), **places).tau for kind in (CQL, BCQ, Psi, ILQL)}
-    assert taus == {CQL: 0.2, BCQ: 0.2, Psi: 0.2, ILQL: 0.02}
-
-
 # -- the registry ---------------------------------------------------------------------------------------------------
 
 

@@ -62,10 +62,3 @@ def test_other_frozen_weights_are_refused(saved):
 def test_where_all_trains_the_state_is_the_modules_own():
     loss = make(top_layers=None)
     assert TrainableState(loss).state_dict().keys() == loss.state_dict().keys()
-
-
-def test_names_must_fit():
-    state = TrainableState(make()).state_dict()
-    state.pop(next(key for key in state if ".h.1." in key))
-    with pytest.raises(RuntimeError, match="Missing key"):
-        TrainableState(make()).load_state_dict(state)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Program, semaphores
+from tests.processes import Program, run, semaphores
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
@@ -66,8 +66,8 @@ def play(tmp_path):
     (tmp_path / "playing.py").write_text(PLAYING)
     begun = []
 
-    def start(kind, workers=2, **options):
-        begun.append(Program(tmp_path / "playing.py", kind, workers, **options))
+    def start(kind, **options):
+        begun.append(Program(tmp_path / "playing.py", kind, 2, **options))
         return begun[-1]
 
     yield start
@@ -112,17 +112,17 @@ def assert_nothing_left(pids, names):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "whole_group", "code", "workers"),
+    ("kind", "number", "whole_group", "code"),
     [
-        ("sync", signal.SIGINT, True, 130, 1),
-        ("async", signal.SIGTERM, True, 130, 2),
-        ("sync", signal.SIGKILL, False, -signal.SIGKILL, 2),
+        ("sync", signal.SIGINT, True, 130),
+        ("async", signal.SIGTERM, True, 130),
+        ("sync", signal.SIGKILL, False, -signal.SIGKILL),
     ],
     ids=["ctrl-c", "terminated", "killed"],
 )
-def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, workers, play):
+def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, play):
     """A signal to the group reaches the workers too: they do not die of it before the program ends them."""
-    process = play(kind, workers, fresh_workers=workers == 1)
+    process = play(kind)
     process.wait_for("played", times=3)
     pids = children(process.pid)
     names = shared_names(process.pid, pids)
@@ -152,6 +152,14 @@ def test_a_collector_that_never_closes_after_a_death_ends_the_program(tmp_path):
         assert_nothing_left(pids, names)
     finally:
         process.kill()
+
+
+def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
+    """Before the first batch: nothing that was meant for the workers keeps the interpreter."""
+    (tmp_path / "failing.py").write_text(PLAYING.replace("return CorridorEnv(", "raise ValueError('no such game', "))
+    ended = run(tmp_path / "failing.py", "sync", 2, timeout=180)
+    assert ended.returncode == 1
+    assert "no such game" in ended.stderr
 
 
 def test_a_start_of_workers_can_be_interrupted(play):

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from torchrl_lang.recipes.options import Options, option, pairs, required, with_defaults
 from torchrl_lang.recipes.tasks import OWN_TASK, find_task
@@ -23,10 +23,8 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions(Options):
+class TaskOptions(Options, group="data"):
     """Options of the recipes that find their task in a dataset or a run."""
-
-    group: ClassVar[str] = "data"
 
     task: str | None = option(
         None, f"name of the task, to check it, or {OWN_TASK}: the code of a task or environment factory of your own"
@@ -45,10 +43,8 @@ class TaskOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimisationOptions(Options):
+class OptimisationOptions(Options, group="optimisation"):
     """Options of the optimizer."""
-
-    group: ClassVar[str] = "optimisation"
 
     batch_size: int = option(64, "games in a batch", ge=1)
     lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", gt=0, le=1)
@@ -60,18 +56,39 @@ class OptimisationOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(OptimisationOptions):
+class DeviceOptions(Options):
+    """Where a command computes."""
+
+    device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
+
+    def torch_device(self) -> torch.device:
+        """The device to compute on.
+
+        Raises:
+            ValueError: there is no such device here.
+        """
+        import torch
+
+        from torchrl_lang._files import one_line
+
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        try:
+            torch.zeros(1, device=name).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # the type depends on the device
+            raise ValueError(f"--device {self.device} cannot be used ({one_line(error)}): give auto or cpu.") from error
+        return torch.device(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(OptimisationOptions, DeviceOptions, group="run"):
     """Options of all training runs, whatever they train."""
 
-    group: ClassVar[str] = "run"
+    place: ClassVar[str]
+    """``module:function`` in ``torchrl_lang.recipes`` that trains with the options."""
 
     out: Path = required("folder of the run; an existing run is resumed")
-    device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
     eval_every: int = option(
-        1000,
-        "steps (online: iterations) between evaluations, each with a checkpoint",
-        group="evaluation",
-        ge=1,
+        1000, "steps (online: iterations) between evaluations, each with a checkpoint", group="evaluation", ge=1
     )
     log_every: int = option(50, "steps (online: iterations) between rows of the log", ge=1)
     logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option((), "further loggers")
@@ -84,30 +101,10 @@ class TrainingOptions(OptimisationOptions):
             if importlib.util.find_spec(name) is None:
                 raise ImportError(f"--logger {name} needs the package of that name: pip install {name}.")
 
-    def torch_device(self) -> torch.device:
-        """The device to compute on.
-
-        Raises:
-            ValueError: there is no such device here.
-        """
-        import torch
-
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        try:
-            torch.zeros(1, device=name).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:  # the type depends on the device
-            raise ValueError(
-                f"--device {self.device} cannot be used here ({str(error).splitlines()[0]}): give auto, cpu, or cuda "
-                "where there is a GPU."
-            ) from error
-        return torch.device(name)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LoopOptions(TrainingOptions):
+class LoopOptions(TrainingOptions, group="optimisation"):
     """Options of training on stored or drawn data."""
-
-    group: ClassVar[str] = "optimisation"
 
     steps: int = option(8000, "training steps", ge=1)
     weight_decay: float = option(0.01, "AdamW's weight decay", ge=0)
@@ -133,10 +130,8 @@ class RunOptions(TrainingOptions, TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DialogueOptions(Options):
+class DialogueOptions(Options, group="data"):
     """Options for --data FILE.jsonl, in the order of :func:`~torchrl_lang.data.dataset_from_jsonl`."""
-
-    group: ClassVar[str] = "data"
 
     tokenizer: str | None = option(
         None, "of dialogues: name or folder of a Hugging Face tokenizer; none: the characters of the file"
@@ -159,17 +154,12 @@ class DialogueOptions(Options):
         fields = dataclasses.fields(DialogueOptions)
         given = [field.name.replace("_", "-") for field in fields if getattr(self, field.name) != field.default]
         if given:
-            raise ValueError(
-                f"{data} is no file of dialogues, but options of dialogues were given: --{', --'.join(given)}. Leave "
-                "them out, or give a JSONL file as data."
-            )
+            raise ValueError(f"{data} is no file of dialogues: leave out their options --{', --'.join(given)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeOptions(Options):
+class SizeOptions(Options, group="model"):
     """Sizes of a model from scratch."""
-
-    group: ClassVar[str] = "model"
 
     layers: int = option(3, "transformer blocks of a model from scratch", ge=1)
     width: int = option(64, "hidden size of a model from scratch", ge=1)
@@ -205,11 +195,10 @@ class ModelOptions(SizeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineOptions(DialogueOptions, ModelOptions, LoopOptions, RunOptions):
+class OfflineOptions(
+    DialogueOptions, ModelOptions, LoopOptions, RunOptions, group="data", task_from=("data", "manifest.json")
+):
     """Options of all offline recipes."""
-
-    group: ClassVar[str] = "data"
-    task_from: ClassVar[tuple[str, str]] = ("data", "manifest.json")
 
     data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
     fraction: float = option(1.0, "share of episodes to learn from, those with the best return", gt=0, le=1)
@@ -217,9 +206,7 @@ class OfflineOptions(DialogueOptions, ModelOptions, LoopOptions, RunOptions):
         1.0, "share of episodes that --fraction chooses from, those with the worst return", gt=0, le=1
     )
     held_out: int = option(
-        500,
-        "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned",
-        ge=0,
+        500, "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned", ge=0
     )
     transition_weight: float = option(
         1.0, "weight of the environment's tokens in the policy's loss", group="loss", ge=0
@@ -227,20 +214,13 @@ class OfflineOptions(DialogueOptions, ModelOptions, LoopOptions, RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BC(OfflineOptions):
+class BC(OfflineOptions, algorithm="bc", preset="bc", place="imitation:train_bc"):
     """Behaviour cloning on a dataset, or with --fraction below 1 on its best episodes."""
-
-    algorithm: ClassVar[str] = "bc"
-    preset: ClassVar[str] = "bc"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DT(OfflineOptions):
+class DT(OfflineOptions, group="loss", algorithm="dt", preset="bc", place="imitation:train_dt"):
     """Decision transformer on a dataset (arXiv 2106.01345), which imitates given the return."""
-
-    group: ClassVar[str] = "loss"
-    algorithm: ClassVar[str] = "dt"
-    preset: ClassVar[str] = "bc"
 
     mode: Literal["constant", "decremented"] = option(
         "constant", "condition on the return of the whole episode, or at each turn on the return to go"
@@ -251,39 +231,41 @@ class DT(OfflineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionValueOptions(OfflineOptions):
-    """Options of the recipes with values of tokens."""
-
-    group: ClassVar[str] = "loss"
-    preset: ClassVar[str] = "ilql"
-
-    gamma: float = option(1.0, "discount factor per token inside an utterance", ge=0, le=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
-    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", ge=0)
-    tau: float = option(0.02, "soft update rate of the target Q", gt=0, le=1)
+class ValueOptions(OfflineOptions, group="loss", preset="ilql"):
+    """Base of the options of the recipes that learn values."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ILQL(ActionValueOptions):
+class DiscountOptions(ValueOptions):
+    """Options of the recipes with a target that follows what is learned of tokens."""
+
+    gamma: float = option(1.0, "discount factor per token inside an utterance", ge=0, le=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
+    tau: float = option(0.02, "soft update rate of the target", gt=0, le=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionValueOptions(DiscountOptions):
+    """Options of the recipes with values of tokens."""
+
+    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", ge=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQL(ActionValueOptions, algorithm="ilql", place="token_values:train_ilql"):
     """Implicit language Q-learning on a dataset (arXiv 2206.11871).
 
     The defaults are the settings to begin with; those of the paper's code for Wordle are paper-ilql's.
     """
 
-    algorithm: ClassVar[str] = "ilql"
-
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", ge=0)
     expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", gt=0, lt=1)
     value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", ge=0)
     guidance_clip: float | None = option(
-        None,
-        "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound",
-        ge=0,
+        None, "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound", ge=0
     )
     advantage_temperature: float = option(
-        0.0,
-        "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
-        ge=0,
+        0.0, "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning", ge=0
     )
     weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", gt=0)
     actor_normalizer: Literal["all", "action"] = option(
@@ -299,20 +281,16 @@ class ILQL(ActionValueOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CQL(ActionValueOptions):
+class CQL(ActionValueOptions, algorithm="cql", place="token_values:train_cql"):
     """Conservative Q-learning on a dataset (arXiv 2006.04779)."""
-
-    algorithm: ClassVar[str] = "cql"
 
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", ge=0)
     cql_weight: float = option(0.1, "weight of the CQL term, the paper's alpha", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BCQ(ActionValueOptions):
+class BCQ(ActionValueOptions, algorithm="bcq", place="token_values:train_bcq"):
     """Discrete batch-constrained Q-learning on a dataset (arXiv 1910.01708)."""
-
-    algorithm: ClassVar[str] = "bcq"
 
     threshold: float = option(
         0.3, "least probability of a token relative to the likeliest one's, the paper's tau", ge=0, le=1
@@ -320,10 +298,8 @@ class BCQ(ActionValueOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Psi(ActionValueOptions):
+class Psi(ActionValueOptions, algorithm="psi", place="token_values:train_psi"):
     """Psi-learning (KL control) on a dataset (arXiv 1611.02796)."""
-
-    algorithm: ClassVar[str] = "psi"
 
     prior: Path | None = option(
         None, "folder of a finished run with the same tokens whose policy is the prior; none: the policy, as it learns"
@@ -338,14 +314,10 @@ class Psi(ActionValueOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class QSFT(OfflineOptions):
+# All values begin at the greatest return, and what is less has to travel back through the target: a fast one.
+@with_defaults(tau=0.2)
+class QSFT(DiscountOptions, algorithm="qsft", defining=("beta", "tau"), place="token_values:train_qsft"):
     """Q-SFT on a dataset (arXiv 2411.05193): Q-learning by weighted fine-tuning, without heads; needs --start."""
-
-    group: ClassVar[str] = "loss"
-    algorithm: ClassVar[str] = "qsft"
-    preset: ClassVar[str] = "ilql"
-    defining: ClassVar[tuple[str, ...]] = ("beta", "tau")
 
     beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", ge=0)
     guide: Literal["ratio", "likelihood"] = option(
@@ -364,20 +336,11 @@ class QSFT(OfflineOptions):
     )
     value_min: float | None = option(None, "return to go that is the value 0; none: the data's least")
     value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
-    gamma: float = option(1.0, "discount factor per token inside an utterance", ge=0, le=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
-    # All values begin at the greatest return, and what is less has to travel back through the target.
-    tau: float = option(0.2, "soft update rate of the target", gt=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OREO(OfflineOptions):
+class OREO(ValueOptions, algorithm="oreo", defining=("value_weight",), place="token_values:train_oreo"):
     """OREO on a dataset (arXiv 2412.16145): path consistency of a policy and its values; needs --start."""
-
-    group: ClassVar[str] = "loss"
-    algorithm: ClassVar[str] = "oreo"
-    preset: ClassVar[str] = "ilql"
-    defining: ClassVar[tuple[str, ...]] = ("value_weight",)
 
     reward_scale: float = option(
         0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", gt=0
@@ -394,11 +357,8 @@ class OREO(OfflineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UtteranceOptions(OfflineOptions):
+class UtteranceOptions(ValueOptions):
     """Options of the recipes whose policy ranks sampled utterances by their values."""
-
-    group: ClassVar[str] = "loss"
-    preset: ClassVar[str] = "ilql"
 
     gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
     tau: float = option(0.02, "soft update rate of the target Q", gt=0, le=1)
@@ -406,27 +366,16 @@ class UtteranceOptions(OfflineOptions):
 
 
 @with_defaults(optimizer="adamw")  # the heads have no linear layer for Muon
-class CHAI(UtteranceOptions):
+class CHAI(UtteranceOptions, algorithm="chai", place="utterance_values:train_chai"):
     """CHAI (arXiv 2204.08426): values of utterances of a language model that stays as it is; needs --start."""
-
-    algorithm: ClassVar[str] = "chai"
 
     cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", ge=0)
     proposals: int = option(5, "utterances that are sampled in each state of the dataset", ge=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start is None:
-            raise ValueError("chai chooses among what a trained language model writes: give --start, a run of BC.")
-        if self.top_layers is not None:
-            raise ValueError(f"chai trains no block of the language model: leave out --top-layers {self.top_layers}.")
-
 
 @dataclass(frozen=True, kw_only=True)
-class UtteranceILQL(UtteranceOptions):
+class UtteranceILQL(UtteranceOptions, algorithm="utterance-ilql", place="utterance_values:train_utterance_ilql"):
     """Implicit Q-learning with one value for each utterance (arXiv 2206.11871), on a dataset."""
-
-    algorithm: ClassVar[str] = "utterance-ilql"
 
     expectile: float = option(0.8, "expectile of Q that V regresses on; 0.5: the mean", gt=0, lt=1)
     value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", ge=0)
@@ -434,46 +383,34 @@ class UtteranceILQL(UtteranceOptions):
     log_prob_weight: float = option(0.0, "weight of a candidate's log-probability beside its value", ge=0)
 
 
-def _variant(base: type[O], name: str, text: str, **defaults: Any) -> type[O]:
-    """An algorithm with other defaults, which define it."""
-    title = "".join(word.upper() if word in ("bc", "ilql", "awac") else word.title() for word in name.split("-"))
-    given = {"__doc__": text, "algorithm": name, "defining": tuple(defaults), "__module__": __name__}
-    return with_defaults(**defaults)(type(title, (base,), given))
+@with_defaults(fraction=0.1)
+class PercentBC(BC, algorithm="percent-bc", defining=("fraction",)):
+    """Behaviour cloning on the best tenth of the episodes (%BC)."""
 
 
-PercentBC = _variant(BC, "percent-bc", "Behaviour cloning on the best tenth of the episodes (%BC).", fraction=0.1)
-SingleStep = _variant(
-    ILQL,
-    "single-step",
+@with_defaults(expectile=0.5)
+class SingleStep(ILQL, algorithm="single-step", defining=("expectile",)):
     """Single-step RL: values of the policy that made the data (SARSA), which is ILQL with the mean of Q as V.
 
     All else is as in ilql, its CQL term included: --cql-weight 0 leaves it out.
-    """,
-    expectile=0.5,
-)
-MonteCarlo = _variant(
-    ILQL,
-    "monte-carlo",
+    """
+
+
+@with_defaults(expectile=0.5, target="mc", qvalue_lmbda=1.0)
+class MonteCarlo(ILQL, algorithm="monte-carlo", defining=("expectile", "target", "qvalue_lmbda")):
     """Monte-Carlo returns: Q and V regress on the rewards to go instead of on learned values.
 
     Q of a truncated episode bootstraps from V of its last state; V takes the rewards that the episode holds. All
     else is as in ilql, its CQL term included: --cql-weight 0 leaves it out.
-    """,
-    expectile=0.5,
-    target="mc",
-    qvalue_lmbda=1.0,
-)
-AWAC = _variant(
-    ILQL,
-    "awac",
+    """
+
+
+@with_defaults(beta=0.0, advantage_temperature=4.0, weight_clip=20.0)
+class AWAC(ILQL, algorithm="awac", defining=("beta", "advantage_temperature", "weight_clip")):
     """Advantage-weighted actor-critic (arXiv 2006.09359): values weigh the policy's loss, and do not guide decoding.
 
     The values are those of ilql, its CQL term included: --cql-weight 0 leaves it out.
-    """,
-    beta=0.0,
-    advantage_temperature=4.0,
-    weight_clip=20.0,
-)
+    """
 
 
 @with_defaults(
@@ -488,39 +425,31 @@ AWAC = _variant(
     width=768,
     heads=12,
     gamma=0.99,
-    turn_gamma=0.99,
     expectile=0.7,
     value_weight=1.0,
     qvalue_weight=1.0,
     cql_weight=1e-4,
     target="td",
-    qvalue_lmbda=0.0,
     tau=0.005,
     transition_weight=0.0,
     actor_normalizer="all",
     beta=16.0,
     guidance_clip=0.0,
 )
-class PaperILQL(ILQL):
+class PaperILQL(ILQL, algorithm="paper-ilql", preset=""):
     """ILQL with the paper's settings for Wordle (arXiv 2206.11871): GPT-2's size, small steps; meant for a GPU.
 
     The settings are those of the paper's code. Unlike there, policy, values and target values share one trunk in place
     of three, models from scratch have no dropout, and the checkpoint is chosen by its games rather than its loss.
     """
 
-    algorithm: ClassVar[str] = "paper-ilql"
-    preset: ClassVar[str] = ""
-
 
 # -- online ---------------------------------------------------------------------------------------------------------
 
 
 @with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_every=20, eval_games=512, log_every=1)
-class OnlineOptions(RunOptions):
+class OnlineOptions(RunOptions, group="optimisation", task_from=("start", "config.json")):
     """Options of all recipes that learn from games of the current policy."""
-
-    group: ClassVar[str] = "optimisation"
-    task_from: ClassVar[tuple[str, str]] = ("start", "config.json")
 
     start: Path = required("folder of a finished run: the initial policy, and the reference of the KL penalty")
     iterations: int = option(200, "training iterations, each with new games", ge=1)
@@ -537,8 +466,8 @@ class OnlineOptions(RunOptions):
         0.0, "probability that a turn is played by a random player and excluded from the loss", ge=0, lt=1
     )
     epochs: int = option(2, "epochs over the games of an iteration", ge=1)
-    accumulate: int = option(1, "batches per optimizer step", ge=1)
-    kl_coef: float = option(0.2, "initial KL coefficient", ge=0)
+    accumulate: int = option(1, "batches per optimizer step, at most all of an iteration", ge=1)
+    kl_coef: float = option(0.2, "initial KL coefficient; 0 needs --kl-target none", ge=0)
     kl_target: float | None = option(4.0, "target KL, in nats per game; none keeps the coefficient constant", gt=0)
     kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", ge=1)
     temperature: float = option(1.0, "temperature of the policy, in games and in the loss", gt=0)
@@ -551,27 +480,13 @@ class OnlineOptions(RunOptions):
         super().__post_init__()
         if self.collector != "single" and self.games % self.workers:
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
-        most = self.epochs * -(-self.games * self.turns // self.batch_size)
-        if self.accumulate > most:
-            raise ValueError(
-                f"--accumulate {self.accumulate} batches never come together: an iteration has at most {most}, from "
-                f"--games {self.games}, --turns {self.turns}, --epochs {self.epochs}, --batch-size {self.batch_size}."
-            )
-        if self.kl_target is not None and self.kl_coef == 0:
-            raise ValueError(
-                f"--kl-coef must be above 0 with --kl-target {self.kl_target}, got 0. For rewards without a KL penalty "
-                "give --kl-coef 0 --kl-target none."
-            )
         if self.lora_rank is not None and self.top_layers is not None:
             raise ValueError(f"Give one of --lora-rank {self.lora_rank} and --top-layers {self.top_layers}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(OnlineOptions):
+class PPO(OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms:train_ppo"):
     """Proximal policy optimization (arXiv 1707.06347) from a finished run, with a KL penalty to it."""
-
-    group: ClassVar[str] = "loss"
-    algorithm: ClassVar[str] = "ppo"
 
     clip_epsilon: float = option(0.2, "clipping range of the probability ratio", gt=0)
     value_lr: float = option(3e-3, "peak learning rate of the value head", gt=0, le=1)
@@ -588,17 +503,14 @@ class PPO(OnlineOptions):
         super().__post_init__()
         if self.value_warmup >= self.iterations:
             raise ValueError(
-                f"--value-warmup {self.value_warmup} of {self.iterations} iterations leaves none for the policy."
+                f"--value-warmup {self.value_warmup} leaves none of {self.iterations} iterations: lower it."
             )
 
 
 # Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.
 @with_defaults(iterations=40, games=2048, epochs=4, lr=1e-3, kl_coef=0.1, kl_target=6.0, kl_horizon=4000, eval_every=10)
-class Rejection(OnlineOptions):
+class Rejection(OnlineOptions, group="loss", algorithm="rejection", place="online_algorithms:train_rejection"):
     """Rejection sampling or expert iteration: imitate the best games of the policy, with a KL penalty."""
-
-    group: ClassVar[str] = "loss"
-    algorithm: ClassVar[str] = "rejection"
 
     fraction: float = option(0.2, "share of the games of an iteration to imitate", gt=0, le=1)
     best_so_far: int | None = option(None, "number of the best games of all iterations to imitate instead", ge=1)
@@ -613,13 +525,9 @@ class Rejection(OnlineOptions):
 # -- finished runs ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluate(TaskOptions):
+@with_defaults(device="cpu")
+class Evaluate(TaskOptions, DeviceOptions, group="evaluation", preset="evaluate", task_from=("run", "config.json")):
     """Evaluate a finished run on its task, beside the task's scripted players."""
-
-    group: ClassVar[str] = "evaluation"
-    preset: ClassVar[str] = "evaluate"
-    task_from: ClassVar[tuple[str, str]] = ("run", "config.json")
 
     run: Path = required("folder of a finished run")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
@@ -642,46 +550,18 @@ class Evaluate(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertAgileRL(TaskOptions):
+class ConvertAgileRL(TaskOptions, group="data", task_from=("data", "manifest.json")):
     """Make a finished run of an agent that AgileRL's ILQL trained."""
-
-    group: ClassVar[str] = "data"
-    task_from: ClassVar[tuple[str, str]] = ("data", "manifest.json")
 
     source: Path = required("folder of the agent, written by torchrl_lang/modules/agilerl/export.py beside AgileRL")
     data: Path = required("folder of a dataset of the agent's task, with the agent's tokens, see `generate`")
     out: Path = required("folder of the run, which does not exist yet")
 
 
-class Algorithm(NamedTuple):
-    """How an algorithm is run."""
-
-    options: type[Options]
-    place: str
-    """``module:function`` in ``torchrl_lang.recipes``."""
-
-
-ALGORITHMS: dict[str, Algorithm] = {
-    kind.algorithm: Algorithm(kind, place)
-    for kind, place in (
-        (BC, "imitation:train_bc"),
-        (PercentBC, "imitation:train_bc"),
-        (DT, "imitation:train_dt"),
-        (ILQL, "token_values:train_ilql"),
-        (SingleStep, "token_values:train_ilql"),
-        (MonteCarlo, "token_values:train_ilql"),
-        (AWAC, "token_values:train_ilql"),
-        (PaperILQL, "token_values:train_ilql"),
-        (CQL, "token_values:train_cql"),
-        (Psi, "token_values:train_psi"),
-        (BCQ, "token_values:train_bcq"),
-        (QSFT, "token_values:train_qsft"),
-        (OREO, "token_values:train_oreo"),
-        (CHAI, "utterance_values:train_chai"),
-        (UtteranceILQL, "utterance_values:train_utterance_ilql"),
-        (PPO, "online_algorithms:train_ppo"),
-        (Rejection, "online_algorithms:train_rejection"),
-    )
+_OF_TOKENS = (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL, CQL, Psi, BCQ, QSFT, OREO)
+_OTHERS = (CHAI, UtteranceILQL, PPO, Rejection)
+ALGORITHMS: dict[str, type[TrainingOptions]] = {
+    kind.algorithm: kind for kind in (BC, PercentBC, DT, *_OF_TOKENS, *_OTHERS)
 }
 """The algorithms of ``train`` by name."""
 
@@ -698,5 +578,5 @@ def train(options: TrainingOptions) -> float:
             ...
         FileNotFoundError: There is no dataset in runs/data...
     """
-    module, _, name = ALGORITHMS[options.algorithm].place.partition(":")
+    module, _, name = options.place.partition(":")
     return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options)

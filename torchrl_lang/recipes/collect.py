@@ -99,14 +99,6 @@ def end_scheme(scheme: SharedMemWeightSyncScheme) -> None:
     scheme.shutdown()
 
 
-def is_alive(process: Any) -> bool:
-    """Whether a worker runs; not if TorchRL has closed its handle."""
-    try:
-        return process.is_alive()
-    except ValueError:  # closed
-        return False
-
-
 def _forget_names(before: set[Any]) -> None:
     """Remove the names of semaphores made since ``before``; all workers have opened them."""
     registry = util._finalizer_registry  # type: ignore[attr-defined]
@@ -115,8 +107,6 @@ def _forget_names(before: set[Any]) -> None:
         if finalizer is not None and finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
             finalizer()
 
-
-CollectorKind = Literal["single", "sync", "async"]
 
 VERSION = "policy_version"
 _GRACE = 5.0
@@ -167,7 +157,7 @@ class Games:
         task: Task,
         policy: TensorDictModuleBase,
         *,
-        kind: CollectorKind,
+        kind: Literal["single", "sync", "async"],
         workers: int,
         games: int,
         turns: int,
@@ -184,11 +174,8 @@ class Games:
         self._updates = 0
         written = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, TRAIN_MASK) if key in policy.out_keys]
         self._rows = EpisodeRows({key: key for key in written} | {VERSION: ("next", VERSION)})
-        common: dict[str, Any] = {
-            "total_frames": -1,
-            "auto_register_policy_transforms": False,
-            "track_policy_version": True,
-        }
+        common: dict[str, Any] = {"total_frames": -1, "track_policy_version": True}
+        common["auto_register_policy_transforms"] = False
         self._env: EnvBase | None = None
         if kind == "single":
             self._policy = self._repeating = _RepeatingPolicy(policy)
@@ -231,10 +218,7 @@ class Games:
             if fresh.any():
                 staleness = float(age[agent].float().mean()) if agent.any() else 0.0
                 return CollectedGames(every[fresh], staleness, dropped)
-        raise ValueError(
-            f"In {_PATIENCE} batches no game has ended that is recent enough, {dropped} were too old: allow a larger "
-            f"max_staleness than {self.max_staleness}, or play more turns between updates."
-        )
+        raise ValueError(f"In {_PATIENCE} batches no game that is recent enough has ended: raise max_staleness.")
 
     def weights_changed(self) -> None:
         """Send the current weights to the workers. If a worker has died, this process is interrupted soon after."""
@@ -379,7 +363,8 @@ class Games:
 
 
 def _has_dead_worker(collector: Any) -> bool:
-    return any(not is_alive(worker) for worker in getattr(collector, "procs", ()))
+    # TorchRL closes the handles of workers that it has ended, and these cannot be asked.
+    return any(worker._closed or not worker.is_alive() for worker in getattr(collector, "procs", ()))
 
 
 class _RepeatingPolicy(TensorDictModuleBase):

@@ -16,7 +16,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from typing_extensions import TypedDict
 
-from torchrl_lang.recipes.options import GROUPS, Options, range_in_words, read_config, unknown_option, validated
+from torchrl_lang.recipes.options import (
+    GROUPS,
+    Options,
+    dashed,
+    range_in_words,
+    read_config,
+    unknown_option,
+    validated,
+)
 from torchrl_lang.recipes.tasks import TASKS, find_task, presets_of, task_class
 
 _WIDTH = 80
@@ -72,14 +80,11 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> Any:
     given = validated(kind, given)
     own_task = of_file.get("task") or ""
     if ":" in own_task and given.get("task") is None:
-        raise ValueError(
-            f"The file of --config names the task {own_task}, whose code is imported only if the command line names "
-            f"it: add --task {own_task}."
-        )
+        raise ValueError(f"--config never imports the code of a task that it names: add --task {own_task}.")
     given = of_file | given
     for field in dataclasses.fields(kind):
         if field.name not in given and _is_required(field):
-            raise UsageError(f"--{_dashed(field.name)} is missing ({field.metadata['help']}); see `{prog} --help`.")
+            raise UsageError(f"--{dashed(field.name)} is missing ({field.metadata['help']}); see `{prog} --help`.")
     return kind.from_given(_preset(kind, given) | given)
 
 
@@ -142,14 +147,14 @@ def _given(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any] |
         hint = hints.get(name, str)
         if isinstance(value, tuple) and get_origin(hint) not in (tuple, dict):
             if len(value) != 1:
-                raise UsageError(f"--{_dashed(name)} takes one value, got {' '.join(value) or 'none'}.")
+                raise UsageError(f"--{dashed(name)} takes one value, got {' '.join(value) or 'none'}.")
             values[name] = value[0]
     return values
 
 
 def _gathered(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """The words with the values of ``--option a=1 --option b=2`` behind one option, as tyro keeps the last one only."""
-    rest, values, to = list[str](), {f"--{_dashed(name)}": list[str]() for name in names}, None
+    rest, values, to = list[str](), {f"--{dashed(name)}": list[str]() for name in names}, None
     for word in words:
         name, equals, value = word.partition("=")
         if word.startswith("--"):
@@ -210,10 +215,6 @@ def _group(kind: Any, name: str) -> str:
     return next(base.group for base in reversed(kind.__mro__) if name in getattr(base, "__dataclass_fields__", {}))
 
 
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def describe(error: Exception, options: Any = None) -> str | None:
     """One line about an error that the user can correct, or ``None`` where it is a bug and its traceback is needed.
 
@@ -229,32 +230,17 @@ def describe(error: Exception, options: Any = None) -> str | None:
         >>> describe(PermissionError(13, "Permission denied", "/runs"))
         '/runs: Permission denied; give a folder or file that this user may use.'
     """
+    from torchrl_lang._files import one_line
+
     if isinstance(error, OSError) and error.errno is not None:
         place = error.filename or getattr(options, "out", None) or getattr(options, "run", None)
         remedy = _REMEDIES.get(error.errno)
-        text = error.strerror or str(error)
-        return _one_line((f"{place}: " if place else "") + text + (f"; {remedy}." if remedy else "."))
-    if _is_out_of_memory(error):
-        return f"out of memory ({_one_line(str(error), 200)}): give smaller batches, fewer games or a smaller model."
-    of_users = isinstance(error, (ValueError, ImportError, ArithmeticError)) and _is_ours(error)
-    return _one_line(str(error)) if isinstance(error, OSError) or of_users else None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed, on a GPU or on the CPU."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"  # torch's; torch may not have been imported yet
-        or (type(error) is RuntimeError and "can't allocate memory" in str(error))
-    )
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether code of this package raised the error."""
+        text = " ".join((error.strerror or str(error)).split())
+        return (f"{place}: " if place else "") + text + (f"; {remedy}." if remedy else ".")
+    # Torch may not have been imported yet, and on the CPU it has no class of its own for the error.
+    if type(error).__name__ in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error):
+        return f"out of memory ({one_line(error, 200)}): give smaller batches, fewer games or a smaller model."
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return not frames or Path(frames[-1].f_code.co_filename).is_relative_to(_PACKAGE)
-
-
-def _one_line(text: str, longest: int = _LONGEST) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[:longest]}..."
+    is_ours = not frames or Path(frames[-1].f_code.co_filename).is_relative_to(_PACKAGE)
+    of_users = isinstance(error, (ValueError, ImportError, ArithmeticError)) and is_ours
+    return one_line(error, _LONGEST) if isinstance(error, OSError) or of_users else None

@@ -6,15 +6,15 @@ import math
 import os
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from threading import Event, Thread
-from typing import IO, Any, NamedTuple
+from threading import Event
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 from tensordict.nn import TensorDictModuleBase
@@ -35,55 +35,41 @@ def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
     Raises:
         ValueError: a command failed; its message has been printed.
     """
-    waiting, running = dict(commands), dict[str, subprocess.Popen[str]]()
-    readers: list[Thread] = []
-    stopped = Event()
-    try:
-        while (waiting or _unfinished(running)) and not _failed(running):
-            while waiting and len(_unfinished(running)) < (os.cpu_count() or 1):
-                name = next(iter(waiting))
-                running[name] = _start(waiting.pop(name))
-                readers.append(Thread(target=_relay, args=(running[name].stdout, stopped), daemon=True))
-                readers[-1].start()
-            time.sleep(0.1)
-    except KeyboardInterrupt:
-        stopped.set()  # the demo prints one message for all
-        raise
-    finally:
-        failed = _failed(running)
-        for process in running.values():
+    running, failed, stopped = list[subprocess.Popen[str]](), list[str](), Event()
+
+    def stop() -> None:
+        stopped.set()
+        for process in running:
             process.terminate()
-        for process in running.values():
-            process.wait()  # for the checkpoint that it writes
-        for reader in readers:
-            reader.join()
+
+    def run(name: str) -> None:
+        if stopped.is_set():
+            return
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torchrl_lang", *commands[name]],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        running.append(process)
+        if stopped.is_set():  # meanwhile
+            process.terminate()
+        for line in process.stdout or ():
+            if not stopped.is_set():  # the demo prints one message for all
+                print(line, end="", flush=True)
+        if process.wait() and not stopped.is_set():
+            failed.append(name)
+            stop()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # its end waits for the checkpoints that stopped commands write
+        try:
+            list(pool.map(run, commands))
+        except KeyboardInterrupt:
+            stop()
+            raise
     if failed:
         raise ValueError(f"training {' and '.join(failed)} failed; its message is above.")
-
-
-def _start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def _unfinished(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
-    return [name for name, process in running.items() if process.poll() is None]
-
-
-def _failed(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
-    return [name for name, process in running.items() if process.poll() not in (None, 0)]
-
-
-def _relay(stream: IO[str], stopped: Event) -> None:
-    """Print the lines of a stream until its end; none after the commands were stopped."""
-    for line in stream:
-        if not stopped.is_set():
-            print(line, end="", flush=True)
 
 
 _TEMPERATURES = (0.2, 0.5, 1.0)

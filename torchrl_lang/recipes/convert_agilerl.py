@@ -27,16 +27,10 @@ def main(options: ConvertAgileRL) -> Path:
     agent, dataset = read_agilerl(options.source), load_dataset(options.data)
     data = OfflineData(dataset, open_task(dataset, options.given_task()), options.data)
     config, rows = agent.policy.config, dataset.rows["tokens"].shape[-1]
-    if config.vocab_size != dataset.tokenizer.vocab_size:
-        raise ValueError(
-            f"The agent has {config.vocab_size} tokens, the dataset's tokenizer {dataset.tokenizer.vocab_size}: give a "
-            "dataset with the agent's tokens, in the same order."
-        )
-    if config.max_position_embeddings < rows:
-        raise ValueError(
-            f"The agent reads {config.max_position_embeddings} tokens, the rows have {rows}: give a dataset whose rows "
-            "are shorter."
-        )
+    sizes = f"vocabulary of {config.vocab_size}, positions for {config.max_position_embeddings}"
+    if config.vocab_size != dataset.tokenizer.vocab_size or config.max_position_embeddings < rows:
+        expected = f"the vocabulary of {dataset.tokenizer.vocab_size} and rows of {rows} tokens of the dataset"
+        raise ValueError(f"The agent has a {sizes}, which do not fit {expected}: give one of the agent's task.")
     save_language_model(
         options.out / "model",
         agent.policy,

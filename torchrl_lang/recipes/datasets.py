@@ -93,9 +93,7 @@ def generate_once(options: DataOptions) -> Path:
     same_number = maker is not None or len(dataset) == task.number_of_episodes(options)  # a maker's is in the notes
     notes = json.loads(json.dumps(_notes(options, task, maker)))
     if not same_number or dataset.manifest["notes"] != notes:
-        raise ValueError(
-            f"{options.out} holds a dataset of other options: delete {options.out.parent} or give another --out."
-        )
+        raise ValueError(f"{options.out} holds a dataset of other options: delete it, or give another --out.")
     print(f"using the dataset in {options.out}")
     return options.out
 
@@ -107,9 +105,7 @@ def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
         ValueError: there is no such task, or the dataset has another tokenizer than the task.
     """
     dataset = load_dataset(folder)
-    task = open_task(dataset)
-    if task is None:
-        raise ValueError(f"{folder} records no task: it was not made by `generate`.")
+    task = task_from_notes(dataset.manifest["notes"], folder / MANIFEST)
     check_tokenizer(task, dataset.tokenizer, folder)
     return dataset, task
 
@@ -127,17 +123,14 @@ def open_task(dataset: RowDataset, given: type[Task] | None = None) -> Task | No
 
 
 def check_place(folder: Path, *, new: bool = False) -> None:
-    """Raise FileError if output would be written into a file, or into a dataset.
+    """Raise FileError if output would be written into a dataset.
 
     If the output is a ``new`` dataset, an existing dataset in ``folder`` itself is left to the writer's checks.
     """
-    remedy = "give another folder as --out"
-    if folder.exists() and not folder.is_dir():
-        raise FileError(folder, "is a file, not a folder", remedy)
     places = folder.absolute().parents if new else (folder.absolute(), *folder.absolute().parents)
     for place in places:
         if (place / MANIFEST).exists() and (place / ROWS).exists():
-            raise FileError(folder, f"lies in the dataset {place}", remedy)
+            raise FileError(folder, f"lies in the dataset {place}", "give another folder as --out")
 
 
 def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
@@ -163,30 +156,21 @@ def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
 
 
 def _write_dialogues(options: OfflineOptions, task: Task | None, folder: Path) -> None:
-    tokenizer = _given_tokenizer(options, task)
-    length = options.row_length
+    tokenizer, length = _given_tokenizer(options, task), options.row_length
+    # The default key of rewards may be missing, another one must be there.
+    reward = None if options.reward == "reward" else options.reward
+    reading: dict[str, Any] = {"reader": DialogueReader(reward=reward, ignore=options.ignore)}
+    reading["on_error"] = options.on_error
     if tokenizer is None or length is None:
-        episodes = _read(options, tokenizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the second reading warns of skipped lines
+            episodes = read_jsonl(options.data, tokenizer, **reading)[0]
         if tokenizer is None:
             tokenizer = CharTokenizer.from_texts(turn.text for episode in episodes for turn in episode.turns)
         if length is None:
             length = max(_longest(episodes, tokenizer), 0 if task is None else task.env(1).row_length)
-    dataset_from_jsonl(
-        options.data,
-        folder,
-        tokenizer,
-        length,
-        reader=_reader(options),
-        on_error=options.on_error,
-        on_overflow=options.on_overflow,
-        overwrite=True,
-    )
-
-
-def _read(options: OfflineOptions, tokenizer: Tokenizer | None) -> Sequence[Episode]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the second reading warns of skipped lines
-        return read_jsonl(options.data, tokenizer, reader=_reader(options), on_error=options.on_error)[0]
+    writing: Any = {"on_overflow": options.on_overflow, "overwrite": True}
+    dataset_from_jsonl(options.data, folder, tokenizer, length, **reading, **writing)
 
 
 def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | None:
@@ -207,9 +191,7 @@ def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | 
     if options.start is not None:
         return load_model(options.start)[1]
     if options.pretrained is not None:
-        raise ValueError(
-            f"--pretrained {options.pretrained} needs its own tokenizer: give --tokenizer {options.pretrained}."
-        )
+        raise ValueError(f"--pretrained {options.pretrained} needs its own: give --tokenizer {options.pretrained}.")
     return None
 
 
@@ -220,8 +202,3 @@ def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:
         with suppress(ValueError):
             longest = max(longest, len(encode_episode(episode, tokenizer).tokens))
     return longest
-
-
-def _reader(options: OfflineOptions) -> DialogueReader:
-    """Reads the lines; the default key of rewards may be missing, another one must be there."""
-    return DialogueReader(reward=None if options.reward == "reward" else options.reward, ignore=options.ignore)

@@ -150,9 +150,7 @@ class RedditDemo(ComparisonOptions, CorpusOptions):
     tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
     comments: int = option(1000, "comments on test parents of each player, at most the test comments", ge=2)
     choice_comments: int = option(
-        1000,
-        "comments on validation parents for each decoding, at most all; distinct-2 depends on their number",
-        ge=2,
+        1000, "comments on validation parents for each decoding, at most all; distinct-2 depends on their number", ge=2
     )
 
 

@@ -35,7 +35,8 @@ def main(options: Evaluate) -> Path:
     A second evaluation writes ``evaluation-2.json`` and so on, so that none is lost.
     """
     given = options.given_task()
-    runs = {folder: load_run(folder, given) for folder in (options.run, *options.also)}
+    device = options.torch_device()
+    runs = {folder: load_run(folder, given).to(device) for folder in (options.run, *options.also)}
     task = runs[options.run].task
     for other, run in runs.items():
         if run.task != task:
@@ -50,6 +51,7 @@ def main(options: Evaluate) -> Path:
         often = _REPEATS if player.is_random else 1
         games = options.games or (1000 if number is None else often * number)
         more = dict(player.env_options) | ({} if split is None else {"split": split})
+        more |= {} if folder is None else {"device": device}
         summary, records = task.evaluate(player.policy, games=games, seed=options.seed, name=name, **more)
         played.append((summary if shows_kl else replace(summary, kl_per_token=None, kl_per_game=None), records))
         own += played[-1:] if folder == options.run else []

@@ -10,14 +10,13 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.data import row_returns
-from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.modules import ReturnConditionedActor, ReturnEmbedding, condition_on_returns
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
 from torchrl_lang.recipes.algorithms import BC, DT
 from torchrl_lang.recipes.models import begin, loss_options
-from torchrl_lang.recipes.offline import number_to_train, train_offline
+from torchrl_lang.recipes.offline import number_to_train
 from torchrl_lang.schema import ROW_KEYS
 
 
@@ -25,14 +24,7 @@ def train_bc(options: BC) -> float:
     """Behaviour cloning; see :func:`train_offline`."""
     start = begin(options)
     loss = BCLoss(start.actor, **loss_options(options, BCLoss, actor_normalizer="action"))
-    return train_offline(
-        options,
-        start.data,
-        loss,
-        start.policy(method="greedy"),
-        save=start.save,
-        check=lambda rows: {"held_out_loss": imitation_loss(start.actor, rows)},
-    )
+    return start.train(options, loss, start.policy(method="greedy"), start.save)
 
 
 def train_dt(options: DT) -> float:
@@ -46,13 +38,13 @@ def train_dt(options: DT) -> float:
     print(f"{name}: asks for the return {returns.target:.2f} of {returns.low:.2f} to {returns.high:.2f}", flush=True)
     more = {"actor_normalizer": "action", "end_of_action": end_of_action}
     loss = DecisionTransformerLoss(actor, **loss_options(options, DecisionTransformerLoss, **more))
-    return train_offline(
+    policy = ReturnConditionedActor(start._replace(actor=actor).policy(method="greedy"))
+    return start.train(
         options,
-        start.data,
         loss,
-        ReturnConditionedActor(start._replace(actor=actor).policy(method="greedy")),
-        save=lambda folder: start.save(folder, returns=returns),
-        check=lambda rows: {"held_out_loss": held_out_loss(actor, rows, end_of_action)},
+        policy,
+        lambda folder: start.save(folder, returns=returns),
+        lambda rows: {"held_out_loss": held_out_loss(actor, rows, end_of_action)},
     )
 
 

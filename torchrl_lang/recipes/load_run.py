@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -93,10 +93,15 @@ class FinishedRun:
             ValueError: it was trained on dialogues alone.
         """
         if self.games is None:
-            raise ValueError(
-                f"A run that was trained on dialogues alone has no games: give an environment with --task {OWN_TASK}."
-            )
+            raise ValueError(f"A run on dialogues alone has no games: give an environment with --task {OWN_TASK}.")
         return self.games
+
+    def to(self, device: torch.device) -> Self:
+        """Move its networks to a device."""
+        for network in (self.model.lm, self.model.value_lm, *self.model.heads.values()):
+            if network is not None:
+                network.to(device)
+        return self
 
     @property
     def _likelihoods(self) -> PreTrainedModel | None:
@@ -145,16 +150,14 @@ class FinishedRun:
         """
         heads, returns = self.model.heads, self.model.heads.get("returns")
         if beta and not self.has_values:
-            raise ValueError(
-                f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0."
-            )
+            raise ValueError(f"This run learned no values of tokens, so beta={beta} weighs nothing: leave it out.")
         actor, given = saved_actor(self.model), {"seed": seed, "diagnostics": True, **options}
         make = partial(UtteranceActor, actor, self.tokenizer.control, self.action_length)
         if isinstance(returns, ReturnEmbedding):
             condition_on_returns(actor, returns)
             return ReturnConditionedActor(make(method=method, **given), target_return)
         if target_return is not None:
-            raise ValueError(f"Only a decision transformer is asked for a return, got target_return={target_return}.")
+            raise ValueError(f"Only decision transformers are asked for a return, got target_return={target_return}.")
         if "target_chai_qvalue" in heads and method == "best_of":
             candidates = given.pop("candidates", 8)
             return CHAIActor(make(**given), heads["target_chai_qvalue"], candidates=candidates)
@@ -234,16 +237,11 @@ class FinishedRun:
         """Play games greedily with each weight of the values, on games that no result is reported on.
 
         Give another ``seed`` than that of the games that are reported. Returns the mean return of each weight, the
-        best one first; of equal ones the smaller weight.
-
-        Raises:
-            ValueError: the run has no values.
+        best one first; of equal ones the smaller weight. It is empty for a run without values.
         """
-        if not self.has_values:
-            raise ValueError("This run learned no values of tokens: there is no beta to choose.")
-        returns = {}
+        returns, device = {}, self.model.lm.device
         for beta in sorted(self.betas if betas is None else betas):
-            summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed)
+            summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed, device=device)
             returns[beta] = summary.mean_return
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
 
@@ -253,9 +251,7 @@ def _shown(features: Sequence[Any], dialogues: int) -> dict[str, torch.Tensor]:
     given = [torch.as_tensor(one, dtype=torch.float32) for one in features]
     shapes = [tuple(one.shape) for one in given]
     if len(given) != dialogues or any(len(shape) != 2 for shape in shapes):
-        raise ValueError(
-            f"Give features [n, F] of each of the {dialogues} dialogues, got those of shapes {shapes[:3]}."
-        )
+        raise ValueError(f"Give features [n, F] of each of the {dialogues} dialogues, got shapes {shapes[:3]}.")
     size = max(count for count, _ in shapes), given[0].shape[-1]
     return padded_features(dict(enumerate(given)), dialogues, size, None)
 
@@ -284,14 +280,9 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     model, tokenizer = load_model(folder)
     if games is not None:
         check_tokenizer(games, tokenizer, folder / "model")
-    values = folder / "values.json"
-    note = ""
+    values, note = folder / "values.json", ""
     if values.is_file():
-        remedy = "train again, or remove the file"
-        found = read_json(values, remedy=remedy).get("summary")
-        if not isinstance(found, str):
-            raise FileError(values, 'has no text as "summary"', remedy)
-        note = found
+        note = str(read_json(values, remedy="train again, or remove the file").get("summary", ""))
     longest = notes["action_length"] if games is None else games.action_length
     return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder))
 
@@ -305,15 +296,10 @@ def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
     """
     read_options(folder / "config.json")
     if not (folder / "model").is_dir():
-        raise FileNotFoundError(
-            f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "
-            f"began it, with --out {folder} (its options are in {folder / 'config.json'})."
-        )
+        raise FileNotFoundError(f"The run in {folder} has not finished: continue it with its `train` command.")
     model = load_language_model(folder / "model")
-    if model.tokenizer is None:
-        raise FileError(folder / "model", "was saved without its tokenizer", "train again")
     try:
-        return model, tokenizer_from_config(model.tokenizer)
+        return model, tokenizer_from_config(model.tokenizer or {})
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
 

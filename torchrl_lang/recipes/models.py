@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import nn
-from torchrl.objectives import LossModule
+from torchrl.objectives import LossModule, SoftUpdate
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import (
     FeatureEmbedding,
     UtteranceActor,
     causal_lm,
+    default_qvalue_head,
     load_causal_lm,
     save_language_model,
     train_top_layers,
@@ -26,9 +31,8 @@ from torchrl_lang.modules.language_model import fit_vocabulary
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import OfflineOptions
-from torchrl_lang.recipes.load_run import load_model, refuse_returns
-from torchrl_lang.recipes.offline import OfflineData, open_data
-from torchrl_lang.recipes.records import read_options
+from torchrl_lang.recipes.load_run import RunDecoding, load_model, refuse_returns
+from torchrl_lang.recipes.offline import OfflineData, open_data, train_offline
 from torchrl_lang.schema import FEATURES, ControlTokens
 from torchrl_lang.transforms import frozen_copy
 
@@ -55,10 +59,35 @@ class Start(NamedTuple):
         """A frozen copy of the policy, which shares the weights that do not train."""
         return frozen_copy(UtteranceActor(saved_actor(self.model), self.control, self.data.action_length))
 
-    def save(self, folder: Path, **heads: Any) -> Path:
-        """Save the model with further heads."""
+    def save(self, folder: Path, decoding: RunDecoding | None = None, **heads: Any) -> None:
+        """Save the model with further heads, and beside it how they decide."""
+        if decoding is not None:
+            decoding.save(folder.parent)
         tokenizer = self.data.dataset.tokenizer.config()
-        return save_language_model(folder, self.model.lm, {**heads, **self.model.heads}, tokenizer=tokenizer)
+        save_language_model(folder, self.model.lm, {**heads, **self.model.heads}, tokenizer=tokenizer)
+
+    def with_target(self, name: str, head: H, loss: QValueLoss) -> dict[str, H]:
+        """``head``, which a loss trains, as ``name``; and one with its target parameters as ``target_<name>``."""
+        other: Any = default_qvalue_head(self.model.lm) if name == "qvalue" else deepcopy(head)
+        other.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
+        return {f"target_{name}": other, name: head}
+
+    def train(
+        self,
+        options: Any,
+        loss: LossModule,
+        policy: TensorDictModuleBase,
+        save: Callable[[Path], Any],
+        check: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
+        **more: Any,
+    ) -> float:
+        """See :func:`train_offline`; ``check`` is the policy's imitation of held-out rows, and targets follow tau."""
+
+        def imitation(rows: TensorDictBase) -> dict[str, float]:
+            return {"held_out_loss": imitation_loss(self.actor, rows)}
+
+        updater = SoftUpdate(loss, tau=options.tau) if hasattr(options, "tau") else None
+        return train_offline(options, self.data, loss, policy, save, check or imitation, target_updater=updater, **more)
 
 
 def begin(options: OfflineOptions, data: OfflineData | None = None, *, unchanged: bool = False) -> Start:
@@ -74,10 +103,7 @@ def begin(options: OfflineOptions, data: OfflineData | None = None, *, unchanged
     """
     data = open_data(options) if data is None else data
     if unchanged and options.start is None and options.pretrained is None:
-        raise ValueError(
-            f"{options.algorithm} starts from a policy that imitates the data, which is its reference as well: give a "
-            "finished run of BC with --start RUN."
-        )
+        raise ValueError(f"{options.algorithm} starts from a policy that imitates the data: give --start, a run of BC.")
     torch.manual_seed(options.seed)
     model = build_model(options, data, unchanged=unchanged)
     groups: Any = "auto" if options.length_groups is None else options.length_groups
@@ -137,16 +163,10 @@ def build_model(options: OfflineOptions, data: OfflineData, *, unchanged: bool =
     if width is None or FEATURES_HEAD in model.heads:
         if options.features_hidden or not options.feature_positions:
             reason = "the data have none" if width is None else f"{options.start} has its own"
-            raise ValueError(
-                f"--features-hidden {options.features_hidden} and --no-feature-positions are for a new projector of "
-                f"features, and {reason}: leave them out."
-            )
+            raise ValueError(f"Leave out --features-hidden and --no-feature-positions of new projectors: {reason}.")
         return model
     if unchanged:
-        raise ValueError(
-            f"{options.algorithm} uses the model that it starts from as it is, and this one does not read the "
-            f"features of the data: give a run of BC on data with features with --start RUN."
-        )
+        raise ValueError("The model of --start does not read the features of the data: give a run of BC that does.")
     embeddings = model.lm.get_input_embeddings().weight.shape[1]
     sizes: Any = {"hidden": options.features_hidden, "positions": options.feature_positions}
     return model._replace(heads={FEATURES_HEAD: FeatureEmbedding(width, embeddings, **sizes)})
@@ -161,16 +181,12 @@ def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
     model, own = load_model(folder)
     refuse_returns(folder, model)
     if own.config() != data.dataset.tokenizer.config():
-        about = read_options(folder / "config.json").notes["task"]
-        raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
+        raise ValueError(f"The run in {folder} has other tokens than the data: start from a run on such data.")
     embedding: Any = model.heads.get(FEATURES_HEAD)
     width = _width_of_features(data)
     if embedding is not None and embedding.features != width:
-        found = "the data have none" if width is None else f"those of the data have width {width}"
-        raise ValueError(
-            f"The run in {folder} reads features of width {embedding.features}, but {found}: start from another run, "
-            "or give data with the features that it reads."
-        )
+        widths = f"width {embedding.features}, those of the data have width {width}"
+        raise ValueError(f"The run in {folder} reads features of {widths}: start from another run.")
     return SavedModel(model.lm, {} if embedding is None else {FEATURES_HEAD: embedding}, model.tokenizer)
 
 
@@ -193,7 +209,8 @@ def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
         layers=options.layers,
         width=options.width,
         heads=options.heads,
-        max_length=places + rows["tokens"].shape[-1] + data.room,
+        # Without games it must be able to read another utterance after the longest dialogue.
+        max_length=places + rows["tokens"].shape[-1] + (data.action_length if data.task is None else 0),
         pad=tokenizer.control.pad,
     )
 
@@ -204,12 +221,3 @@ def new_lm(kind: str = "gpt2", *, width: int, **config: Any) -> PreTrainedModel:
     Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
     """
     return causal_lm(kind, width=width, initializer_range=width**-0.5, **config)
-
-
-def saved_qvalues(name: str, head: H, other: H, loss: QValueLoss) -> dict[str, H]:
-    """``head``, which a loss trains, as ``name``; and ``other``, of the same shape, as ``target_<name>``.
-
-    ``other`` gets the loss's target parameters.
-    """
-    other.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
-    return {f"target_{name}": other, name: head}

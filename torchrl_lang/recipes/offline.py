@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
-from torchrl_lang.evaluation import KnownValues
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.datasets import dialogue_dataset, open_task
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
@@ -65,17 +63,12 @@ class OfflineData:
         """Number of tokens of an utterance, its end included: the longest of the data, or that of the task."""
         return longest_utterance(self.dataset.rows) if self.task is None else self.task.action_length
 
-    @property
-    def room(self) -> int:
-        """Tokens that a model must be able to read beyond the rows: another utterance after the longest dialogue."""
-        return self.action_length if self.task is None else 0
-
     def notes(self) -> dict[str, Any]:
         """Notes of a run, so that it can be loaded."""
         if self.task is None:
             return {"task": DIALOGUES, "action_length": self.action_length}
-        recorded = self.dataset.manifest["notes"]
-        return dict(recorded if "task" in recorded else self.task.notes())
+        recorded: dict[str, Any] = self.dataset.manifest["notes"]
+        return recorded if "task" in recorded else self.task.notes()
 
     def record(self) -> dict[str, Any]:
         """Record of the data of a run, which is compared when it is resumed."""
@@ -93,10 +86,6 @@ class OfflineData:
     def describe(self, best: float) -> str:
         """The figure that chose the checkpoint, in words."""
         return f"held-out loss {-best:.3f}" if self.task is None else f"mean return {best:.2f}"
-
-    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
-        """See :meth:`Task.known_values`."""
-        return [] if self.task is None else self.task.known_values(rows)
 
     def next_steps(self, run: Path) -> str:
         """Next commands for a finished run; empty where the commands show it."""
@@ -147,14 +136,12 @@ def longest_utterance(rows: TensorDictBase) -> int:
         >>> longest_utterance(to_rows([Episode([Turn("a"), Turn("bcb", 1.0), Turn("c")], True)], tokenizer, 16))
         4
     """
-    return max((_longest_run(part.get(AGENT_MASK)) for part in rows.split(10_000)), default=0)
-
-
-def _longest_run(mask: Tensor) -> int:
-    """Length of the longest run of True along the last dimension."""
-    position = torch.arange(mask.shape[-1])
-    gap = torch.where(mask, -1, position).cummax(-1).values
-    return int(torch.where(mask, position - gap, 0).amax())
+    found, position = 0, torch.arange(rows.get(AGENT_MASK).shape[-1])
+    for part in rows.split(10_000):
+        mask = part.get(AGENT_MASK)
+        gap = torch.where(mask, -1, position).cummax(-1).values
+        found = max(found, int(torch.where(mask, position - gap, 0).amax()))
+    return found
 
 
 def held_out_rows(dataset: RowDataset, held_out: int) -> TensorDict:

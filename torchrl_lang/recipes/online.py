@@ -25,7 +25,7 @@ from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
-from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
+from torchrl_lang.recipes.load_run import load_run, refuse_returns
 from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks.base import Task, check_features
@@ -82,7 +82,8 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     torch.manual_seed(options.seed)
     run, device = load_run(options.start, options.given_task()), options.torch_device()
     refuse_returns(options.start, run.model)
-    _check_features(options.start, run)
+    embedding: Any = run.model.heads.get(FEATURES_HEAD)
+    check_features(run.task, None if embedding is None else embedding.features, options.start)
     lm: Any = run.model.lm.to(device)
     if rank is not None:
         lm = _with_adapters(lm, rank)
@@ -100,18 +101,6 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     policy = make_policy(value=value, seed=options.seed if options.collector == "single" else None)
     reference = frozen_copy(make_policy()) if rank is None else adapters_off(make_policy())
     return InitialPolicy(run.task, run.tokenizer, lm, value, projector, policy, reference)
-
-
-def _check_features(folder: Path, run: FinishedRun) -> None:
-    """Raise ValueError unless a run reads the features that its games show."""
-    embedding: Any = run.model.heads.get(FEATURES_HEAD)
-    if embedding is not None:
-        check_features(run.task, embedding.features, folder)
-    elif run.task.features() is not None:
-        raise ValueError(
-            f"The games show features, which the policy of {folder} does not read: generate a dataset of the games, "
-            f"train BC on it (with --start {folder} to keep the model), and start from that run."
-        )
 
 
 def _with_adapters(lm: Any, rank: int) -> Any:
@@ -316,7 +305,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     options, last = run.options, run.options.iterations
     done, log = resume(options, checkpoints, run.parts())
     run.start.policy.forget()
-    if run.games.step is None:  # at the beginning, or in a checkpoint of a version without games
+    if run.games.step is None:  # at the beginning
         run.games.restart(done)
     if run.recorder is not None:
         run.recorder.rewind(done)

@@ -25,6 +25,7 @@ from typing import (
 )
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 T = TypeVar("T")
@@ -66,6 +67,12 @@ class Options:
 
     task_from: ClassVar[tuple[str, str] | None] = None
     """An option with a folder, and the file there that names the task."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Class keywords set the attributes above: ``class Mine(Options, group="data")``."""
+        super().__init_subclass__()
+        for name, value in settings.items():
+            setattr(cls, name, value)
 
     def __post_init__(self) -> None:
         names = [field.name for field in dataclasses.fields(cast(Any, self))]
@@ -281,14 +288,10 @@ def _named(value: Any) -> Any:
         if name in found:
             raise ValueError(f"has {name} twice")
         try:
-            found[name] = json.loads(text, parse_constant=_no_constant)
+            found[name] = from_json(text, allow_inf_nan=False)
         except ValueError:
             found[name] = text
     return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _in_one_line(error: ValidationError) -> str:
@@ -296,17 +299,18 @@ def _in_one_line(error: ValidationError) -> str:
     found = error.errors(include_url=False)
     name = found[0]["loc"][0]
     if found[0]["type"] == "too_short":
-        return f"--{_dashed(name)} takes at least one value, got none."
+        return f"--{dashed(name)} takes at least one value, got none."
     of_range = [each for each in found if each["type"].startswith(("greater", "less", "finite"))]
     texts = [each["msg"].partition(", unable to")[0] for each in of_range or found[:1]]
     texts = [text.removeprefix("Input ").removeprefix("Value error, ") for text in texts]
     choices = [each["msg"].removeprefix("Input should be ") for each in found if each["type"] == "literal_error"]
     text = " or ".join(dict.fromkeys([texts[0], *([] if of_range or texts[0].endswith(tuple(choices)) else choices)]))
     value = str(found[0]["input"])
-    return f"--{_dashed(name)} {text}, got {value if len(value) < 200 else value[:200] + '...'}."
+    return f"--{dashed(name)} {text}, got {value if len(value) < 200 else value[:200] + '...'}."
 
 
-def _dashed(name: Any) -> str:
+def dashed(name: Any) -> str:
+    """An option's name as the command line writes it."""
     return str(name).replace("_", "-")
 
 
@@ -344,8 +348,8 @@ def read_config(path: Path, kind: type) -> dict[str, Any]:
         """Plain values only, and no key twice: PyYAML would take the last one."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
-            if twice := [key for key in keys if isinstance(key, str) and keys.count(key) > 1]:
+            keys = [str(key.value).replace("-", "_") for key, _ in node.value]
+            if twice := [key for key in keys if keys.count(key) > 1]:
                 problem = f"the key {twice[0]!r} is repeated"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
             return super().construct_mapping(node, deep)
@@ -360,8 +364,6 @@ def read_config(path: Path, kind: type) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FileError(path, f"holds {shorten(content)}, not names of options with values", _REMEDY)
     names = [str(key).replace("-", "_") for key in content]
-    if len(set(names)) < len(names):
-        raise FileError(path, "has an option twice, with - and with _", "give it once")
     try:
         return validated(kind, dict(zip(names, content.values(), strict=True)))
     except ValueError as error:

@@ -219,8 +219,7 @@ def train_and_evaluate(
     optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay)
     average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
     parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
-    if average is not None:
-        parts["average"] = average
+    parts |= {"average": average} if average is not None else {}
     start, log = resume(options, checkpoints, {**parts, **batches, "random": RandomState()})
     finite = FiniteCheck()
     training = train_steps(

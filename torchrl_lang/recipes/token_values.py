@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torchrl.objectives import SoftUpdate
 
 from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import imitation_loss, value_report
@@ -30,9 +28,9 @@ from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, langua
 from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import BCQ, CQL, ILQL, OREO, QSFT, ActionValueOptions, Psi
-from torchrl_lang.recipes.load_run import RunDecoding
-from torchrl_lang.recipes.models import begin, loss_options, model_of_run, saved_qvalues
-from torchrl_lang.recipes.offline import OfflineData, held_out_rows, open_data, train_offline
+from torchrl_lang.recipes.load_run import Method, RunDecoding
+from torchrl_lang.recipes.models import begin, loss_options, model_of_run
+from torchrl_lang.recipes.offline import OfflineData, held_out_rows, open_data
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.transforms import frozen_copy
 
@@ -50,32 +48,21 @@ def train_ilql(options: ILQL) -> float:
     """ILQL and its variants, with a report on their values in ``values.json``; see :func:`train_offline`."""
     start = begin(options)
     loss, qvalue, value = build_loss(options, start.model.lm, start.actor, start.control.end_of_action)
-    decoding = RunDecoding(guidance_clip=options.guidance_clip)
-    target = loss.target_qvalue_network()
+    target, decoding = loss.target_qvalue_network(), RunDecoding(guidance_clip=options.guidance_clip)
     guidance = ValueGuidance(target, value, beta=options.beta, clip=decoding.guidance_clip)
-
-    def save(folder: Path) -> None:
-        other = default_qvalue_head(start.model.lm)
-        start.save(folder, **saved_qvalues("qvalue", qvalue, other, loss), value=value)
-        if options.guidance_clip is not None:
-            decoding.save(options.out)
-
     kept = held_out_rows(start.data.dataset, options.held_out)
-    known = start.data.known_values(kept)
+    known = [] if start.data.task is None else start.data.task.known_values(kept)
 
     def report(rows: TensorDictBase) -> ValueReport:
         discounts: Any = {"gamma": options.gamma, "turn_gamma": options.turn_gamma}
-        actor = loss.language_actor
-        return value_report(actor, loss.target_qvalue_network(), value, rows, start.control, known=known, **discounts)
+        return value_report(start.actor, target, value, rows, start.control, known=known, **discounts)
 
-    best = train_offline(
+    best = start.train(
         options,
-        start.data,
         loss,
-        start._replace(actor=loss.actor_network).policy(guidance=guidance, method="greedy"),
-        save,
-        check=lambda rows: {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()},
-        target_updater=SoftUpdate(loss, tau=options.tau),
+        start.policy(guidance=guidance, method="greedy"),
+        lambda folder: start.save(folder, decoding, **start.with_target("qvalue", qvalue, loss), value=value),
+        lambda rows: {"held_out_loss": imitation_loss(start.actor, rows), **report(rows).scalars()},
     )
     if len(kept):
         found = report(kept.to(start.model.lm.device))
@@ -88,51 +75,43 @@ def _train_backup(
     options: ActionValueOptions,
     kind: type[QValueLoss],
     *,
-    guidance: Mapping[str, Any],
+    method: Method = "greedy",
     data: OfflineData | None = None,
-    terms: Mapping[str, Any] = {},
-    **decoding: Any,
+    **terms: Any,
 ) -> float:
-    """Train a loss without a V.
+    """Train a loss without a V. The policy of CQL is guided by its values, others play by their values alone.
 
     Args:
         options: of the recipe.
         kind: class of the loss.
-        guidance: options of the :class:`~torchrl_lang.modules.ValueGuidance` of the policy that is evaluated.
+        method: of the policy that is evaluated.
         data: already opened.
-        terms: of the loss beside the options.
-        **decoding: options of that policy.
+        **terms: of the loss beside the options.
     """
     start = begin(options, data)
     qvalue = default_qvalue_head(start.model.lm)
     # With an utterance actor no target is the value of a token that cannot be written.
     named = loss_options(options, kind, actor_normalizer="action", **terms)
     loss = kind(start.policy(), qvalue_module(qvalue), **named)
-
-    def save(folder: Path) -> None:
-        start.save(folder, **saved_qvalues("qvalue", qvalue, default_qvalue_head(start.model.lm), loss))
-        RunDecoding(include_logits=guidance.get("include_logits", True), min_p=decoding.get("min_p")).save(options.out)
-
-    return train_offline(
+    least, beta = getattr(options, "threshold", None) or None, getattr(options, "beta", 1.0)
+    decoding = RunDecoding(include_logits=isinstance(options, CQL), min_p=least)
+    guidance = ValueGuidance(loss.target_qvalue_network(), beta=beta, include_logits=decoding.include_logits)
+    return start.train(
         options,
-        start.data,
         loss,
-        start.policy(guidance=ValueGuidance(loss.target_qvalue_network(), **guidance), **decoding),
-        save=save,
-        check=lambda rows: {"held_out_loss": imitation_loss(start.actor, rows)},
-        target_updater=SoftUpdate(loss, tau=options.tau),
+        start.policy(guidance=guidance, method=method, min_p=least),
+        lambda folder: start.save(folder, decoding, **start.with_target("qvalue", qvalue, loss)),
     )
 
 
 def train_cql(options: CQL) -> float:
     """Conservative Q-learning; see :func:`train_offline`."""
-    return _train_backup(options, CQLLoss, guidance={"beta": options.beta}, method="greedy")
+    return _train_backup(options, CQLLoss)
 
 
 def train_bcq(options: BCQ) -> float:
     """Batch-constrained Q-learning, which plays by its values alone; see :func:`train_offline`."""
-    values = {"beta": 1.0, "include_logits": False}
-    return _train_backup(options, BCQLoss, guidance=values, min_p=options.threshold or None, method="greedy")
+    return _train_backup(options, BCQLoss)
 
 
 def train_psi(options: Psi) -> float:
@@ -142,9 +121,7 @@ def train_psi(options: Psi) -> float:
         model = model_of_run(options.prior, data)
         model.lm.to(options.torch_device())
         prior = frozen_copy(saved_actor(model).requires_grad_(False))
-    values, least = {"beta": 1.0, "include_logits": False}, options.threshold or None
-    given: dict[str, Any] = {"data": data, "terms": {"prior": prior}}
-    return _train_backup(options, PsiLoss, guidance=values, min_p=least, method="sample", **given)
+    return _train_backup(options, PsiLoss, method="sample", data=data, prior=prior)
 
 
 def train_qsft(options: QSFT) -> float:
@@ -165,7 +142,7 @@ def train_qsft(options: QSFT) -> float:
     decoding = RunDecoding(min_p=options.threshold or None, likelihood_ratio=options.guide == "ratio")
 
     def save(folder: Path) -> None:
-        decoding.save(options.out)
+        decoding.save(folder.parent)
         learned = start.model.heads.get(FEATURES_HEAD)
         heads = {} if learned is None else {FEATURES_HEAD: imitates[0].module.features, VALUE_FEATURES_HEAD: learned}
         begun = language_model_of(imitates)
@@ -179,7 +156,7 @@ def train_qsft(options: QSFT) -> float:
     guidance = LikelihoodGuidance(start.actor, beta=options.beta, ratio=decoding.likelihood_ratio)
     limit = decoding.min_p if decoding.likelihood_ratio else None
     guided = start._replace(actor=imitates).policy(guidance=guidance, method="greedy", min_p=limit)
-    return train_offline(options, data, loss, guided, save, check, target_updater=SoftUpdate(loss, tau=options.tau))
+    return start.train(options, loss, guided, save, check)
 
 
 def return_range(rows: TensorDictBase, tokenizer: Tokenizer, gamma: float, turn_gamma: float) -> tuple[float, float]:
@@ -202,11 +179,5 @@ def train_oreo(options: OREO) -> float:
     reference, lm = start.reference(), start.model.lm
     value = ValueHead(lm.config.hidden_size).to(lm.device)
     terms = loss_options(options, OREOLoss, beta=options.reward_scale, actor_normalizer="action")
-    return train_offline(
-        options,
-        start.data,
-        OREOLoss(start.policy(), value_module(value), reference, **terms),
-        start.policy(method="greedy"),
-        save=lambda folder: start.save(folder, value=value),
-        check=lambda rows: {"held_out_loss": imitation_loss(start.actor, rows)},
-    )
+    loss = OREOLoss(start.policy(), value_module(value), reference, **terms)
+    return start.train(options, loss, start.policy(method="greedy"), lambda folder: start.save(folder, value=value))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from pathlib import Path
-
 import torch
 from tensordict import TensorDictBase
-from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import (
     CandidateSampler,
     CHAIActor,
@@ -22,8 +17,8 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import CHAILoss, UtteranceILQLLoss
 from torchrl_lang.recipes.algorithms import CHAI, UtteranceILQL
 from torchrl_lang.recipes.load_run import RunDecoding
-from torchrl_lang.recipes.models import begin, loss_options, saved_qvalues
-from torchrl_lang.recipes.offline import held_out_rows, train_offline
+from torchrl_lang.recipes.models import begin, loss_options
+from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.training import Progress, total_loss
 
 
@@ -50,14 +45,12 @@ def train_chai(options: CHAI) -> float:
         """The loss of the values on held-out rows. No checkpoint is chosen by it: it is least where Q is still zero."""
         return {"held_out_value_loss": float(total_loss(loss(checked)))}
 
-    return train_offline(
+    return start.train(
         options,
-        start.data,
         loss,
         policy,
-        lambda folder: start.save(folder, **saved_qvalues("chai_qvalue", qvalue, deepcopy(qvalue), loss)),
+        lambda folder: start.save(folder, **start.with_target("chai_qvalue", qvalue, loss)),
         check,
-        target_updater=SoftUpdate(loss, tau=options.tau),
         prepare=with_candidates,
     )
 
@@ -71,24 +64,17 @@ def train_utterance_ilql(options: UtteranceILQL) -> float:
     more = {"end_of_action": start.control.end_of_action, "actor_normalizer": "action"}
     terms = loss_options(options, UtteranceILQLLoss, **more)
     loss = UtteranceILQLLoss(start.actor, qvalue_module(qvalue), value_module(value), **terms)
-    policy = start._replace(actor=loss.actor_network).policy(
+    policy = start.policy(
         guidance=UtteranceValueGuidance(loss.target_qvalue_network()),
         method="best_of",
         candidates=options.candidates,
         end_value_weight=1.0,
         log_prob_weight=options.log_prob_weight,
     )
-
-    def save(folder: Path) -> None:
-        start.save(folder, **saved_qvalues("utterance_qvalue", qvalue, deepcopy(qvalue), loss), value=value)
-        RunDecoding(log_prob_weight=options.log_prob_weight).save(options.out)
-
-    return train_offline(
+    decoding = RunDecoding(log_prob_weight=options.log_prob_weight)
+    return start.train(
         options,
-        start.data,
         loss,
         policy,
-        save,
-        check=lambda rows: {"held_out_loss": imitation_loss(loss.actor_network, rows)},
-        target_updater=SoftUpdate(loss, tau=options.tau),
+        lambda folder: start.save(folder, decoding, **start.with_target("utterance_qvalue", qvalue, loss), value=value),
     )

@@ -111,13 +111,12 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> type[Task]
         from torchrl_lang.recipes.tasks.env_task import import_task
 
         task = import_task(name, options or {})
-        if task.name == DIALOGUES or (task.name in TASKS and task_class(task.name) is not task):
+        if task.name == DIALOGUES or TASKS.get(task.name, task) is not task:
             raise ValueError(f"There is a task {task.name!r} already: give {name} another 'name'.")
         return task
-    if name not in TASKS:
-        raise ValueError(f"There is no task {name!r}: give {', '.join(TASKS)}, or your own as {OWN_TASK}.")
-    if options:
-        raise ValueError(f"--option is for environment factories, but {name} is a Task: got {dict(options)}.")
+    if name not in TASKS or options:
+        taking = f" that takes --option {dict(options)}" if options else ""
+        raise ValueError(f"There is no task {name!r}{taking}: give {', '.join(TASKS)}, or your own as {OWN_TASK}.")
     return task_class(name)
 
 

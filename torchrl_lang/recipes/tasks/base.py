@@ -149,10 +149,7 @@ class Task(ABC):
         """
         env = self.env(min(batch, games), device=device, **options)
         if FEATURES in getattr(policy, "in_keys", ()) and _size_of_features(env) is None:
-            raise ValueError(
-                f"The policy reads features, which the games of the task {self.name!r} do not show: give the "
-                "environment features=(P, F), or a policy that was trained without."
-            )
+            raise ValueError(f"The policy reads features, which the games of {self.name!r} do not show: play others.")
         try:
             records = play_games(env, policy, games=games, seed=seed, keep=self.kept_entries)
         finally:
@@ -198,21 +195,14 @@ def _size_of_features(env: EnvBase) -> tuple[int, int] | None:
 def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
     """Raise ValueError unless the dataset or model in ``folder`` has the task's current tokenizer."""
     if task.tokenizer().config() != tokenizer.config():
-        raise ValueError(
-            f"{folder} was made with another tokenizer than the current one of the task {task.name!r}, by another "
-            "version of this library or with other words: generate the dataset and train again."
-        )
+        raise ValueError(f"{folder} was made with another tokenizer than {task.name!r} has: generate and train again.")
 
 
-def check_features(task: Task, width: int, source: Path) -> None:
+def check_features(task: Task, width: int | None, source: Path) -> None:
     """Raise ValueError unless the games show features of the width of those that ``source``, data or a run, has."""
-    shown = task.features()
-    if shown is None or shown[1] != width:
-        found = "none" if shown is None else f"features of width {shown[1]}"
-        raise ValueError(
-            f"{source} has features of width {width}, but the games of the task {task.name!r} show {found}: give the "
-            "environment that the features come from."
-        )
+    shown = (task.features() or (0, None))[1]
+    if shown != width:
+        raise ValueError(f"The games of {task.name!r} show features of width {shown}, not {width} as {source} has.")
 
 
 def play_in_terminal(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,10 +29,6 @@ EnvFactory = Callable[..., LanguageEnv]
 """Called as ``make_env(batch_size=8, seed=0, device=None, **options)``."""
 
 SIGNATURE = "a function make_env(batch_size, *, seed=None, device=None, **options) that returns a LanguageEnv"
-
-_EXPECTED = f"expected a subclass of Task, or {SIGNATURE}"
-
-_RESERVED = ("batch_size", "seed", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +64,8 @@ class EnvTask(Task):
         options: of the factory, as JSON.
 
     Raises:
-        ValueError: an option has a name that the recipes use; later, the factory raises an error, or returns
-            something other than a language environment of the batch size.
+        ValueError: later, the factory raises an error, or returns something other than a language environment of the
+            batch size.
     """
 
     factory: ClassVar[EnvFactory]
@@ -79,11 +74,6 @@ class EnvTask(Task):
     baselines = ("random",)
 
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        reserved = [name for name in _RESERVED if name in self.options]
-        if reserved:
-            raise ValueError(f"The recipes set {', '.join(reserved)} of {self.name}: no option may have that name.")
 
     def __reduce__(self) -> Any:
         # The class is made by a function, so that pickle cannot find it by its name.
@@ -94,9 +84,7 @@ class EnvTask(Task):
         """See :meth:`Task.from_notes`."""
         options = super().from_notes(notes).options
         if cls.given and cls.given != options:
-            raise ValueError(
-                f"it is about {cls.name} with the options {shorten(options)}, not {shorten(cls.given)}: omit --option"
-            )
+            raise ValueError(f"its options are {shorten(options)}, not {shorten(cls.given)}: omit --option")
         return cls(options)
 
     @classmethod
@@ -109,18 +97,13 @@ class EnvTask(Task):
         try:
             env = type(self).factory(batch_size=batch_size, **self.options, **options)
         except Exception as error:
-            raise ValueError(
-                f"{self.name} could not make an environment with the options {shorten(dict(self.options))} "
-                f"({describe_failure(error)}): expected {SIGNATURE}."
-            ) from error
+            raise ValueError(f"{self.name} failed ({describe_failure(error)}): expected {SIGNATURE}.") from error
         base = env.base_env if isinstance(env, TransformedEnv) else env
         if not isinstance(base, LanguageEnv):
             raise ValueError(f"{self.name} returned {shorten(env)}: expected {SIGNATURE}.")
         if env.batch_size != (batch_size,):
-            raise ValueError(
-                f"{self.name} returned an environment of batch size {list(env.batch_size)}, expected [{batch_size}]: "
-                "pass on batch_size."
-            )
+            sizes = f"{list(env.batch_size)}, expected [{batch_size}]"
+            raise ValueError(f"{self.name} returned an environment of batch size {sizes}: pass on batch_size.")
         return env
 
     @cached_property
@@ -201,8 +184,6 @@ class RandomTokens(TensorDictModuleBase):
 
     def __init__(self, control: ControlTokens, action_length: int, *, seed: int | None = None) -> None:
         super().__init__()
-        if control.vocab_size is None:
-            raise ValueError("RandomTokens needs control tokens with a vocab_size, such as tokenizer.control.")
         self._pad, self._end, self._length = control.pad, control.end_of_action, action_length
         excluded = {control.end_of_action, *control.forbidden_in_action()}
         self._valid = torch.tensor([token for token in range(control.vocab_size) if token not in excluded])
@@ -237,45 +218,18 @@ def import_task(name: str, options: Mapping[str, Any]) -> type[Task]:
     Raises:
         ValueError: the module cannot be imported, or has no such task or factory; the message has the reason.
     """
-    found = _attribute(name)
-    if isinstance(found, type) and issubclass(found, Task):
-        if options:
-            raise ValueError(f"--option is for environment factories, but {name} is a Task: got {dict(options)}.")
-        return _checked(name, found)
-    if callable(found) and not isinstance(found, EnvBase):
-        return env_task(name, found, options)
-    raise ValueError(f"{name} is {shorten(found)}, of the type {type(found).__name__}: {_EXPECTED}.")
-
-
-def _attribute(name: str) -> Any:
     place, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*place.split("."), attribute)):
-        raise ValueError(f"{name!r} does not name a task: expected package.module:name.")
     try:
-        module = importlib.import_module(place)
+        found = getattr(importlib.import_module(place), attribute)
     except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"The module {place!r} of the task {name!r} cannot be imported ({describe_failure(error)}): it must be "
-            "importable from the folder in which the command runs."
-        ) from error
-    if not hasattr(module, attribute):
-        raise ValueError(f"The module {place!r} ({module.__file__}) has no {attribute!r}: {_EXPECTED}.")
-    return getattr(module, attribute)
-
-
-def _checked(name: str, task: type[Task]) -> type[Task]:
-    """The class, if it has all that recipes need."""
-    expected: dict[str, tuple[str, type]] = {
-        "data_options": ("a subclass of DataOptions", DataOptions),
-        "play_options": ("a subclass of PlayOptions", PlayOptions),
-    }
-    missing = sorted(getattr(task, "__abstractmethods__", ()))
-    if inspect.isabstract(task):
-        raise ValueError(f"The task {name} lacks the methods {', '.join(missing)}: see the base class Task.")
-    if not isinstance(getattr(task, "name", None), str):
-        raise ValueError(f"The task {name} needs a class attribute 'name', a text: see the base class Task.")
-    for attribute, (text, base) in expected.items():
-        value = getattr(task, attribute, None)
-        if not (isinstance(value, type) and issubclass(value, base)):
-            raise ValueError(f"The task {name} has {shorten(value)} as {attribute!r}: expected {text}.")
-    return task
+        raise ValueError(f"{name} cannot be imported ({describe_failure(error)}): is it in this folder?") from error
+    if not isinstance(found, type) or not issubclass(found, Task):
+        if not callable(found) or isinstance(found, EnvBase):
+            raise ValueError(f"{name} is {shorten(found)}: expected a subclass of Task, or {SIGNATURE}.")
+        return env_task(name, found, options)
+    needed = [each for each in ("name", "data_options", "play_options") if getattr(found, each, None) is None]
+    lacks = [*needed, *sorted(found.__abstractmethods__)]
+    if lacks or options:
+        problem = f"lacks {', '.join(lacks)}" if lacks else f"is no environment factory, it takes no --option {options}"
+        raise ValueError(f"The task {name} {problem}: see the base class Task.")
+    return found

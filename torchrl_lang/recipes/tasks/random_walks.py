@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
@@ -28,10 +28,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomWalksGames(Options):
+class RandomWalksGames(Options, group="data"):
     """Options that define the graph."""
-
-    group: ClassVar[str] = "data"
 
     nodes: int = option(20, "nodes of the graph", ge=2, le=1000)
     out_degree: int = option(2, "edges out of each node", ge=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.options import pairs as named_values
@@ -31,10 +31,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(Options):
+class CorpusOptions(Options, group="data"):
     """Options of comments, which may be generated."""
-
-    group: ClassVar[str] = "data"
 
     folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments")
     encoding: str = option("utf-8", "of the CSV files")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
@@ -52,10 +52,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextWorldGames(Options):
+class TextWorldGames(Options, group="data"):
     """Options that define the games."""
-
-    group: ClassVar[str] = "data"
 
     kind: Literal["simple", "coin_collector", "treasure_hunter", "cooking", "custom"] = option(
         "coin_collector", "the engine's kind of game"
@@ -104,10 +102,7 @@ class TextWorldData(TextWorldGames, DataOptions):
 
     episodes: int = option(2000, "episodes to play", ge=1)
     epsilon: tuple[float, ...] = option(
-        (0.0, 0.1, 0.2),
-        "shares of random commands, one expert for each; they play equally often",
-        ge=0,
-        le=1,
+        (0.0, 0.1, 0.2), "shares of random commands, one expert for each; they play equally often", ge=0, le=1
     )
     foreign: float = option(
         0.0, "share of the random commands taken from another game, most often impossible", ge=0, le=1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, required, with_defaults
 from torchrl_lang.recipes.tasks import task_class
@@ -23,10 +23,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisualDialogueGames(Options):
+class VisualDialogueGames(Options, group="data"):
     """Options that define the dialogues."""
-
-    group: ClassVar[str] = "data"
 
     folder: Path = required("folder that `prepare visual_dialogue` filled")
     mode: Literal["env_stops", "agent_stops", "10_stop"] = option(

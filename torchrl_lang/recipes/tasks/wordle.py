@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
@@ -27,10 +27,8 @@ PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wron
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordleGames(Options):
+class WordleGames(Options, group="data"):
     """Options that define the games."""
-
-    group: ClassVar[str] = "data"
 
     words: str = option("100", "how many of the shipped words, `all` of them, or a file with one word a line")
     rules: Literal["official", "ilql"] = option("official", "`ilql` does not count repeated letters")
