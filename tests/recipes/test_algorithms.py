@@ -142,7 +142,7 @@ def test_a_policy_to_start_from_is_needed(walks, capsys):
     assert "starts from a policy that imitates the data" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("recipe", "option"), [("chai", "--start"), ("psi", "--prior"), ("ppo", "--start")])
+@pytest.mark.parametrize(("recipe", "option"), [("psi", "--prior"), ("ppo", "--start")])
 def test_a_policy_that_is_asked_for_returns_is_not_taken_without_them(walks, recipe, option, tmp_path, capsys):
     if recipe == "ppo":
         assert main(["train", "ppo", option, str(walks / "dt"), "--out", str(tmp_path / "run")]) == 2

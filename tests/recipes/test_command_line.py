@@ -61,7 +61,9 @@ def test_train_evaluate_and_watch(data, tmp_path, capsys):
     assert [player["name"] for player in figures["players"]] == ["ilql sample", "ilql greedy", "ilql beta 4 greedy"]
     assert "game" in (run / "transcripts.txt").read_text().lower()
     first = (run / "evaluation.json").read_bytes()
-    again = ["--games", "8", "--beta", "0", "4", "--method", "sample", "--seed", "1"]
+    assert main(["evaluate", "--run", str(run), "--device", "nowhere"]) == 2
+    assert "--device nowhere cannot be used" in capsys.readouterr().err
+    again = ["--games", "8", "--beta", "0", "4", "--method", "sample", "--seed", "1", "--device", "auto"]
     assert main(["evaluate", "--run", str(run), *again]) == 0
     assert "KL/token" in capsys.readouterr().out
     assert (run / "evaluation.json").read_bytes() == first

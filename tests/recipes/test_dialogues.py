@@ -279,7 +279,7 @@ def test_the_reward_of_messages_has_a_key_of_its_own(tmp_path, chat_model):
     ("more", "message"),
     [
         (["--chat"], "--chat and --system need the tokenizer of a chat model: give --tokenizer NAME"),
-        (["--pretrained", "gpt2"], "--pretrained gpt2 needs its own tokenizer: give --tokenizer gpt2"),
+        (["--pretrained", "gpt2"], "--pretrained gpt2 needs its own: give --tokenizer gpt2"),
         (["--tokenizer", "no/such/folder"], "There is no readable tokenizer in 'no/such/folder'"),
         (["--row-length", "12"], "holds at least 5 bad lines (line 1: the dialogue has 18 tokens, row_length is 12"),
         (["--option", "a=1"], "is for an environment factory: give it as --task package.module:name"),
@@ -291,7 +291,7 @@ def test_options_that_do_not_fit(home, more, message, capsys, tmp_path):
 
 def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     call = ["train", "bc", "--data", runs / "bc" / "data", "--out", tmp_path / "run", *TINY]
-    message = "is no file of dialogues, but options of dialogues were given: --row-length, --on-error"
+    message = "is no file of dialogues: leave out their options --row-length, --on-error"
     assert message in refused(capsys, *call, "--row-length", "30", "--on-error", "skip")
 
 

@@ -215,11 +215,12 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
 @pytest.mark.slow
 def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
     """From the command line: values of features, so imitation of the random games earns a fifth as much."""
-    size = ["--width", "32", "--optimizer", "adamw", "--lr", "0.01", "--batch-size", "64", "--transition-weight", "0"]
-    values = ["--qvalue-weight", "5", "--value-weight", "5", "--tau", "0.1", "--steps", "120"]
+    size = ["--layers", "2", "--width", "32", "--optimizer", "adamw", "--lr", "5e-3", "--batch-size", "64"]
+    more = [*size, "--features-hidden", "32", "--transition-weight", "0"]
+    values = ["--qvalue-weight", "5", "--value-weight", "5", "--steps", "200"]
     returns = {}
-    assert train(home, "bc", "learned/bc", *size, "--steps", "60") == 0
-    assert train(home, "ilql", "learned/ilql", *size, *values) == 0
+    assert train(home, "bc", "learned/bc", *more, "--steps", "40") == 0
+    assert train(home, "ilql", "learned/ilql", *more, *values) == 0
     for name, beta in (("bc", "0"), ("ilql", "32")):
         call = ["evaluate", "--run", str(home / f"learned/{name}"), "--task", NAME, "--games", "200"]
         assert main([*call, "--beta", beta, "--method", "sample"]) == 0
@@ -255,7 +256,7 @@ def test_online_recipes_play_games_with_features(home, recipe, more, tmp_path):
 
 @pytest.mark.slow
 def test_ppo_learns_from_features(home):
-    options = ["--iterations", "20", "--games", "64", "--turns", "1", "--batch-size", "64", "--eval-games", "100"]
-    options += ["--kl-coef", "0", "--kl-target", "none", "--lr", "0.02", "--value-warmup", "2", "--task", NAME]
+    options = ["--iterations", "40", "--games", "64", "--turns", "1", "--batch-size", "64", "--eval-games", "100"]
+    options += ["--kl-coef", "0", "--kl-target", "none", "--lr", "0.01", "--value-warmup", "2", "--task", NAME]
     assert main(["train", "ppo", "--start", str(home / "bc"), "--out", str(home / "ppo-learned"), *options]) == 0
     assert read_columns(home / "ppo-learned" / "log.csv")["eval_return"][-1] > 0.9

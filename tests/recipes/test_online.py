@@ -383,12 +383,3 @@ def multiply(begun, factor):
 
 def error(begun, rows):
     return (row_log_prob(begun.policy, rows).detach() - rows["token_log_prob"]).abs().max()
-
-
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    logged = log_of(run)
-    (run / "checkpoints" / "step-000000004" / "state.json").unlink()
-    with pytest.warns(UserWarning, match=r"Skipped.*step-000000004.state.json is missing"):
-        assert main(arguments("ppo", start, run)) == 0
-    assert [row["eval_return"] for row in log_of(run)] == [row["eval_return"] for row in logged]

@@ -14,7 +14,6 @@ from torchrl.envs import TransformedEnv
 from tests.processes import spawned
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
-from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.algorithms import ILQL
@@ -210,15 +209,6 @@ def test_values_of_options_are_json_or_texts(home, capsys):
     }.items():
         assert message in refused(capsys, *env_of, text)
     assert "--option has number twice" in refused(capsys, *env_of, "number=1", "--option", "number=2")
-
-
-def test_the_class_of_an_environment_is_a_factory():
-    task = env_task("corridor", CorridorEnv)({"length": 3, "start": 0})
-    check_language_env(task.env(2, seed=0))
-    player = task.player("random", seed=0).policy
-    first, second = (task.evaluate(player, games=4, seed=1)[1].rows for _ in range(2))
-    assert torch.equal(first["tokens"], second["tokens"])
-    assert task == type(task).from_notes(task.notes())
 
 
 def test_a_transformed_environment_is_evaluated_with_its_rewards(home):
