@@ -44,16 +44,8 @@ def test_files(tmp_path):
     TokenRewardTable(token_frequencies(to_rows(EPISODES, TOKENIZER, 14))).write(tmp_path / "table.json")
     table = TokenRewardTable.read(tmp_path / "table.json", scale=2.0)
     assert table.table == token_frequencies(to_rows(EPISODES, TOKENIZER, 14))
-    for content in (
-        {"a": 1.0},
-        {"-1": 1.0},
-        {" 1": 1.0},
-        {"1_0": 1.0},
-        {"\u0661": 1.0},
-        {"1": "x"},
-        {"1": True},
-        {"1": None},
-    ):
+    bad = [{name: 1.0} for name in ("a", "-1", " 1", "1_0", "\u0661")] + [{"1": value} for value in ("x", True, None)]
+    for content in bad:
         (tmp_path / "bad.json").write_text(json.dumps(content))
         with pytest.raises(FileError, match="give a JSON object of numbers"):
             TokenRewardTable.read(tmp_path / "bad.json")
