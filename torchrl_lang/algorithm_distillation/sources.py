@@ -147,7 +147,8 @@ class TabularSource(ABC):
 
     def _begin(self, random: RandomStream) -> None:
         """Begin all streams, ``N = tasks * streams``."""
-        self._fraction = None if self.decay is None else self.decay.draw(self._n, random)
+        ones = torch.ones(self._n, device=self._device)
+        self._fraction = ones if self.decay is None else self.decay.draw(self._n, random)
 
     @abstractmethod
     def _best(self) -> Tensor:

@@ -170,7 +170,8 @@ def pack_blocks(
         )
     columns = zip(*(map(torch.cat, zip(*blocks, strict=True)) for blocks in rows), strict=True)
     padded = (pad_sequence(list(column), batch_first=True, padding_value=-1) for column in columns)
-    return PackedBlocks(stack_rows(*padded, tokenizer, row_length=row_length, loss_on=loss_on), left_out)
+    stacked = stack_rows(*padded, tokenizer=tokenizer, row_length=row_length, loss_on=loss_on)
+    return PackedBlocks(stacked, left_out)
 
 
 _Block = tuple[Tensor, Tensor, Tensor]

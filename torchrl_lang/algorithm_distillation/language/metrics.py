@@ -88,7 +88,8 @@ def reward_accuracy(
             columns.append((truth, probability.argmax(-1), probability @ words.values))
     if not columns:
         raise ValueError("The rows have no reward: make them with StepRows or pack_blocks.")
-    return _compared(*map(torch.cat, zip(*columns, strict=True)), words.values)
+    truth, best, mean = map(torch.cat, zip(*columns, strict=True))
+    return _compared(truth, best, mean, words.values)
 
 
 def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict[str, float]:
@@ -222,7 +223,8 @@ class RewardWords:
             raise ValueError("reward_accuracy needs finitely many rewards: values go with a template of decimals only.")
         exact = reward.levels if values is None else torch.tensor(sorted(set(values)), dtype=torch.float64)
         words, self.values = reward.words if values is None else reward.write(exact), exact.to(torch.float32)
-        endings, after = ("",), ()
+        endings: tuple[str, ...] = ("",)
+        after: Prefix = ()
         if isinstance(template, BlockTemplate):  # without the token after it, 1.0 would be the beginning of 1.05
             after = tuple(tokenizer.encode(template.after))[:1]
         else:

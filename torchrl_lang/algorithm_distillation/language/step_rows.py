@@ -176,7 +176,7 @@ class StepRows:
         after = is_action.flip(-1).long().cumsum(-1).flip(-1)  # action tokens from here to the end of the step
         earned = torch.where(is_action & (after == 1), entry(windows, REWARD).cpu(), 0.0)
         columns = (column.flatten(1) for column in (ids, kind.expand_as(ids), earned))
-        return stack_rows(*columns, self.tokenizer, row_length=row_length, loss_on=self.loss_on)
+        return stack_rows(*columns, tokenizer=self.tokenizer, row_length=row_length, loss_on=self.loss_on)
 
 
 def begin_token(tokenizer: Tokenizer) -> int:
@@ -188,7 +188,7 @@ def begin_token(tokenizer: Tokenizer) -> int:
 
 
 def stack_rows(
-    ids: Tensor, kind: Tensor, earned: Tensor, tokenizer: Tokenizer, *, row_length: int | None, loss_on: LossOn
+    ids: Tensor, kind: Tensor, earned: Tensor, *, tokenizer: Tokenizer, row_length: int | None, loss_on: LossOn
 ) -> TensorDict:
     """Rows ``[N]`` of tokens without those that are left out, moved to the left.
 
