@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection
+from typing import SupportsIndex
 
 from torch import Tensor
 
@@ -51,13 +51,7 @@ def _lies_in(value: object, interval: str) -> bool:
 
 
 def _is_integer(value: object) -> bool:
-    if isinstance(value, int):
-        return not isinstance(value, bool)
-    try:
-        operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return True
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -148,7 +148,7 @@ def test_ngrams_by_hand(texts, n, distinct, entropy):
     assert ngram_entropy(iter(texts), n) == pytest.approx(entropy, abs=1e-12)
     for measure in (distinct_n, ngram_entropy):
         for wrong in ((["a b", "c"], 3), (texts, 0)):
-            with pytest.raises(ValueError, match=r"None of 2 texts|n must"):
+            with pytest.raises(ValueError, match=r"None of \d+ texts has"):
                 measure(*wrong)
 
 

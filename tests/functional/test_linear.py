@@ -166,8 +166,6 @@ def test_the_table_is_never_built_and_no_product_is_computed_twice():
         ({"bias": torch.zeros(3)}, r"bias must have shape \[4\], got \[3\]"),
         ({"target": torch.zeros(3, dtype=torch.int64)}, r"target must have shape \[2\]"),
         ({"position_weight": torch.zeros(2, 1)}, r"position_weight must have shape \[2\]"),
-        ({"features": torch.zeros(5)}, "features_ndim must be one of"),
-        ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message):

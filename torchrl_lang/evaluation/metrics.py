@@ -13,7 +13,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
 from torchrl_lang.evaluation.play import GameRecords
 from torchrl_lang.functional import shift_left
 from torchrl_lang.modules import row_log_prob
@@ -259,7 +258,6 @@ def perplexity(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size:
 
 
 def _ngrams(texts: Iterable[str], n: int) -> Counter[tuple[str, ...]]:
-    check_options(n=(n, 1))
     words = [text.split() for text in texts]
     counts = Counter(ngram for each in words for ngram in zip(*(each[start:] for start in range(n)), strict=False))
     if not counts:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options, have_shapes
+from torchrl_lang._checks import have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
 # Bytes of one chunk of logits, and the fewest positions of a chunk: each chunk adds to the whole gradient of the weight
@@ -66,7 +66,7 @@ def linear_cross_entropy(
         ``total``, ``each`` and ``taken``, at least float32.
 
     Raises:
-        ValueError: shapes do not match, or ``chunk_size`` is below 1.
+        ValueError: shapes do not match.
 
     Examples:
         >>> import torch
@@ -112,8 +112,6 @@ def _term(
     chunk_size: int | None,
     recompute: bool,
 ) -> LinearTerm:
-    check_options(features_ndim=(features.ndim, (2, 3)))
-    check_given(chunk_size=(chunk_size, 1))
     (*heads, positions, width), vocabulary = features.shape, weight.shape[-2] if weight.ndim > 1 else 0
     have_shapes(
         ("weight", weight, (*heads, vocabulary, width)),

@@ -231,6 +231,8 @@ def kl_controller(kl_weight: float | KLController) -> KLController | None:
 def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) -> FrozenActor | None:
     """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one."""
     if not is_read:
+        if reference is not None:
+            raise ValueError("A reference and the kl_weight of an exact divergence go together: give both or none.")
         return None
     check_frozen("An exact divergence", "reference", reference, actor)
     scorer = RowScorer(reference.actor)
