@@ -80,6 +80,8 @@ def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
     assert torch.equal(said["action"] == 2, said["is_example"].expand(2000, 2, 3))
     again = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td.select("tokens"))
     assert torch.equal(again["is_example"], said["is_example"])
+    with pytest.raises(ValueError, match="use the same action_length"):  # one token would be repeated
+        MixedPolicy(say(1, 3), say(2, 1), 0.25, seed=0)(td)
 
 
 def test_rows_without_an_example_say_what_they_would_say(actor):

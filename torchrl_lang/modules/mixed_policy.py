@@ -93,6 +93,8 @@ class MixedPolicy(TensorDictModuleBase):
         example = action = out.get(ACTION)
         if self.prob and sampled:  # otherwise the example policy is not called
             example = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
+        if action.shape != example.shape:  # would broadcast
+            raise ValueError(f"Actions {[*action.shape]} and {[*example.shape]}: use the same action_length for both.")
         for key in self.policy.out_keys:
             value = out.get(key, None)
             if value is not None:
