@@ -30,15 +30,6 @@ def test_the_rules_of_language_environments(include_parent):
     check_language_env(TokenEnv(make(**options)), lambda n: TokenEnv(make([n], **options)), utterances=["a", "fed"])
 
 
-def test_one_step_with_the_parent():
-    env = make([4], scale=-5.0, shift=1.0)
-    td = say_after(env, env.reset(game_seed=torch.arange(4)), "aa", "b", "ba", "")
-    assert td["reward"].flatten().tolist() == [-9.0, 1.0, -4.0, 1.0]
-    assert td["terminated"].all()
-    texts = [[turn.text for turn in from_row(row, LETTERS).turns] for row in td]
-    assert texts == [["ab", "aa"], ["c", "b"], ["ba"], ["fade", ""]]
-
-
 def test_one_step_without_the_parent():
     env = make([2], include_parent=False)
     td = say_after(env, env.reset(), "aa", "b")

@@ -106,7 +106,6 @@ class VisualDialogueTask(Task):
 
     def data(self, split: str) -> VisualDialogues:
         """The dialogues of a split."""
-        check_options(split=(split, self.splits))
         return self.prepared.data(split, self.measure)
 
     def models(self) -> DialogueModels:
