@@ -237,7 +237,7 @@ class ValueOptions(OfflineOptions, group="loss", preset="ilql"):
 
 @dataclass(frozen=True, kw_only=True)
 class DiscountOptions(ValueOptions):
-    """Options of the recipes with a target that follows what is learned of tokens."""
+    """Options of the recipes with a target network that follows the values of tokens."""
 
     gamma: float = option(1.0, "discount factor per token inside an utterance", ge=0, le=1)
     turn_gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)

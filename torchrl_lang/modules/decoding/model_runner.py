@@ -119,7 +119,7 @@ class CachedRunner:
         self._count = None if self._count is None else self._count[rows]
 
     def compact(self, moves: Compaction, *, moved: bool = False) -> None:
-        """Continue with ``moves.order``; ``moved`` says that the cache has been changed so."""
+        """Continue with ``moves.order``; ``moved`` means that the cache has been changed so."""
         if not moved:
             self.cache.swap(moves.holes, moves.movers)
         self._count = None if self._count is None else self._count[moves.order]
