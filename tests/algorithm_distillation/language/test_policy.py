@@ -179,9 +179,9 @@ def test_an_end_of_unknown_kind_is_a_truncation():
 
 
 def test_an_episode_longer_than_the_context_raises():
-    policy = policy_of("compact", context=17)  # four steps
+    policy = policy_of("compact", context=16)  # four steps of four tokens, but for the first token of a row
     policy.begin(1)
-    for _ in range(4):
+    for _ in range(3):
         policy.act(torch.zeros(1, 2))
         policy.observe(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
     with pytest.raises(ValueError, match="running episode of stream 0 leaves no room"):
