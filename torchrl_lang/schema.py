@@ -262,7 +262,7 @@ def check_values(
     *,
     vocab_size: int | None = None,
     counted: Tensor | None = None,
-) -> None:
+) -> Tensor:
     """Raise ValueError unless the values of a row's entries are valid; dtypes and shapes are not checked.
 
     Synchronizes with the device once. The error names the first row and position that break a rule, with rows numbered
@@ -275,11 +275,14 @@ def check_values(
         token_reward: float ``[*B, T]``; None to check no rewards.
         vocab_size: upper limit of the ids of real tokens, exclusive; None for no limit.
         counted: bool ``[*B]``, the rows to check; None for all.
+
+    Returns:
+        The tokens, see :func:`refuse`.
     """
     rules = _rules(tokens, attention_mask, agent_mask, token_reward, vocab_size)
     if counted is not None:
         rules = [(broken & counted.reshape(-1, 1), message) for broken, message in rules]
-    refuse(rules, tokens)
+    return refuse(tokens, rules, tokens)
 
 
 def _rules(
@@ -307,31 +310,64 @@ def _rules(
     return rules
 
 
-@torch.compiler.disable
-def refuse(rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -> None:
+# Texts are one line to the operator: torch.compile repeats it in comments of its code for GPUs.
+_SEPARATOR = " | "
+
+
+def refuse(value: Tensor, rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -> Tensor:
     """Raise ValueError if rows break a rule, after one synchronization with the device for all of them.
 
     Args:
+        value: a tensor that is returned as it is. Under ``torch.compile``, where the check is one operator that does
+            not interrupt the graph, the caller must read on from what is returned: an unused result is not computed.
         rules: where a rule is broken, bool ``[*B, T]``, and what the first such row has. The text may contain
             ``{position}`` and ``{token}``.
         tokens: int ``[*B, T]``.
+
+    Returns:
+        ``value``, a copy of it under ``torch.compile``.
 
     Examples:
         >>> import torch
         >>> from torchrl_lang.schema import refuse
         >>> tokens = torch.tensor([[4, 5, 6], [7, 8, 9]])
-        >>> refuse([(tokens > 9, "a large token")], tokens)
-        >>> refuse([(tokens > 7, "the token {token} at position {position}: write small ones")], tokens)
+        >>> _ = refuse(tokens, [(tokens > 9, "a large token")], tokens)
+        >>> refuse(tokens, [(tokens > 7, "the token {token} at position {position}: write small ones")], tokens)
         Traceback (most recent call last):
             ...
         ValueError: Row 1 has the token 8 at position 1: write small ones.
     """
-    found = torch.stack([broken.any() for broken, _ in rules]).tolist()  # the only synchronization with the device
-    for is_broken, (rule, text) in zip(found, rules, strict=True):
+    if not rules:
+        return value
+    broken, texts = [broken for broken, _ in rules], [text for _, text in rules]
+    if torch.compiler.is_compiling():
+        return torch.ops.torchrl_lang.refuse(value, broken, _SEPARATOR.join(texts), tokens)
+    _raise_if_broken(broken, texts, tokens)
+    return value
+
+
+def _raise_if_broken(broken: list[Tensor], texts: list[str], tokens: Tensor) -> None:
+    found = torch.stack([rule.any() for rule in broken]).tolist()  # the only synchronization with the device
+    for is_broken, rule, text in zip(found, broken, texts, strict=True):
         if is_broken:
             row, position = rule.reshape(-1, rule.shape[-1]).nonzero()[0].tolist()
             token = int(tokens.reshape(-1, tokens.shape[-1])[row, position])
             raise ValueError(f"Row {row} has {text.format(position=position, token=token)}.")
+
+
+@torch.library.custom_op(
+    "torchrl_lang::refuse",
+    mutates_args=(),
+    schema="(Tensor value, Tensor[] broken, str texts, Tensor tokens) -> Tensor",
+)
+def _compiled_refuse(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor:
+    _raise_if_broken(broken, texts.split(_SEPARATOR), tokens)
+    return value.clone()
+
+
+@_compiled_refuse.register_fake
+def _(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor:
+    return torch.empty_like(value)
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> Tensor:

@@ -11,7 +11,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.objectives import ValueEstimators
+from transformers import GPT2Model
 
+from tests.modules.toys import without_blocks
 from tests.objectives.conftest import (
     CONTROL,
     VOCAB,
@@ -122,6 +124,22 @@ def test_value_estimators_by_torchrls_names(rows):
         make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
     with pytest.raises(ValueError, match="CQLLoss supports"):
         make_qbackup(CQLLoss).make_value_estimator(ValueEstimators.GAE)
+
+
+@pytest.mark.slow
+def test_values_are_checked_in_compiled_calls(rows, monkeypatch):
+    """Without an interruption of the graph."""
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+    loss = make_bc()
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows)["loss_actor"], loss(rows)["loss_actor"])
+    spoilt = rows.clone()
+    spoilt["attention_mask"][1, 2] = spoilt["agent_mask"][1, 2] = False
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
+            compiled(spoilt)
+    assert compiled(rows)["loss_actor"].isfinite()
 
 
 def test_ilql_takes_an_utterance_actor(rows):

@@ -1,4 +1,7 @@
-"""Losses learn in a corridor the exact fixed point of their equations; the recipes' tests ask all for the best play.
+"""Losses learn in a corridor the exact fixed point of their equations.
+
+The tutorial ``offline_family`` asks the others for the best play, ``test_chai``, ``test_decision_transformer`` and
+``test_ppo`` theirs.
 
 The wanderer moves left most often, right less often, and sometimes it writes nothing.
 """

@@ -332,7 +332,7 @@ def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
     rule = f"the id {{token}} at position {{position}}: ids, also those of padding, lie in [0, {vocab_size})"
     try:
         check_row(rows)
-        refuse([((tokens < 0) | (tokens >= vocab_size), rule)], tokens)
+        refuse(tokens, [((tokens < 0) | (tokens >= vocab_size), rule)], tokens)
     except ValueError as error:
         raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
 

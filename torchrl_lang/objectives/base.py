@@ -364,14 +364,14 @@ class RowLoss(ReferenceHolder, LossModule):
             limit = min(limits) if limits else None
         names = ("tokens", "attention_mask", "agent_mask", "token_reward")
         counted = None if mask is None else mask.any(-1)
-        check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
+        tokens = check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
         # Padding and rows that do not count may hold any id, and the trunk looks it up.
-        return entries["tokens"].long().clamp(0, None if limit is None else limit - 1)
+        return tokens.long().clamp(0, None if limit is None else limit - 1)
 
     def _refuse(self, batch: TransitionBatch, rules: Sequence[tuple[Tensor, str]]) -> None:
         """Raise ValueError for the first decision that counts and breaks a rule, bool ``[N]``, see :func:`refuse`."""
-        if rules:
-            refuse([(batch.at_tokens(broken & batch.counts), text) for broken, text in rules], batch.tokens)
+        at_tokens = [(batch.at_tokens(broken & batch.counts), text) for broken, text in rules]
+        batch.place = refuse(batch.place, at_tokens, batch.tokens)
 
     def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""

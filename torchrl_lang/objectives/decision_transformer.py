@@ -92,8 +92,8 @@ class DecisionTransformerLoss(BCLoss):
         mask = batch.decision if batch.mask is None else batch.decision & batch.mask
         outside = conditions.mask & returns.outside(conditions.returns) & mask.any(-1, keepdim=True)
         text = f"a return outside [{returns.low:g}, {returns.high:g}], the range of the ReturnEmbedding, at position"
-        refuse([(outside, text + " {position}: train with a wider low and high")], batch.tokens)
+        rules = [(outside, text + " {position}: train with a wider low and high")]
         # The trunk alone reads them: the labels are the batch's own tokens.
-        tokens = returns.condition(batch.tokens, conditions, trunk.vocab_size)
+        tokens = returns.condition(refuse(batch.tokens, rules, batch.tokens), conditions, trunk.vocab_size)
         batch.rows.set(self.tensor_keys.tokens, tokens).set(TOKENS, tokens)
         return batch
