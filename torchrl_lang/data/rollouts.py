@@ -417,7 +417,7 @@ class EpisodeRows:
         if any(value.device != flat.get(("next", DONE)).device for value in flat.values(True, True)):
             flat = flat.to(flat.get(("next", DONE)).device)
         self._batches += 1
-        flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.device))
+        flat.set(_BATCH, torch.full_like(flat.get(_TRAJECTORY), self._batches))
         if only_waiting:
             waiting = flat[:0] if self._steps is None else self._steps
             flat = flat[torch.isin(flat.get(_TRAJECTORY), waiting.get(_TRAJECTORY))]

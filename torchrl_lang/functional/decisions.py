@@ -223,6 +223,9 @@ def turn_end_mask(
         tokens: int64 ``[*B, T]``, with ``end_of_action``.
         end_of_action: id of the token that ends an utterance.
 
+    Raises:
+        ValueError: ``end_of_action`` is given without ``tokens``.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional import turn_end_mask
@@ -237,6 +240,8 @@ def turn_end_mask(
     ends = decision & environment_follows
     if end_of_action is None:
         return ends
+    if tokens is None:
+        raise ValueError(f"end_of_action={end_of_action} needs tokens, in which it is looked up: pass tokens as well.")
     return ends | (decision & (shift_left(tokens) == end_of_action))
 
 

@@ -77,8 +77,8 @@ class StackedHeads(nn.Module):
         n, inner, _ = self.in_weight.shape
         hidden = cast_like(hidden, self.in_weight)
         if self.kind == "mlp":
-            first = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
-            return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
+            x = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
+            return x.relu().unflatten(-1, (n, inner)).transpose(0, 1)
         deep, first = self.kind == "deep", (self.norm1_weight, self.norm1_bias)
         x = hidden.expand(n, -1, -1) if deep else _norm(hidden, *first)  # [n, N, H]
         x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)

@@ -269,7 +269,7 @@ def check_model_folder(folder: Path) -> None:
             raise FileError(folder, f"needs code of its own for the model type {kind!r}, which is not run", TRUST)
         raise FileError(path, f"has the model type {shorten(kind)}", "give a causal language model")
     check_model_config(config, path, remedy=REMEDY)
-    weights = {}
+    weights: dict[str, Any] = {}
     for file in _weight_files(folder):
         weights |= read_tensor_headers(file, remedy=REMEDY)
     lm = _described(path, config, len(weights))

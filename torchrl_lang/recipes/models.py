@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -35,8 +35,6 @@ from torchrl_lang.recipes.load_run import RunDecoding, load_model, refuse_return
 from torchrl_lang.recipes.offline import OfflineData, open_data, train_offline
 from torchrl_lang.schema import FEATURES, ControlTokens
 from torchrl_lang.transforms import frozen_copy
-
-H = TypeVar("H", bound=nn.Module)
 
 
 class Start(NamedTuple):
@@ -66,7 +64,7 @@ class Start(NamedTuple):
         tokenizer = self.data.dataset.tokenizer.config()
         save_language_model(folder, self.model.lm, {**heads, **self.model.heads}, tokenizer=tokenizer)
 
-    def with_target(self, name: str, head: H, loss: QValueLoss) -> dict[str, H]:
+    def with_target(self, name: str, head: nn.Module, loss: QValueLoss) -> dict[str, Any]:
         """``head``, which a loss trains, as ``name``; and one with its target parameters as ``target_<name>``."""
         other: Any = default_qvalue_head(self.model.lm) if name == "qvalue" else deepcopy(head)
         other.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())

@@ -62,7 +62,9 @@ def main(options: VisualDialogueDemo) -> Path:
         found = {penalty: _rows(options, task) for penalty, task in tasks.items()}
         minutes = (time.monotonic() - began) / 60
         # All files are written before anything is printed, so that a closed output loses nothing.
-        players = {penalty: {row.title: row.as_dict() for row in rows} for penalty, rows in found.items()}
+        players: dict[str, Any] = {
+            penalty: {row.title: row.as_dict() for row in rows} for penalty, rows in found.items()
+        }
         write_json(options.out / "results.json", {**options.as_json(minutes), **players})
         parts = (f"Reward {penalty!r}, dialogues about test scenes\n\n{format_rows(r)}" for penalty, r in found.items())
         report = "\n\n\n".join(parts)

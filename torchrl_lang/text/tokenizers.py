@@ -126,7 +126,7 @@ class CharTokenizer:
         """Encode plain text, with the longest matching symbol."""
         text = text if self.unknown is None else normalized(text)
         pieces = self._pattern.findall(text)
-        ids = [self._plain.get(piece, self.unknown) for piece in pieces]
+        ids: list[Any] = [self._plain.get(piece, self.unknown) for piece in pieces]
         if None in ids:
             raise self._no_symbol(text, len("".join(pieces[: ids.index(None)])))
         return ids

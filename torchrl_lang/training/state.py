@@ -138,6 +138,5 @@ def join_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {join_state(key, tensors): join_state(item, tensors) for key, item in content}
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](join_state(item, tensors) for item in content)
-    return {"tensor": tensors.__getitem__, "float": float, "dtype": _DTYPES.__getitem__, "device": torch.device}[kind](
-        content
-    )
+    makers: dict[str, Any] = {"float": float, "dtype": _DTYPES.__getitem__, "device": torch.device}
+    return tensors[content] if kind == "tensor" else makers[kind](content)

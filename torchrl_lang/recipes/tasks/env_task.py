@@ -186,7 +186,7 @@ class RandomTokens(TensorDictModuleBase):
         super().__init__()
         self._pad, self._end, self._length = control.pad, control.end_of_action, action_length
         excluded = {control.end_of_action, *control.forbidden_in_action()}
-        self._valid = torch.tensor([token for token in range(control.vocab_size) if token not in excluded])
+        self._valid = torch.tensor([token for token in range(control.vocab_size or 0) if token not in excluded])
         self.stream = RandomStream(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -226,7 +226,8 @@ def import_task(name: str, options: Mapping[str, Any]) -> type[Task]:
     if not isinstance(found, type) or not issubclass(found, Task):
         if not callable(found) or isinstance(found, EnvBase):
             raise ValueError(f"{name} is {shorten(found)}: expected a subclass of Task, or {SIGNATURE}.")
-        return env_task(name, found, options)
+        factory: Any = found
+        return env_task(name, factory, options)
     needed = [each for each in ("name", "data_options", "play_options") if getattr(found, each, None) is None]
     lacks = [*needed, *sorted(found.__abstractmethods__)]
     if lacks or options:
