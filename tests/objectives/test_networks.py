@@ -21,12 +21,7 @@ from tests.objectives.conftest import (
     rows_for,
     total,
 )
-from torchrl_lang.modules import (
-    QValueHead,
-    UtteranceQValueHead,
-    ValueHead,
-    qvalue_module,
-)
+from torchrl_lang.modules import QValueHead, UtteranceQValueHead, ValueHead, qvalue_module
 from torchrl_lang.objectives import BCQLoss, CHAILoss, CQLLoss, ILQLLoss, OREOLoss, PPOLoss, PsiLoss, UtteranceILQLLoss
 from torchrl_lang.transforms import frozen_copy
 

@@ -32,10 +32,7 @@ from torchrl_lang.functional import decision_mask, find_decisions
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module
 from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.training import adamw, total_loss
-from torchrl_lang.transforms import (
-    AdaptiveKLController,
-    frozen_copy,
-)
+from torchrl_lang.transforms import AdaptiveKLController, frozen_copy
 
 
 @pytest.fixture

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.conftest import (
-    VOCAB,
-    WIDTH,
-    losses_of,
-    make_actor,
-    make_heads,
-    make_qbackup,
-    make_rows,
-    total,
-)
+from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_heads, make_qbackup, make_rows, total
 from tests.objectives.oracle_qbackup import qbackup_losses
 from tests.objectives.tables import table_loss, table_networks, with_own_targets
 from tests.objectives.test_ilql import table_rows, touched

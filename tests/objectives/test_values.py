@@ -8,16 +8,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.objectives import HardUpdate, SoftUpdate
 
-from tests.objectives.conftest import (
-    VOCAB,
-    WIDTH,
-    losses_of,
-    make_actor,
-    make_bc,
-    make_ilql,
-    make_tied,
-    total,
-)
+from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_ilql, make_tied, total
 from torchrl_lang.modules import (
     QValueHead,
     TiedQValueHead,
