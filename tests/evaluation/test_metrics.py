@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang.envs.wordle import WordleEnv
 from torchrl_lang.evaluation import (
     GameRecords,
     Summary,
@@ -58,6 +59,12 @@ def test_by_hand():
     assert again["name"] == "ilql"
     assert summary.scalars()["return"] == -2.5
     assert None not in summary.scalars().values()
+    one = records([-6.0], [6], [True])
+    one.last_reward.fill_(-1.0)
+    assert (summarize(one).return_error, summarize(one).win_rate) == (None, 0)
+    assert "-6.00" in format_table([summarize(one)])
+    with pytest.raises(ValueError, match="no games"):
+        summarize(records([], [], []))
 
 
 def test_optional_statistics_are_in_summary_log_and_table():
@@ -89,28 +96,15 @@ def test_optional_statistics_are_in_summary_log_and_table():
     assert legend.splitlines()[-1] == "luck       what is left"
 
 
-def test_games_that_have_no_error_are_not_won_or_are_none():
-    summary = summarize(records([-1.0], [2], [True]))
-    assert summary.return_error is None
-    assert "-1.00" in format_table([summary])
-    lost = records([-6.0], [6], [True])
-    lost.last_reward.fill_(-1.0)
-    assert summarize(lost).win_rate == 0
-    with pytest.raises(ValueError, match="no games"):
-        summarize(records([], [], []))
-
-
-def test_unanswered_utterances_of_real_games(guess):
-    env = guess(2)
+def test_unanswered_utterances_of_real_games():
+    env = WordleEnv(["slate"], 2, guesses=["slate", "crane"])
     end = env.tokenizer.control.end_of_action
-    # Row 0 says: 0, x, (nothing), 0. Row 1 says: x, 12 (two digits), 0 without an end, x.
-    script = iter([[[0, end, 0], [13, end, 0]], [[13, end, 0], [1, 2, end]], [[end, 0, 0], [0, 13, 13]],
-                   [[0, end, end], [13, end, 0]]])  # fmt: skip
-    # With this seed no hidden digit is 0, so that nobody wins.
-    games = play_games(env, lambda td: td.set("action", torch.tensor(next(script))), games=2, seed=0)
-    assert unanswered(games.rows, env.tokenizer.control).tolist() == [2, 4]
+    said = iter([("crane", "zzzzz"), ("zzzzz", "cran"), ("", "cranes"), *[("crane", "z")] * 3])
+    say = lambda td: [(env.tokenizer.encode(word) + [end] * 6)[:6] for word in next(said)]  # noqa: E731
+    games = play_games(env, lambda td: td.set("action", torch.tensor(say(td))), games=2, seed=0)
+    assert unanswered(games.rows, env.tokenizer.control).tolist() == [2, 6]
     rate = summarize(games, invalid=lambda r: unanswered(r.rows, env.tokenizer.control)).invalid_rate
-    assert rate == 6 / 8
+    assert rate == 8 / 12
 
 
 def test_over_seeds():

@@ -7,6 +7,7 @@ from torchrl.envs import StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_lang.envs import TokenEnv
+from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.envs.wordle import WordleEnv
 from torchrl_lang.evaluation import GameRecords, play_games, summarize, unanswered
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
@@ -21,37 +22,34 @@ def assert_equal(one: GameRecords, other: GameRecords) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, (2, 3), 32])
-def test_same_episodes_for_any_batch(guess, bisect, batch):
-    env, one = guess(batch), guess(11)
-    records = play_games(env, bisect(env), games=11, seed=7)
+def test_same_episodes_for_any_batch(corridor, straight, batch):
+    env, one = corridor(batch), corridor(11)
+    records = play_games(env, straight(env), games=11, seed=7)
     assert len(records) == 11
-    assert_equal(records, play_games(one, bisect(one), games=11, seed=7))
+    assert_equal(records, play_games(one, straight(one), games=11, seed=7))
 
 
-def test_counts_of_each_game(guess, bisect):
-    env = guess(8)
-    records = play_games(env, bisect(env), games=20)
+def test_counts_of_each_game_and_what_the_data_says_of_its_ends(corridor, straight):
+    env = corridor(8)
+    records = play_games(env, straight(env), games=20)
     check_row(records.rows, vocab_size=env.tokenizer.vocab_size)
     assert torch.equal(records.terminated, ~records.truncated)
     assert torch.equal(records.returns, -(records.turns - records.terminated.long()).float())
     assert torch.equal(records.returns, records.rows["token_reward"].sum(-1))
-    assert torch.equal(records.agent_tokens, 2 * records.turns)  # a digit and its end
+    assert torch.equal(records.agent_tokens, 2 * records.turns)  # a letter and its end
     assert torch.equal(records.agent_tokens, records.rows["agent_mask"].sum(-1))
     assert torch.equal(records.last_reward == 0, records.terminated)
     assert_equal(records, GameRecords.from_rows(records.rows, env.tokenizer.control))
-
-
-def test_a_transform_may_end_games_before_the_env_does(guess, bisect):
-    base = guess(4)
-    env = TransformedEnv(base, StepCounter(max_steps=2))
-    records = play_games(env, bisect(base), games=8)
-    assert records.turns.max() == 2
-    assert (records.rows["agent_mask"].sum(-1) <= 4).all()
-    assert torch.equal(records.rows["token_reward"].sum(-1), records.returns)
+    ends = {"terminated": torch.arange(20) % 2 == 0, "truncated": torch.arange(20) % 3 == 0}
+    for shape in ((20,), (20, 1)):
+        rows = records.rows.clone().update({name: end.view(shape) for name, end in ends.items()})
+        again = GameRecords.from_rows(rows, env.tokenizer.control)
+        assert torch.equal(again.terminated, ends["terminated"])
+        assert torch.equal(again.truncated, ends["truncated"])
 
 
 class Sampler(torch.nn.Module):
-    """Says a random digit, and how likely it was: uniformly here, twice as likely for the behaviour model."""
+    """Says a random letter, and how likely it was: uniformly here, twice as likely for the behaviour model."""
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -61,26 +59,25 @@ class Sampler(torch.nn.Module):
 
     def forward(self, tokens):
         self.modes.add(self.dropout.training)
-        digit = torch.randint(10, (*tokens.shape[:-1], 1), generator=self.generator)
-        action = torch.cat([digit, torch.full_like(digit, 15), torch.full_like(digit, 15)], -1)
+        letter = torch.randint(8, 10, (*tokens.shape[:-1], 1), generator=self.generator)
+        action = torch.cat([letter, torch.full_like(letter, END)], -1)
         log_prob = torch.full(action.shape, -2.0)
-        log_prob[..., 2] = torch.nan  # behind the end: must not be looked at
         return action, log_prob, log_prob / 4, -log_prob
 
 
+END = CorridorEnv(8).tokenizer.control.end_of_action
 OUT = ["action", "token_log_prob", "behavior_log_prob", "token_entropy"]
 
 
-def test_diagnostics_are_sums_over_written_tokens(guess):
-    env = guess(4)
-    assert env.tokenizer.control.end_of_action == 15
+def test_diagnostics_are_sums_over_written_tokens(corridor):
+    env = corridor(4)
     records = play_games(env, TensorDictModule(Sampler(), ["tokens"], OUT), games=10)
     torch.testing.assert_close(records.log_ratio, -1.5 * records.agent_tokens)
     torch.testing.assert_close(records.entropy, 2.0 * records.agent_tokens)
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_playing_leaves_streams_and_modes_alone(guess, own):
+def test_playing_leaves_streams_and_modes_alone(corridor, own):
     generator = torch.Generator().manual_seed(5) if own else None
     policy = TensorDictModule(Sampler(generator), ["tokens"], OUT)
     policy.module.dropout.train()
@@ -88,44 +85,36 @@ def test_playing_leaves_streams_and_modes_alone(guess, own):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     stream = None if generator is None else generator.get_state()
-    first = play_games(guess(4), policy, games=10, seed=2)
+    first = play_games(corridor(4), policy, games=10, seed=2)
     assert torch.equal(torch.get_rng_state(), before)
     assert generator is None or torch.equal(generator.get_state(), stream)
     assert policy.module.modes == {False}
     assert policy.module.dropout.training
     assert not policy.module.training
     torch.rand(17)
-    assert_equal(first, play_games(guess(4), policy, games=10, seed=2))
-    assert not torch.equal(first.rows["tokens"], play_games(guess(4), policy, games=10, seed=3).rows["tokens"])
+    assert_equal(first, play_games(corridor(4), policy, games=10, seed=2))
+    assert not torch.equal(first.rows["tokens"], play_games(corridor(4), policy, games=10, seed=3).rows["tokens"])
 
 
-def test_what_the_data_says_of_its_ends_is_believed(guess, bisect):
-    env = guess(8)
-    records = play_games(env, bisect(env), games=8)
-    ends = torch.tensor([[1, 0, 1, 0, 1, 0, 1, 0], [1, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
-    for shape in ((8,), (8, 1)):
-        rows = records.rows.clone().update({"terminated": ends[0].view(shape), "truncated": ends[1].view(shape)})
-        again = GameRecords.from_rows(rows, env.tokenizer.control)
-        assert torch.equal(again.terminated, ends[0])
-        assert torch.equal(again.truncated, ends[1])
-
-
-def test_entries_of_the_last_observation_are_kept(guess, bisect):
-    env, base = guess(4), guess(11)
+def test_entries_of_the_last_observation_are_kept(corridor, straight):
+    env, base = corridor(4), corridor(11)
     counted = TransformedEnv(env, StepCounter())
-    records = play_games(counted, bisect(env), games=11, seed=7, keep=["step_count", "truncated", "tokens"])
+    cut = play_games(TransformedEnv(corridor(4), StepCounter(max_steps=2)), straight(env), games=11, seed=7)
+    records = play_games(counted, straight(env), games=11, seed=7, keep=["step_count", "truncated", "tokens"])
     assert sorted(records.kept.keys()) == ["step_count", "tokens", "truncated"]
     assert torch.equal(records.kept["tokens"], records.rows["tokens"])
     assert torch.equal(records.kept["step_count"], records.turns)
     assert torch.equal(records.kept["truncated"], records.truncated)
+    assert cut.turns.tolist() == records.turns.clamp_max(2).tolist()  # a transform may end games before the env does
+    assert torch.equal(cut.rows["token_reward"].sum(-1), cut.returns)
     assert records.turns.unique().numel() > 1
-    plain = play_games(base, bisect(base), games=11, seed=7)
+    plain = play_games(base, straight(base), games=11, seed=7)
     assert_equal(records, plain)
     assert plain.kept.is_empty()
     with pytest.raises(KeyError, match=r'"won" not found in .*tokens'):
-        play_games(base, bisect(base), games=2, keep=["won"])
+        play_games(base, straight(base), games=2, keep=["won"])
     with pytest.raises(ValueError, match="games"):
-        play_games(base, bisect(base), games=0)
+        play_games(base, straight(base), games=0)
 
 
 # -- Wordle with scripted and learned players --------------------------------------------------------------------------

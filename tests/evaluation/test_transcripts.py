@@ -74,11 +74,11 @@ def test_file(tmp_path):
     assert len(write_transcripts(path, records, TOKENIZER, games=9).read_text().split("game ")) == 3
 
 
-def test_rewards_of_real_games_are_all_told(guess, bisect):
-    env = guess(4)
-    records = play_games(env, bisect(env), games=4)
+def test_rewards_of_real_games_are_all_told(corridor, straight):
+    env = corridor(4)
+    records = play_games(env, straight(env), games=4)
     for game in range(4):
         turns = transcript_turns(records.rows[game], env.tokenizer)
         assert sum(reward for _, _, reward in turns) == records.returns[game]
         assert sum(is_agent for is_agent, _, _ in turns) == records.turns[game]
-        assert turns[0] == (True, "5", 0.0 if len(turns) == 2 else -1.0)
+        assert turns[1] == (True, "r", 0.0 if len(turns) == 3 else -1.0)

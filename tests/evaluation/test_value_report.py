@@ -54,34 +54,27 @@ def returns_of(rows, gamma, turn_gamma):
     """The returns to go by the definition: a loop over the tokens of each row."""
     out = []
     for row in rows:
-        agent, reward = row["agent_mask"].tolist(), row["token_reward"].tolist()
-        ends = (row["tokens"] == CONTROL.end_of_action).tolist()
-        places = [i for i, written in enumerate(agent) if written]
         later, found = 0.0, []
-        for i in reversed(places):
-            later = reward[i] + (turn_gamma if ends[i] else gamma) * later
+        tokens, rewards = (row[key][row["agent_mask"]].flip(0).tolist() for key in ("tokens", "token_reward"))
+        for token, reward in zip(tokens, rewards, strict=True):
+            later = reward + (turn_gamma if token == CONTROL.end_of_action else gamma) * later
             found.append(later)
         out += found[::-1]
     return torch.tensor(out)
 
 
-def test_values_that_are_the_returns_have_correlation_one(actor):
-    rows = episodes()
-    returns = returns_of(rows, 0.9, 0.5)
-    report = value_report(actor, *known(returns), rows, CONTROL, gamma=0.9, turn_gamma=0.5)
+@pytest.mark.parametrize(("slope", "shift", "clocks"), [(1.0, 0.0, (0.9, 0.5)), (-2.0, 3.0, (1.0, 1.0))])
+def test_values_that_are_a_linear_function_of_the_returns(actor, slope, shift, clocks):
+    rows, returns = episodes(), returns_of(episodes(), *clocks)
+    values = slope * returns + shift
+    report = value_report(actor, *known(values), rows, CONTROL, gamma=clocks[0], turn_gamma=clocks[1])
     assert report.tokens == int(rows["agent_mask"].sum()) == len(returns)
-    for value in (report.qvalue_correlation, report.value_correlation, report.qvalue_slope, report.qvalue_fit):
-        assert value == pytest.approx(1.0, abs=1e-5)
-    assert report.qvalue_bias == pytest.approx(0.0, abs=1e-5)
-
-
-def test_bias_slope_and_sign(actor):
-    rows = episodes()
-    returns = returns_of(rows, 1.0, 1.0)
-    report = value_report(actor, *known(-2 * returns + 3), rows, CONTROL, turn_gamma=1.0)
-    assert report.qvalue_correlation == pytest.approx(-1.0, abs=1e-5)
-    assert report.qvalue_slope == pytest.approx(-0.5, abs=1e-5)
-    assert report.qvalue_bias == pytest.approx(float((3 - 3 * returns).mean()), abs=1e-4)
+    assert report.qvalue_correlation == pytest.approx(math.copysign(1, slope), abs=1e-5)
+    assert report.value_correlation == pytest.approx(math.copysign(1, slope), abs=1e-5)
+    assert report.qvalue_slope == pytest.approx(1 / slope, abs=1e-5)
+    assert report.qvalue_bias == pytest.approx(float((values - returns).mean()), abs=1e-4)
+    if slope == 1.0:
+        assert report.qvalue_fit == pytest.approx(1.0, abs=1e-5)
 
 
 def test_constant_values_have_no_correlation(actor):
@@ -101,23 +94,15 @@ def test_the_end_of_a_truncated_row_counts_as_its_value(actor):
 
 
 def test_untried_tokens_are_those_that_the_model_hardly_ever_writes(actor):
-    class Prefers(nn.Module):
-        def __init__(self, token):
-            super().__init__()
-            self.token = token
-
-        def forward(self, hidden):
-            table = torch.zeros(len(hidden), 2, TOKENIZER.vocab_size)
-            table[..., self.token] = 1.0
-            return table
-
     head = actor[1].module
     with torch.no_grad():
         head.weight.zero_()  # the same distribution everywhere
-    head.bias = nn.Parameter(torch.zeros(TOKENIZER.vocab_size))
-    head.bias.data[3] = -10.0
+    head.bias = nn.Parameter(-10.0 * torch.eye(TOKENIZER.vocab_size)[3])
     for token, rate in ((2, 0.0), (3, 1.0), (CONTROL.pad, 0.0)):  # no control token can be written
-        assert value_report(actor, Prefers(token), ValueHead(16), episodes(), CONTROL).untried_rate == rate
+        prefers = QValueHead(16, TOKENIZER.vocab_size)
+        nn.init.zeros_(prefers.out_weight)
+        prefers.out_bias.data[:] = torch.eye(TOKENIZER.vocab_size)[token]
+        assert value_report(actor, prefers, ValueHead(16), episodes(), CONTROL).untried_rate == rate
 
 
 def test_the_sentence_names_what_is_missing():
@@ -129,11 +114,9 @@ def test_the_sentence_names_what_is_missing():
     assert "fit 0.20 (at least 0.5), 50 % untried" in str(report)
 
 
-def test_rows_without_a_token_of_the_agent_are_refused(actor):
-    rows = episodes(2)
-    rows.set("agent_mask", torch.zeros_like(rows["agent_mask"]))
-    heads, every = (QValueHead(16, TOKENIZER.vocab_size), ValueHead(16)), episodes()
-    whole, parts = (value_report(actor, *heads, every, CONTROL, batch_size=n).scalars() for n in (256, 5))
-    assert parts == pytest.approx(whole, rel=1e-4)  # batches do not matter
-    with pytest.raises(ValueError, match="2 rows have no token of the agent"):
-        value_report(actor, *known(torch.zeros(0)), rows, CONTROL)
+def test_batches_do_not_matter_and_rows_without_a_token_of_the_agent_are_refused(actor):
+    heads, rows = (QValueHead(16, TOKENIZER.vocab_size), ValueHead(16)), episodes()
+    whole, parts = (value_report(actor, *heads, rows, CONTROL, batch_size=n).scalars() for n in (256, 5))
+    assert parts == pytest.approx(whole, rel=1e-4)
+    with pytest.raises(ValueError, match="32 rows have no token of the agent"):
+        value_report(actor, *heads, rows.set("agent_mask", torch.zeros_like(rows["agent_mask"])), CONTROL)

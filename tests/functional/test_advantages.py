@@ -20,9 +20,6 @@ from torchrl_lang.functional import (
 )
 from torchrl_lang.functional.decisions import row_length
 
-#          <s> x  </s> a  b  </a> y  </s> c  </a> z  </s> pad
-
-
 CLOCKS = {"gamma": 0.5, "lmbda": 0.5, "turn_gamma": 0.25, "turn_lmbda": 0.75}
 
 
@@ -158,15 +155,6 @@ def test_group_advantages_by_hand(returns, groups, scaled, centred):
     returns, groups = torch.tensor(returns), torch.tensor(groups, dtype=torch.int64)
     torch.testing.assert_close(group_advantages(returns, groups), torch.tensor(scaled))
     torch.testing.assert_close(group_advantages(returns, groups, scale=False), torch.tensor(centred))
-
-
-def test_group_advantages_of_one_group_are_standardised_returns():
-    returns = torch.randn(9, generator=torch.Generator().manual_seed(0))
-    one = group_advantages(returns, torch.full((9,), 4))
-    torch.testing.assert_close(one, standardized(returns))
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
-    group = torch.arange(9) % 2
-    torch.testing.assert_close(group_advantages(returns[order], group[order]), group_advantages(returns, group)[order])
-    torch.testing.assert_close(group_advantages(3 * returns + 8, group), group_advantages(returns, group))
+    torch.testing.assert_close(group_advantages(3 * returns + 8, groups), torch.tensor(scaled))
     with pytest.raises(ValueError, match="group must have shape"):
-        group_advantages(returns, group[:, None])
+        group_advantages(returns, groups[:, None])

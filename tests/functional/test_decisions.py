@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left
 from torchrl_lang.functional.decisions import row_length
-
-# Rows as strings: "e" the environment's token, "a" the agent's, "." padding.
-TABLE = [  # row, decisions, bootstrap state
-    ("eaaeea", [0, 1, 4], 5),
-    ("eaaee.", [0, 1], 4),  # what the environment says last is the bootstrap state
-    ("eaa...", [0, 1], 2),  # truncated behind an action
-    ("eaaaa.", [0, 1, 2, 3], 4),  # two utterances without a reply are one run of decisions
-    ("ee....", [], None),
-    ("e.....", [], None),
-    ("......", [], None),
-    ("ea....", [0], 1),
-    ("aeea..", [2], 3),  # nobody decided the first token
-    ("aee...", [], None),
-]
-
-
-def masks(rows):
-    real = torch.tensor([[c != "." for c in row] for row in rows])
-    agent = torch.tensor([[c == "a" for c in row] for row in rows])
-    return real, agent
 
 
 def scan(row):
@@ -37,37 +17,22 @@ def scan(row):
     return [(p, states[i + 1], i + 1 == len(decisions)) for i, p in enumerate(decisions)]
 
 
-def test_table():
-    rows, decisions, bootstraps = zip(*TABLE, strict=True)
-    real, agent = masks(rows)
-    assert [mask.nonzero().flatten().tolist() for mask in decision_mask(agent)] == list(decisions)
-    found = find_decisions(real, agent)
-    after = found.state[found.last] + 1
-    assert found.row[after].tolist() == [row for row, p in enumerate(bootstraps) if p is not None]
-    assert found.position[after].tolist() == [p for p in bootstraps if p is not None]
-    assert row_length(real).tolist() == [len(row.rstrip(".")) for row in rows]
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text("ea", max_size=9), min_size=1, max_size=5))
+@example(["eaaeea", "eaaee", "eaa", "eaaaa", "ee", "", "aeea", "aee"])
 def test_any_ragged_batch(rows):
+    """Rows as strings: "e" the environment's token, "a" the agent's, "." padding."""
+    assert scan("eaaee.") == [(0, 1, False), (1, 4, True)]  # what the environment says last is the bootstrap state
     rows = [row.ljust(9, ".") for row in rows]
-    real, agent = masks(rows)
-    found = find_decisions(real, agent)
-    at = [
-        (row, position, successor, last) for row, (text) in enumerate(rows) for position, successor, last in scan(text)
-    ]
+    real, agent = (torch.tensor([[c in kinds for c in row] for row in rows]) for kinds in ("ea", "a"))
+    found, at = find_decisions(real, agent), [(row, *one) for row, text in enumerate(rows) for one in scan(text)]
     here, there = found.state, found.state + 1
-    got = zip(
-        found.row[here].tolist(),
-        found.position[here].tolist(),
-        found.position[there].tolist(),
-        found.last.tolist(),
-        strict=True,
-    )
-    assert list(got) == at
+    columns = found.row[here], found.position[here], found.position[there], found.last
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == at
     assert torch.equal(found.row[here], found.row[there])
     assert len(found.row) == len(at) + len({row for row, *_ in at})  # one bootstrap state a row that decides
+    assert decision_mask(agent).nonzero().tolist() == [[row, place] for row, place, *_ in at]
+    assert row_length(real).tolist() == [len(row.rstrip(".")) for row in rows]
 
 
 def test_shift_left_keeps_shape_and_dtype():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -53,14 +54,11 @@ def test_estimates_table(estimator, direction, values):
 
 @pytest.mark.parametrize(("estimator", "direction"), EVERY)
 def test_impossible_under_both_is_zero_with_zero_gradient(estimator, direction):
-    log_prob = torch.tensor([-INF, -1.0], requires_grad=True)
-    ref_log_prob = torch.tensor([-INF, -2.0], requires_grad=True)
-    values = kl_estimate(log_prob, ref_log_prob, estimator, direction)
-    assert values[0] == 0
+    log_probs = [torch.tensor([-INF, other], requires_grad=True) for other in (-1.0, -2.0)]
+    values = kl_estimate(*log_probs, estimator, direction)
     values.sum().backward()
-    assert log_prob.grad[0] == 0
-    assert ref_log_prob.grad[0] == 0
-    assert log_prob.grad.isfinite().all()
+    assert values[0] == log_probs[0].grad[0] == log_probs[1].grad[0] == 0
+    assert log_probs[0].grad.isfinite().all()
 
 
 @pytest.mark.parametrize("gap", [90.0, 200.0, 5000.0, INF])
@@ -107,45 +105,27 @@ def divergences(logits, ref_logits):
     return {name: torch.autograd.grad(value, logits, retain_graph=True)[0] for name, value in exact.items()}
 
 
-def loss_gradient(logits, ref_logits, estimator, direction):
-    """Mean gradient of the estimate itself over on-policy samples: all actions, weighted with constant ``pi``."""
-    log_prob = logits.log_softmax(-1)
-    value = kl_estimate(log_prob, ref_logits.log_softmax(-1), estimator, direction)
-    return torch.autograd.grad((log_prob.detach().exp() * value).sum(), logits)[0]
-
-
-def reward_gradient(logits, ref_logits, estimator, direction):
-    """Mean policy gradient with the estimate as a constant weight of ``grad log pi``."""
-    log_prob = logits.log_softmax(-1)
-    value = kl_estimate(log_prob, ref_logits.log_softmax(-1), estimator, direction).detach()
-    return torch.autograd.grad((log_prob.detach().exp() * value * log_prob).sum(), logits)[0]
-
-
-def test_gradients_in_a_loss(pair):
+def test_gradients_in_a_loss_and_in_a_reward(pair):
+    """In the mean over on-policy samples: all actions, weighted with constant ``pi``."""
     of = divergences(*pair)
-    expected = {
-        ("k1", "reverse"): torch.zeros(5, dtype=torch.float64),
-        ("k2", "reverse"): of["reverse"],
-        ("k2", "forward"): of["reverse"],
-        ("k3", "reverse"): of["forward"],
-        ("k1", "forward"): of["forward"] + of["square"],
-        ("k3", "forward"): of["square"],
+    expected = {  # of the estimate itself; with the estimate as a constant weight of grad log pi
+        ("k1", "reverse"): (torch.zeros(5, dtype=torch.float64), of["reverse"]),
+        ("k2", "reverse"): (of["reverse"], None),
+        ("k2", "forward"): (of["reverse"], None),
+        ("k3", "reverse"): (of["forward"], of["reverse"] - of["forward"]),
+        ("k1", "forward"): (of["forward"] + of["square"], -of["square"]),
+        ("k3", "forward"): (of["square"], of["forward"] - of["square"]),
     }
+    log_prob, ref_log_prob = (logits.log_softmax(-1) for logits in pair)
+    chance = log_prob.detach().exp()
     for key in EVERY:
-        torch.testing.assert_close(loss_gradient(*pair, *key), expected[key], rtol=1e-10, atol=1e-12)
+        value = kl_estimate(log_prob, ref_log_prob, *key)
+        means = (chance * value).sum(), (chance * value.detach() * log_prob).sum()
+        for mean, gradient in zip(means, expected[key], strict=True):
+            if gradient is not None:
+                found = torch.autograd.grad(mean, pair[0], retain_graph=True)[0]
+                torch.testing.assert_close(found, gradient, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(of["reverse"], of["forward"], rtol=1e-2)  # so the claims differ
-
-
-def test_gradients_in_a_reward(pair):
-    of = divergences(*pair)
-    expected = {
-        ("k1", "reverse"): of["reverse"],
-        ("k3", "reverse"): of["reverse"] - of["forward"],
-        ("k1", "forward"): -of["square"],
-        ("k3", "forward"): of["forward"] - of["square"],
-    }
-    for key, gradient in expected.items():
-        torch.testing.assert_close(reward_gradient(*pair, *key), gradient, rtol=1e-10, atol=1e-12)
 
 
 # Exact divergences ----------------------------------------------------------------------------------------------------
@@ -157,22 +137,13 @@ def test_both_agree_with_torch_distributions(shape, chunk_size):
     logits, ref_logits = random_logits(*shape), random_logits(*shape, seed=1)
     expected = kl_divergence(Categorical(logits=logits), Categorical(logits=ref_logits))
     torch.testing.assert_close(categorical_kl(logits, ref_logits, chunk_size=chunk_size), expected)
-    heads = [random_logits(shape[-1], width, seed=width) for width in (4, 6)]
-    states = [random_logits(*shape[:-1], width, seed=width + 1) for width in (4, 6)]
-    biases = [random_logits(shape[-1], seed=seed) for seed in (2, 3)]
-    a, b = ((s @ h.T + c) / t for s, h, c, t in zip(states, heads, biases, (0.5, 3.0), strict=True))
-    found = projected_kl(
-        states[0],
-        heads[0],
-        states[1],
-        heads[1],
-        bias=biases[0],
-        ref_bias=biases[1],
-        temperature=0.5,
-        ref_temperature=3.0,
-        chunk_size=chunk_size,
+    (s, h, c), (rs, rh, rc) = (
+        (random_logits(*shape[:-1], width, seed=width + 1), random_logits(shape[-1], width), random_logits(shape[-1]))
+        for width in (4, 6)
     )
-    torch.testing.assert_close(found, kl_divergence(Categorical(logits=a), Categorical(logits=b)))
+    options = {"bias": c, "ref_bias": rc, "temperature": 0.5, "ref_temperature": 3.0, "chunk_size": chunk_size}
+    a, b = Categorical(logits=(s @ h.T + c) / 0.5), Categorical(logits=(rs @ rh.T + rc) / 3)
+    torch.testing.assert_close(projected_kl(s, h, rs, rh, **options), kl_divergence(a, b))
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 64])
@@ -192,59 +163,43 @@ def test_forbidden_tokens(chunk_size):
 
 @pytest.mark.parametrize("chunk_size", [3, 4, 64])
 def test_gradients_are_those_of_the_plain_form(chunk_size):
-    hidden, ref_hidden = random_logits(5, 4).requires_grad_(), random_logits(5, 4, seed=1).requires_grad_()
-    head, ref_head = random_logits(10, 4, seed=2).requires_grad_(), random_logits(10, 4, seed=3).requires_grad_()
-    bias = random_logits(10, seed=4).requires_grad_()
+    shapes, weights = ((5, 4), (10, 4), (5, 4), (10, 4), (10,)), random_logits(5, seed=5)
+    *layers, bias = leaves = [random_logits(*shape, seed=n).requires_grad_() for n, shape in enumerate(shapes)]
     forbidden = torch.arange(10) < 4
-    leaves = (hidden, ref_hidden, head, ref_head, bias)
-    weights = random_logits(5, seed=5)
-    logits = ((hidden @ head.T + bias) / 0.5).masked_fill(forbidden, -INF)
-    ref_logits = (ref_hidden @ ref_head.T).masked_fill(forbidden, -INF)
+    logits = ((layers[0] @ layers[1].T + bias) / 0.5).masked_fill(forbidden, -INF)
+    ref_logits = (layers[2] @ layers[3].T).masked_fill(forbidden, -INF)
     expected = torch.autograd.grad(weights @ plain_kl(logits[:, 4:], ref_logits[:, 4:]), leaves, retain_graph=True)
-    found = projected_kl(
-        hidden, head, ref_hidden, ref_head, bias=bias, temperature=0.5, forbidden=forbidden, chunk_size=chunk_size
-    )
-    torch.testing.assert_close(torch.autograd.grad(weights @ found, leaves), expected)
-    found = categorical_kl(logits, ref_logits, chunk_size=chunk_size)
-    torch.testing.assert_close(torch.autograd.grad(weights @ found, leaves), expected)
+    options = {"bias": bias, "temperature": 0.5, "forbidden": forbidden, "chunk_size": chunk_size}
+    for found in (projected_kl(*layers, **options), categorical_kl(logits, ref_logits, chunk_size=chunk_size)):
+        torch.testing.assert_close(torch.autograd.grad(weights @ found, leaves), expected)
 
 
 # Entropy --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_entropy_is_that_of_torch(dtype):
-    logits = 3 * torch.randn(2, 5, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(categorical_entropy(logits.log_softmax(-1)), Categorical(logits=logits).entropy())
-
-
-def test_tokens_that_cannot_be_said_add_nothing_and_have_finite_gradients():
-    logits = torch.tensor([0.3, -0.2, 1.0, 0.0], requires_grad=True)
+def test_entropy_is_that_of_torch_and_tokens_that_cannot_be_said_add_nothing():
+    logits = random_logits(4).requires_grad_()
     barred = torch.tensor([False, False, False, True])
-    entropy = categorical_entropy(logits.masked_fill(barred, -torch.inf).log_softmax(-1))
-    torch.testing.assert_close(entropy, Categorical(logits=logits[:3]).entropy())
-    (found,) = torch.autograd.grad(entropy, logits)
-    (expected,) = torch.autograd.grad(Categorical(logits=logits[:3]).entropy(), logits)
-    assert found[3] == 0
-    torch.testing.assert_close(found, expected)
+    entropy = categorical_entropy(logits.masked_fill(barred, -INF).log_softmax(-1))
+    expected = Categorical(logits=logits[:3]).entropy()
+    torch.testing.assert_close(entropy, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(one, logits)[0] for one in (entropy, expected)))
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def peaks(n, vocabulary, chunk_size, dtype):
-    """Peak bytes a position of both functions, with everything asked for that costs memory."""
-    logits, ref_logits = (random_logits(n, vocabulary, seed=seed, dtype=dtype) for seed in (0, 1))
-    hidden, head = random_logits(n, 8, dtype=dtype), random_logits(vocabulary, 8, seed=1, dtype=dtype)
-    bias = random_logits(vocabulary, seed=2, dtype=dtype)
-    options = {"bias": bias, "ref_bias": bias, "temperature": 0.7, "ref_temperature": 0.8, "forbidden": bias > 3}
-    with torch.no_grad():
-        exact = peak_bytes(lambda: categorical_kl(logits, ref_logits, chunk_size=chunk_size))
-        projected = peak_bytes(lambda: projected_kl(hidden, head, hidden, head, chunk_size=chunk_size, **options))
-    return exact / n, projected / n
-
-
 def test_memory_does_not_grow_with_the_vocabulary():
-    small, large = (peaks(64, vocabulary, 512, torch.float32) for vocabulary in (4_096, 32_768))
-    for fewer, more in zip(small, large, strict=True):
+    """Of both functions, with everything asked for that costs memory."""
+    peaks = []
+    for vocabulary in (4_096, 32_768):
+        logits, ref_logits = (random_logits(64, vocabulary, seed=seed, dtype=torch.float32) for seed in (0, 1))
+        shapes = (64, 8), (vocabulary, 8), (vocabulary,)
+        hidden, head, bias = (random_logits(*shape, dtype=torch.float32) for shape in shapes)
+        options = {"bias": bias, "ref_bias": bias, "temperature": 0.7, "ref_temperature": 0.8, "forbidden": bias > 3}
+        with torch.no_grad():
+            exact = peak_bytes(partial(categorical_kl, logits, ref_logits, chunk_size=512))
+            projected = peak_bytes(partial(projected_kl, hidden, head, hidden, head, chunk_size=512, **options))
+        peaks.append((exact / 64, projected / 64))
+    for fewer, more in zip(*peaks, strict=True):
         assert more < 1.1 * fewer < 1.1 * 32 * 512

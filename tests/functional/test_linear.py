@@ -39,6 +39,12 @@ def ours(kind, leaves, target, option, **options):
     return linear_margin(features, weight, bias, target, margin=option, **options)
 
 
+def assert_same_gradients(found, expected, leaves):
+    gradients = (torch.autograd.grad(one, leaves, retain_graph=True) for one in (found, expected))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 KINDS = pytest.mark.parametrize(
     ("kind", "option"), [("softmax", 1.0), ("softmax", 0.7), ("margin", 0.0), ("margin", 0.4)]
 )
@@ -55,45 +61,26 @@ def test_equals_the_plain_form_gradients_too(kind, option, chunk_size, heads, bi
         term = ours(kind, leaves, target, option, position_weight=w, chunk_size=chunk_size, recompute=recompute)
         torch.testing.assert_close(term.each, expected)
         torch.testing.assert_close(term.total, (expected * w).sum())
-        got = torch.autograd.grad(3 * term.total, leaves)
-        for a, b in zip(got, torch.autograd.grad(3 * (expected * w).sum(), leaves, retain_graph=True), strict=True):
-            torch.testing.assert_close(a, b)
-
-
-@KINDS
-def test_single_positions_carry_a_gradient_of_their_own(kind, option):
-    leaves, target, w = tensors()
-    expected = plain(kind, leaves, target, option)
-    outer = torch.randn(2, N, dtype=torch.float64)
-    for total in (0.0, 1.5):
-        term = ours(kind, leaves, target, option, position_weight=w, chunk_size=3, recompute=total == 0)
-        got = torch.autograd.grad((term.each * outer).sum() + total * term.total, leaves)
-        loss = (expected * outer).sum() + total * (expected * w).sum()
-        for a, b in zip(got, torch.autograd.grad(loss, leaves, retain_graph=True), strict=True):
-            torch.testing.assert_close(a, b)
+        assert_same_gradients(3 * term.total, 3 * (expected * w).sum(), leaves)
 
 
 @KINDS
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_targets_own_value_joins_in(kind, option, recompute):
+def test_single_positions_and_the_targets_own_value_join_in(kind, option, recompute):
     leaves, target, w = tensors()
     expected = plain(kind, leaves, target, option)
     features, weight, bias = leaves
     value = (features * weight[:, target]).sum(-1) + bias[:, target]
-    outer = torch.randn(2, N, dtype=torch.float64)
-    for factor in (0.0, 1.5):
+    outer, other = torch.randn(2, 2, N, dtype=torch.float64)
+    for each, factor in ((0.0, 0.0), (0.0, 1.5), (1.0, 0.0), (1.0, 1.5)):
         term = ours(kind, leaves, target, option, position_weight=w, chunk_size=3, recompute=recompute)
         torch.testing.assert_close(term.taken, value)
         loss = (outer * term.taken).sum() + (factor * term.total if factor else 0)
-        reference = (outer * value).sum() + factor * (expected * w).sum()
-        got = torch.autograd.grad(loss, leaves, retain_graph=True)
-        wanted = torch.autograd.grad(reference, leaves, retain_graph=True)
-        for a, b in zip(got, wanted, strict=True):
-            torch.testing.assert_close(a, b)
-        if not factor:  # what was kept for the sum is still there
-            got = torch.autograd.grad(term.total, leaves)
-            for a, b in zip(got, torch.autograd.grad((expected * w).sum(), leaves, retain_graph=True), strict=True):
-                torch.testing.assert_close(a, b)
+        loss = loss + (each * (term.each * other).sum() if each else 0)
+        reference = (outer * value).sum() + factor * (expected * w).sum() + each * (expected * other).sum()
+        assert_same_gradients(loss, reference, leaves)
+        if not each + factor:  # what was kept for the sum is still there
+            assert_same_gradients(term.total, (expected * w).sum(), leaves)
 
 
 def test_a_second_backward_pass_gives_the_same_gradients():
@@ -145,35 +132,23 @@ class _Products(TorchDispatchMode):
 
 
 def test_the_table_is_never_built_and_no_product_is_computed_twice():
-    """Three products a piece and head; nothing larger than the weight's own gradient."""
+    """Three products a piece and head, four where the tables are made again; nothing larger than a piece."""
     leaves, target, w = tensors(n=400, vocabulary=300, width=4, dtype=torch.float32)
-    seen = _Products()
-    with seen:
-        ours("softmax", leaves, target, 1.0, position_weight=w.float(), chunk_size=100).total.backward()
-    assert seen.products == 3 * 4 * 2
-    assert seen.greatest == 100 * 300
-    again = _Products()
-    with again:
-        ours("softmax", leaves, target, 1.0, chunk_size=100, recompute=True).each.sum().backward()
-    assert again.products == 4 * 4 * 2
-    assert again.greatest == 100 * 300
+    for recompute, products in ((False, 3), (True, 4)):
+        with _Products() as seen:
+            term = ours("softmax", leaves, target, 1.0, position_weight=w.float(), chunk_size=100, recompute=recompute)
+            (term.each.sum() if recompute else term.total).backward()
+        assert (seen.products, seen.greatest) == (products * 4 * 2, 100 * 300)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weight": torch.zeros(4, 3)}, r"weight must have shape \[4, 5\], got \[4, 3\]"),
-        ({"bias": torch.zeros(3)}, r"bias must have shape \[4\], got \[3\]"),
-        ({"target": torch.zeros(3, dtype=torch.int64)}, r"target must have shape \[2\]"),
-        ({"position_weight": torch.zeros(2, 1)}, r"position_weight must have shape \[2\]"),
-    ],
-)
-def test_what_does_not_fit_is_named(change, message):
-    entries = {
-        "features": torch.zeros(2, 5),
-        "weight": torch.zeros(4, 5),
-        "bias": torch.zeros(4),
-        "target": torch.zeros(2, dtype=torch.int64),
-    }
-    with pytest.raises(ValueError, match=message):
-        linear_cross_entropy(**(entries | change))
+def test_what_does_not_fit_is_named():
+    whole = {"features": torch.zeros(2, 5), "weight": torch.zeros(4, 5), "bias": torch.zeros(4)}
+    whole["target"] = torch.zeros(2, dtype=torch.int64)
+    for name, wrong, shape in (
+        ("weight", torch.zeros(4, 3), r"\[4, 5\], got \[4, 3\]"),
+        ("bias", torch.zeros(3), r"\[4\], got \[3\]"),
+        ("target", torch.zeros(3, dtype=torch.int64), r"\[2\]"),
+        ("position_weight", torch.zeros(2, 1), r"\[2\]"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must have shape {shape}"):
+            linear_cross_entropy(**(whole | {name: wrong}))

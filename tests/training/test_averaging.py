@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
-from torchrl_lang.objectives import ILQLLoss
+from tests.objectives.conftest import make_ilql
 from torchrl_lang.training import WeightAverage
 
 
@@ -66,13 +64,11 @@ def test_an_average_of_half_precision_does_not_stand_still():
 
 
 def test_a_loss_is_averaged_with_its_targets_but_not_its_frozen_weights():
-    actor = language_actor(causal_lm(vocab_size=7, layers=1, width=8, heads=2, max_length=8))
-    for parameter in actor.parameters():
+    loss = make_ilql()
+    for parameter in loss.actor_network.parameters():
         parameter.requires_grad_(parameter.ndim < 2)
-    loss = ILQLLoss(actor, qvalue_module(QValueHead(8, 7)), value_module(ValueHead(8)))
-    SoftUpdate(loss, tau=0.5)
-    state = loss.state_dict(keep_vars=True)
-    frozen = {name for name, weight in state.items() if isinstance(weight, nn.Parameter) and not weight.requires_grad}
+    every = loss.actor_network.named_parameters(prefix="actor_network", remove_duplicate=False)
+    frozen = {name for name, parameter in every if parameter.ndim > 1}
     average = WeightAverage(loss, decay=0.5)
     before = {name: weight.clone() for name, weight in loss.state_dict().items()}
     with torch.no_grad():

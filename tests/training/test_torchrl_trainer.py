@@ -18,13 +18,6 @@ from torchrl_lang.training import EpisodeRowsHook, OfflineCollector, adamw
 OPTIONS = {"frame_skip": 1, "progress_bar": False}
 
 
-def model(env):
-    torch.manual_seed(0)
-    shape = {"layers": 1, "width": 16, "heads": 2, "max_length": 64}
-    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, **shape, initializer_range=0.1)
-    return language_actor(lm)
-
-
 def watched(loss):
     """The loss, and the batches that it is called with."""
     seen = []
@@ -77,7 +70,8 @@ def test_a_loss_on_a_data_set(name):
 def test_ppo_counts_turns_and_learns_from_each_row_once_an_epoch(steps):
     """Batches of one turn: in some no episode ends."""
     env = CorridorEnv(length=3, batch_size=[8], seed=0)
-    policy = UtteranceActor(model(env), env.tokenizer.control, env.action_length, seed=0)
+    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=64)
+    policy = UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=0)
     loss, seen = watched(PPOLoss(policy, value_module(ValueHead(16))))
     collector = Collector(env, policy, frames_per_batch=16, total_frames=160)
     rows_of, made = EpisodeRows(carry=["token_log_prob"]), []
