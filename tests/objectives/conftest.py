@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from functools import partial
 
 import pytest
 import torch
@@ -58,14 +59,8 @@ def make_rows(n=6, seed=0, width=T):
     reward = torch.where(agent, torch.randn(n, width, generator=g), 0.0)
     tokens = torch.where(attention, torch.randint(1, VOCAB, (n, width), generator=g), 0)
     terminated = torch.arange(n)[:, None] % 2 == 0
-    return TensorDict(
-        tokens=tokens,
-        attention_mask=attention,
-        agent_mask=agent,
-        token_reward=reward,
-        terminated=terminated,
-        batch_size=[n],
-    )
+    masks = {"attention_mask": attention, "agent_mask": agent, "terminated": terminated}
+    return TensorDict(tokens=tokens, token_reward=reward, **masks, batch_size=[n])
 
 
 @functools.cache
@@ -117,8 +112,15 @@ def make_dt(mode="decremented", actor=None, **options):
 
 
 def make_qbackup(kind, **options):
-    """CQL, BCQ or psi-learning."""
     return kind(make_actor(), make_heads()[0], **options)
+
+
+make_cql, make_bcq, make_psi = (partial(make_qbackup, kind) for kind in (CQLLoss, BCQLoss, PsiLoss))
+
+
+def own_trunk(make, **options):
+    """A loss whose values have a trunk of their own."""
+    return make(value_trunk=make_actor(seed=3)[0], **options)
 
 
 def make_qsft(**options):
@@ -142,6 +144,15 @@ def moved(head, seed):
 def make_utterance_ilql(actor=None, **options):
     q, v = moved(UtteranceQValueHead(WIDTH), 1), moved(ValueHead(WIDTH), 2)
     return UtteranceILQLLoss(actor or make_actor(), qvalue_module(q), value_module(v), **options)
+
+
+def vary(rows, variant):
+    """Rows that are all over, or of whose tokens only some are trained on."""
+    if variant == "all-terminated":
+        rows["terminated"][:] = True
+    if variant == "train-mask":
+        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    return rows
 
 
 def utterances_of(rows, row, end_of_action=None):
@@ -216,44 +227,31 @@ def make_exact(seed=7, **options):
 
 # Every loss of the library stands here and goes through the contract suite.
 LOSSES = {
-    "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
+    "bc-in-pieces": partial(make_bc, logits_chunk=5),
     "dt": make_dt,
     "ilql-tied": make_tied,
-    "utterance-ilql-weighted": lambda **options: make_utterance_ilql(
-        advantage_temperature=0.7, transition_weight=0.1, **options
+    "utterance-ilql-weighted": partial(make_utterance_ilql, advantage_temperature=0.7, transition_weight=0.1),
+    "ilql-all-terms-in-pieces": partial(
+        make_ilql, "residual", margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda",
+        cql_temperature=0.8, logits_chunk=3,
     ),
-    "ilql-all-terms-in-pieces": lambda **options: make_ilql(
-        kind="residual",
-        margin_weight=0.3,
-        advantage_temperature=0.7,
-        transition_weight=0.1,
-        target="lambda",
-        cql_temperature=0.8,
-        logits_chunk=3,
-        **options,
+    "ilql-own-trunks": partial(own_trunk, make_ilql, target_trunk=True, cql_weight=0.0),
+    "cql": make_cql,
+    "bcq": partial(make_bcq, turn_gamma=0.5, logits_chunk=3),
+    "psi-prior": lambda **options: make_psi(
+        prior=frozen_copy(make_actor(seed=5)), threshold=0.2, reward_scale=0.5, **options
     ),
-    "ilql-own-trunks": lambda **options: make_ilql(
-        value_trunk=make_actor(seed=3)[0], target_trunk=True, cql_weight=0.0, **options
-    ),
-    "cql": lambda **options: make_qbackup(CQLLoss, **options),
-    "bcq": lambda **options: make_qbackup(BCQLoss, turn_gamma=0.5, logits_chunk=3, **options),
-    "psi-prior": lambda **options: make_qbackup(
-        PsiLoss, prior=frozen_copy(make_actor(seed=5)), threshold=0.2, reward_scale=0.5, **options
-    ),
-    "qsft-rest": lambda **options: make_qsft(
-        rest=0, threshold=0.2, turn_gamma=0.5, transition_weight=0.1, logits_chunk=3, **options
-    ),
-    "oreo-own-trunk": lambda **options: make_oreo(
-        value_trunk=make_actor(seed=3)[0], transition_weight=0.1, logits_chunk=3, **options
-    ),
+    "qsft-rest": partial(make_qsft, rest=0, threshold=0.2, turn_gamma=0.5, transition_weight=0.1, logits_chunk=3),
+    "oreo-own-trunk": partial(own_trunk, make_oreo, transition_weight=0.1, logits_chunk=3),
     "ppo": make_all_terms,
-    "ppo-exact-in-pieces": lambda **options: make_exact(logits_chunk=5, **options),
-    "ppo-utterance-own-trunk": lambda **options: make_all_terms(
+    "ppo-exact-in-pieces": partial(make_exact, logits_chunk=5),
+    "ppo-utterance-own-trunk": lambda **options: own_trunk(
+        make_all_terms,
         actor=UtteranceActor(make_actor(), CONTROL, 4, forbidden=(), temperature=0.7),
-        **({"value_trunk": make_actor(seed=3)[0], "kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | options),
+        **({"kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | options),
     ),
     "chai": make_chai,
-}
+}  # fmt: skip
 
 
 def rows_for(name, n=6):

@@ -23,8 +23,7 @@ from tests.objectives.conftest import (
     total,
     utterances_of,
 )
-from tests.objectives.oracle_utterance import chai_losses
-from tests.objectives.test_utterance_ilql import appended
+from tests.objectives.oracle import chai_losses
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import (
     CandidateSampler,
@@ -128,6 +127,24 @@ def test_features_of_the_data_and_where_there_are_candidates(rows):
             feature = feature_of(rows["tokens"][b, : utterance[-1] + 1], utterance[-1] - 1)
             torch.testing.assert_close(rows["utterance_feature"][b, i], feature, rtol=1e-4, atol=1e-5)
         assert not rows["utterance_feature"][b, len(found) :].any()
+
+
+def appended(prompts, action, control):
+    """Rows of prompts each of which some utterances follow, terminated."""
+    copies = action.shape[0] // prompts.shape[0]
+    rows = []
+    for index, utterance in enumerate(action.tolist()):
+        row = prompts[index // copies]
+        begin = row["tokens"][row["attention_mask"]].tolist()
+        written = utterance[: utterance.index(control.end_of_action) + 1]
+        pad = [0] * (row["tokens"].shape[-1] - len(begin) - len(written))
+        tokens = torch.tensor(begin + written + pad)
+        agent = torch.zeros_like(tokens, dtype=torch.bool)
+        agent[len(begin) : len(begin) + len(written)] = True
+        attention = torch.arange(len(tokens)) < len(begin) + len(written)
+        masks = {"attention_mask": attention, "agent_mask": agent, "terminated": torch.tensor([True])}
+        rows.append(TensorDict(tokens=tokens, token_reward=torch.zeros(len(tokens)), **masks))
+    return torch.stack(rows)
 
 
 def test_candidates_features_are_those_of_rows_into_which_they_were_written():

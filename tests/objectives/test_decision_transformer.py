@@ -6,8 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_dt, make_rows
-from tests.objectives.oracle_dt import dt_loss
+from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_dt, make_rows, vary
+from tests.objectives.oracle import dt_loss, numpy_rows
+from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.data import row_buffer
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.decisions import utterance_states
@@ -98,19 +99,15 @@ def test_utterances_with_nothing_between_them_are_split_by_their_end():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("masked", [False, True])
-def test_it_equals_plain_loops(mode, options, masked):
+@pytest.mark.parametrize("variant", ["all", "train-mask"])
+def test_it_equals_plain_loops(mode, options, variant):
     rows = make_rows(8)
     rows["token_reward"] = rows["token_reward"].double()
     rows["tokens"] = torch.where(rows["agent_mask"] & (rows["tokens"] % 3 == 0), 3, rows["tokens"])
-    mask = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(0)) < 0.6
-    if masked:
-        rows["train_mask"] = mask
+    vary(rows, variant)
     loss = make_dt(mode, **options).double()
     lm, returns = language_model_of(loss.actor_network), split_actor(loss.actor_network).trunk.module.returns
-    plain = {key: value for key, value in options.items() if key != "logits_chunk"}
-    plain["normalizer"] = plain.pop("actor_normalizer", "all")
-    expected = dt_loss(rows, lm.double(), returns, train_mask=mask if masked else None, **plain)
+    expected = dt_loss(numpy_rows(rows), lm.double(), returns, **of_oracle(options))
     assert float(loss(rows)["loss_actor"].detach()) == pytest.approx(expected, rel=1e-9)
 
 

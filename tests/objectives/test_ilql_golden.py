@@ -11,8 +11,9 @@ from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
 from tests.modules.toys import Golden
-from tests.objectives.oracle import ilql_losses
+from tests.objectives.oracle import ilql_losses, numpy_rows
 from tests.objectives.tables import make_table, table_loss
+from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.functional import cql_term, expectile_loss, margin_term
 from torchrl_lang.modules import language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import ILQLLoss
@@ -104,13 +105,9 @@ def run(case):
     out = table_loss(heads, vocab, **options_of(config))(rows)
     sum(value for key, value in out.items() if key.startswith("loss_")).backward()
     tables = [x.detach().numpy() for x in (v, q, target_q, leaves["logits"])]
-    plain = ilql_losses(
-        {key: value.numpy() for key, value in rows.items() if key != "table"}, *tables, gamma=config["gamma"],
-        expectile=config["tau"], cql_temperature=config["cql_temp"], margin=config["dm_margin"], beta=config["beta"],
-        weighting="exp" if config["exp_weights"] else "sign", clip=config["clip_weight"],
-        transition_weight=config["transition_weight"], value_min=config["value_min"], value_max=config["value_max"],
-        target="mc" if config["mc_returns"] else "td",
-    )  # fmt: skip
+    weights = {f"{term}_weight" for term in TERMS}
+    options = {name: value for name, value in options_of(config).items() if name not in weights}
+    plain = ilql_losses(numpy_rows(rows.exclude("table")), *tables, **of_oracle(options))
     return data, config, out, plain, leaves
 
 

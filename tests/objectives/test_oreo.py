@@ -9,9 +9,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.conftest import make_actor, make_heads, make_oreo, make_rows, total
-from tests.objectives.oracle_likelihoods import oreo_losses
-from tests.objectives.test_qsft import logits_of, numpy_rows, uneven
+from tests.objectives.conftest import make_actor, make_heads, make_rows, total, vary
+from tests.objectives.oracle import numpy_rows, oreo_losses
+from tests.objectives.test_ilql import of_oracle
+from tests.objectives.test_qsft import logits_of, uneven
 from torchrl_lang.modules import UtteranceActor, ValueHead, row_log_prob
 from torchrl_lang.objectives import OREOLoss
 from torchrl_lang.schema import ControlTokens
@@ -31,11 +32,7 @@ def make(spoken=False, **options):
 
 
 def sample_rows(variant):
-    rows = make_rows(seed=3)
-    if variant == "all-terminated":
-        rows["terminated"][:] = True
-    if variant == "train-mask":
-        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    rows = vary(make_rows(seed=3), variant)
     if variant == "spoken":  # nothing that the actor cannot write
         rows["tokens"] = torch.where((rows["tokens"] == 3) | (rows["tokens"] == 0), 2, rows["tokens"])
     return rows
@@ -48,8 +45,7 @@ def expected_of(loss, rows, variant, **options):
     if variant == "spoken":
         for table in tables:
             table[..., [0, 3]] = -1e9
-    log_probs = [table - np.log(np.exp(table - table.max(-1, keepdims=True)).sum(-1, keepdims=True)) - table.max(
-        -1, keepdims=True) for table in tables]  # fmt: skip
+    log_probs = [torch.from_numpy(table).log_softmax(-1).numpy() for table in tables]
     with torch.no_grad():
         hidden = uneven(0)[0](rows.select("tokens", "attention_mask"))["hidden"]
         value = loss.value_network.module(hidden).squeeze(-1).double().numpy()
@@ -71,8 +67,7 @@ OPTIONS = [
 @pytest.mark.parametrize(("options", "variant"), [*zip(OPTIONS * 2, cycle(VARIANTS), strict=False)], ids=str)
 def test_outputs_and_slopes_match_plain_loops(options, variant):
     rows, loss = sample_rows(variant), make(variant == "spoken", **options)
-    plain = {key: value for key, value in options.items() if key not in ("logits_chunk", "beta", "actor_normalizer")}
-    plain["normalizer"] = options.get("actor_normalizer", "all")
+    plain = of_oracle(options)
     if variant == "spoken":
         plain["end_of_action"] = 1
     expected, slope = expected_of(loss, rows, variant, **plain)
@@ -122,30 +117,6 @@ def test_actions_that_the_policy_cannot_write_are_refused(utterance, message):
         assert all(value.isfinite() for value in loss(good).values())
     masked = bad.set("train_mask", torch.arange(bad["tokens"].shape[1])[None] < 4)
     assert total(loss(masked)).isfinite()
-
-
-# -- passes and gradients ----------------------------------------------------------------------------------------------
-
-
-def test_two_passes_of_the_trunk_and_one_of_the_values(passes):
-    assert passes(make_oreo(transition_weight=0.5)) == [False, True]
-    assert passes(make_oreo(value_trunk=make_actor(seed=3)[0])) == [False, True, True]
-
-
-def trained(loss, *terms):
-    """What gets a gradient from the sum of some terms."""
-    loss.zero_grad()
-    out = loss(make_rows())
-    sum(out[term] for term in terms).backward()
-    return {name.split("_")[0] for name, p in loss.named_parameters() if p.grad is not None and p.grad.any()}
-
-
-def test_gradients_go_where_they_belong():
-    own = {"value_trunk": make_actor(seed=3)[0]}
-    assert trained(make(**own), "loss_value") == {"value"}
-    assert trained(make(**own), "loss_actor", "loss_kl") == {"actor"}
-    assert trained(make(), "loss_value") == {"value", "actor"}  # by way of the trunk
-    assert trained(make(detach_value=True), "loss_value") == {"value"}
 
 
 # -- wrong options -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_heads, make_qbackup, make_rows, total
-from tests.objectives.oracle_qbackup import qbackup_losses
+from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_qbackup, make_rows, vary
+from tests.objectives.oracle import numpy_rows, qbackup_losses
 from tests.objectives.tables import table_loss, table_networks, with_own_targets
-from tests.objectives.test_ilql import table_rows, touched
+from tests.objectives.test_ilql import of_oracle, table_rows
 from torchrl_lang.modules import QValueHead, UtteranceActor, qvalue_module, row_log_prob
 from torchrl_lang.objectives import BCQLoss, CQLLoss, PsiLoss
 from torchrl_lang.schema import ControlTokens
@@ -58,20 +58,13 @@ UNWEIGHTED = {"cql": {"cql_weight": 1.0}, "bcq": {"threshold": 0.0}, "psi": {}}
 def test_terms_match_plain_loops(case, variant):
     kind, options = case
     heads = 1 if variant == "one-head" else 2
-    rows, (_, *tables) = table_rows(seed=3, heads=heads, terminated=True if variant == "all-terminated" else None)
-    if variant == "train-mask":
-        generator = torch.Generator().manual_seed(1)
-        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=generator) < 0.6
+    rows, (_, *tables) = table_rows(seed=3, heads=heads)
     length = 2 if variant == "utterances" else None
-    out = q_loss(kind, heads, action_length=length, **{**UNWEIGHTED[kind], **options}).double()(rows)
-    plain = {key: value for key, value in options.items() if key != "logits_chunk"}
-    if "actor_normalizer" in plain:
-        plain["normalizer"] = plain.pop("actor_normalizer")
+    out = q_loss(kind, heads, action_length=length, **{**UNWEIGHTED[kind], **options}).double()(vary(rows, variant))
+    plain = of_oracle(options)
     if length is not None:
         plain |= {"end_of_action": 1, "forbidden": (0, 3), "action_length": length}
-    expected = qbackup_losses(
-        {key: value.numpy() for key, value in rows.items() if key != "table"}, *tables, kind, **plain
-    )
+    expected = qbackup_losses(numpy_rows(rows), *tables, kind, **plain)
     for term in ("qvalue", "cql", "actor") if kind == "cql" else ("qvalue", "actor"):
         np.testing.assert_allclose(out[f"loss_{term}"].item(), expected[term], rtol=1e-11, err_msg=term)
 
@@ -122,57 +115,12 @@ def test_where_the_relatives_differ():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_backup_is_computed_in_chunks(kind, rows):
-    options = {"cql_weight": 0.0} if kind == "cql" else {}
-    expected = make_qbackup(KINDS[kind], logits_chunk=None, **options)(rows)
-    loss = make_qbackup(KINDS[kind], logits_chunk=4, **options)
+    loss = make_qbackup(KINDS[kind], logits_chunk=4, **({"cql_weight": 0.0} if kind == "cql" else {}))
     head, seen = loss.qvalue_network.module, []
     full = head.forward
     head.forward = lambda hidden: seen.append(len(hidden)) or full(hidden)
-    out = loss(rows)
+    loss(rows)
     assert max(seen) == 4
-    n, ended = int(rows["agent_mask"][:, 1:].sum()), int(rows["terminated"][rows["agent_mask"].any(-1)].sum())
-    assert sum(seen) == (n - ended) * (2 if kind == "bcq" else 1)  # the successors, and no other state
-    for name, value in losses_of(out).items():
-        torch.testing.assert_close(value, expected[name])
-
-
-# -- passes, gradients, targets ----------------------------------------------------------------------------------------
-
-
-def test_one_pass_of_the_trunk_and_one_per_trunk_asked_for(passes):
-    for kind in KINDS.values():
-        assert passes(make_qbackup(kind)) == [True]
-        assert passes(make_qbackup(kind, target_trunk=True)) == [False, True]
-        assert passes(make_qbackup(kind, value_trunk=make_actor(seed=3)[0])) == [True, True]
-        assert passes(make_qbackup(kind, value_trunk=make_actor(seed=3)[0], target_trunk=True)) == [False, True, True]
-    assert passes(make_qbackup(PsiLoss, prior=frozen_copy(make_actor()))) == [False, True]
-    resting = {"value_trunk": make_actor(seed=3)[0], "actor_weight": 0.0}
-    assert len(passes(make_qbackup(CQLLoss, **resting))) == 1  # the policy rests
-    assert len(passes(make_qbackup(BCQLoss, **resting))) == 2  # its constraint reads the policy
-    assert len(passes(make_qbackup(PsiLoss, **resting))) == 2
-    assert len(passes(make_qbackup(PsiLoss, prior=frozen_copy(make_actor()), **resting))) == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_go_where_they_belong(kind):
-    loss = make_qbackup(KINDS[kind])
-    assert touched(loss, *(["loss_qvalue", "loss_cql"] if kind == "cql" else ["loss_qvalue"])) == {"q", "actor"}
-    assert touched(loss, "loss_actor") == {"actor"}
-    assert not any(name.startswith("target_") for name, _ in loss.named_parameters())
-    loss = make_qbackup(KINDS[kind], value_trunk=make_actor(seed=3)[0])
-    assert touched(loss, "loss_qvalue") == {"q", "value_trunk"}  # nothing flows from targets into the policy
-    assert touched(make_qbackup(KINDS[kind], detach_qvalue=True), "loss_qvalue") == {"q"}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_target_trunk_is_what_the_target_reads(kind, rows):
-    shared, own = make_qbackup(KINDS[kind]), make_qbackup(KINDS[kind], target_trunk=True)
-    torch.testing.assert_close(shared(rows)["loss_qvalue"], own(rows)["loss_qvalue"])
-    before = own(rows)
-    own.target_value_trunk_params.data.mul_(1.3)
-    after = own(rows)
-    assert not torch.allclose(before["td_target"], after["td_target"])
-    torch.testing.assert_close(before["loss_actor"], after["loss_actor"])
 
 
 # -- psi-learning's prior ----------------------------------------------------------------------------------------------
@@ -214,15 +162,3 @@ def test_an_end_that_only_the_length_writes(kind, rows):
     """It is forbidden, but the one token that is possible in the last slot."""
     endless = UtteranceActor(make_actor(), CONTROL, 2, forbidden=(CONTROL.end_of_action,))
     assert KINDS[kind](endless, make_heads()[0])(rows)["td_target"].isfinite()
-
-
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_term_of_weight_zero_is_zero(kind, rows):
-    off = {"cql_weight": 0.0} if kind == "cql" else {}
-    out = make_qbackup(KINDS[kind], qvalue_weight=0.0, actor_weight=0.0, **off)(rows)
-    assert float(total(out)) == 0.0
-    assert out["qvalue"].isnan()
-    assert out["td_target"].isnan()

@@ -11,8 +11,9 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import make_actor, make_qsft, make_rows
-from tests.objectives.oracle_likelihoods import qsft_losses
+from tests.objectives.conftest import make_actor, make_rows, vary
+from tests.objectives.oracle import numpy_rows, qsft_losses
+from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.schema import ControlTokens
@@ -45,8 +46,9 @@ def logits_of(actor, rows):
         return actor(rows.select("tokens", "attention_mask"))["logits"].double().numpy()
 
 
-def numpy_rows(rows):
-    return {key: value.numpy() for key, value in rows.items()}
+def half_paid():
+    rows = make_rows(seed=3)
+    return rows.set("token_reward", 0.5 * rows["token_reward"])
 
 
 VARIANTS = ["plain", "train-mask", "utterances", "all-terminated"]
@@ -66,22 +68,13 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("options", "variant"), [*zip(OPTIONS * 2, cycle(VARIANTS), strict=False)], ids=str)
 def test_outputs_match_plain_loops(options, variant):
-    rows = make_rows(seed=3)
-    rows["token_reward"] *= 0.5
-    if variant == "all-terminated":
-        rows["terminated"][:] = True
-    if variant == "train-mask":
-        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    rows = vary(half_paid(), variant)
+    plain = {"value_min": -9.0, "value_max": 9.0} | of_oracle(options)
     length = 2 if variant == "utterances" else None
-    out = make(length, **options)(rows)
-    plain = {"value_min": -9.0, "value_max": 9.0, **options}
-    plain.pop("logits_chunk", None)
-    plain["normalizer"] = plain.pop("actor_normalizer", "all")
     if length is not None:
         plain |= {"end_of_action": 1, "forbidden": (0, 3), "action_length": length}
-    tables = [logits_of(uneven(seed), rows) for seed in (0, 1, 2)]
-    expected = qsft_losses(numpy_rows(rows), *tables, **plain)
-    for name, value in expected.items():
+    out, tables = make(length, **options)(rows), [logits_of(uneven(seed), rows) for seed in (0, 1, 2)]
+    for name, value in qsft_losses(numpy_rows(rows), *tables, **plain).items():
         np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
@@ -128,8 +121,7 @@ def lend_other(loss, other):
 @pytest.mark.parametrize("form", [tied, untied, without_head])
 def test_the_target_of_any_actor(form):
     """The target's own trunk and head, and afterwards the model's own weights."""
-    rows, options = make_rows(seed=3), {"value_min": -9.0, "value_max": 9.0}
-    rows["token_reward"] *= 0.5
+    rows, options = half_paid(), {"value_min": -9.0, "value_max": 9.0}
     actor, other, reference = (of_form(form, seed) for seed in (0, 1, 2))
     loss = lend_other(QSFTLoss(actor, frozen_copy(reference), logits_chunk=2, **options), other)
     before = {name: weight.clone() for name, weight in actor.named_parameters()}
@@ -154,11 +146,6 @@ def two_tokens(*, terminated, rewards=(0.25, 0.5)):
 
 
 # -- passes, gradients, parameters -------------------------------------------------------------------------------------
-
-
-def test_three_passes_of_the_trunk_one_with_gradients(passes):
-    """The model, its target and the reference."""
-    assert passes(make_qsft(transition_weight=0.5)) == [False, False, True]
 
 
 def test_the_target_follows_the_model():
