@@ -23,8 +23,19 @@ def converted(agent, tmp_path):
     return read_agilerl(export(agent, tmp_path / "agent"))
 
 
-def check(agent, ours):
-    """Every output of the agent at every position."""
+KINDS = [
+    {},
+    {"double_q": False},
+    {"bias": False},
+    {"embeddings": VOCAB + 3},
+    *({"activation": each} for each in ACTIVATIONS[::3]),
+]
+
+
+@pytest.mark.parametrize("more", KINDS, ids=str)
+def test_every_output_at_every_position_is_the_agents(more, tmp_path):
+    agent = make_agent(**more)
+    ours = converted(agent, tmp_path)
     logits = ours.policy(TOKENS[None]).logits[0]
     torch.testing.assert_close(logits, outputs(agent, "pi", states(agent, "actor", TOKENS)), rtol=1e-5, atol=1e-5)
     online, target = states(agent, "model", TOKENS), states(agent, "actor_target", TOKENS)
@@ -38,26 +49,6 @@ def check(agent, ours):
     ):
         expected = torch.stack([outputs(agent, network, hidden) for network in networks], 1)
         torch.testing.assert_close(head(hidden), expected[:, 0] if head is ours.value else expected)
-
-
-def test_an_agent_computes_the_same_here(tmp_path):
-    agent = make_agent()
-    check(agent, converted(agent, tmp_path))
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"double_q": False},
-        {"bias": False},
-        {"embeddings": VOCAB + 3},
-        *({"activation": each} for each in ACTIVATIONS[::3]),
-    ],
-    ids=str,
-)
-def test_so_do_agents_of_other_kinds(more, tmp_path):
-    agent = make_agent(**more)
-    check(agent, converted(agent, tmp_path))
 
 
 def test_its_options_have_our_names(tmp_path):
@@ -128,41 +119,24 @@ def test_agilerls_own_file_is_refused_and_the_way_named(tmp_path):
         read_agilerl(path)
 
 
-def edit(folder, change):
-    described = json.loads((folder / "agent.json").read_text())
-    change(described)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda described, _: described.update(format="other"), "AgileRL ILQL"),
+        (lambda described, _: described["options"].pop("tau"), "tau"),
+        (lambda described, _: described["net_config"].update(activation="PReLU"), "PReLU"),
+        (lambda described, _: described["net_config"].update(n_head=3), "holds no agent as ILQL builds it"),
+        (lambda _, weights: weights.pop("pi.model.mlp_linear_layer_2.weight"), "mlp_linear_layer_2.weight"),
+        (lambda _, weights: [weights.pop(key) for key in [*weights] if key.startswith("q2.")], "no network 'q2'"),
+        (lambda _, weights: weights["v.model.mlp_linear_layer_1.bias"].fill_(torch.nan), "not finite"),
+        (lambda _, weights: weights.update({"model.transformer.wte.weight": torch.ones(3, 8)}), "3 embeddings for 11"),
+    ],
+)
+def test_what_is_damaged_is_refused(change, message, tmp_path):
+    folder = export(make_agent(), tmp_path)
+    described, weights = json.loads((folder / "agent.json").read_text()), load_file(folder / "agent.safetensors")
+    change(described, weights)
     (folder / "agent.json").write_text(json.dumps(described))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: content.update(format="other"), "AgileRL ILQL"),
-        (lambda content: content["options"].pop("tau"), "tau"),
-        (lambda content: content["net_config"].pop("n_head"), "n_head"),
-        (lambda content: content["net_config"].update(activation="PReLU"), "PReLU"),
-        (lambda content: content["net_config"].update(n_head=3), "holds no agent as ILQL builds it"),
-    ],
-)
-def test_a_damaged_description_is_refused(change, message, tmp_path):
-    edit(export(make_agent(), tmp_path), change)
+    save_file(weights, folder / "agent.safetensors")
     with pytest.raises(FileError, match=message):
-        read_agilerl(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda weights: weights.pop("pi.model.mlp_linear_layer_2.weight"), "mlp_linear_layer_2.weight"),
-        (lambda weights: [weights.pop(key) for key in [*weights] if key.startswith("q2.")], "no network 'q2'"),
-        (lambda weights: weights["v.model.mlp_linear_layer_1.bias"].fill_(torch.nan), "not finite"),
-        (lambda weights: weights.update({"model.transformer.wte.weight": torch.ones(3, WIDTH)}), "3 embeddings for 11"),
-    ],
-)
-def test_damaged_weights_are_refused(change, message, tmp_path):
-    path = export(make_agent(), tmp_path) / "agent.safetensors"
-    weights = load_file(path)
-    change(weights)
-    save_file(weights, path)
-    with pytest.raises(FileError, match=message):
-        read_agilerl(tmp_path)
+        read_agilerl(folder)

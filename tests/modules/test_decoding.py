@@ -80,6 +80,9 @@ def test_utterances_are_well_formed(method):
     assert not torch.isin(said[active], torch.tensor(CONTROL.forbidden_in_action())).any()
     if method == "sample":
         assert active.sum(-1).unique().numel() > 2
+    one = policy(method=method, action_length=1)(rows())  # one slot leaves no choice
+    assert (one["action"] == CONTROL.end_of_action).all()
+    assert (one["action_log_prob"] == 0).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -99,19 +102,6 @@ def test_batch_order_and_padding_width_change_nothing(method):
         assert torch.equal(single, expected["action"])
 
 
-def test_what_a_row_says_does_not_depend_on_the_other_rows():
-    batch, other = rows(seed=0), rows(seed=1)
-    mixed = torch.where(torch.arange(7)[:, None] < 3, batch["tokens"], other["tokens"])
-    mask = torch.where(torch.arange(7)[:, None] < 3, batch["attention_mask"], other["attention_mask"])
-    mixed = TensorDict(tokens=mixed, attention_mask=mask, batch_size=[7])
-    for options in (
-        {"method": "sample"},
-        {"method": "best_of", "guidance": guidance(clip=0.0), "advantage_weight": 1.0},
-    ):
-        first, second = policy(**options)(batch.clone()), policy(**options)(mixed)
-        assert torch.equal(first["action"][:3], second["action"][:3])
-
-
 def test_probabilities_of_all_utterances_sum_to_one():
     tokenizer = CharTokenizer.from_alphabet("ab")
     control = tokenizer.control
@@ -119,12 +109,10 @@ def test_probabilities_of_all_utterances_sum_to_one():
     q, v = heads(vocab_size=tokenizer.vocab_size)
     actor = UtteranceActor(language_actor(lm), control, 3, guidance=ValueGuidance(q, v, beta=3.0), seed=0)
     end, pad = control.end_of_action, control.pad
-    every = [[end, pad, pad], *([a, end, pad] for a in (0, 1))]
-    every += [[a, b, end] for a, b in itertools.product((0, 1), repeat=2)]
-    every = torch.tensor(every)
-    row = TensorDict(
-        tokens=torch.tensor([[0, 1, 1]]), attention_mask=torch.ones(1, 3, dtype=torch.bool), batch_size=[1]
-    )
+    two = itertools.product((0, 1), repeat=2)
+    every = torch.tensor([[end, pad, pad], [0, end, pad], [1, end, pad], *([a, b, end] for a, b in two)])
+    tokens = torch.tensor([[0, 1, 1]])
+    row = TensorDict(tokens=tokens, attention_mask=tokens >= 0, batch_size=[1])
     probability = actor.get_dist(row.expand(7).clone()).log_prob(every).exp()
     torch.testing.assert_close(probability.sum(), torch.tensor(1.0))
     drawn = actor.get_dist(row).sample((20_000,))[:, 0]
@@ -168,52 +156,42 @@ def test_beam_of_width_one_is_greedy_and_a_wide_beam_finds_the_best():
     torch.testing.assert_close(wide["action_log_prob"], scores.amax(-1), **CLOSE)
 
 
-def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said():
-    batch, guide = rows(n=32), guidance(clip=0.0)
-    actor = policy(method="best_of", guidance=guide, candidates=6, advantage_weight=1.0, log_prob_weight=0.5)
+RANKS = [("advantage", False, True), ("end", False, True), ("end", True, True), ("end", True, False)]
+
+
+@pytest.mark.parametrize(("by", "own", "cached"), RANKS)
+@torch.no_grad()
+def test_best_of_ranks_by_the_values_of_what_was_said(by, own, cached):
+    """Advantages of the tokens; or Q of the end in the state that has read the utterance, also where it is forced."""
+    batch, guide = rows(n=24), guidance(clip=0.0, value_trunk=Trunk(tiny_lm(seed=5)) if own else None)
+    weights = {"advantage_weight": 1.0} if by == "advantage" else {"end_value_weight": 1.0}
+    options = {"method": "best_of", "candidates": 6, "log_prob_weight": 0.5, "cached": cached, **weights}
+    actor = policy(guidance=guide, **options)
     chosen = actor(batch.clone())["action"]
     dist = policy(guidance=guide).get_dist(batch)
-    drawn = dist.sample((6,))
-    log_prob = torch.stack([dist.log_prob(sample) for sample in drawn])
+    drawn = dist.sample((6,))  # the same stream, the same samples
+    reads = (guide.value_trunk if own else actor.decoder.actor[0]).module
 
     def score(row, action):
-        length = batch["attention_mask"][row].sum()
-        active = action[: int(spoken(action[None]).sum())]
-        tokens = torch.cat([batch["tokens"][row, :length], active])
-        hidden = actor.decoder.actor[0].module(tokens[None])[0, length - 1 : -1]
-        advantage = guide.advantage({"hidden": hidden}).gather(-1, active[:, None])[:, 0]
-        certain = active.shape[0] == K  # the last slot's end is not a choice
-        return advantage[: K - 1].sum() if certain else advantage.sum()
-
-    with torch.no_grad():
-        for row in range(32):
-            scores = torch.stack([score(row, action) for action in drawn[:, row]]) + 0.5 * log_prob[:, row]
-            assert torch.equal(chosen[row], drawn[scores.argmax(), row])
-
-
-@pytest.mark.parametrize(("own", "cached"), [(False, True), (True, True), (True, False)])
-def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, own):
-    """Q of the end of the action, in the state that has read the utterance, also where the end is forced."""
-    trunk = Trunk(tiny_lm(seed=5)) if own else None
-    batch, guide = rows(n=8), guidance(value_trunk=trunk)
-    best_of = {"method": "best_of", "candidates": 6, "end_value_weight": 1.0, "log_prob_weight": 0.0}
-    actor = policy(guidance=guide, cached=cached, **best_of)
-    chosen = actor(batch.clone())["action"]
-    drawn = policy(guidance=guide).get_dist(batch).sample((6,))  # the same stream, the same samples
-    reads = actor.decoder.actor[0].module if trunk is None else trunk
-
-    def score(row, action):
-        utterance = action[: int(spoken(action[None]).sum()) - 1]
-        tokens = torch.cat([batch["tokens"][row, : batch["attention_mask"][row].sum()], utterance])
-        return guide.qvalue(reads(tokens[None])[:, -1]).amin(-2)[0, CONTROL.end_of_action]
+        length, said = int(batch["attention_mask"][row].sum()), action[: int(spoken(action[None]).sum())]
+        states = reads(torch.cat([batch["tokens"][row, :length], said])[None])[0]
+        if by == "end":
+            return guide.qvalue(states[-2:-1]).amin(-2)[0, CONTROL.end_of_action]
+        advantage = guide.advantage({"hidden": states[length - 1 : -1]}).gather(-1, said[:, None])[:, 0]
+        return advantage[: K - 1].sum()  # the last slot's end is not a choice
 
     lengths = spoken(drawn).sum(-1)
-    assert (lengths == K).any()
-    assert (lengths < K).any()
-    with torch.no_grad():
-        for row in range(8):
-            scores = torch.stack([score(row, action) for action in drawn[:, row]])
-            assert torch.equal(chosen[row], drawn[scores.argmax(), row])
+    assert lengths.min() < K == lengths.max()
+    scores = torch.stack([torch.stack([score(*each) for each in enumerate(sample)]) for sample in drawn])
+    best = (scores + 0.5 * torch.stack([dist.log_prob(sample) for sample in drawn])).argmax(0)
+    assert torch.equal(chosen, drawn[best, torch.arange(24)])
+
+
+def assert_scores_what_it_says(actor):
+    actor, batch = UtteranceActor(actor, CONTROL, K, seed=0), rows(n=32)
+    said = actor(batch.clone())
+    torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
+    assert spoken(said["action"]).sum(-1).unique().numel() > 1
 
 
 def test_foreign_actors_decode_without_a_cache():
@@ -232,11 +210,7 @@ def test_foreign_actors_decode_without_a_cache():
 
     trunk = TensorDictModule(Whole(), in_keys=["tokens", "attention_mask"], out_keys=["logits"])
     prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
-    actor = UtteranceActor(ProbabilisticTensorDictSequential(trunk, prob), CONTROL, K, seed=0)
-    batch = rows(n=32)
-    said = actor(batch.clone())
-    torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
-    assert spoken(said["action"]).sum(-1).unique().numel() > 1
+    assert_scores_what_it_says(ProbabilisticTensorDictSequential(trunk, prob))
 
 
 def test_no_rows_at_all():
@@ -267,27 +241,16 @@ def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes_and_says_so_on
     lm = causal_lm("bloom", vocab_size=TOKENIZER.vocab_size, layers=2, width=WIDTH, heads=2, max_length=40).eval()
     _warn_once.cache_clear()
     with pytest.warns(UserWarning, match="BloomModel decodes without a key-value cache.*: it takes no position_ids"):
-        actor = UtteranceActor(language_actor(lm), CONTROL, K, seed=0)
+        UtteranceActor(language_actor(lm), CONTROL, K, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        actor, batch = UtteranceActor(language_actor(lm), CONTROL, K, seed=0), rows(n=12)
-    said = actor(batch.clone())
-    torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
+        assert_scores_what_it_says(language_actor(lm))
 
 
-def test_one_slot_leaves_no_choice():
-    said = policy(action_length=1)(rows())
-    assert (said["action"] == CONTROL.end_of_action).all()
-    assert (said["action_log_prob"] == 0).all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_ids_beyond_the_tokenizer_are_never_generated(method):
+@pytest.mark.parametrize(("method", "options"), [*((method, {}) for method in METHODS), ("sample", {"vocab_size": 8})])
+def test_ids_beyond_the_tokenizer_are_never_generated(method, options):
     """By default: a model often has more embeddings than its tokenizer has ids."""
-    actor = UtteranceActor(language_actor(tiny_lm(vocab_size=60)), CONTROL, K, seed=0, method=method)
-    said = actor(rows(n=64))
-    assert said["action"].max() < TOKENIZER.vocab_size
-    beyond = torch.full_like(said["action"], TOKENIZER.vocab_size)
-    assert actor.get_dist(rows(n=64)).log_prob(beyond).isneginf().all()
-    fewer = UtteranceActor(language_actor(tiny_lm(vocab_size=60)), CONTROL, K, seed=0, vocab_size=8)
-    assert fewer(rows(n=64))["action"].max() < 8
+    actor = UtteranceActor(language_actor(tiny_lm(vocab_size=60)), CONTROL, K, seed=0, method=method, **options)
+    first = options.get("vocab_size", TOKENIZER.vocab_size)
+    assert actor(rows(n=64))["action"].max() < first
+    assert actor.get_dist(rows(n=64)).log_prob(torch.full((64, K), first)).isneginf().all()

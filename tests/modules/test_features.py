@@ -8,17 +8,7 @@ from tensordict import TensorDict
 
 from tests.modules.featured_rows import F, P, feature_rows, featured, reading, states_one_by_one
 from tests.modules.toys import CONTROL, KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
-from torchrl_lang.modules import (
-    FeatureEmbedding,
-    Trunk,
-    UtteranceActor,
-    causal_lm,
-    language_actor,
-    row_log_prob,
-    with_features,
-)
-from torchrl_lang.modules.chai import utterance_features
-from torchrl_lang.modules.features import RowFeatures
+from torchrl_lang.modules import FeatureEmbedding, Trunk, UtteranceActor, language_actor, row_log_prob, with_features
 from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.transforms import RowReference, frozen_copy
 from torchrl_lang.transforms.divergence import row_kl
@@ -31,10 +21,6 @@ def inputs(batch):
     return [batch.get(key, None) for key in ("tokens", "attention_mask", "features", "features_mask")]
 
 
-def real_states(states, batch):
-    return states[batch["attention_mask"]]
-
-
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize(("kind", "positions"), [*OPTIONS, *((kind, None) for kind in SLIDING)])
 def test_states_are_those_of_each_row_read_alone(kind, positions, groups):
@@ -45,39 +31,35 @@ def test_states_are_those_of_each_row_read_alone(kind, positions, groups):
     with torch.no_grad():
         states = actor[0](batch.clone())["hidden"]
         expected = torch.cat(states_one_by_one(actor[0].module, batch))
-    torch.testing.assert_close(real_states(states, batch), expected, **TIGHT)
+    torch.testing.assert_close(states[batch["attention_mask"]], expected, **TIGHT)
 
 
 @pytest.mark.parametrize(("kind", "positions"), OPTIONS[:2])
 def test_masked_features_and_the_padding_of_features_change_nothing(kind, positions):
     trunk, batch = reading(kind, positions=positions, hidden=7)[0].module, feature_rows()
-    expected = real_states(trunk(*inputs(batch)), batch)
+    tokens, attention, features, real = inputs(batch)
     wide, mask = torch.full((7, 2 * P, F), torch.nan).double(), torch.zeros(7, 2 * P, dtype=torch.bool)
-    wide[:, [0, 2, 5]] = torch.where(batch["features_mask"][..., None], batch["features"], torch.nan)
-    mask[:, [0, 2, 5]] = batch["features_mask"]
-    other = batch.clone().set("features", wide).set("features_mask", mask)
-    found = real_states(trunk(*inputs(other)), batch)
+    wide[:, [0, 2, 5]] = torch.where(real[..., None], features, torch.nan)
+    mask[:, [0, 2, 5]] = real
+    expected, found = (trunk(tokens, attention, *each)[attention] for each in ((features, real), (wide, mask)))
     torch.testing.assert_close(found, expected, **TIGHT)
     found.square().sum().backward()
     assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in trunk.features.parameters())
 
 
 def test_what_does_not_fit_is_refused():
-    trunk, batch = reading()[0].module, feature_rows()
-    tokens, attention, features, mask = inputs(batch)
-    for wrong, error, match in [
-        ({"features": features.long()}, TypeError, "must be a float"),
-        ({"features": features[:2]}, ValueError, r"must be \[\*B, P, F\]"),
-        ({"features": features, "features_mask": mask.long()}, TypeError, "must be bool"),
-        ({"features": features, "features_mask": mask[:, :2]}, ValueError, "features_mask must have shape"),
-        ({}, KeyError, "needs 'features'"),
-    ]:
+    trunk, (tokens, attention, features, mask) = reading()[0].module, inputs(feature_rows())
+    for call, error, match in (
+        (lambda: trunk(tokens, attention, features.long()), TypeError, "must be a float"),
+        (lambda: trunk(tokens, attention, features[:2]), ValueError, r"must be \[\*B, P, F\]"),
+        (lambda: trunk(tokens, attention, features, mask.long()), TypeError, "must be bool"),
+        (lambda: trunk(tokens, attention, features, mask[:, :2]), ValueError, "features_mask must have shape"),
+        (lambda: trunk(tokens, attention), KeyError, "needs 'features'"),
+        (lambda: Trunk(tiny_lm())(tokens, attention, features), ValueError, "reads no features"),
+        (lambda: reading().get_dist(rows()), KeyError, "needs 'features'"),
+    ):
         with pytest.raises(error, match=match):
-            trunk(tokens, attention, **wrong)
-    with pytest.raises(ValueError, match="reads no features"):
-        Trunk(tiny_lm())(tokens, attention, features)
-    with pytest.raises(KeyError, match="needs 'features'"):
-        reading().get_dist(rows())
+            call()
 
 
 @pytest.mark.parametrize(("positions", "room"), [(True, 40 - P), (False, 40)])
@@ -87,17 +69,8 @@ def test_features_and_tokens_must_fit_the_model(positions, room):
     assert trunk.room(P) == room
     assert trunk(*inputs(batch)).isfinite().all()
     longer = featured(TensorDict(tokens=torch.zeros(7, room + 1, dtype=torch.int64), batch_size=[7]))
-    match = "beside 3 features exceed the model's 40 positions.*max_length=41"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=r"beside 3 features exceed the model's 40 positions.*max_length=41"):
         trunk(*inputs(longer))
-
-
-def test_an_embedding_that_does_not_fit_the_model_is_refused():
-    with pytest.raises(ValueError, match="hidden must be an integer of at least 0, got -1"):
-        FeatureEmbedding(F, 8, hidden=-1)
-    bloom = causal_lm("bloom", vocab_size=11, layers=1, width=8, heads=2, max_length=9)
-    with pytest.raises(ValueError, match="learned or rotary"):
-        with_features(language_actor(bloom), FeatureEmbedding(F, 8, positions=False))
 
 
 def test_keys_of_all_modules_name_what_is_read():
@@ -113,24 +86,14 @@ def test_keys_of_all_modules_name_what_is_read():
     assert own.in_keys == both
 
 
-def acted_rows():
-    batch = feature_rows()
+def test_row_scores_and_references_read_the_features():
+    actor, batch = reading(), feature_rows()
     batch["agent_mask"] = batch["attention_mask"] & (torch.arange(20) % 3 > 0)
-    return batch
-
-
-def expected_log_prob(actor, batch):
-    out = torch.zeros(batch["tokens"].shape, dtype=torch.float64)
+    expected = torch.zeros(batch["tokens"].shape, dtype=torch.float64)
     for row, states in enumerate(states_one_by_one(actor[0].module, batch)):
         log_prob = actor[1].module(states).log_softmax(-1)
         for place in batch["agent_mask"][row].nonzero().flatten().tolist():
-            out[row, place] = log_prob[place - 1, batch["tokens"][row, place]]
-    return out
-
-
-def test_row_scores_and_references_read_the_features():
-    actor, batch = reading(), acted_rows()
-    expected = expected_log_prob(actor, batch)
+            expected[row, place] = log_prob[place - 1, batch["tokens"][row, place]]
     torch.testing.assert_close(row_log_prob(actor, batch), expected, **TIGHT)
     reference = RowReference(frozen_copy(actor))
     with torch.no_grad():
@@ -138,15 +101,6 @@ def test_row_scores_and_references_read_the_features():
     torch.testing.assert_close(reference.log_prob(batch, batch), expected.detach(), **TIGHT)
     with pytest.raises(KeyError, match="needs 'features'"):
         row_log_prob(actor, batch.exclude("features"))
-
-
-def test_features_of_utterances_are_means_over_tokens():
-    actor, batch = reading(), feature_rows()
-    length = batch["attention_mask"].sum(-1)
-    features = RowFeatures.read(batch, batch.batch_size)
-    found = utterance_features(actor[0], batch["tokens"], length, length[:, None] - 1, features)
-    means = [states.mean(0) for states in states_one_by_one(actor[0].module, batch)]
-    torch.testing.assert_close(found.squeeze(1), torch.stack(means).detach(), **TIGHT)
 
 
 def test_who_reads_no_features_may_have_a_column_of_that_name():

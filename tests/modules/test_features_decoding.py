@@ -7,30 +7,25 @@ import torch
 
 from tests.modules.featured_rows import P, feature_rows, projector, reading
 from tests.modules.test_decoding import METHODS, K, guidance
-from tests.modules.test_prefix_cache import EXACT, Counter, N, agree, grown, kept_of, lm_of
+from tests.modules.test_prefix_cache import EXACT, WIDTH, Counter, N, agree, grown, kept_of, lm_of, own_values
 from tests.modules.toys import CONTROL, tiny_lm
 from torchrl_lang.modules import CandidateSampler, Trunk, UtteranceActor, with_features
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms import frozen_copy
 from torchrl_lang.transforms.language_references import UtteranceReference
 
-WIDTH = 60
-
 
 def actor_of(kind="gpt2", **options):
     return reading(lm=lm_of(kind), **options)
 
 
-def value_trunk(reads):
-    trunk = Trunk(lm_of(seed=5))
-    return with_features(trunk, projector(seed=7)) if reads else trunk
-
-
 GUIDES = {
     "plain": lambda: None,
     "exp": lambda: guidance().double(),
-    "own trunk": lambda: guidance(clip=0.5, value_trunk=value_trunk(False)).double(),
-    "own trunk with features": lambda: guidance(clip=0.5, value_trunk=value_trunk(True)).double(),
+    "own trunk": own_values,
+    "own trunk with features": lambda: guidance(
+        clip=0.5, value_trunk=with_features(Trunk(lm_of(seed=5)), projector(seed=7))
+    ).double(),
 }
 
 
@@ -133,6 +128,8 @@ def test_a_reference_of_single_turns_reads_what_the_policy_reads():
     step = policy(feature_rows(n=N)).set(DONE, torch.arange(N)[:, None] == 2)
     found = reference.log_prob(step, step)
     assert not found[2].any()
+    done = step.clone().set(DONE, torch.ones(N, 1, dtype=torch.bool))
+    assert not reference.log_prob(done, done).any()
     others = torch.arange(N) != 2
     torch.testing.assert_close(found[others].float(), step["token_log_prob"][others], **EXACT)
     with pytest.raises(KeyError, match="needs 'features', found only"):

@@ -68,10 +68,10 @@ def head_of(which, vocab_size, n_heads=3):
     torch.manual_seed(0)
     hidden, embedding = torch.randn(N, H, dtype=torch.float64, requires_grad=True), nn.Embedding(vocab_size, D).double()
     if which in ("tied", "trained"):
-        head = shaken(TiedQValueHead(H, embedding, n_heads=n_heads, detach_embedding=which == "tied"))
+        head = TiedQValueHead(H, embedding, n_heads=n_heads, detach_embedding=which == "tied")
     else:
-        head = shaken(QValueHead(H, vocab_size, n_heads=n_heads, kind=which))
-    return head, [hidden, *head.parameters(), *([embedding.weight] if which == "trained" else [])], hidden
+        head = QValueHead(H, vocab_size, n_heads=n_heads, kind=which)
+    return shaken(head), [hidden, *head.parameters(), *([embedding.weight] if which == "trained" else [])], hidden
 
 
 def same_gradients(pairs, leaves):

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.modules.toys import TOKENIZER, heads, reseal, tiny_lm
 from tests.processes import run
 from torchrl_lang._files import FileError, write_checksums
-from torchrl_lang.modules import load_causal_lm, load_language_model, save_language_model
+from torchrl_lang.modules import ReturnEmbedding, load_causal_lm, load_language_model, save_language_model
 
 CODE = """
 from pathlib import Path
@@ -105,32 +105,27 @@ def tensor_of_terabytes(folder, marker):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
 
 
-def setting(name, **changes):
+def setting(**changes):
     """An attack by the configuration alone."""
-
-    def attack(folder, marker):
-        edit(folder / "config.json", **changes)
-
-    attack.__name__ = name
-    return attack
+    return lambda folder, marker: edit(folder / "config.json", **changes)
 
 
 HOSTILE = {
-    custom_model: "needs code of its own for the model type 'evil'",
-    custom_generate: "holds code for generation",
-    pickled_weights: "pickled weights",
-    pickled_weights_by_name: "names another file of weights",
-    pickled_adapters: "holds PEFT adapters",
-    distributed_checkpoint: "holds a distributed checkpoint",
-    setting("kernel_from_the_hub", attn_implementation="someone/kernel:evil"): "asks for code from elsewhere",
-    shard_elsewhere: "lies outside of it",
-    shard_that_is_pickled: "weights.bin",
-    device_for_weights: "is not a regular file",
-    tensor_of_terabytes: "is not a complete safetensors file",
-    setting("many_layers", n_layer=10**9): 'has 1000000000 as "n_layer"',
-    setting("wide_model", n_embd=1 << 24): "describes a model of",
-    setting("wide_beyond_64_bits", n_embd=1 << 40): "describes no model",
-    setting("long_positions", n_positions=10**12): "describes a model of",
+    "model": (custom_model, "needs code of its own for the model type 'evil'"),
+    "generate": (custom_generate, "holds code for generation"),
+    "weights": (pickled_weights, "pickled weights"),
+    "weights by name": (pickled_weights_by_name, "names another file of weights"),
+    "adapters": (pickled_adapters, "holds PEFT adapters"),
+    "distributed": (distributed_checkpoint, "holds a distributed checkpoint"),
+    "kernel": (setting(attn_implementation="someone/kernel:evil"), "asks for code from elsewhere"),
+    "elsewhere": (shard_elsewhere, "lies outside of it"),
+    "shard": (shard_that_is_pickled, "weights.bin"),
+    "device": (device_for_weights, "is not a regular file"),
+    "terabytes": (tensor_of_terabytes, "is not a complete safetensors file"),
+    "layers": (setting(n_layer=10**9), 'has 1000000000 as "n_layer"'),
+    "wide": (setting(n_embd=1 << 24), "describes a model of"),
+    "beyond 64 bits": (setting(n_embd=1 << 40), "describes no model"),
+    "positions": (setting(n_positions=10**12), "describes a model of"),
 }
 
 PROBE = """
@@ -185,11 +180,10 @@ def probed(tmp_path_factory):
     marker, plain = home / "marker", home / "plain"
     tiny_lm().save_pretrained(plain)
     tasks = [["plain", "lm", str(plain)], *folders_with_built_in_classes(home, marker)]
-    for attack in HOSTILE:
-        folder = home / attack.__name__ / "model"
-        shutil.copytree(plain, folder)
+    for name, (attack, _) in HOSTILE.items():
+        folder = shutil.copytree(plain, home / name / "model")
         attack(folder, str(marker))
-        tasks += [[f"{attack.__name__} {load}", load, str(folder)] for load in ("lm", "saved")]
+        tasks += [[f"{name} {load}", load, str(folder)] for load in ("lm", "saved")]
     found, output = probe(tasks, home)
     assert not marker.exists()
     assert "wish to run" not in output
@@ -197,13 +191,13 @@ def probed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", HOSTILE, ids=lambda attack: attack.__name__)
-def test_hostile_folders_are_refused(probed, attack):
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_folders_are_refused(probed, name):
     for load in ("lm", "saved"):
-        message = probed[f"{attack.__name__} {load}"]
+        message = probed[f"{name} {load}"]
         assert message.startswith("FileError: ")
-        assert HOSTILE[attack] in message
-        assert f"/{attack.__name__}/model" in message
+        assert HOSTILE[name][1] in message
+        assert f"/{name}/model" in message
         assert "\n" not in message
 
 
@@ -213,13 +207,6 @@ def test_built_in_classes_are_taken_in_place_of_code(probed):
     assert "HFTokenizer" in probed["tokenizer"]
     assert probed["strange"].startswith("OSError: There is no readable tokenizer in")
     assert "\n" not in probed["strange"]
-
-
-def test_without_code_nobody_is_advised_to_run_some(tmp_path):
-    tiny_lm().save_pretrained(tmp_path)
-    edit(tmp_path / "config.json", model_type="t5")
-    with pytest.raises(FileError, match="has the model type 't5': give a causal language model"):
-        load_causal_lm(tmp_path)
 
 
 def test_the_option_lets_code_run(tmp_path):
@@ -240,21 +227,22 @@ def test_the_option_lets_code_run(tmp_path):
     assert type(load_language_model(saved, trust_remote_code=True).lm).__name__ == "EvilModel"
 
 
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"command": "rm"}, 'has the unknown field "heads.value.command"'),
-        ({"options": {"width": 10**9}}, "does not hold the heads' tensors"),
-        *(
-            ({"options": {"width": 8} | options}, 'describes no head as "heads.value"')
-            for options in ({"width": 1 << 40}, {"width": "8"}, {"kind": "other"}, {"command": "rm"})
-        ),
-        ({"kind": "os.system"}, 'describes no head as "heads.value"'),
-    ],
-)
-def test_heads_are_built_from_a_table_and_within_their_files(tmp_path, changes, found):
-    save_language_model(tmp_path / "model", tiny_lm(), {"value": heads()[1]}, tokenizer=TOKENIZER.config())
-    reseal(tmp_path / "model", lambda content: content["heads"]["value"].update(changes))  # as an attacker would
+HEADS = [
+    ("value", {"command": "rm"}, 'has the unknown field "heads.value.command"'),
+    ("value", {"options": {"width": 10**9}}, "does not hold the heads' tensors"),
+    ("value", {"options": {"width": 1 << 40}}, 'describes no head as "heads.value"'),
+    ("value", {"options": {"width": "8"}}, 'describes no head as "heads.value"'),
+    ("value", {"options": {"width": 8, "command": "rm"}}, 'describes no head as "heads.value"'),
+    ("value", {"kind": "os.system"}, 'describes no head as "heads.value"'),
+    ("returns", {"options": {"width": 16, "low": 9.0, "high": 2.0}}, 'describes no head as "heads.returns"'),
+]
+
+
+@pytest.mark.parametrize(("head", "changes", "found"), HEADS)
+def test_heads_are_built_from_a_table_and_within_their_files(tmp_path, head, changes, found):
+    saved = {"value": heads()[1], "returns": ReturnEmbedding(16, 0.0, 1.0)}
+    save_language_model(tmp_path / "model", tiny_lm(), saved, tokenizer=TOKENIZER.config())
+    reseal(tmp_path / "model", lambda content: content["heads"][head].update(changes))  # as an attacker would
     with pytest.raises(FileError, match=found) as caught:
         load_language_model(tmp_path / "model")
     assert "\n" not in str(caught.value)

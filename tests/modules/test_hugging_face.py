@@ -25,20 +25,15 @@ from torchrl_lang.modules.hugging_face import _checked, check_causal
 SHAPE = {"vocab_size": 12, "layers": 1, "width": 16, "heads": 2, "max_length": 20}
 
 
-def seeing(kind="bert"):
-    """A model that sees the future, made past our own function."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = AutoConfig.for_model(kind, vocab_size=12, **sizes)
-    return AutoModelForCausalLM.from_config(config)
-
-
 @pytest.mark.parametrize(("kind", "dtype"), [("bert", torch.bfloat16), ("megatron-bert", torch.float32)], ids=str)
 def test_models_that_see_the_future_are_refused(kind, dtype):
     with pytest.raises(ValueError, match=r"is not causal: .*'gpt2', 'llama'"):
         causal_lm(kind, **SHAPE)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     for make in (language_actor, Trunk):
+        lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=12, **sizes))  # past our function
         with pytest.raises(ValueError, match="is not causal"):
-            make(seeing(kind).to(dtype))
+            make(lm.to(dtype))
 
 
 def test_it_is_the_behaviour_that_counts():
@@ -129,11 +124,8 @@ def test_what_is_switched_off_is_not_merged_and_what_is_merged_already_is(tmp_pa
     logits = model(TOKENS).logits
     model.merge_adapter()
     torch.testing.assert_close(loaded_logits(tmp_path, model), logits, rtol=1e-3, atol=1e-3)
-
-
-def test_adapters_of_transformers_own_are_merged_too(tmp_path):
     lm = tiny_lm("llama")
-    lm.add_adapter(lora())
+    lm.add_adapter(lora())  # by transformers itself
     torch.testing.assert_close(loaded_logits(tmp_path, lm), lm(TOKENS).logits, rtol=1e-3, atol=1e-3)
     assert not (tmp_path / "model" / "adapter_config.json").exists()
 
@@ -146,15 +138,11 @@ def test_ties_end_where_an_adapter_changes_one_side(tmp_path):
     assert model.get_base_model().config.tie_word_embeddings is True
 
 
-def test_learnt_prompts_are_refused(tmp_path):
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(ValueError, match="Learnt prompts are not part of the model's layers"):
-        save_language_model(tmp_path / "model", peft.get_peft_model(tiny_lm(), config))
-    assert not (tmp_path / "model").exists()
-
-
-def test_a_head_that_is_tied_to_an_adapted_embedding_is_refused(tmp_path):
+def test_what_cannot_be_merged_is_refused(tmp_path):
+    prompts = peft.get_peft_model(tiny_lm(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     model = tuned_model("head")
     head = TiedQValueHead(WIDTH, model.get_base_model().get_output_embeddings())
-    with pytest.raises(ValueError, match="adapters change it"):
-        save_language_model(tmp_path / "model", model, {"qvalue": head})
+    for lm, heads, message in ((prompts, {}, "Learnt prompts are not"), (model, {"q": head}, "adapters change it")):
+        with pytest.raises(ValueError, match=message):
+            save_language_model(tmp_path / "model", lm, heads)
+    assert not (tmp_path / "model").exists()

@@ -13,7 +13,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
-from torchrl_lang.evaluation import play_games
 from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.modules import (
     MixedPolicy,
@@ -61,12 +60,11 @@ def rows(actor):
 
 def test_always_an_example_is_the_example(actor):
     players = mixed(actor, 1.0, diagnostics=True), RandomWordPlayer(WORDS, seed=2)
-    steps = [env().rollout(3, player, break_when_any_done=False) for player in players]
-    assert torch.equal(steps[0]["next", "tokens"], steps[1]["next", "tokens"])
-    assert steps[0]["is_example"].all()
-    assert not steps[0]["train_mask"].any()
-    for key in ("token_log_prob", "behavior_log_prob", "token_entropy", "action_log_prob"):
-        assert not steps[0][key].any()
+    found, expected = (env().rollout(3, player, break_when_any_done=False) for player in players)
+    assert torch.equal(found["next", "tokens"], expected["next", "tokens"])
+    assert found["is_example"].all()
+    for key in ("train_mask", "token_log_prob", "behavior_log_prob", "token_entropy", "action_log_prob"):
+        assert not found[key].any()
 
 
 def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
@@ -93,23 +91,18 @@ def test_rows_without_an_example_say_what_they_would_say(actor):
         torch.testing.assert_close(together[key][~example], alone[key][~example])
     assert together["done"].equal(td["done"])  # the policy was told otherwise, nobody else
     td["done"][1] = True
-    said = mixed(actor, 1.0)(td)
-    assert torch.equal(said["is_example"], ~said["done"])
-
-
-def networks(actor):
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return qvalue_module(QValueHead(16, 35)), value_module(ValueHead(16))
+    always = mixed(actor, 1.0)
+    assert torch.equal(always(td.clone())["is_example"], ~td["done"])
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        assert not always(td)["is_example"].any()
 
 
 def make(name, actor, **options):
-    actor = copy.deepcopy(actor)
-    q, v = networks(actor)
+    actor, v = copy.deepcopy(actor), value_module(ValueHead(16))
     if name == "bc":
         return BCLoss(actor, actor_normalizer="action", **options)
     if name == "ilql":
-        return ILQLLoss(actor, q, v, **options)
+        return ILQLLoss(actor, qvalue_module(QValueHead(16, 35)), v, **options)
     return PPOLoss(speaker(actor), v, entropy_weight=0.01, **options)
 
 
@@ -121,6 +114,7 @@ def gradients(loss, rows):
 
 @pytest.mark.parametrize("name", ["bc", "ilql", "ppo"])
 def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
+    torch.manual_seed(3)
     loss = make(name, actor, reduction="sum")
     if name == "ppo":
         rows = loss.estimate(rows.clone())
@@ -135,6 +129,7 @@ def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
     for key, gradient in gradients(loss, other).items():
         assert torch.equal(gradient, found[key]), key
     # Position by position it is the loss without a mask, at the decisions that are learned.
+    torch.manual_seed(3)
     each = make(name, actor, reduction="none")
     each.normalize_advantage = False
     left, whole = each(rows), each(rows.exclude("train_mask"))
@@ -150,8 +145,8 @@ def test_advantages_go_through_examples(actor):
     policy = mixed(actor, 0.5, seed=4)
     steps = env(20).rollout(3, policy, break_when_any_done=False)
     rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"])
-    loss = PPOLoss(policy.policy, networks(actor)[1], gamma=1.0, lmbda=1.0, turn_gamma=1.0, turn_lmbda=1.0)
-    rows = loss.estimate(rows)
+    value = value_module(ValueHead(16))
+    rows = PPOLoss(policy.policy, value, gamma=1.0, lmbda=1.0, turn_gamma=1.0, turn_lmbda=1.0).estimate(rows)
     ended = rows["terminated"].squeeze(-1)
     first = rows["agent_mask"].int().argmax(-1, keepdim=True)
     ours = rows["train_mask"].gather(-1, first).squeeze(-1)
@@ -160,16 +155,6 @@ def test_advantages_go_through_examples(actor):
     assert checked.any()
     target = rows["value_target"].gather(-1, first).squeeze(-1)
     torch.testing.assert_close(target[checked], rows["token_reward"].sum(-1)[checked], atol=1e-5, rtol=1e-5)
-
-
-def test_evaluation_finds_the_stream_and_puts_it_back(actor):
-    policy = mixed(actor)
-    before = policy.stream.generator.get_state()
-    one, other = (play_games(env(), policy, games=8, seed=5).rows["tokens"] for _ in range(2))
-    assert torch.equal(one, other)
-    assert torch.equal(policy.stream.generator.get_state(), before)
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        assert not mixed(actor, 1.0)(env().reset())["is_example"].any()
 
 
 def test_a_recurrent_policys_memory_is_its_own(actor):

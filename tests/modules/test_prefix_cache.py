@@ -14,7 +14,6 @@ from tests.modules.test_decoding import K, guidance, spoken
 from tests.modules.toys import CONTROL, KINDS, rows, tiny_lm
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.decoding.cache import RowCache
-from torchrl_lang.modules.decoding.model_runner import prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import WeightSnapshot
 
 N, WIDTH = 7, 60
@@ -39,17 +38,12 @@ def pair(lm, **options):
 
 def grown(batch, action, reply=3):
     """The rows with the utterance and a ragged answer of letters behind them."""
-    said = spoken(action).sum(-1)
-    answer = torch.randint(6, (len(action), reply))
-    more = said + torch.randint(1, reply + 1, (len(action),))
-    length = batch["attention_mask"].sum(-1)
+    said, length = spoken(action).sum(-1), batch["attention_mask"].sum(-1)
+    answer, more = torch.randint(6, (len(action), reply)), said + torch.randint(1, reply + 1, (len(action),))
     tokens = batch["tokens"].clone()
-    slot = torch.arange(tokens.shape[-1])
-    for row in range(len(action)):
-        end = length[row]
-        tokens[row, end : end + said[row]] = action[row, : said[row]]
-        tokens[row, end + said[row] : end + said[row] + reply] = answer[row]
-    mask = slot < (length + more)[:, None]
+    for row, (begin, spent) in enumerate(zip(length.tolist(), said.tolist(), strict=True)):
+        tokens[row, begin : begin + spent + reply] = torch.cat([action[row, :spent], answer[row]])
+    mask = torch.arange(tokens.shape[-1]) < (length + more)[:, None]
     return TensorDict(tokens=tokens.masked_fill(~mask, CONTROL.pad), attention_mask=mask, batch_size=[len(action)])
 
 
@@ -170,35 +164,22 @@ def test_whatever_comes_in_between():
             batch = rows(N, WIDTH, longest=9, seed=int(torch.randint(99, ())))
 
 
-def lora(lm):
-    torch.manual_seed(1)
-    config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
-    return get_peft_model(lm, config)
-
-
 def step(lm):
     optimiser = torch.optim.AdamW(lm.parameters(), lr=0.05)
     lm(torch.randint(6, (2, 5))).logits.logsumexp(-1).sum().backward()
     optimiser.step()
 
 
-def write_data(lm):
-    for parameter in lm.parameters():
-        parameter.data.mul_(1.05)
+CHANGES = {
+    "step": step,
+    "data": lambda lm: [parameter.data.mul_(1.05) for parameter in lm.parameters()],
+    "load": lambda lm: lm.load_state_dict({key: value * 1.05 for key, value in lm.state_dict().items()}),
+    "one weight": lambda lm: lm.get_input_embeddings().weight.data[0, 3].add_(1e-3),
+    "float": lambda lm: lm.float(),
+}
 
 
-def load(lm):
-    lm.load_state_dict({key: value * 1.05 for key, value in lm.state_dict().items()})
-
-
-def one_weight(lm):
-    lm.get_input_embeddings().weight.data[0, 3] += 1e-3
-
-
-CHANGES = [step, write_data, load, one_weight, lambda lm: lm.float()]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_start_anew(change):
     lm, batch = lm_of(), rows(N, WIDTH, longest=9)
     actors = pair(lm)
@@ -207,7 +188,7 @@ def test_changed_weights_start_anew(change):
     for _ in range(2):
         batch = grown(batch, agree(actors, batch)["action"])
     assert watch.unchanged([trunk])
-    change(lm)
+    CHANGES[change](lm)
     assert not watch.unchanged([trunk])
     if lm.dtype == torch.float64:
         agree(actors, batch)
@@ -233,7 +214,9 @@ def test_a_hook_that_comes_later_runs_and_counts_for_all_tokens_after_forget():
 
 
 def test_adapters_that_are_switched_or_merged_start_anew():
-    lm, batch = lora(lm_of()).double().eval(), rows(N, WIDTH, longest=9)
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    lm, batch = get_peft_model(lm_of(), config).double().eval(), rows(N, WIDTH, longest=9)
     actors = pair(lm)
     batch = grown(batch, agree(actors, batch)["action"])
     with lm.disable_adapter():
@@ -307,62 +290,28 @@ def test_rows_that_come_trimmed_find_room():
 def test_a_call_that_fails_leaves_nothing_wrong_behind():
     actors, batch = pair(lm_of()), rows(N, WIDTH, longest=9)
     batch = grown(batch, agree(actors, batch)["action"])
-    too_long = TensorDict(
-        tokens=torch.zeros(N, WIDTH + 2, dtype=torch.int64),
-        attention_mask=torch.ones(N, WIDTH + 2, dtype=torch.bool),
-        batch_size=[N],
-    )
+    tokens = torch.zeros(N, WIDTH + 2, dtype=torch.int64)
     for actor in actors:
         with pytest.raises(ValueError, match="exceed the model's"):
-            actor(too_long.clone())
+            actor(TensorDict(tokens=tokens, attention_mask=tokens == 0, batch_size=[N]))
     assert kept_of(actors[0]) is None
     agree(actors, batch)
-
-
-def test_a_few_long_rows_are_read_apart():
-    length, known = torch.full((100,), 30), torch.full((100,), 22)
-    assert prefill_chunks(length, known) == [(None, 8, 30)]
-    known[7] = 0
-    short, long = prefill_chunks(length, known)
-    assert (long.rows.tolist(), long.width, long.longest) == ([7], 30, 30)
-    assert short.rows.tolist() == [i for i in range(100) if i != 7]
-    assert (short.width, short.longest) == (8, 30)
-    known[:50] = 0  # then one call for each half
-    assert [piece.width for piece in prefill_chunks(length, known)] == [8, 30]
-    assert prefill_chunks(length[:3], known[48:51]) == [(None, 30, 30)]  # too little to be worth a call
 
 
 OTHERS = ("mistral", "gpt_neox", "opt", "gemma")
 
 
-def read(trunk, cache, tokens, start):
-    positions = torch.arange(start, start + tokens.shape[1]).expand(tokens.shape[0], -1)
-    return cache.extend(trunk, tokens, positions)[0]
-
-
 @pytest.mark.parametrize("kind", KINDS + OTHERS)
 @torch.no_grad()
 def test_reading_in_pieces_equals_reading_at_once(kind):
-    extra = {} if kind in KINDS else {"layers": 2, "width": 16, "heads": 2, "max_length": 40, "vocab_size": 12}
-    trunk = Trunk(tiny_lm(kind) if kind in KINDS else causal_lm(kind, **extra).eval())
+    other = {"layers": 2, "width": 16, "heads": 2, "max_length": 40, "vocab_size": 12}
+    trunk = Trunk(tiny_lm(kind) if kind in KINDS else causal_lm(kind, **other).eval())
     assert trunk.cache_obstacle is None
     tokens, cache = torch.randint(6, (3, 12)), RowCache(15)
-    pieces = [cache.extend(trunk, tokens[:, :4])[0], read(trunk, cache, tokens[:, 4:5], 4)]
-    pieces.append(read(trunk, cache, tokens[:, 5:], 5))
+    pieces = [cache.extend(trunk, tokens[:, :4])[0]]
+    for start, end in ((4, 5), (5, 12)):
+        pieces += cache.extend(trunk, tokens[:, start:end], torch.arange(start, end).expand(3, -1))
     torch.testing.assert_close(torch.cat(pieces, 1), trunk(tokens), atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_ragged_rows_go_on_each_at_its_own_position():
-    trunk, batch = Trunk(tiny_lm("llama")), rows(longest=12)
-    length, more = batch["attention_mask"].sum(-1), torch.randint(6, (7, 3))
-    cache = RowCache(15)
-    cache.extend(trunk, batch["tokens"][:, :12])  # the padding of short rows leaves keys, to be overwritten
-    steps = [cache.extend(trunk, more[:, i, None], length[:, None] + i, visible=13 + i)[0] for i in range(3)]
-    for row in range(7):
-        alone = torch.cat([batch["tokens"][row, : length[row]], more[row]])
-        expected = trunk(alone[None])[0, -3:]
-        torch.testing.assert_close(torch.cat(steps, 1)[row], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_weights_of_mixed_dtypes():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from tensordict import TensorDict
 
 from tests.modules.featured_rows import featured, projector, real
 from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
@@ -30,70 +27,50 @@ from torchrl_lang.training import adamw
 WORDS = ["crane", "slate", "mouse", "point"]
 
 
-def with_privileged(count: int = 3, width: int = 4) -> TensorDict:
-    """Ragged rows, the ``i``-th with ``i + 1`` privileged tokens."""
-    batch = rows(count)
-    generator = torch.Generator().manual_seed(5)
-    batch[PRIVILEGED] = torch.randint(TOKENIZER.vocab_size, (count, width), generator=generator)
-    batch[PRIVILEGED_MASK] = torch.arange(width) <= torch.arange(count)[:, None]
-    return batch
+def with_privileged(width=4):
+    """Three ragged rows, the ``i``-th with ``i + 1`` privileged tokens."""
+    batch, generator = rows(3), torch.Generator().manual_seed(5)
+    batch[PRIVILEGED] = torch.randint(TOKENIZER.vocab_size, (3, width), generator=generator)
+    return batch.set(PRIVILEGED_MASK, torch.arange(width) <= torch.arange(3)[:, None])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_may_exclude_any_of_the_tokens(kind: str) -> None:
-    """Not only the last: each row alone, its real privileged tokens written in front of its own."""
-    trunk, batch = Trunk(tiny_lm(kind)).eval(), with_privileged()
+MAKE = {
+    "no features": PrivilegedTrunk,
+    "features first": lambda trunk: PrivilegedTrunk(with_features(trunk, projector())),
+    "features last": lambda trunk: with_features(PrivilegedTrunk(trunk), projector()),
+}
+CASES = [(kind, "no features", "all") for kind in KINDS]
+CASES += [("gpt2", order, mask) for order in ("features first", "features last") for mask in ("all", "some")]
+
+
+@pytest.mark.parametrize(("kind", "order", "mask"), CASES)
+def test_each_row_is_read_alone_behind_its_features_and_then_its_privileged_tokens(kind, order, mask):
+    """By the model alone; a mask may exclude any of the tokens, not only the last."""
+    trunk, batch = Trunk(tiny_lm(kind).double()), featured(with_privileged(), mask)
     batch[PRIVILEGED_MASK] = torch.tensor([[False, True, False, True], [False] * 4, [True, False, True, False]])
-    hidden = PrivilegedTrunk(trunk)(batch.clone())["hidden"]
-    for row, found in zip(batch, hidden, strict=True):
-        extra, own = row[PRIVILEGED][row[PRIVILEGED_MASK]], row["tokens"][row["attention_mask"]]
-        expected = trunk(torch.cat([extra, own])[None])[0, len(extra) :]
-        torch.testing.assert_close(found[: len(own)], expected, atol=1e-5, rtol=1e-5)
-
-
-def reads_features_first(trunk: Trunk) -> PrivilegedTrunk:
-    """A trunk with a projector, then privileged tokens."""
-    return PrivilegedTrunk(with_features(trunk, projector()))
-
-
-def reads_features_last(trunk: Trunk) -> PrivilegedTrunk:
-    """The other order."""
-    return with_features(PrivilegedTrunk(trunk), projector())
-
-
-BOTH_ORDERS = pytest.mark.parametrize("make", [reads_features_first, reads_features_last])
-
-
-@BOTH_ORDERS
-@pytest.mark.parametrize("mask", ["all", "some"])
-def test_features_come_before_privileged_tokens(make: Callable, mask: str) -> None:
-    """States by the model alone, on each row's features, privileged and own tokens."""
-    trunk, batch = Trunk(tiny_lm().double()).eval(), featured(with_privileged(), mask)
-    critic = make(trunk)
-    assert critic.in_keys == ["tokens", "attention_mask", "features", "features_mask", PRIVILEGED, PRIVILEGED_MASK]
+    critic, features = MAKE[order](trunk), order != "no features"
+    keys = ["features", "features_mask"] * features
+    assert critic.in_keys == ["tokens", "attention_mask", *keys, PRIVILEGED, PRIVILEGED_MASK]
     hidden = critic(batch.clone())["hidden"]
-    for row in range(len(batch)):
-        one = batch[row]
+    for row, one in enumerate(batch):
         extra, own = one[PRIVILEGED][one[PRIVILEGED_MASK]], one["tokens"][one["attention_mask"]]
-        joined = trunk.model.get_input_embeddings()(torch.cat([extra, own]))
-        whole = torch.cat([trunk.features(real(batch, row)), joined])
+        whole = trunk.model.get_input_embeddings()(torch.cat([extra, own]))
+        if features:
+            whole = torch.cat([trunk.features(real(batch, row)), whole])
         expected = trunk.model(inputs_embeds=whole[None]).last_hidden_state[0, -len(own) :]
         torch.testing.assert_close(hidden[row, : len(own)], expected, atol=1e-9, rtol=1e-9)
 
 
-def test_without_a_mask_all_tokens_are_real_and_the_input_stays() -> None:
-    """Only the states are written."""
-    trunk, batch = PrivilegedTrunk(Trunk(tiny_lm()).eval()), with_privileged()
+def test_without_a_mask_all_tokens_are_real_and_only_states_are_written():
+    trunk, batch = PrivilegedTrunk(Trunk(tiny_lm())), with_privileged()
     batch[PRIVILEGED_MASK] = torch.ones_like(batch[PRIVILEGED_MASK])
     bare = batch.exclude(PRIVILEGED_MASK)
-    tokens = bare["tokens"].clone()
-    torch.testing.assert_close(trunk(bare)["hidden"], trunk(batch.clone())["hidden"])
-    assert torch.equal(bare["tokens"], tokens)
-    assert set(bare.keys()) == set(batch.exclude(PRIVILEGED_MASK).keys()) | {"hidden"}
+    found = trunk(bare.clone())
+    torch.testing.assert_close(found["hidden"], trunk(batch.clone())["hidden"])
+    assert (found.exclude("hidden") == bare).all()
 
 
-def test_errors_name_the_entry_and_the_remedy() -> None:
-    """A missing entry, and too long rows."""
+def test_errors_name_the_entry_and_the_remedy():
     trunk, batch = PrivilegedTrunk(Trunk(tiny_lm())), with_privileged()
     with pytest.raises(KeyError, match=r"privileged.*EpisodeRows\(keep="):
         trunk(batch.exclude(PRIVILEGED))
@@ -102,19 +79,14 @@ def test_errors_name_the_entry_and_the_remedy() -> None:
         trunk(long)
 
 
-def wordle_rows() -> TensorDict:
-    """Games of a player that always begins with the same word, so that the hidden word decides the return."""
-    env = WordleEnv(WORDS, [64], max_tries=1, privileged=True, seed=0)
-    games = env.rollout(1, RandomWordPlayer(WORDS, openers=("crane",), seed=0))
-    batch = rows_from_rollout(games, unfinished="truncate", keep=[PRIVILEGED])
-    return batch.set("token_log_prob", torch.zeros_like(batch["token_reward"]))
-
-
 @pytest.mark.parametrize("privileged", [True, False])
-def test_a_critic_that_sees_the_hidden_word_predicts_the_return(privileged: bool) -> None:
+def test_a_critic_that_sees_the_hidden_word_predicts_the_return(privileged):
     """It explains all of the returns' variance; the best critic without the word is their mean and explains none."""
     torch.manual_seed(0)
-    batch = wordle_rows()
+    env = WordleEnv(WORDS, [64], max_tries=1, privileged=True, seed=0)
+    games = env.rollout(1, RandomWordPlayer(WORDS, openers=("crane",), seed=0))  # the hidden word decides the return
+    batch = rows_from_rollout(games, unfinished="truncate", keep=[PRIVILEGED])
+    batch["token_log_prob"] = torch.zeros_like(batch["token_reward"])
     model = {"vocab_size": 35, "layers": 1, "width": WIDTH, "heads": 2, "max_length": 24}
     own = Trunk(causal_lm(**model))
     critic = PrivilegedTrunk(own) if privileged else trunk_module(own)

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss, MCAdvantage
+from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss
 
-from tests.modules.test_decoding import policy
-from tests.modules.toys import CONTROL, rows, tiny_lm
-from torchrl_lang.data import row_returns, rows_from_rollout
-from torchrl_lang.envs import WordleEnv
-from torchrl_lang.envs.wordle import RandomWordPlayer
-from torchrl_lang.functional import group_advantages
+from tests.modules.toys import CONTROL, tiny_lm
 from torchrl_lang.modules import RowTokenActor, UtteranceActor, ValueHead, language_actor, row_log_prob, value_module
-from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.objectives import PPOLoss
 
 T = 12
@@ -121,41 +115,3 @@ def test_tokens_that_are_not_learned_are_left_out(actor):
     rows["token_log_prob"] = torch.where(rows["train_mask"], rows["token_log_prob"], -9.0)
     torch.testing.assert_close(loss(rows).loss_objective, found)
     assert not torch.isclose(found, loss_of(actor)(make_rows()).loss_objective)
-
-
-def test_advantages_are_torchrl_s_own():
-    """Games of the same hidden words: MCAdvantage of the steps, ours of the rows."""
-    words, hidden = ["crane", "slate", "purge"], torch.arange(3).repeat_interleave(4)
-    env = WordleEnv(words, batch_size=[12], max_tries=4, seed=0)
-    options = {"auto_reset": False, "break_when_any_done": False, "break_when_all_done": True}
-    player = RandomWordPlayer([*words, "mouse"], seed=0)
-    steps = env.rollout(4, player, tensordict=env.reset(hidden_word=hidden), **options)
-    rows = rows_from_rollout(steps, unfinished="drop")
-    ours = group_advantages(row_returns(rows), hidden).float()
-    assert ours.abs().sum() > 1
-    theirs = MCAdvantage(4, prompt_key="group", trajectory_return="sum")
-    steps["group"] = hidden[:, None].expand(12, steps.shape[1]).clone()
-    found = []
-    for game, start in zip(steps.unbind(0), hidden.tolist(), strict=True):
-        length = int(game["next", "done"].squeeze(-1).int().argmax()) + 1
-        out = theirs.inv(game[:length])
-        if out is not None:
-            ends = out["next", "done"].squeeze(-1)
-            found.append((start, out["advantage"][ends].flatten()))
-    assert [start for start, _ in found] == [0, 1, 2]
-    torch.testing.assert_close(ours, torch.cat([advantage for _, advantage in found]))
-
-
-@pytest.mark.parametrize("make", [lambda: language_actor(tiny_lm()), lambda: policy(temperature=0.5)])
-def test_they_have_the_scorers_distribution(make):
-    scorer = RowScorer(make())
-    data = rows(4, 6, longest=6)
-    data["agent_mask"] = data["attention_mask"].clone()
-    batch = DecisionBatch.read(data)
-    states = scorer.states(batch)
-    linear = scorer.linear()
-    state = states[linear.key].flatten(0, 1)[batch.place]
-    logits = torch.nn.functional.linear(state, linear.weight, linear.bias) / linear.temperature
-    expected = logits.masked_fill(linear.forbidden, -torch.inf).log_softmax(-1)
-    torch.testing.assert_close(scorer.log_softmax(states, batch.place), expected)
-    assert bool(linear.forbidden.any()) == (scorer.decoder is not None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -87,38 +85,27 @@ def test_another_process_acts_alike(tmp_path):
     assert done.stdout.strip().endswith(f"{expected[0]} {expected[1]} {tokenizer.vocab_size}")
 
 
-def saved(tmp_path, **options):
+def saved(tmp_path, action_length=4, **options):
     qvalue, value = heads()
     guidance = ValueGuidance(qvalue, value, beta=0.5, weighting="sign", clip=1.0, value_min=-2.0, include_logits=False)
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance, **options)
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, action_length, guidance=guidance, **options)
     return policy, save_agent(tmp_path / "agent", policy, TOKENIZER, task={"name": "letters", "words": 3})
 
 
 def test_every_option_comes_back(tmp_path):
-    options = {"method": "best_of", "candidates": 3, "advantage_weight": 0.5, "log_prob_weight": 0.25, "beams": 2}
-    filters = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.01, "vocab_size": 9, "forbidden": (0, 8)}
-    policy, folder = saved(tmp_path, **options, **filters)
+    options = {"candidates": 3, "advantage_weight": 0.5, "log_prob_weight": 0.25, "beams": 2, "action_length": 4}
+    filters = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.01, "vocab_size": 9}
+    values = {"beta": 0.5, "weighting": "sign", "clip": 1.0, "value_min": -2.0, "include_logits": False}
+    _, folder = saved(tmp_path, method="best_of", forbidden=(0, 8), **options, **filters)
+    assert load_language_model(folder).heads.keys() == {"qvalue", "value"}
     agent = load_agent(folder)
-    found, rule = agent.policy.decoder, agent.policy.decoder.rule
-    for name in ("candidates", "advantage_weight", "log_prob_weight", "beams", "action_length"):
-        assert getattr(found, name) == getattr(policy.decoder, name)
-    for name in ("temperature", "top_k", "top_p", "min_p", "vocab_size"):
-        assert getattr(rule, name) == filters[name]
+    found = agent.policy.decoder
+    for owner, given in ((found, options), (found.rule, filters), (found.rule.guidance, values)):
+        assert {name: getattr(owner, name) for name in given} == given
     assert agent.policy.method == "best_of"
-    assert rule.forbidden.tolist() == [0, 8]
-    for name in ("beta", "weighting", "clip", "include_logits", "value_min", "value_max"):
-        assert getattr(rule.guidance, name) == getattr(policy.decoder.rule.guidance, name)
+    assert found.rule.forbidden.tolist() == [0, 8]
     assert agent.task == {"name": "letters", "words": 3}
     assert agent.tokenizer.config() == TOKENIZER.config()
-
-
-def test_a_head_for_values_while_acting_comes_back(tmp_path):
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, value=ValueHead(16), method="greedy")
-    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
-    given = toys.rows()
-    ours, theirs = policy(given.clone()), agent.policy(given.clone())
-    assert torch.equal(ours["action"], theirs["action"])
-    torch.testing.assert_close(ours["state_value"], theirs["state_value"], equal_nan=True)
 
 
 def values_of_their_own(head):
@@ -140,25 +127,6 @@ def values_of_their_own(head):
     return ValueGuidance(qvalue, value, beta=2.0, clip=1.5, value_trunk=trunk)
 
 
-@pytest.mark.parametrize("head", ["mlp", "residual", "output", "utterance", "likelihood"])
-def test_values_on_a_trunk_of_their_own_come_back(tmp_path, head):
-    guidance = values_of_their_own(head)
-    ranked = {"method": "best_of", "end_value_weight": 1.0, "candidates": 3} if head == "utterance" else {}
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance, seed=3, **ranked)
-    folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
-    agent = load_agent(folder, seed=3)
-    given = toys.rows(n=3).select("tokens", "attention_mask")
-    found, expected = agent.policy(given.clone()), policy(given.clone())
-    assert torch.equal(found["action"], expected["action"])
-    torch.testing.assert_close(found["token_log_prob"], expected["token_log_prob"])
-    loaded = agent.policy.decoder.rule.guidance
-    assert type(loaded) is type(guidance)
-    ours, theirs = (one.value_trunk.module.model.state_dict() for one in (guidance, loaded))
-    assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
-    again = save_agent(tmp_path / "again", agent.policy, TOKENIZER)  # a loaded agent can be saved, too
-    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-
-
 class Normed(nn.Module):
     """A head of a user's: action values without an axis of heads, a state value, or one of an utterance."""
 
@@ -173,74 +141,82 @@ class Normed(nn.Module):
 def guided(kind):
     """A guidance with heads of other classes than the library's, and the modules that loading fills."""
     value = Normed(1)
-    if kind == "utterance":
+    if kind == "given utterance":
         return UtteranceValueGuidance(Normed(1)), {"qvalue": Normed(1)}
-    if kind == "own trunk":
+    if kind == "given on a trunk":
         trunk = Trunk(tiny_lm(seed=5), expose_pre_norm=True)
         q = TensorDictModule(Normed(), in_keys=["hidden_pre_norm"], out_keys=["action_value"])
         return ValueGuidance(q, value, beta=2.0, clip=1.5, value_trunk=trunk), {"qvalue": Normed(), "value": Normed(1)}
-    return ValueGuidance(Normed(), heads()[1], beta=2.0, clip=1.5), {"qvalue": Normed()}
+    if kind == "given":
+        return ValueGuidance(Normed(), heads()[1], beta=2.0, clip=1.5), {"qvalue": Normed()}
+    return (None if kind == "value" else values_of_their_own(kind)), {}
 
 
-@pytest.mark.parametrize("kind", ["raw", "own trunk", "utterance"])
-def test_heads_of_other_classes_come_back_in_modules_that_are_given(tmp_path, kind):
+OWN, GIVEN = ("mlp", "residual", "output", "utterance", "likelihood"), ("given", "given on a trunk", "given utterance")
+
+
+@pytest.mark.parametrize("kind", [*OWN, *GIVEN, "value"])
+def test_values_come_back(tmp_path, kind):
+    """On a trunk of their own, in modules that are given, or those of a head while acting."""
     guidance, given = guided(kind)
-    ranked = {"method": "best_of", "end_value_weight": 1.0, "candidates": 3} if kind == "utterance" else {}
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance, seed=3, **ranked).eval()
-    folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
-    card = (folder / "README.md").read_text()
-    assert "heads={" in card
-    agent = load_agent(folder, seed=3, heads=given)
+    ranked = {"method": "best_of", "end_value_weight": 1.0, "candidates": 3} if "utterance" in kind else {}
+    value = ValueHead(16) if kind == "value" else None
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance, seed=3, value=value, **ranked)
+    folder = save_agent(tmp_path / "agent", policy.eval(), TOKENIZER)
+    assert ("heads={" in (folder / "README.md").read_text()) == bool(given)
+    agent = load_agent(folder, seed=3, heads=given or None)
     rows = toys.rows(n=3).select("tokens", "attention_mask")
     found, expected = agent.policy(rows.clone()), policy(rows.clone())
     assert torch.equal(found["action"], expected["action"])
-    torch.testing.assert_close(found["token_log_prob"], expected["token_log_prob"])
-    assert type(agent.policy.decoder.rule.guidance) is type(guidance)
+    for key in ("token_log_prob", *(["state_value"] if value else [])):
+        torch.testing.assert_close(found[key], expected[key], equal_nan=True)
+    loaded = agent.policy.decoder.rule.guidance
+    assert type(loaded) is type(guidance)
     for name, module in given.items():
         saved = getattr(guidance, name)
         saved = saved.module if isinstance(saved, TensorDictModule) else saved
         assert all(torch.equal(module.state_dict()[key], value) for key, value in saved.state_dict().items())
+    if guidance is not None and guidance.value_trunk is not None:
+        ours, theirs = (one.value_trunk.module.model.state_dict() for one in (guidance, loaded))
+        assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
+    again = save_agent(tmp_path / "again", agent.policy, TOKENIZER)  # a loaded agent can be saved, too
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_heads_that_are_not_given_are_named(tmp_path):
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guided("raw")[0])
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guided("given")[0])
     folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
-    wrong = {"qvalue": Normed(), "other": Normed()}
-    for given, message in (
-        (None, r"heads \{'qvalue': 'Normed'\} of classes that are not .* got heads=\[\]"),
-        (wrong, "no other"),
+    for given, error, message in (
+        (None, ValueError, r"heads \{'qvalue': 'Normed'\} of classes that are not .* got heads=\[\]"),
+        ({"qvalue": Normed(), "other": Normed()}, ValueError, "no other"),
+        ({"qvalue": Normed(3)}, FileError, "qvalue.out.weight .* give heads= modules of the shapes that were saved"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             load_agent(folder, heads=given)
-    with pytest.raises(FileError, match=r"qvalue.out.weight .* give heads= modules of the shapes that were saved"):
-        load_agent(folder, heads={"qvalue": Normed(3)})
 
 
 def test_what_is_no_agent_is_refused(tmp_path):
+    def save(name, guidance):
+        actor = language_actor(tiny_lm())
+        return save_agent(tmp_path / name, UtteranceActor(actor, CONTROL, 4, guidance=guidance), TOKENIZER)
+
     own = ValueGuidance(heads()[0], beta=1.0, value_trunk=TensorDictModule(nn.Identity(), ["tokens"], ["hidden"]))
     with pytest.raises(ValueError, match="own trunk is a TensorDictModule: only a Trunk"):
-        save_agent(tmp_path / "agent", UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=own), TOKENIZER)
+        save("agent", own)
     assert not (tmp_path / "agent").exists()
     save_language_model(tmp_path / "model", tiny_lm(), tokenizer=TOKENIZER.config())
     with pytest.raises(FileError, match="describes no agent"):
         load_agent(tmp_path / "model")
     with pytest.raises(FileNotFoundError, match="There is no model in"):
         load_agent(tmp_path / "nothing")
-    _, folder = saved(tmp_path)
-    assert load_language_model(folder).heads.keys() == {"qvalue", "value"}
-    manifest = folder / "torchrl_lang.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"agent": {}}))
-    with pytest.raises(FileError, match="checksum"):
-        load_agent(folder)
-    guidance = values_of_their_own("likelihood")
-    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance)
-    folder = save_agent(tmp_path / "other", policy, TOKENIZER)
-    reseal(folder, lambda content: content.update(value_lm=False))
-    with pytest.raises(FileError, match=r"an agent that cannot be built .*NoneType"):
-        load_agent(folder)
-    for config in (None, {"kind": "own"}):
-        reseal(folder, lambda content, config=config: content.update(tokenizer=config))
-        with pytest.raises(FileError, match=f"cannot be built .*{(config or {}).get('kind')}"):
+    folder = save("other", values_of_their_own("likelihood"))
+    for change, message in (
+        ({"value_lm": False}, "NoneType"),
+        ({"tokenizer": None}, "None"),
+        ({"tokenizer": {"kind": "own"}}, "own"),
+    ):
+        reseal(folder, lambda content, change=change: content.update(change))
+        with pytest.raises(FileError, match=f"an agent that cannot be built .*{message}"):
             load_agent(folder)
 
 

@@ -1,18 +1,213 @@
-"""A model sharded by fully_shard (FSDP2) over two processes trains and acts as a whole one."""
+"""A model sharded by fully_shard (FSDP2) over two processes, which run this file, trains and acts as a whole one."""
 
 from __future__ import annotations
 
+import copy
+import os
+import sys
+import traceback
+
 import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, rows
 from tests.processes import Program
+from torchrl_lang.modules import (
+    FeatureEmbedding,
+    RowTokenActor,
+    TiedQValueHead,
+    UtteranceActor,
+    ValueGuidance,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+    with_features,
+)
+from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
+from torchrl_lang.transforms import frozen_copy
 
-pytestmark = pytest.mark.slow
+K, CLOSE = 4, {"rtol": 1e-3, "atol": 2e-4}
 
 
+def games(n=8, width=14):
+    """Rows with all that the losses read, of different lengths."""
+    g = torch.Generator().manual_seed(0)
+    attention = torch.arange(width) < torch.randint(6, width + 1, (n,), generator=g)[:, None]
+    # Utterances of at most K - 1 tokens: the actor's K-th would be the end.
+    agent = (torch.rand(n, width, generator=g) < 0.7) & attention & (torch.arange(width) % K > 0)
+    numbers = {key: torch.randn(n, width, generator=g) * agent for key in ("token_reward", "advantage", "value_target")}
+    games = TensorDict(
+        tokens=torch.randint(6, (n, width), generator=g).masked_fill(~attention, CONTROL.pad),
+        attention_mask=attention,
+        agent_mask=agent,
+        terminated=torch.arange(n)[:, None] % 2 == 0,
+        token_log_prob=-torch.rand(n, width, generator=g) * agent,
+        batch_size=[n],
+        **numbers,
+    )
+    return seen(games)
+
+
+def tied_head(lm):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return TiedQValueHead(WIDTH, lm.get_output_embeddings(), detach_embedding=False)
+
+
+def seeing_actor(lm, positions):
+    """An actor that reads two features of three numbers before a row."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return with_features(language_actor(lm), FeatureEmbedding(3, WIDTH, positions=positions))
+
+
+def seen(batch):
+    """The rows with features, some of them masked."""
+    g = torch.Generator().manual_seed(3)
+    n = len(batch)
+    return batch.update(
+        {"features": torch.randn(n, 2, 3, generator=g), "features_mask": torch.rand(n, 2, generator=g) < 0.7}
+    )
+
+
+def losses_over(lm):
+    """Every kind of loss, the Q values both with weights of their own and tied to the embedding."""
+    (q, v), actor = heads(), language_actor(lm)
+    policy = UtteranceActor(actor, CONTROL, K, seed=0)
+    return {
+        "bc": BCLoss(actor, reduction="sum"),
+        "bc with features": BCLoss(seeing_actor(lm, positions=False), reduction="sum"),
+        "bc in pieces": BCLoss(actor, reduction="sum", logits_chunk=5),
+        "ilql": ILQLLoss(actor, qvalue_module(q), value_module(v), reduction="sum"),
+        "tied": ILQLLoss(actor, qvalue_module(tied_head(lm)), value_module(v), reduction="sum", logits_chunk=5),
+        "ppo": PPOLoss(policy, value_module(v), reduction="sum", normalize_advantage=False, logits_chunk=5),
+    }
+
+
+def policies_over(lm):
+    """Sampling, greedy with values, and beams."""
+    q, v = heads()
+    guidance = ValueGuidance(tied_head(lm), v, beta=1.0, clip=1.0)
+    actor = language_actor(lm)
+    return [
+        UtteranceActor(actor, CONTROL, K, seed=0, value=v),
+        UtteranceActor(actor, CONTROL, K, method="greedy", guidance=guidance),
+        UtteranceActor(seeing_actor(lm, positions=False), CONTROL, K, seed=0),
+        UtteranceActor(seeing_actor(lm, positions=True), CONTROL, K, seed=0, cached=False),
+        UtteranceActor(actor, CONTROL, K, method="beam", cached=False, guidance=ValueGuidance(q, beta=1.0)),
+    ]
+
+
+def gradients(losses, optimizer, batch):
+    """Of each loss, for each parameter of the language model; whole tensors."""
+    found, parameters = {}, optimizer.param_groups[0]["params"]
+    for name, loss in losses.items():
+        optimizer.zero_grad()
+        out = loss(batch)
+        sum(value for key, value in out.items() if key.startswith("loss_")).backward()
+        found[name] = [whole(parameter.grad) for parameter in parameters]
+    return found
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def train(optimizers, losses, twins, rank):
+    """The mean of both processes' gradients is half of that of all rows."""
+    batch = games()
+    mine, expected = gradients(losses, optimizers[0], batch[rank::2]), gradients(twins, optimizers[1], batch)
+    for name, grads in expected.items():
+        for at, (found, grad) in enumerate(zip(mine[name], grads, strict=True)):
+            torch.testing.assert_close(found, grad / 2, **CLOSE, msg=lambda m, at=at, name=name: f"{name} {at}: {m}")
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def act(policies, twins, rank):
+    """Each process with rows of its own, and another number of them."""
+    for policy, twin in zip(policies, twins, strict=True):
+        for length in (5, 9, 9):
+            batch = seen(rows(n=3 + 2 * rank, width=16, longest=length, seed=rank))
+            if length == 9 and rank:
+                batch["done"] = torch.ones(5, 1, dtype=torch.bool)
+            said, expected = policy(batch.clone()), twin(batch.clone())
+            assert torch.equal(said["action"], expected["action"])
+            torch.testing.assert_close(said["token_log_prob"], expected["token_log_prob"], **CLOSE)
+        batch = seen(rows(n=3, width=16, longest=9, seed=rank))
+        action = torch.tensor([0, 3, CONTROL.end_of_action, CONTROL.pad]).expand(3, K)
+        log_prob, expected = (each.get_dist(batch).log_prob(action) for each in (policy, twin))
+        torch.testing.assert_close(log_prob, expected, **CLOSE)
+    batch = games()[rank::2]
+    found, expected = (RowTokenActor(each[0]).get_dist(batch).entropy() for each in (policies, twins))
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def refuse(mesh):
+    """What cannot work says so."""
+    batch, lm, tied = games(), model_of("gpt2"), model_of("gpt2")
+    policy, whole_actor = UtteranceActor(language_actor(lm), CONTROL, K), BCLoss(language_actor(tied))
+    around = BCLoss(fully_shard(language_actor(model_of("gpt2")), mesh=mesh))
+    fully_shard(lm, mesh=mesh, reshard_after_forward=True)
+    fully_shard(tied.base_model, mesh=mesh)
+    for loss, message in (
+        (around, "has not been gathered"),
+        (BCLoss(policy.decoder.actor), "sharded again before it is read"),
+        (whole_actor, "head is tied to the embedding"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            loss(batch)
+    with pytest.raises(ValueError, match="cannot be copied: do so before"):
+        frozen_copy(policy)
+
+
+def model_of(kind):
+    shape = {"vocab_size": TOKENIZER.vocab_size, "layers": 2, "width": WIDTH, "heads": 2, "max_length": 24}
+    return causal_lm(kind, **shape, initializer_range=0.3)
+
+
+def main(rank):
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    for kind in ("gpt2", "llama"):
+        lm = model_of(kind)
+        twin = copy.deepcopy(lm)
+        before = [(losses_over(model), policies_over(model)) for model in (lm, twin)]
+        for block in lm.base_model.h if kind == "gpt2" else lm.base_model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(lm, mesh=mesh)
+        after = [(losses_over(model), policies_over(model)) for model in (lm, twin)]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m, lr in ((lm, 0.02), (twin, 0.01))]
+        for (losses, policies), (twin_losses, twin_policies) in (before, after) if kind == "gpt2" else (after,):
+            train(optimizers, losses, twin_losses, rank)
+            act(policies, twin_policies, rank)
+    refuse(mesh)
+
+
+@pytest.mark.slow
 def test_two_processes_that_share_a_model(tmp_path):
-    workers = [Program("-m", "tests.modules.sharding_worker", rank, tmp_path / "store") for rank in range(2)]
+    workers = [Program("-m", "tests.modules.test_sharding", rank, tmp_path / "store") for rank in range(2)]
     try:
         assert [worker.wait(240) for worker in workers] == [0, 0], "\n".join(worker.stderr for worker in workers)
     finally:
         for worker in workers:
             worker.kill()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank = int(sys.argv[1])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+    try:
+        main(rank)
+        dist.barrier()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # the other process may wait for this one, and gloo's threads may abort an ordinary shutdown

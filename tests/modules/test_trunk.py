@@ -12,10 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torch.distributions import Categorical
 from transformers import GPT2Model
 
 from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm, without_blocks
-from torchrl_lang.modules import Trunk, causal_lm
+from torchrl_lang.modules import Trunk, causal_lm, language_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.modules.trunk import trunk_module
 
@@ -23,67 +27,50 @@ groups_module = importlib.import_module("torchrl_lang.modules.length_groups")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_are_what_the_language_model_reads(kind):
-    lm, batch = tiny_lm(kind), rows()
-    with torch.no_grad():
-        hidden = Trunk(lm)(batch["tokens"], batch["attention_mask"])
-        expected = lm(batch["tokens"], attention_mask=batch["attention_mask"].long()).logits
-    real = batch["attention_mask"]
-    torch.testing.assert_close(lm.get_output_embeddings()(hidden)[real], expected[real], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pre_norm_is_the_input_of_the_final_norm(kind):
-    lm, batch = tiny_lm(kind), rows()
-    hidden, pre_norm = Trunk(lm, expose_pre_norm=True)(batch["tokens"], batch["attention_mask"])
-    norm = lm.base_model.ln_f if kind == "gpt2" else lm.base_model.norm
+def test_pre_norm_is_the_input_of_the_final_norm_and_that_of_a_copy_its_own(kind):
+    batch, trunk = rows(), Trunk(tiny_lm(kind), expose_pre_norm=True)
+    hidden, pre_norm = trunk(batch["tokens"], batch["attention_mask"])
+    norm = trunk.model.ln_f if kind == "gpt2" else trunk.model.norm
     torch.testing.assert_close(norm(pre_norm), hidden)
     assert not torch.allclose(pre_norm, hidden)
-    out = trunk_module(Trunk(lm, expose_pre_norm=True))(batch.clone())
-    torch.testing.assert_close(out["hidden_pre_norm"], pre_norm)
-
-
-def test_any_batch_shape_and_int32_tokens():
-    trunk, batch = Trunk(tiny_lm()), rows(n=6)
-    flat = trunk(batch["tokens"])
-    shaped = trunk(batch["tokens"].reshape(2, 3, -1).int())
-    assert shaped.shape == (2, 3, 20, WIDTH)
-    torch.testing.assert_close(shaped.reshape(6, 20, WIDTH), flat)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(kind):
-    batch, gradients, calls = rows(), [], []
-    for checkpointed in (False, True):
-        trunk = Trunk(tiny_lm(kind)).train().gradient_checkpointing(checkpointed)
-        layer = (trunk.model.h if kind == "gpt2" else trunk.model.layers)[0].mlp
-        count = []
-        layer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
-        trunk(batch["tokens"]).square().sum().backward()
-        gradients.append([p.grad for p in trunk.parameters()])
-        calls.append(len(count))
-    assert calls == [1, 2]
-    for plain, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, recomputed)
-
-
-def test_a_copy_is_independent():
-    trunk, tokens = Trunk(tiny_lm(), expose_pre_norm=True), rows()["tokens"]
+    torch.testing.assert_close(trunk_module(trunk)(batch.clone())["hidden_pre_norm"], pre_norm)
     twin = copy.deepcopy(trunk)
-    before = [state.clone() for state in twin(tokens)]
     with torch.no_grad():
         for parameter in trunk.parameters():
             parameter.zero_()
-    torch.testing.assert_close(list(twin(tokens)), before)
+    torch.testing.assert_close(twin(batch["tokens"], batch["attention_mask"]), (hidden, pre_norm))
 
 
-def test_errors_name_the_remedy():
-    with pytest.raises(ValueError, match="41 tokens exceed the model's 40 positions"):
-        Trunk(tiny_lm(max_length=40))(torch.zeros(1, 41, dtype=torch.int64))
+WAYS = {
+    "groups": ("gpt2", 3, lambda trunk: None),
+    "groups by cost": ("gpt2", "auto", lambda trunk: None),
+    "recomputed": ("gpt2", 1, lambda trunk: trunk.gradient_checkpointing()),
+    "recomputed llama": ("llama", 1, lambda trunk: trunk.gradient_checkpointing()),
+    "compiled": ("gpt2", 1, lambda trunk: trunk.compile(backend="eager", fullgraph=True)),
+}
+
+
+@pytest.mark.parametrize("way", [*[*WAYS][:-1], pytest.param("compiled", marks=pytest.mark.slow)])
+def test_the_way_rows_are_read_changes_no_state_and_no_gradient(way, monkeypatch):
+    monkeypatch.setitem(groups_module._CALL, "cpu", 4)  # or rows this small would all be run together
+    kind, groups, change = WAYS[way]
+    lm, batch, found = tiny_lm(kind, layers=1 if way == "compiled" else 2), rows(n=6).reshape(2, 3), []
+    for changed in (False, True):
+        trunk = Trunk(lm, expose_pre_norm=True, length_groups=groups if changed else 1).train()
+        if changed:
+            change(trunk)
+        lm.zero_grad()
+        states = [state[batch["attention_mask"]] for state in trunk(batch["tokens"], batch["attention_mask"])]
+        sum(state.square().sum() for state in states).backward()
+        found.append([*(state.detach() for state in states), *(p.grad.clone() for p in trunk.parameters())])
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_a_final_norm_of_another_name_or_none():
     lm = causal_lm("opt", vocab_size=9, layers=1, width=8, heads=2, max_length=16, pad=CONTROL.pad)
     hidden, pre_norm = Trunk(lm, expose_pre_norm=True)(torch.ones(1, 5).long())
-    norm = lm.base_model.decoder.final_layer_norm
-    torch.testing.assert_close(norm(pre_norm), hidden)
+    torch.testing.assert_close(lm.base_model.decoder.final_layer_norm(pre_norm), hidden)
     lm.base_model.decoder.final_layer_norm = None
     with pytest.raises(ValueError, match="OPTModel has no final norm to expose"):
         Trunk(lm, expose_pre_norm=True)
@@ -106,42 +93,6 @@ def test_which_models_can_be_read_piece_by_piece():
     trunk = Trunk(tiny_lm("llama"))
     trunk.model.config._attn_implementation = "flash_attention_2"
     assert "attn_implementation='sdpa'" in trunk.cache_obstacle
-
-
-@pytest.mark.parametrize("groups", [3, "auto"])
-def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
-    monkeypatch.setitem(groups_module._CALL, "cpu", 4)  # or rows this small would all be run together
-    lm = causal_lm(vocab_size=11, layers=2, width=16, heads=2, max_length=24)
-    length = torch.tensor([[20, 3, 9], [14, 1, 20]])
-    mask = torch.arange(20) < length[..., None]
-    tokens = torch.randint(11, (2, 3, 20), generator=torch.Generator().manual_seed(0))
-    outs, grads = [], []
-    for trunk in (Trunk(lm, expose_pre_norm=True, length_groups=count) for count in (1, groups)):
-        lm.zero_grad()
-        states = trunk(tokens, mask)
-        sum(state[mask].square().sum() for state in states).backward()
-        outs.append([state.detach()[mask] for state in states])
-        grads.append({name: p.grad.clone() for name, p in lm.named_parameters() if p.grad is not None})
-    for plain, grouped in zip(*outs, strict=True):
-        torch.testing.assert_close(grouped, plain, rtol=1e-4, atol=1e-5)
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_compiled_trunk_gives_the_same_states_and_gradients():
-    lm, batch, found = tiny_lm(layers=1), rows(), []
-    for compiled in (False, True):
-        trunk = Trunk(lm, expose_pre_norm=True)
-        if compiled:
-            trunk.compile(backend="eager", fullgraph=True)
-        lm.zero_grad()
-        states = trunk(batch["tokens"], batch["attention_mask"])
-        sum(state[batch["attention_mask"]].square().sum() for state in states).backward()
-        grads = [p.grad.clone() for p in trunk.parameters()]
-        found.append([state.detach()[batch["attention_mask"]] for state in states] + grads)
-    for plain, compiled in zip(*found, strict=True):
-        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -182,6 +133,33 @@ def test_many_modes_do_not_crowd_each_other_out(no_blocks):
             with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 trunk(batch["tokens"])
     assert len(frames) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_actor_has_the_distribution_of_the_next_token_at_every_position(kind):
+    lm, batch = tiny_lm(kind), rows()
+    actor = language_actor(lm)
+    dist = actor.get_dist(batch.clone())
+    assert dist.batch_shape == (7, 20)
+    expected = lm(batch["tokens"], attention_mask=batch["attention_mask"].long()).logits.log_softmax(-1)
+    real = batch["attention_mask"]
+    torch.testing.assert_close(dist.logits[real], expected[real], atol=1e-5, rtol=1e-5)
+    said = actor(batch.clone())
+    torch.testing.assert_close(said["next_token_log_prob"], dist.log_prob(said["next_token"]), atol=1e-5, rtol=1e-5)
+    other = language_actor(Trunk(lm), head=nn.Linear(WIDTH, 5))
+    assert other.get_dist(batch).logits.shape == (7, 20, 5)
+
+
+def test_parts_of_an_actor_in_many_pieces():
+    nets, keys = [nn.Embedding(12, 4), nn.Linear(4, 4), nn.Linear(4, 9)], ["tokens", "embedded", "hidden", "logits"]
+    pieces = [TensorDictModule(net, [keys[i]], [keys[i + 1]]) for i, net in enumerate(nets)]
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
+    actor, batch = ProbabilisticTensorDictSequential(*pieces, prob), rows()
+    parts = split_actor(actor)
+    hidden = parts.trunk(batch.clone()).select("hidden")
+    torch.testing.assert_close(parts.head(hidden)["logits"].log_softmax(-1), actor.get_dist(batch.clone()).logits)
+    with pytest.raises(ValueError, match="writes 'logits'"):
+        split_actor(ProbabilisticTensorDictSequential(*pieces[:-1], prob))
 
 
 def best_cost(length, call):

@@ -8,22 +8,15 @@ import pickle
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from tests.modules.test_decoding import CLOSE, K, guidance, policy, spoken
-from tests.modules.toys import CONTROL, WIDTH, heads, rows, tiny_lm
+from tests.modules.test_prefix_cache import grown
+from tests.modules.toys import CONTROL, heads, rows, tiny_lm
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
-from torchrl_lang.modules import (
-    Trunk,
-    UtteranceActor,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    value_module,
-)
+from torchrl_lang.modules import Trunk, UtteranceActor, ValueHead, causal_lm, language_actor
 
 
 def wordle_policy(env, **options):
@@ -44,19 +37,14 @@ def test_writes_its_keys_and_nothing_of_the_size_of_the_vocabulary():
 
 def test_seeds():
     batch = rows(n=32)
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
     first = policy(seed=5)
     said = [actor(batch.clone())["action"] for actor in (first, policy(seed=5), policy(seed=6), first)]
     assert torch.equal(said[0], said[1])
     assert not torch.equal(said[0], said[2])
     assert not torch.equal(said[0], said[3])  # the stream moves on
-    torch.set_rng_state(state)
-    one = policy(seed=None)(batch.clone())["action"]
-    torch.set_rng_state(state)
-    assert not torch.equal(one, policy(seed=None)(batch.clone())["action"])
-    torch.set_rng_state(state)
-    policy(seed=None)(batch.clone())
+    state = torch.get_rng_state()
+    one, other = (policy(seed=None)(batch.clone())["action"] for _ in range(2))
+    assert not torch.equal(one, other)
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -106,7 +94,7 @@ def test_dropout_is_off_while_acting_and_flags_come_back():
 
 
 def test_plays_in_a_collector_and_takes_new_weights():
-    env = WordleEnv(["crane", "slate", "light"], batch_size=[8], seed=0)
+    env = wordle(8)
     actor = wordle_policy(env, method="greedy")
     collector = Collector(env, actor, frames_per_batch=64, total_frames=192, auto_register_policy_transforms=False)
     first = next(iter(collector))
@@ -124,35 +112,26 @@ def test_plays_in_a_collector_and_takes_new_weights():
     assert not (first["action"][..., :5] == 25).all()
 
 
-def seeded_wordle():
-    return WordleEnv(["crane", "slate", "light"], batch_size=[4], seed=0)
+def wordle(n=4):
+    return WordleEnv(["crane", "slate", "light"], batch_size=[n], seed=0)
 
 
 @pytest.mark.slow
 def test_a_seeded_actor_goes_on_with_its_numbers_in_a_worker_process():
     options = {"frames_per_batch": 32, "total_frames": 32, "auto_register_policy_transforms": False}
     torch.manual_seed(0)
-    actor = wordle_policy(seeded_wordle(), seed=7)
-    actor(seeded_wordle().reset())  # a stream in the middle
-    here = Collector(seeded_wordle(), copy.deepcopy(actor), **options)
-    expected = next(iter(here))
-    here.shutdown()
-    worker = MultiSyncCollector([seeded_wordle], actor, **options)
-    found = next(iter(worker)).clone()
-    worker.shutdown()
-    assert torch.equal(found["action"].flatten(0, -2), expected["action"].flatten(0, -2))
+    actor = wordle_policy(wordle(), seed=7)
+    actor(wordle().reset())  # a stream in the middle
+    here, found = Collector(wordle(), copy.deepcopy(actor), **options), []
+    for collector in (here, MultiSyncCollector([wordle], actor, **options)):
+        found.append(next(iter(collector))["action"].flatten(0, -2).clone())
+        collector.shutdown()
+    assert torch.equal(*found)
     assert actor.decoder.stream.is_seeded
 
 
 def valued(kind="gpt2", **options):
     return policy(kind, **({"value": heads()[1]} | options))
-
-
-def certain(action):
-    """True in the last slot of utterances that did not end before."""
-    last = torch.zeros_like(action, dtype=torch.bool)
-    last[:, -1] = spoken(action)[:, -1]
-    return last
 
 
 def by_whole_rows(actor, batch, action):
@@ -163,7 +142,8 @@ def by_whole_rows(actor, batch, action):
         tokens = torch.cat([batch["tokens"][i, :length].long(), action[i, :said]])
         hidden = actor.decoder.actor[0].module(tokens[None])[0]
         out[i, :said] = actor.decoder.value.eval()(hidden[length - 1 : -1]).squeeze(-1)
-    return out.masked_fill(certain(action), torch.nan)
+    certain = torch.arange(action.shape[1]) == action.shape[1] - 1  # utterances that did not end before
+    return out.masked_fill(certain & spoken(action), torch.nan)
 
 
 @pytest.mark.parametrize(("kind", "method"), [("gpt2", "sample"), ("llama", "greedy"), ("qwen2", "sample")])
@@ -184,18 +164,6 @@ def test_values_are_those_of_a_pass_over_the_whole_row(kind, method):
         assert lengths.min() < K <= lengths.max()
 
 
-def test_a_value_of_ones_shows_the_slots():
-    head = ValueHead(WIDTH)
-    with torch.no_grad():
-        head.out_weight.zero_()
-        head.out_bias.fill_(1.0)
-    said = valued(value=value_module(head))(rows(n=24))
-    expected = spoken(said["action"]).float().masked_fill(certain(said["action"]), torch.nan)
-    torch.testing.assert_close(said["state_value"], expected, equal_nan=True)
-    one = valued(value=head, action_length=1)(rows(n=3))
-    assert one["state_value"].isnan().all()
-
-
 def test_residual_heads_and_an_own_value_trunk():
     actor = language_actor(tiny_lm(), expose_pre_norm=True)
     value = heads(kind="residual")[1]
@@ -212,7 +180,7 @@ def test_residual_heads_and_an_own_value_trunk():
 
 
 def test_values_travel_from_a_rollout_into_rows():
-    env = WordleEnv(["crane", "slate", "light"], batch_size=[8], seed=0)
+    env = wordle(8)
     actor = wordle_policy(env, value=ValueHead(16))
     with torch.no_grad():
         actor.decoder.value.out_bias.fill_(0.7)
@@ -227,33 +195,19 @@ def test_values_travel_from_a_rollout_into_rows():
     torch.testing.assert_close(found["state_value"][:, 1:][read], expected[read], **CLOSE)
 
 
-N, T, SLOTS, TURNS = 5, 24, 5, 3
-
-
-def play(actor):
-    """Several turns, each answered by a letter: what was said, and its log-probabilities."""
-    tokens, length = torch.full((N, T), CONTROL.pad), torch.ones(N, dtype=torch.int64)
-    tokens[:, 0], said, place = CONTROL.begin_action, [], torch.arange(T)
-    for turn in range(TURNS):
-        rows = actor(TensorDict(tokens=tokens, attention_mask=place < length[:, None], batch_size=[N]))
-        said += [rows["action"].clone(), rows["token_log_prob"].clone()]
-        for row, action in enumerate(rows["action"]):
-            words = action[action != CONTROL.pad]
-            end = int(length[row]) + words.shape[0]
-            tokens[row, int(length[row]) : end] = words
-            tokens[row, end] = turn
-            length[row] = end + 1
-    return said
-
-
 @pytest.mark.slow
 def test_compiled_decoding_says_the_same_and_one_graph_serves_all_steps_of_all_turns():
     lm, graphs, said = tiny_lm(layers=1), [], []
     for backend in (None, lambda graph, inputs: graphs.append(graph) or graph):
-        actor = language_actor(lm)
+        torch.manual_seed(0)
+        actor, batch = language_actor(lm), rows(5, 32, longest=1)
         if backend is not None:
             actor[0].module.compile(backend=backend)
-        said.append(play(UtteranceActor(actor, CONTROL, SLOTS, method="greedy")))
-    for expected, found in zip(*said, strict=True):
+        policy = UtteranceActor(actor, CONTROL, K, method="greedy")
+        for _ in range(3):
+            out = policy(batch.clone())
+            said += [out["action"], out["token_log_prob"]]
+            batch = grown(batch, out["action"])
+    for expected, found in zip(said[:6], said[6:], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1

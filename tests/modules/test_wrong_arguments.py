@@ -10,20 +10,26 @@ from torch import nn
 from tests.modules.test_decoding import K, policy
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from torchrl_lang.modules import (
+    FeatureEmbedding,
     MixedPolicy,
     QValueHead,
     RowTokenActor,
     TiedQValueHead,
+    Trunk,
     UtteranceActor,
     ValueGuidance,
     ValueHead,
+    causal_lm,
     language_actor,
     qvalue_module,
     value_module,
+    with_features,
 )
+from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 from torchrl_lang.modules.language_model import fit_vocabulary
 
 V = TOKENIZER.vocab_size
+SMALL = {"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "max_length": 16}
 Q, STATE = heads()
 
 
@@ -54,6 +60,17 @@ WRONG = [
     (lambda: RowTokenActor(tiny_lm()), TypeError, "got GPT2"),
     (lambda: ValueHead(0), ValueError, "width must be an integer of at least 1, got 0"),
     (lambda: language_actor("gpt2"), TypeError, r"got str: use load_causal_lm\(\)"),
+    (lambda: language_actor(Trunk(tiny_lm())), ValueError, "Pass head="),
+    (lambda: language_actor(causal_lm("gemma2", **SMALL, head_dim=4)), ValueError, "final_logit_softcapping"),
+    (lambda: Trunk(tiny_lm())(torch.zeros(1, 41).long()), ValueError, "41 tokens exceed the model's 40 positions"),
+    (lambda: FeatureEmbedding(5, 8, hidden=-1), ValueError, "hidden must be an integer of at least 0, got -1"),
+    (
+        lambda: with_features(language_actor(causal_lm("bloom", **SMALL)), FeatureEmbedding(5, 8, positions=False)),
+        ValueError,
+        "learned or rotary",
+    ),
+    (lambda: train_top_layers(tiny_lm(), 4), ValueError, "Cannot train 4 of the model's 2 layers"),
+    (lambda: train_top_layers(nn.Linear(2, 2), 1), ValueError, "neither a Trunk nor"),
     (lambda: MixedPolicy(policy(), policy(), 1.5), ValueError, r"prob must lie in \[0, 1\], got 1.5"),
 ]
 
@@ -68,9 +85,5 @@ def test_what_fits_is_taken():
     for qvalue in (Q, qvalue_module(Q), nn.Linear(WIDTH, V)):
         guided(qvalue, value_module(STATE))()
     lm = fit_vocabulary(tiny_lm(vocab_size=9), V)
-    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
-    policy(value=STATE, vocab_size=V, forbidden=[0, V - 1])
     guidance = ValueGuidance(TiedQValueHead(WIDTH, lm.get_output_embeddings()), beta=1.0)
-    actor = UtteranceActor(language_actor(lm), CONTROL, K, guidance=guidance)
-    assert actor.decoder.rule.vocab_size == V
-    assert torch.equal(actor.decoder.rule.forbidden, torch.tensor(CONTROL.forbidden_in_action()))
+    assert UtteranceActor(language_actor(lm), CONTROL, K, guidance=guidance).decoder.rule.vocab_size == V

@@ -27,28 +27,22 @@ GOLDEN_CONTROL = ControlTokens(
 )
 
 
-def tiny_lm(
-    kind: str = "gpt2", *, vocab_size: int = TOKENIZER.vocab_size, max_length: int = 40, seed: int = 0, layers: int = 2
-) -> PreTrainedModel:
-    """A model with large weights, so that its next-token distributions are far from uniform."""
+def _lm(kind, seed, vocab_size=TOKENIZER.vocab_size, max_length=40, layers=2, **options):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        extra = {} if kind == "gpt2" else {"num_key_value_heads": 1}  # grouped queries where the kind has them
-        lm = causal_lm(
-            kind,
-            vocab_size=vocab_size,
-            layers=layers,
-            width=WIDTH,
-            heads=2,
-            max_length=max_length,
-            pad=CONTROL.pad,
-            **extra,
-        )
+        shape = {"vocab_size": vocab_size, "layers": layers, "width": WIDTH, "heads": 2, "max_length": max_length}
+        return causal_lm(kind, **shape, **options).eval()
+
+
+def tiny_lm(kind: str = "gpt2", *, seed: int = 0, **shape: int) -> PreTrainedModel:
+    """A model with large weights, so that its next-token distributions are far from uniform."""
+    extra = {} if kind == "gpt2" else {"num_key_value_heads": 1}  # grouped queries where the kind has them
+    lm = _lm(kind, seed, pad=CONTROL.pad, **shape, **extra)
     with torch.no_grad():
         for parameter in lm.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(8)
-    return lm.eval()
+    return lm
 
 
 def without_blocks(model: GPT2Model, inputs_embeds: Tensor, **_: Any) -> BaseModelOutput:
@@ -60,7 +54,7 @@ SLIDING = ("mistral", "gemma3_text", "qwen2", "olmo3")
 """Kinds whose layers, or some of them, see a few tokens back only."""
 
 
-def sliding_lm(kind: str, *, max_length: int = 40, **options: Any) -> PreTrainedModel:
+def sliding_lm(kind: str, **options: Any) -> PreTrainedModel:
     """A model with windows of four tokens, in double precision."""
     mixed = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
     config = {
@@ -69,11 +63,7 @@ def sliding_lm(kind: str, *, max_length: int = 40, **options: Any) -> PreTrained
         "gemma3_text": mixed | {"head_dim": 8},
         "olmo3": mixed,
     }
-    shape = {"vocab_size": TOKENIZER.vocab_size, "layers": 2, "width": WIDTH, "heads": 2, "max_length": max_length}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        lm = causal_lm(kind, **shape, initializer_range=0.3, **(config[kind] | options))
-    return lm.double().eval()
+    return _lm(kind, 0, initializer_range=0.3, **(config[kind] | options)).double()
 
 
 def heads(seed: int = 0, vocab_size: int = TOKENIZER.vocab_size, kind: str = "mlp") -> tuple[QValueHead, ValueHead]:

@@ -25,6 +25,8 @@ from torchrl.envs import Compose as Chain
 from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.modules import GRUModule, IndependentNormal, LSTMModule, OneHotCategorical, ProbabilisticActor, TanhNormal
 
+from torchrl_lang.transforms import KLConstrainedTransform
+
 HORIZON = 5
 AGENTS = 2
 
@@ -108,10 +110,13 @@ class LinearEnv(EnvBase):
         self.rng.manual_seed(seed)
 
 
-def linear(outputs, seed, dtype=torch.float32):
+def linear(outputs, seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Linear(3, outputs).to(dtype)
+        return nn.Linear(3, outputs)
+
+
+RANDOM = {"default_interaction_type": InteractionType.RANDOM, "return_log_prob": True}
 
 
 class CompositeParams(nn.Module):
@@ -128,46 +133,31 @@ class CompositeParams(nn.Module):
         return logits, loc, scale
 
 
-def _gaussian(distribution, seed, dtype=torch.float32, group=()):
-    keys = [(*group, name) if group else name for name in ("loc", "scale")]
-    net = nn.Sequential(linear(4, seed, dtype), NormalParamExtractor())
-    read, write = [(*group, "observation") if group else "observation"], (*group, "action") if group else "action"
-    module = TensorDictModule(net, in_keys=read, out_keys=keys)
-    return ProbabilisticActor(
-        module,
-        in_keys=dict(zip(("loc", "scale"), keys, strict=True)),
-        out_keys=[write],
-        distribution_class=distribution,
-        default_interaction_type=InteractionType.RANDOM,
-        return_log_prob=True,
-    )
+def _gaussian(distribution, seed, group=()):
+    read, write, *keys = ((*group, name) if group else name for name in ("observation", "action", "loc", "scale"))
+    net = nn.Sequential(linear(4, seed), NormalParamExtractor())
+    module = TensorDictModule(net, in_keys=[read], out_keys=keys)
+    names = dict(zip(("loc", "scale"), keys, strict=True))
+    return ProbabilisticActor(module, in_keys=names, out_keys=[write], distribution_class=distribution, **RANDOM)
 
 
 def _discrete(distribution, seed):
     module = TensorDictModule(linear(4, seed), in_keys=["observation"], out_keys=["logits"])
-    return ProbabilisticActor(
-        module,
-        in_keys=["logits"],
-        distribution_class=distribution,
-        default_interaction_type=InteractionType.RANDOM,
-        return_log_prob=True,
-    )
+    return ProbabilisticActor(module, in_keys=["logits"], distribution_class=distribution, **RANDOM)
 
 
 def _composite(seed):
     keys = [("params", "move", "logits"), ("params", "push", "loc"), ("params", "push", "scale")]
-    module = TensorDictModule(CompositeParams(seed), in_keys=["observation"], out_keys=keys)
+    actions = {"move": ("action", "move"), "push": ("action", "push")}
+    parts = {"move": D.Categorical, "push": IndependentNormal}
     sample = ProbabilisticTensorDictModule(
         in_keys=["params"],
-        out_keys=[("action", "move"), ("action", "push")],
+        out_keys=[*actions.values()],
         distribution_class=CompositeDistribution,
-        distribution_kwargs={
-            "distribution_map": {"move": D.Categorical, "push": IndependentNormal},
-            "name_map": {"move": ("action", "move"), "push": ("action", "push")},
-        },
-        default_interaction_type=InteractionType.RANDOM,
-        return_log_prob=True,
+        distribution_kwargs={"distribution_map": parts, "name_map": actions},
+        **RANDOM,
     )
+    module = TensorDictModule(CompositeParams(seed), in_keys=["observation"], out_keys=keys)
     return ProbabilisticTensorDictSequential(module, sample)
 
 
@@ -238,6 +228,29 @@ def key_of(kind, name):
     return ("agents", name) if kind == "agents" else name
 
 
+COEF = 0.3
+
+
+def drifted(kind="tanh-normal", coef=COEF, **options):
+    """A transform around a policy as it was, that policy as it is, and a twin as it was."""
+    actor = make_actor(kind)
+    transform = KLConstrainedTransform(actor, coef, **options)
+    before = frozen_twin(actor)
+    return transform, drift(actor), before
+
+
+def assert_adjusted(steps, actor, before, kind="tanh-normal", coef=COEF):
+    """The numbers worked out from the steps themselves."""
+    ref, out = log_prob_by_hand(kind, before, steps), steps["next"]
+    kl = log_prob_by_hand(kind, actor, steps) - ref
+    torch.testing.assert_close(out[key_of(kind, "ref_log_prob")], ref, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(out[key_of(kind, "kl")], kl, rtol=1e-3, atol=1e-3)
+    raw = out[key_of(kind, "observation")].sum(-1, keepdim=True)
+    torch.testing.assert_close(out[key_of(kind, "raw_reward")], raw)
+    penalty = kl.sum(-1, keepdim=True) if kind == "normal" else kl.unsqueeze(-1)
+    torch.testing.assert_close(out[key_of(kind, "reward")], raw - coef * penalty, rtol=1e-3, atol=1e-3)
+
+
 def parts_of(key):
     return key if isinstance(key, tuple) else (key,)
 
@@ -256,8 +269,6 @@ def kind(request):
 
 
 CELLS = {"lstm": LSTMModule, "gru": GRUModule}
-
-
 STATES = {"lstm": ("h", "c"), "gru": ("h",)}
 
 
@@ -273,13 +284,8 @@ def make_recurrent(cell="lstm", seed=0, hidden=4, layers=1, group=None, **option
         net = nn.Sequential(nn.Linear(hidden, 4), NormalParamExtractor())
     head = TensorDictModule(net, in_keys=["features"], out_keys=["loc", "scale"])
     module = TensorDictSequential(memory, head)
-    return ProbabilisticActor(
-        module,
-        in_keys=["loc", "scale"],
-        distribution_class=IndependentNormal,  # scored again it is the same to the last digit
-        default_interaction_type=InteractionType.RANDOM,
-        return_log_prob=True,
-    )
+    # A distribution whose samples, scored again, are the same to the last digit.
+    return ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=IndependentNormal, **RANDOM)
 
 
 def recurrent_env(actor, batch_size=(), transforms=(), **options):

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 
 import peft
@@ -16,8 +16,8 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import nn
 from torch.distributions import Normal
 
-from tests.modules.toys import rows, tiny_lm
-from torchrl_lang.modules import language_actor
+from tests.modules.toys import CONTROL, rows, tiny_lm
+from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, adapters_off, fingerprint, frozen_copy
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers
 
@@ -39,35 +39,25 @@ def observed(n=5, seed=1):
     return TensorDict(observation=torch.randn(n, 3, generator=generator), batch_size=[n])
 
 
-def logits_of(frozen, batch):
+def dist_of(frozen, batch):
     with frozen.eval_mode():
-        return frozen.actor.get_dist(batch.clone()).logits
+        return frozen.actor.get_dist(batch.clone())
 
 
-def loc_of(frozen, batch):
-    with frozen.eval_mode():
-        return frozen.actor.get_dist(batch.clone()).loc
-
-
-def drift(actor, loss, steps=3):
+def train(actor, batch, steps=3):
     """Real optimizer steps over everything that trains."""
     optimizer = torch.optim.Adam([p for p in actor.parameters() if p.requires_grad], lr=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
-        loss().backward()
+        actor.get_dist(batch.clone()).logits.square().mean().backward()
         optimizer.step()
 
 
 def lora(kind="gpt2", **options):
     lm = tiny_lm(kind)
-    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
-    config = peft.LoraConfig(
-        r=2, target_modules=targets, init_lora_weights=False, fan_in_fan_out=kind == "gpt2", **options
-    )
+    options |= {"target_modules": ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]}
+    config = peft.LoraConfig(r=2, init_lora_weights=False, fan_in_fan_out=kind == "gpt2", **options)
     return peft.get_peft_model(copy.deepcopy(lm), config), lm
-
-
-# ---------------------------------------------------------------------------------------------------- fingerprints
 
 
 def test_the_fingerprint_is_that_of_its_definition():
@@ -94,9 +84,6 @@ def test_one_weight_makes_the_difference():
     assert not torch.equal(frozen_copy(actor).fingerprint, second)
 
 
-# ---------------------------------------------------------------------------------------------------- frozen copies
-
-
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_reference_stays_while_the_policy_trains(share, layers):
@@ -104,9 +91,9 @@ def test_a_reference_stays_while_the_policy_trains(share, layers):
     train_top_layers(actor, layers)
     before = actor.get_dist(batch.clone()).logits.detach()
     reference = frozen_copy(actor, share=share)
-    drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
+    train(actor, batch)
     reference.check_unchanged()
-    assert torch.equal(logits_of(reference, batch), before)
+    assert torch.equal(dist_of(reference, batch).logits, before)
     assert (actor.get_dist(batch.clone()).logits - before).abs().max() > 0.1
 
 
@@ -119,7 +106,7 @@ def test_the_reference_evaluates_whatever_the_policy_does():
     assert all(flags)
     for _ in range(2):
         actor.get_dist(batch)  # moves the policy's running statistics
-        torch.testing.assert_close(loc_of(reference, batch), expected)
+        torch.testing.assert_close(dist_of(reference, batch).loc, expected)
     assert [m.training for m in actor.modules()] == flags
 
 
@@ -130,9 +117,9 @@ def test_converting_makes_another_reference():
     reference = frozen_copy(actor)
     reference.apply_to_owned(lambda t: t.clone())
     assert torch.equal(reference.fingerprint, plain)
-    before = loc_of(reference, batch)
+    before = dist_of(reference, batch).loc
     reference.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
-    found = loc_of(reference, batch.double())
+    found = dist_of(reference, batch.double()).loc
     assert found.dtype == torch.float64
     torch.testing.assert_close(found.float(), before)
     assert not torch.equal(reference.fingerprint, plain)
@@ -143,21 +130,22 @@ def test_converting_makes_another_reference():
 
 def test_a_changed_shared_weight_is_found():
     actor = small_actor()
-    actor[0].module[0].requires_grad_(False)
+    net = actor[0].module
+    net[0].requires_grad_(False)
     reference = frozen_copy(actor)
     actor.load_state_dict(copy.deepcopy(actor.state_dict()))  # counters move, weights do not
     reference.check_unchanged()
     reference.check_unchanged()
     with torch.no_grad():
-        actor[0].module[3].weight.add_(1)  # the policy's own
+        net[3].weight.add_(1)  # the policy's own
     reference.check_unchanged()
-    actor[0].module[0].weight.requires_grad_(True)
+    net[0].weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match="set to train"):
         reference.check_unchanged()
-    actor[0].module[0].weight.requires_grad_(False)
+    net[0].weight.requires_grad_(False)
     reference.check_unchanged()
     with torch.no_grad():
-        actor[0].module[0].weight.add_(1)
+        net[0].weight.add_(1)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="were modified; use frozen_copy"):
             reference.check_unchanged()
@@ -178,23 +166,23 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert all(torch.equal(good[name], tensor) for name, tensor in reference.state().items())
 
 
-@pytest.mark.parametrize("how", ["pickle", "deepcopy", "torch"])
+COPIES = {
+    "pickle": lambda reference: pickle.loads(pickle.dumps(reference)),  # noqa: S301
+    "deepcopy": copy.deepcopy,
+    "torch": lambda reference: pickle.loads(ForkingPickler.dumps(reference)),  # noqa: S301
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
 def test_it_travels(how):
     actor, batch = language_actor(tiny_lm("gpt2")), rows()
     train_top_layers(actor, 1)
     actor.load_state_dict(actor.state_dict())  # counters that are not zero
     reference = frozen_copy(actor)
-    if how == "pickle":
-        arrived = pickle.loads(pickle.dumps(reference))  # noqa: S301
-    elif how == "deepcopy":
-        arrived = copy.deepcopy(reference)
-    else:
-        buffer = io.BytesIO()
-        ForkingPickler(buffer).dump(reference)
-        arrived = pickle.loads(buffer.getvalue())  # noqa: S301
+    arrived = COPIES[how](reference)
     arrived.check_unchanged()
     assert torch.equal(arrived.fingerprint, reference.fingerprint)
-    assert torch.equal(logits_of(arrived, batch), logits_of(reference, batch))
+    assert torch.equal(dist_of(arrived, batch).logits, dist_of(reference, batch).logits)
     if how != "torch":  # there the weights travel as shared memory
         with torch.no_grad():
             actor[0].module.model.wte.weight.add_(1)
@@ -221,9 +209,6 @@ def test_it_compiles_in_one_graph():
     assert torch.equal(x.grad, torch.full_like(x, 5.0))  # nothing came through the reference
 
 
-# ---------------------------------------------------------------------------------------------------- adapters off
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_without_adapters_it_is_the_base_model(kind):
     model, lm = lora(kind)
@@ -231,15 +216,14 @@ def test_without_adapters_it_is_the_base_model(kind):
     base = language_actor(lm).get_dist(batch.clone()).logits.detach()
     reference = adapters_off(actor)
     assert reference.actor is actor
-    tuned = actor.get_dist(batch.clone()).logits
+    tuned, real = actor.get_dist(batch.clone()).logits, batch["attention_mask"]
     assert (tuned - base).abs().max() > 1e-3
     peft_logits = model(batch["tokens"], attention_mask=torch.ones_like(batch["tokens"])).logits
-    real = batch["attention_mask"]
     torch.testing.assert_close(tuned[real], peft_logits.log_softmax(-1)[real], atol=1e-5, rtol=1e-5)
-    assert torch.equal(logits_of(reference, batch), base)
-    drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
+    assert torch.equal(dist_of(reference, batch).logits, base)
+    train(actor, batch)
     reference.check_unchanged()
-    assert torch.equal(logits_of(reference, batch), base)
+    assert torch.equal(dist_of(reference, batch).logits, base)
     assert torch.equal(adapters_off(actor).fingerprint, reference.fingerprint)
     assert not any("lora" in name for name in reference.state())
 
@@ -259,27 +243,19 @@ def test_the_adapters_are_found_as_they_were_left(failing, enabled):
     model, _ = lora("llama", lora_dropout=0.5)
     model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     actor, batch = language_actor(model).train(), rows()
-    model.base_model.model.model.layers[0].eval()
+    first = model.base_model.model.model.layers[0].eval()
     next(p for name, p in model.named_parameters() if "lora_A.default" in name).requires_grad_(False)
     if not enabled:
-        model.base_model.model.model.layers[0].self_attn.q_proj.enable_adapters(False)
+        first.self_attn.q_proj.enable_adapters(False)
     reference, before = adapters_off(actor), adapter_state(model)
-    with reference.eval_mode():
-        expected = actor.get_dist(batch.clone()).logits
+    expected = dist_of(reference, batch).logits
     assert adapter_state(model) == before
-
-    def use():
-        with reference.eval_mode(), reference.eval_mode():
-            assert not any(m.training for m in actor.modules())
-            assert torch.equal(actor.get_dist(batch.clone()).logits, expected)
-            if failing:
-                raise KeyError("on purpose")
-
-    if failing:
-        with pytest.raises(KeyError, match="on purpose"):
-            use()
-    else:
-        use()
+    outcome = pytest.raises(KeyError, match="on purpose") if failing else nullcontext()
+    with outcome, reference.eval_mode(), reference.eval_mode():
+        assert not any(m.training for m in actor.modules())
+        assert torch.equal(actor.get_dist(batch.clone()).logits, expected)
+        if failing:
+            raise KeyError("on purpose")
     assert adapter_state(model) == before
     reference.check_unchanged()
 
@@ -299,7 +275,7 @@ def test_what_cannot_be_switched_off_is_refused():
     with pytest.raises(ValueError, match="share=False"):
         frozen_copy(actor)
     merged, batch = frozen_copy(actor, share=False), rows()
-    torch.testing.assert_close(logits_of(merged, batch), actor.get_dist(batch.clone()).logits)
+    torch.testing.assert_close(dist_of(merged, batch).logits, actor.get_dist(batch.clone()).logits)
     with pytest.raises(ValueError, match="unmerge_adapter"), reference.eval_mode():
         pass
     model.unmerge_adapter()
@@ -320,28 +296,76 @@ def test_adapters_that_are_merged_into_shared_weights_are_noticed(make, merge):
         reference.check_unchanged()
 
 
-# ---------------------------------------------------------------------------------------------------- one thread
-
-
-def in_a_thread(function):
-    """What it returns or raises in another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
-
-
-def switched(reference):
-    with reference.eval_mode():
-        return [m.training for m in reference.actor.modules()]
-
-
 @pytest.mark.parametrize("make", [adapters_off, CurrentPolicy])
 def test_another_thread_may_not_switch_the_policy(make):
     """A prefetching replay buffer would do it while the policy runs in the training loop."""
     model, _ = lora("llama")
     actor = language_actor(model).train()
     reference, copied, before = make(actor), frozen_copy(actor), adapter_state(model)
-    with pytest.raises(RuntimeError, match=r"another thread.*prefetch"):
-        in_a_thread(lambda: switched(reference))
+
+    def training(reference):
+        with reference.eval_mode():
+            return any(m.training for m in reference.actor.modules())
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(RuntimeError, match=r"another thread.*prefetch"):
+            pool.submit(training, reference).result()
+        assert not pool.submit(training, copied).result()
     assert adapter_state(model) == before
-    assert not any(switched(reference))
-    assert not any(in_a_thread(lambda: switched(copied)))
+    assert not training(reference)
+
+
+def lm_of(kind, layers=3, **config):
+    return causal_lm(kind, vocab_size=13, layers=layers, width=16, heads=2, max_length=20, **config)
+
+
+def trains(module):
+    return {p for p in module.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "config"),
+    [("gpt2", 1, {}), ("gpt2", 2, {"tie_word_embeddings": False}), ("llama", 3, {}), ("qwen2", 1, {})],
+)
+def test_exactly_the_top_trains(kind, layers, config):
+    lm = lm_of(kind, **config)
+    blocks = list(lm.base_model.h if kind == "gpt2" else lm.base_model.layers)
+    top = nn.ModuleList([*blocks[3 - layers :], lm.base_model.ln_f if kind == "gpt2" else lm.base_model.norm])
+    expected = set(top.parameters())
+    if not lm.config.tie_word_embeddings:
+        expected.add(lm.get_output_embeddings().weight)
+    count = train_top_layers(UtteranceActor(language_actor(lm), CONTROL, 4, vocab_size=12), layers)
+    assert trains(lm) == expected
+    assert count == sum(p.numel() for p in expected)
+
+
+def bytes_kept(actor):
+    """Bytes that autograd keeps of one pass over some rows; weights, which are there anyway, do not count."""
+    batch, kept = rows(n=4, longest=20), {}
+    weights = {p.untyped_storage().data_ptr() for p in actor.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = actor.get_dist(batch).logits
+    del out
+    return sum(kept.values())
+
+
+def test_a_frozen_trunk_keeps_nothing():
+    kept = []
+    for layers in (1, 4):
+        actor = language_actor(Trunk(lm_of("llama", layers)), head=torch.nn.Linear(16, 13))
+        actor[0].requires_grad_(False)
+        kept.append(bytes_kept(actor))
+    assert kept[0] == kept[1] > 0  # the head's own: nothing that grows with the number of blocks
+
+
+def test_checkpointing_keeps_one_state_a_block():
+    plain, checkpointed = (language_actor(lm_of("llama", 4)).train() for _ in range(2))
+    checkpointed[0].module.gradient_checkpointing()
+    assert bytes_kept(checkpointed) < 0.4 * bytes_kept(plain)

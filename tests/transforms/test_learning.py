@@ -79,21 +79,20 @@ def test_reinforce_finds_the_best_trade_off():
     assert (before.softmax(-1) - best).abs().sum() / 2 > 0.1
 
 
-@pytest.mark.parametrize(
-    "controller",
-    [
-        lambda target: AdaptiveKLController(0.05, target=target, horizon=4096),
-        lambda target: LagrangeKLController(0.0, target=target, lr=0.05, proportional=2.0),
-    ],
-    ids=["adaptive", "lagrange"],
-)
+TARGET = 0.4  # without a penalty it goes to -log ref(best arm) = 2.8
+CONTROLLERS = {
+    "adaptive": AdaptiveKLController(0.05, target=TARGET, horizon=4096),
+    "lagrange": LagrangeKLController(0.0, target=TARGET, lr=0.05, proportional=2.0),
+}
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
 def test_controllers_hold_the_divergence_at_its_target(controller):
     actor, net = bandit_actor()
-    target = 0.4  # without a penalty it goes to -log ref(best arm) = 2.8
     reference = Categorical(logits=net.weight.detach().clone().flatten())
-    transform = KLConstrainedTransform(actor, controller(target), auto_update=True)
+    transform = KLConstrainedTransform(actor, CONTROLLERS[controller], auto_update=True)
     late = []
     for number, _ in enumerate(pull(actor, transform, 400)):
         if number >= 300:
             late.append(kl_divergence(Categorical(logits=net.weight.detach().flatten()), reference))
-    assert torch.stack(late).mean() == pytest.approx(target, rel=0.15)
+    assert torch.stack(late).mean() == pytest.approx(TARGET, rel=0.15)

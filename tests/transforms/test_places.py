@@ -10,55 +10,32 @@ import torch
 from tensordict import assert_allclose_td
 from torchrl.collectors import Collector
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from torchrl.envs import (
-    Compose,
-    DoubleToFloat,
-    ParallelEnv,
-    SerialEnv,
-    Transform,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, DoubleToFloat, ParallelEnv, SerialEnv, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from tests.transforms.conftest import (
+    COEF,
+    assert_adjusted,
     compiled_step,
     drift,
+    drifted,
     frozen_twin,
     key_of,
-    log_prob_by_hand,
     make_actor,
     make_env,
     parts_of,
     play,
+    stored,
 )
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     KLConstrainedTransform,
     KLRewardTransform,
+    LagrangeKLController,
+    ScheduledKLController,
 )
 
-COEF = 0.3
 WRITTEN = ["ref_log_prob", "kl", "raw_reward", "reward"]
-
-
-def drifted(kind="tanh-normal", coef=COEF, **options):
-    """A transform around a policy as it was, that policy as it is, and a twin as it was."""
-    actor = make_actor(kind)
-    transform = KLConstrainedTransform(actor, coef, **options)
-    before = frozen_twin(actor)
-    return transform, drift(actor), before
-
-
-def assert_adjusted(steps, actor, before, kind="tanh-normal", coef=COEF):
-    """The numbers worked out from the steps themselves."""
-    ref = log_prob_by_hand(kind, before, steps)
-    kl = log_prob_by_hand(kind, actor, steps) - ref
-    out = steps["next"]
-    torch.testing.assert_close(out["ref_log_prob"], ref, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(out["kl"], kl, rtol=1e-3, atol=1e-3)
-    raw = out["observation"].sum(-1, keepdim=True)
-    torch.testing.assert_close(out["raw_reward"], raw)
-    torch.testing.assert_close(out["reward"], raw - coef * kl.unsqueeze(-1), rtol=1e-3, atol=1e-3)
 
 
 def raw_steps(actor, batch=(3,), kind="tanh-normal", **options):
@@ -73,29 +50,28 @@ def test_environment_and_batch_agree(kind, batch):
     assert_allclose_td(stepped["next"], called["next"], rtol=1e-5, atol=1e-5)
 
 
-def test_reset_writes_zeros_and_partial_resets_leave_the_rest():
-    transform, actor, _ = drifted()
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_reset_writes_zeros_and_partial_resets_leave_the_rest(by_itself):
+    """Also where TorchRL tells by a hook which rows of an environment have been reset."""
+    transform, actor, _ = drifted(limit=1e6)
     env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
-    torch.manual_seed(0)
+    keys = ("kl", "episode_kl", "ref_log_prob", "raw_reward")
     td = env.reset()
-    assert all((td[key] == 0).all() for key in WRITTEN[:-1])
+    assert all((td[key] == 0).all() for key in keys)
     with torch.no_grad():
-        td, ahead = env.step_and_maybe_reset(actor(td))
-    kept = td["next", "kl"].clone()
-    assert (kept != 0).all()
-    ahead["_reset"] = torch.tensor([[True], [False], [False]])
-    again = env.reset(ahead)
-    assert again["kl"].tolist() == [0.0, *kept[1:].tolist()]
-
-
-def within(kind="tanh-normal"):
-    return TransformedEnv(make_env(kind), KLRewardTransform(make_actor(kind)))
+        ahead = env.step(actor(td))["next"]
+    ahead["_reset"] = torch.tensor([[False], [True], [False]])
+    before = ahead.clone()
+    after = env.transform._reset_on_native_autoreset(ahead, ahead) if by_itself else env.reset(ahead)
+    for key in keys:
+        assert (before[key] != 0).all()
+        assert torch.equal(after[key], before[key] * ~before["_reset"].view_as(before[key]))
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
 def test_within_a_worker_is_refused(batched):
     with pytest.raises(RuntimeError, match="goes over SerialEnv"):
-        batched(2, within).reset()
+        batched(2, lambda: TransformedEnv(make_env("box"), KLRewardTransform(make_actor("tanh-normal")))).reset()
 
 
 def test_over_parallel_env():
@@ -131,6 +107,7 @@ def test_collector_as_env_transform_and_as_postproc():
 
 STORAGES = {
     "sampling": lambda _: ListStorage(100),
+    "sampling tensors": lambda _: LazyTensorStorage(100),
     "sampling from memory": lambda path: LazyMemmapStorage(100, scratch_dir=path),
     "extending": lambda _: LazyTensorStorage(100),
 }
@@ -139,34 +116,25 @@ STORAGES = {
 @pytest.mark.parametrize("when", STORAGES)
 @pytest.mark.parametrize("kind", ["tanh-normal", "composite", "agents"])
 def test_replay_buffer_in_both_directions(kind, when, tmp_path):
+    """What is stored for sampling stays raw, so that a second sample is adjusted once, too."""
     transform, actor, _ = drifted(kind)
     steps = raw_steps(actor, (3,), kind).reshape(-1)
     buffer = ReplayBuffer(storage=STORAGES[when](tmp_path), batch_size=16)
     buffer.append_transform(transform, invert=when == "extending")
     buffer.extend(steps)
     torch.manual_seed(1)
-    sample = buffer.sample()
-    if not isinstance(sample, type(steps)):
-        sample = torch.stack(list(sample))
-    raw = sample.exclude(*(("next", *parts_of(key_of(kind, name))) for name in WRITTEN[:3]))
-    reward, observation = (("next", *parts_of(key_of(kind, name))) for name in ("reward", "observation"))
-    raw[reward] = raw[observation].sum(-1, keepdim=True)
-    assert_allclose_td(sample, transform.clone()(raw.clone()), rtol=1e-5, atol=1e-5)
-    assert (sample["next", *parts_of(key_of(kind, "kl"))] != 0).all()
+    observation, reward, *others = (
+        ("next", *parts_of(key_of(kind, name))) for name in ("observation", "reward", *WRITTEN[:3])
+    )
+    for _ in range(2):
+        sample = buffer.sample()
+        if not isinstance(sample, type(steps)):
+            sample = torch.stack(list(sample))
+        raw = sample.exclude(*others)
+        raw[reward] = raw[observation].sum(-1, keepdim=True)
+        assert_allclose_td(sample, transform.clone()(raw.clone()), rtol=1e-5, atol=1e-5)
+        assert (sample["next", *parts_of(key_of(kind, "kl"))] != 0).all()
     assert key_of(kind, "kl") not in steps["next"].keys(True)
-
-
-def test_sampling_twice_adjusts_the_stored_reward_once():
-    """What is stored stays raw, whatever the storage hands out."""
-    for storage in (LazyTensorStorage(10), ListStorage(10)):
-        transform, actor, _ = drifted()
-        buffer = ReplayBuffer(storage=storage, batch_size=10)
-        buffer.append_transform(transform)
-        buffer.extend(raw_steps(actor).reshape(-1)[:10])
-        for _ in range(3):
-            step = buffer.sample()["next"]
-            torch.testing.assert_close(step["reward"], step["raw_reward"] - COEF * step["kl"].unsqueeze(-1))
-            torch.testing.assert_close(step["raw_reward"], step["observation"].sum(-1, keepdim=True))
 
 
 def test_to_moves_the_reference_and_its_numbers():
@@ -192,7 +160,10 @@ def test_copies_work_elsewhere(copy):
     transform, actor, before = drifted(coef=AdaptiveKLController(COEF, target=1.0))
     env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
     play(env, actor, 2)
-    other = transform.clone() if copy == "clone" else pickle.loads(pickle.dumps(drop_container(transform)))  # noqa: S301
+    other = transform.clone()
+    if copy == "pickle":
+        other.reset_parent()
+        other = pickle.loads(pickle.dumps(other))  # noqa: S301
     assert type(other) is KLConstrainedTransform
     assert torch.equal(other.coef, transform.coef)
     steps = play(TransformedEnv(make_env("tanh-normal", (3,)), other), actor)
@@ -201,12 +172,6 @@ def test_copies_work_elsewhere(copy):
     assert not torch.equal(other.coef, torch.tensor(COEF))
     # A clone within this process is the same controller; a pickled one is another.
     assert torch.equal(other.coef, transform.coef) is (copy == "clone")
-
-
-def drop_container(transform):
-    other = transform.clone()
-    other.reset_parent()
-    return other
 
 
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
@@ -222,20 +187,6 @@ def test_the_action_is_the_policys_own(estimator):
     assert steps["next", "kl"].dtype == torch.float32
     again = transform.clone()(steps.exclude(*(("next", key) for key in WRITTEN[:-1])))
     torch.testing.assert_close(steps["next", "kl"], again["next", "kl"], rtol=1e-4, atol=1e-5)
-
-
-def test_environments_that_reset_themselves():
-    """TorchRL tells by a hook which rows have been reset; they alone begin anew."""
-    transform, actor, _ = drifted(limit=1e6)
-    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
-    with torch.no_grad():
-        ahead = env.step(actor(env.reset()))["next"]
-    ahead["_reset"] = torch.tensor([[False], [True], [False]])
-    before = ahead.clone()
-    after = env.transform._reset_on_native_autoreset(ahead, ahead)
-    for key in ("kl", "episode_kl", "ref_log_prob", "raw_reward"):
-        assert (before[key] != 0).all()
-        assert ((after[key] == 0).flatten() == torch.tensor([False, True, False])).all()
 
 
 class Doubled(Transform):
@@ -284,3 +235,73 @@ def test_a_changed_reference_is_found_at_a_reset():
         step(td)
     with pytest.raises(RuntimeError, match="The reference changed"):
         env.reset()
+
+
+def within(transform):
+    return TransformedEnv(make_env("tanh-normal", (3,)), StepCounter()).append_transform(transform)
+
+
+def test_the_same_reference_loads_through_the_environment():
+    env, other = (within(KLConstrainedTransform(make_actor("tanh-normal"))) for _ in range(2))
+    state = stored(env.state_dict())
+    other.load_state_dict(state)
+    after = other.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_reference_raises(strict):
+    """Even a policy that has trained on, taken for its own reference after a restart."""
+    actor = make_actor("tanh-normal")
+    state = stored(within(KLConstrainedTransform(actor)).state_dict())
+    drift(actor, 1e-3)
+    with pytest.raises(RuntimeError, match="another reference model"):
+        within(KLConstrainedTransform(actor)).load_state_dict(state, strict=strict)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "exact"])
+def test_embedded_weights_restore_the_reference(estimator):
+    """Of another seed: after loading both score alike, and the next checkpoint is the same."""
+    options = {"estimator": estimator, "policy": make_actor("tanh-normal", 7), "embed_weights": True}
+    first, second = (KLConstrainedTransform(make_actor("tanh-normal", seed), **options) for seed in (0, 1))
+    actor = make_actor("tanh-normal", 2)
+    steps = play(make_env("tanh-normal", (3,)), actor)
+    expected = first(steps)["next", "kl"]
+    assert not torch.allclose(second(steps)["next", "kl"], expected)
+    state = stored(first.state_dict())
+    second.load_state_dict(state)
+    torch.testing.assert_close(second(steps)["next", "kl"], expected)
+    again = second.state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize(
+    "make_controller",
+    [
+        lambda: AdaptiveKLController(0.3, target=0.01, horizon=10),
+        lambda: LagrangeKLController(0.3, target=0.01),
+        lambda: ScheduledKLController([(0, 1.0), (1000, 0.0)]),
+    ],
+)
+def test_the_controller_goes_on_where_it_was(make_controller):
+    """A run in one piece and one that is resumed half-way have the same coefficients."""
+    actor = make_actor("tanh-normal")
+    policy = drift(frozen_twin(actor))
+
+    def run(transform, seeds):
+        seen = []
+        for seed in seeds:
+            steps = play(within(transform.clone()), policy, seed=seed)
+            transform.update(steps)
+            seen.append(float(transform.coef))
+        return seen
+
+    whole = run(KLConstrainedTransform(actor, make_controller()), range(4))
+    assert len(set(whole)) == 4
+    first = KLConstrainedTransform(actor, make_controller())
+    begun = run(first, range(2))
+    resumed = KLConstrainedTransform(actor, make_controller())
+    resumed.load_state_dict(stored(first.state_dict()))
+    assert [*begun, *run(resumed, range(2, 4))] == whole

@@ -58,12 +58,6 @@ def assert_its_own(steps, reference):
     torch.testing.assert_close(out["kl"], steps["action_log_prob"] - out["ref_log_prob"], rtol=1e-4, atol=1e-4)
 
 
-def primed(transforms):
-    """An environment that declares the states of cells that TorchRL does not know."""
-    states = TensorDictPrimer({key: Unbounded((3,)) for key in ("mean", ("ref", "mean"))}, expand_specs=True)
-    return TransformedEnv(LinearEnv("box", (3,)), Compose(InitTracker(), states, *transforms))
-
-
 @cells
 @pytest.mark.parametrize(("layers", "batch", "group"), [(1, (), None), (2, (3,), "memory")])
 def test_a_reference_that_is_the_policy_has_no_divergence(cell, layers, batch, group):
@@ -110,50 +104,31 @@ def test_the_exact_divergence():
     assert play(env, actor, 12)["next", "kl"].abs().max() < 1e-6
 
 
-def batched_env(batched, actor, **options):
-    """The transforms over workers."""
-    inside = batched(2, functools.partial(LinearEnv, "box", (2,)), **options)
-    primer = actor.module[0][0].make_tensordict_primer()
-    return TransformedEnv(inside, Compose(InitTracker(), primer, KLRewardTransform(actor)))
+PARALLEL = pytest.param("gru", functools.partial(ParallelEnv, mp_start_method="fork"), marks=pytest.mark.slow)
 
 
-BATCHED = [
-    ("lstm", SerialEnv, {}),
-    pytest.param("gru", ParallelEnv, {"mp_start_method": "fork"}, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("cell", "batched", "options"), BATCHED)
-def test_over_workers(cell, batched, options):
+@pytest.mark.parametrize(("cell", "batched"), [("lstm", SerialEnv), PARALLEL])
+def test_over_workers(cell, batched):
     actor = make_recurrent(cell, layers=2)
     before = frozen_twin(actor)
-    env = batched_env(batched, actor, **options)
+    inside = batched(2, functools.partial(LinearEnv, "box", (2,)))
+    primer = actor.module[0][0].make_tensordict_primer()
+    env = TransformedEnv(inside, Compose(InitTracker(), primer, KLRewardTransform(actor)))
     try:
         check_env_specs(env)
         assert play(env, actor, 12)["next", "kl"].abs().max() < 1e-6
-        drift(actor, 0.3)
-        assert_its_own(play(env, actor, 12), before)
+        assert_its_own(play(env, drift(actor, 0.3), 12), before)
     finally:
         env.close()
 
 
-def penalized(actor, reference):
-    return recurrent_env(actor, (3,), [KLConstrainedTransform(reference, missing="zero")])
-
-
-def collect(collector):
-    try:
-        return [batch.clone() for batch in collector]
-    finally:
-        collector.shutdown()
-
-
 def test_in_a_collector():
     """From one batch to the next an episode goes on."""
-    actor, before = make_recurrent("lstm"), make_recurrent("lstm")
-    drift(actor, 0.3)
-    collector = Collector(penalized(actor, before), actor, frames_per_batch=9, total_frames=36)
-    steps = torch.cat(collect(collector), dim=-1)
+    before, actor = make_recurrent("lstm"), drift(make_recurrent("lstm"), 0.3)
+    env = recurrent_env(actor, (3,), [KLConstrainedTransform(before, missing="zero")])
+    collector = Collector(env, actor, frames_per_batch=9, total_frames=36)
+    steps = torch.cat([batch.clone() for batch in collector], dim=-1)
+    collector.shutdown()
     assert not steps["is_init"][:, 3].all()
     assert_its_own(steps, before)
 
@@ -184,27 +159,6 @@ def test_a_policy_is_run_on_the_state_that_it_acted_on():
     torch.testing.assert_close(found, steps["action_log_prob"], rtol=1e-4, atol=1e-4)
 
 
-# What cannot be carried is refused; what the messages advise works.
-
-
-def test_without_the_mark_of_the_first_step():
-    """The remedy, an InitTracker before the transform, is in every test above."""
-    actor = make_recurrent("gru")
-    with pytest.raises(ValueError, match=r"'is_init' and all of .*or none of it.*got in_keys=\['observation'\]"):
-        ActorReference(frozen_copy(actor), in_keys=["observation"])
-    with pytest.raises(ValueError, match=r"all of its state \['recurrent_state_h', 'recurrent_state_c'\]"):
-        ActorReference(frozen_copy(make_recurrent("lstm")), in_keys=["observation", "is_init", "recurrent_state_h"])
-    env = TransformedEnv(LinearEnv("box", (3,)), KLRewardTransform(actor))
-    with pytest.raises(KeyError, match=r"needs 'is_init'.*put InitTracker\(\) before"):
-        env.reset()
-
-
-def test_a_reference_that_reads_sequences_by_default():
-    reference = make_recurrent(default_recurrent_mode=True)
-    with pytest.raises(ValueError, match=r"default_recurrent_mode=False"):
-        recurrent_env(make_recurrent(), transforms=[KLRewardTransform(reference, 0.1)]).rollout(2)
-
-
 class Averages(nn.Module):
     """A cell that TorchRL does not know."""
 
@@ -217,23 +171,11 @@ class Averages(nn.Module):
         return self.net(mean), torch.ones_like(mean[..., :2]), mean
 
 
-def own_cell(group=None, seed=0):
-    key = (lambda name: name) if group is None else (lambda name: (group, name))
-    torch.manual_seed(seed)
-    names = [key("loc"), key("scale"), ("next", group, "mean") if group else ("next", "mean")]
-    memory = TensorDictModule(Averages(), in_keys=["observation", key("mean"), "is_init"], out_keys=names)
-    return ProbabilisticActor(
-        TensorDictSequential(memory),
-        in_keys=dict(zip(("loc", "scale"), names[:2], strict=True)),
-        distribution_class=TanhNormal,
-        return_log_prob=True,
-    )
-
-
-@pytest.mark.parametrize("in_keys", [None, ["observation", "is_init"]])
-def test_a_cell_that_cannot_be_recognised(in_keys):
-    with pytest.raises(ValueError, match=r"'mean'.*not carried.*in_keys="):
-        ReferenceModelLogProbTransform(own_cell(), in_keys=in_keys)
+def own_cell():
+    names = ["loc", "scale", ("next", "mean")]
+    memory = TensorDictModule(Averages(), in_keys=["observation", "mean", "is_init"], out_keys=names)
+    options = {"distribution_class": TanhNormal, "return_log_prob": True}
+    return ProbabilisticActor(TensorDictSequential(memory), in_keys=names[:2], **options)
 
 
 class Secretive(nn.Module):
@@ -249,10 +191,43 @@ class Secretive(nn.Module):
         return self.state, torch.ones_like(self.state)
 
 
-def test_a_state_outside_of_the_tensordict():
+def begin(transform):
+    """An environment that declares the states of cells that TorchRL does not know."""
+    states = TensorDictPrimer({key: Unbounded((3,)) for key in ("mean", ("ref", "mean"))}, expand_specs=True)
+    TransformedEnv(LinearEnv("box", (3,)), Compose(InitTracker(), states, transform)).reset()
+
+
+def secretive():
     module = TensorDictModule(Secretive(), in_keys=["observation"], out_keys=["loc", "scale"])
-    actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal)
-    with pytest.raises(ValueError, match=r"keeps a state outside the tensordict.*GRUModule.*ColumnReference"):
-        primed([ReferenceModelLogProbTransform(actor)]).reset()
-    with pytest.raises(ValueError, match="keeps a state outside the tensordict"):
-        primed([KLConstrainedTransform(actor, estimator="exact", policy=own_cell())]).reset()
+    return ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal)
+
+
+def reading(cell, *in_keys):
+    return ActorReference(frozen_copy(make_recurrent(cell)), in_keys=[*in_keys])
+
+
+SEQUENCES = functools.partial(make_recurrent, default_recurrent_mode=True)
+OUTSIDE = r"keeps a state outside the tensordict.*GRUModule.*ColumnReference"
+SEEN = ["observation", "is_init"]
+REFUSED = [
+    (lambda: reading("gru", "observation"), r"'is_init' and all of .*or none of it.*got in_keys=\['observation'\]"),
+    (lambda: reading("lstm", *SEEN, "recurrent_state_h"), r"all of its state \['recurrent_state_h', 'recurrent"),
+    (lambda: recurrent_env(make_recurrent(), (), [KLRewardTransform(SEQUENCES())]).rollout(2), "recurrent_mode=False"),
+    (lambda: ReferenceModelLogProbTransform(own_cell()), r"'mean'.*not carried.*in_keys="),
+    (lambda: ReferenceModelLogProbTransform(own_cell(), in_keys=SEEN), r"'mean'.*not carried.*in_keys="),
+    (lambda: begin(ReferenceModelLogProbTransform(secretive())), OUTSIDE),
+    (lambda: begin(KLConstrainedTransform(secretive(), estimator="exact", policy=own_cell())), OUTSIDE),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_cannot_be_carried_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_without_the_mark_of_the_first_step():
+    """The remedy is in every test above."""
+    env = TransformedEnv(LinearEnv("box", (3,)), KLRewardTransform(make_recurrent("gru")))
+    with pytest.raises(KeyError, match=r"needs 'is_init'.*put InitTracker\(\) before"):
+        env.reset()

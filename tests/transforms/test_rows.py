@@ -40,14 +40,11 @@ def wordle(n):
     return WordleEnv(["crane", "slate", "pious"], batch_size=[n], max_tries=3, seed=0)
 
 
-def plain_log_softmax(lm, rows):
-    """``[B, T, V]``: what Hugging Face's own forward says of the token after each position."""
-    with torch.no_grad():
-        return lm(input_ids=rows["tokens"], attention_mask=rows["attention_mask"].long()).logits.log_softmax(-1)
-
-
 def plain_log_prob(lm, rows):
-    taken = plain_log_softmax(lm, rows)[:, :-1].gather(-1, rows["tokens"][:, 1:, None]).squeeze(-1)
+    """What Hugging Face's own forward says of the agent's tokens."""
+    with torch.no_grad():
+        logits = lm(input_ids=rows["tokens"], attention_mask=rows["attention_mask"].long()).logits[:, :-1]
+    taken = logits.log_softmax(-1).gather(-1, rows["tokens"][:, 1:, None]).squeeze(-1)
     return torch.nn.functional.pad(taken, (1, 0)) * rows["agent_mask"]
 
 
@@ -73,48 +70,27 @@ def test_the_log_probability_is_the_model_s_own(kind):
     assert (found[rows["agent_mask"]] < 0).all()
 
 
-def test_padding_and_order_and_shape_change_nothing():
+def test_padding_and_order_and_shape_and_type_change_nothing():
     rows, actor = make_rows(), language_actor(tiny_lm(), length_groups=3)
-    found = score(actor, rows)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    torch.testing.assert_close(score(actor, rows[order]), found[order], atol=1e-5, rtol=1e-5)
-    wider = make_rows(width=20)
-    wider = TensorDict({k: torch.nn.functional.pad(v, (0, 7)) for k, v in wider.items()}, batch_size=[6])
-    torch.testing.assert_close(score(actor, wider)[:, :20], found, atol=1e-5, rtol=1e-5)
-    assert (score(actor, wider)[:, 20:] == 0).all()
-    garbage = rows.clone()
-    garbage["tokens"] = torch.where(rows["attention_mask"], rows["tokens"], 3)
-    torch.testing.assert_close(score(actor, garbage), found, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(score(actor, rows.reshape(2, 3)), found.reshape(2, 3, -1), atol=1e-5, rtol=1e-5)
-    narrow = rows.clone()
-    narrow["tokens"] = rows["tokens"].int()
-    torch.testing.assert_close(score(actor, narrow), found)
+    found, order = score(actor, rows), torch.tensor([3, 0, 5, 1, 4, 2])
+    wider = TensorDict({k: torch.nn.functional.pad(v, (0, 7)) for k, v in rows.items()}, batch_size=[6])
+    padding = torch.where(rows["attention_mask"], rows["tokens"], 3)
+    for other, expected in (
+        (rows[order], found[order]),
+        (wider, torch.nn.functional.pad(found, (0, 7))),
+        (rows.clone().set("tokens", padding), found),
+        (rows.reshape(2, 3), found.reshape(2, 3, -1)),
+        (rows.clone().set("tokens", rows["tokens"].int()), found),
+    ):
+        torch.testing.assert_close(score(actor, other), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_one_pass_of_the_trunk_and_the_head_at_decisions_only():
-    lm, rows = tiny_lm(), make_rows()
-    reference = RowReference(frozen_copy(language_actor(lm)))
-    seen = {"trunk": [], "head": []}
-    trunk, head = reference.scorer.trunk.model, reference.frozen.actor[1].module
-    trunk.register_forward_hook(lambda m, a, o: seen["trunk"].append(o.last_hidden_state.shape[:2]))
-    head.register_forward_hook(lambda m, a, o: seen["head"].append(o.shape[0]))
-    score(reference, rows)
-    longest = int(rows["attention_mask"].sum(-1).max())
-    assert seen["trunk"] == [(6, longest)]
-    assert sum(seen["head"]) == int(rows["agent_mask"].sum()) + 1  # one more asks for the vocabulary's size
-
-
-def play(policy, env=None, steps=12):
-    env = wordle(8) if env is None else env
+def play(policy, env, steps=12):
     return env.rollout(steps, policy, break_when_any_done=False)
 
 
-def speaker(env, lm=None, seed=0, **options):
-    lm = (
-        tiny_lm(vocab_size=env.tokenizer.vocab_size, max_length=env.row_length + env.action_length)
-        if lm is None
-        else lm
-    )
+def speaker(env, seed=0, **options):
+    lm = tiny_lm(vocab_size=env.tokenizer.vocab_size, max_length=env.row_length + env.action_length)
     return UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=seed, **options)
 
 
@@ -143,24 +119,16 @@ def test_rows_turns_and_acting_agree(options):
     torch.testing.assert_close(turn[alive], rollout["token_log_prob"][alive], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("forward", "chunk_size"), [(False, 4), (True, 1024)])
-def test_the_exact_divergence_is_torch_s(forward, chunk_size):
-    actor = language_actor(tiny_lm())
+@pytest.mark.parametrize(("direction", "chunk_size"), [("reverse", 4), ("forward", 1024)])
+def test_the_exact_divergence_is_torch_s(direction, chunk_size):
+    actor, rows = language_actor(tiny_lm()), make_rows()
     reference = frozen_copy(actor)
     jitter(actor)
-    rows = make_rows()
-    transform = KLDivergenceTransform(
-        "exact",
-        direction="forward" if forward else "reverse",
-        policy=actor,
-        reference=reference,
-        mask_key="agent_mask",
-        chunk_size=chunk_size,
-    )
-    found = transform(rows.copy())["kl"]
+    options = {"direction": direction, "mask_key": "agent_mask", "chunk_size": chunk_size}
+    found = KLDivergenceTransform("exact", policy=actor, reference=reference, **options)(rows.copy())["kl"]
     with torch.no_grad():
         p, q = (Categorical(logits=model.get_dist(rows).logits) for model in (actor, reference.actor))
-    plain = kl_divergence(q, p) if forward else kl_divergence(p, q)
+    plain = kl_divergence(q, p) if direction == "forward" else kl_divergence(p, q)
     expected = torch.nn.functional.pad(plain[:, :-1], (1, 0)) * rows["agent_mask"]
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert found[rows["agent_mask"]].min() > 0
@@ -216,22 +184,22 @@ def test_the_whole_penalty_on_the_last_token(per):
 
 
 def test_errors_say_what_to_do():
-    env = wordle(2)
+    env, rows = wordle(2), make_rows()
     policy = speaker(env)
-    rollout = play(policy, env, 3)
-    actor = policy.decoder.actor
-    with pytest.raises(ValueError, match="rows_from_rollout"):
-        ReferenceModelLogProbTransform(actor)(rollout)
-    with pytest.raises(ValueError, match="pass an UtteranceActor"):
-        env.append_transform(ReferenceModelLogProbTransform(actor)).reset()
-    with pytest.raises(ValueError, match="both be UtteranceActors"):
-        KLDivergenceTransform("exact", policy=actor, reference=RowReference(frozen_copy(policy)))(
-            rows_from_rollout(rollout, unfinished="truncate")
-        )
-    rows = make_rows()
-    with pytest.raises(KeyError, match="token_log_prob"):
-        KLConstrainedTransform(actor)(rows)
-    with pytest.raises(KeyError, match="'agent_mask'"):
-        ReferenceModelLogProbTransform(actor)(rows.exclude("agent_mask"))
-    with pytest.raises(ValueError, match="placement='last'"):
-        RewardAdjustmentTransform(reward_key="token_reward")(rows.set("kl", torch.zeros(6, 1, 1)))
+    rollout, actor = play(policy, env, 3), policy.decoder.actor
+    turns, whole = rows_from_rollout(rollout, unfinished="truncate"), RowReference(frozen_copy(policy))
+    scored, exact = ReferenceModelLogProbTransform(actor), KLDivergenceTransform("exact", policy=actor, reference=whole)
+    for call, error, match in (
+        (lambda: scored(rollout), ValueError, "rows_from_rollout"),
+        (lambda: env.append_transform(scored.clone()).reset(), ValueError, "pass an UtteranceActor"),
+        (lambda: exact(turns), ValueError, "both be UtteranceActors"),
+        (lambda: KLConstrainedTransform(actor)(rows), KeyError, "token_log_prob"),
+        (lambda: scored(rows.exclude("agent_mask")), KeyError, "'agent_mask'"),
+        (
+            lambda: RewardAdjustmentTransform(reward_key="token_reward")(rows.set("kl", torch.zeros(6, 1, 1))),
+            ValueError,
+            "placement='last'",
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            call()

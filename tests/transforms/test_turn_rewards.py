@@ -14,11 +14,7 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv, check_language_env
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.schema import check_row
-from torchrl_lang.transforms import (
-    EntryReward,
-    LivingCost,
-    TurnRewardTransform,
-)
+from torchrl_lang.transforms import EntryReward, LivingCost, TurnRewardTransform
 
 WORDS = ["crane", "slate", "purge", "mouse"]
 
@@ -47,12 +43,16 @@ def game(n=4, seed=0):
     return Told(WORDS, batch_size=[n], max_tries=3, seed=seed)
 
 
+def extras():
+    return Compose(LivingCost(0.25), EntryReward({"won": 8.0, "lost": -4.0}), Brevity())
+
+
 def player():
     return RandomWordPlayer(WORDS, seed=3)
 
 
 def paid(n=4, seed=0):
-    return TransformedEnv(game(n, seed), Compose(LivingCost(0.25), EntryReward({"won": 8.0, "lost": -4.0}), Brevity()))
+    return TransformedEnv(game(n, seed), extras())
 
 
 def by_hand(rows):
@@ -105,10 +105,7 @@ def test_partial_resets_keep_the_others():
 @pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, mp_start_method="fork")])
 def test_in_workers_and_over_them(kind):
     inside = kind(2, [partial(paid, 3, 0), partial(paid, 3, 1)])
-    over = TransformedEnv(
-        SerialEnv(2, [partial(game, 3, 0), partial(game, 3, 1)]),
-        Compose(LivingCost(0.25), EntryReward({"won": 8.0, "lost": -4.0}), Brevity()),
-    )
+    over = TransformedEnv(SerialEnv(2, [partial(game, 3, 0), partial(game, 3, 1)]), extras())
     rollouts = []
     for env in (inside, over):
         env.set_seed(0)

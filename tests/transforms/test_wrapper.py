@@ -113,61 +113,49 @@ def test_the_log_probabilities_of_the_wrapper_itself():
     torch.testing.assert_close(ours, scored[SCORES].detach(), atol=1e-5, rtol=1e-5)
 
 
-class TestFrozen:
-    def test_stays_while_the_policy_moves_and_shows_no_parameters(self):
-        lm, data = model(), conversations(whole_rows(), left=True)
-        transform = ReferenceModelLogProbTransform(wrapper(lm))
-        before = transform(data.clone())[REF]
-        with torch.no_grad():
-            for parameter in lm.parameters():
-                parameter.mul_(1.5)
-        assert torch.equal(transform(data.clone())[REF], before)
-        assert not before.requires_grad
-        assert not list(transform.parameters())
-        assert list(transform.state_dict()) == ["reference_fingerprint"]
-
-    def test_adapters_switched_off(self):
-        lm, data = model(), conversations(whole_rows(), left=True)
-        plain = WrapperReference(wrapper(copy.deepcopy(lm))).log_prob(data, data)
-        lora = get_peft_model(lm, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-        base = WrapperReference(adapters_off(language_actor(wrapper(lora).model)))
-        torch.testing.assert_close(base.log_prob(data, data), plain)
-        live = as_policy(wrapper(lora)).log_prob(data, data)
-        assert (live - plain).abs().max() > 0.01
+def test_a_frozen_reference_stays_while_the_policy_moves_and_shows_no_parameters():
+    lm, data = model(), conversations(whole_rows(), left=True)
+    transform = ReferenceModelLogProbTransform(wrapper(lm))
+    before = transform(data.clone())[REF]
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(transform(data.clone())[REF], before)
+    assert not before.requires_grad
+    assert not list(transform.parameters())
+    assert list(transform.state_dict()) == ["reference_fingerprint"]
 
 
-class TestChain:
-    def test_reward_of_conversations(self):
-        lm, moved = model(seed=0), model(seed=1)
-        steps = conversations(whole_rows(), left=True)
-        steps.update(wrapper(moved, pad_output=True)(steps.clone()).select(SCORES).detach())
-        steps["next"] = TensorDict(reward=torch.ones(6, 1), batch_size=[6])
-        out = KLConstrainedTransform(wrapper(lm), 0.5)(steps)
-        kl = ((steps[SCORES] - one_by_one(lm, steps[FULL], steps[ATTENTION])) * steps[ASSISTANT]).sum(-1)
-        torch.testing.assert_close(out["next", "reward"], 1 - 0.5 * kl[:, None], atol=1e-4, rtol=1e-4)
-        assert out["next"].get(REF).shape == steps[FULL].shape
+def test_adapters_switched_off():
+    lm, data = model(), conversations(whole_rows(), left=True)
+    plain = WrapperReference(wrapper(copy.deepcopy(lm))).log_prob(data, data)
+    lora = get_peft_model(lm, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    base = WrapperReference(adapters_off(language_actor(wrapper(lora).model)))
+    torch.testing.assert_close(base.log_prob(data, data), plain)
+    assert (as_policy(wrapper(lora)).log_prob(data, data) - plain).abs().max() > 0.01
 
 
-class TestErrors:
-    def test_an_engine_that_is_no_module(self):
-        engine = wrapper()
-        engine.__dict__["model"] = "an address"
-        engine._modules.pop("model", None)
-        with pytest.raises(TypeError, match=r"FunctionReference"):
-            WrapperReference(engine)
+def test_reward_of_conversations():
+    lm, steps = model(), conversations(whole_rows(), left=True)
+    steps.update(wrapper(model(seed=1), pad_output=True)(steps.clone()).select(SCORES).detach())
+    steps["next"] = TensorDict(reward=torch.ones(6, 1), batch_size=[6])
+    out = KLConstrainedTransform(wrapper(lm), 0.5)(steps)
+    kl = ((steps[SCORES] - one_by_one(lm, steps[FULL], steps[ATTENTION])) * steps[ASSISTANT]).sum(-1)
+    torch.testing.assert_close(out["next", "reward"], 1 - 0.5 * kl[:, None], atol=1e-4, rtol=1e-4)
+    assert out["next"].get(REF).shape == steps[FULL].shape
 
-    def test_rows_taken_for_conversations(self):
-        with pytest.raises(ValueError, match="conversations"):
-            as_reference(wrapper()).log_prob(whole_rows(), whole_rows())
 
-    @pytest.mark.parametrize("key", [FULL, ATTENTION, ASSISTANT])
-    def test_a_missing_entry(self, key):
-        data = conversations(whole_rows(), left=True).exclude(key)
-        with pytest.raises(KeyError, match=key[-1]):
-            as_reference(wrapper()).log_prob(data, data)
-
-    def test_ragged(self):
-        rows = [conversations(whole_rows(1, width), left=False) for width in (8, 9)]
-        data = torch.cat([row.to_lazystack(0) for row in rows])
-        with pytest.raises(ValueError, match="pad_output=True"):
+def test_what_cannot_be_scored():
+    engine, padded = wrapper(), conversations(whole_rows(), left=True)
+    engine.__dict__["model"] = "an address"
+    engine._modules.pop("model", None)
+    with pytest.raises(TypeError, match=r"FunctionReference"):
+        WrapperReference(engine)
+    ragged = [conversations(whole_rows(1, width), left=False).to_lazystack(0) for width in (8, 9)]
+    for data, error, match in (
+        (whole_rows(), ValueError, "conversations"),
+        *((padded.exclude(key), KeyError, key[-1]) for key in (FULL, ATTENTION, ASSISTANT)),
+        (torch.cat(ragged), ValueError, "pad_output=True"),
+    ):
+        with pytest.raises(error, match=match):
             as_reference(wrapper()).log_prob(data, data)
