@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.algorithm_distillation.models import continuous, model
 from torchrl_lang.algorithm_distillation import LearningHistory
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, NoisyExpert, QLearning
 from torchrl_lang.envs.grids import DarkRoomEnv
@@ -25,3 +26,9 @@ def history():
 @pytest.fixture
 def q_source():
     return source(algorithm=QLearning)
+
+
+@pytest.fixture(params=[model, continuous])
+def made(request):
+    """A model of discrete or of continuous entries."""
+    return request.param()

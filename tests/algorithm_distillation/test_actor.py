@@ -6,16 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from tests.algorithm_distillation.models import CONTEXT, EPISODE, continuous, model, windows
-from torchrl_lang.algorithm_distillation import Continuous, HistoryActor
+from tests.algorithm_distillation.models import CONTEXT, EPISODE, model, windows
+from torchrl_lang.algorithm_distillation import Continuous, HistoryActor, PromptedPolicy
 
-KINDS = {"discrete": model, "continuous": continuous}
 STREAMS = 6
-
-
-@pytest.fixture(params=KINDS)
-def made(request):
-    return KINDS[request.param]()
 
 
 def observation_of(made, random):
@@ -84,42 +78,16 @@ def test_uncached_equals_a_window_of_the_last_episodes(made):
         actor.observe(rows["reward"][:, t, 0], rows["done"][:, t, 0])
 
 
-def test_positions_are_those_of_training():
-    made, seen = model(), []
-    made.trunk.embedding.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].position))
-    for cache in (True, False):
-        actor = HistoryActor(made, context=8, cache=cache)
-        actor.begin(STREAMS)
-        for _ in play(made, [actor]):
-            pass
-        assert max(int(position.max()) for position in seen) == 7
-        seen.clear()
-
-
-def test_each_stream_reads_its_own_context_only(made):
-    whole, alone = HistoryActor(made, temperature=0), HistoryActor(made, temperature=0)
-    rows = windows(made, rows=STREAMS, length=40)
-    for actor, part in ((whole, slice(None)), (alone, slice(2, 3))):
-        actor.begin(STREAMS if actor is whole else 1)
-        actor._context.clock = rows["episode_step"][part, 0].clone()
-    for t in range(40):
-        both = [actor.act(rows["observation"][part, t]) for actor, part in ((whole, slice(None)), (alone, slice(2, 3)))]
-        torch.testing.assert_close(both[0][2:3], both[1], atol=1e-4, rtol=1e-4)
-        for actor, part in ((whole, slice(None)), (alone, slice(2, 3))):
-            actor.observe(rows["reward"][part, t, 0], rows["done"][part, t, 0])
-
-
 def test_prompting_equals_having_acted(made):
     """After whole episodes, a prompt leaves the actor as if it had acted so."""
     acted, prompted = HistoryActor(made, temperature=0), HistoryActor(made, temperature=0, cache=False)
-    cached = HistoryActor(made, temperature=0)
     rows = windows(made, rows=STREAMS, length=8)
     rows["episode_step"][:] = torch.arange(8) % 4
     rows["done"][:] = (torch.arange(8) % 4 == 3)[:, None]
-    for actor in (acted, prompted, cached):
+    cached = PromptedPolicy(HistoryActor(made, temperature=0), rows)
+    for actor in (acted, prompted, cached, cached):  # it is prompted at every beginning
         actor.begin(STREAMS)
     prompted.prompt(rows)
-    cached.prompt(rows)
     for t in range(8):
         acted.act(rows["observation"][:, t])
         acted._action = rows["action"][:, t]
@@ -150,18 +118,6 @@ def test_samples_have_the_probabilities_of_the_model():
     assert torch.allclose(action.bincount(minlength=5) / streams, expected, atol=0.02)
 
 
-def test_deterministic_exploration_takes_the_most_likely_action(made):
-    """As of LanguageHistoryPolicy, so that one evaluation loop is greedy with both."""
-    greedy, sampled = HistoryActor(made, temperature=0), HistoryActor(made, temperature=20.0, seed=0)
-    rows = windows(made)
-    found = []
-    for actor in (greedy, sampled):
-        actor.begin(len(rows))
-        with set_exploration_type(ExplorationType.DETERMINISTIC):
-            found.append(actor.act(rows["observation"][:, 0]))
-    assert torch.equal(*found)
-
-
 def test_observations_and_rewards_of_other_dtypes_are_converted(made):
     """Gymnasium's observations are often float64 or int32."""
     rows, actions = windows(made, rows=STREAMS, length=4), []
@@ -174,12 +130,15 @@ def test_observations_and_rewards_of_other_dtypes_are_converted(made):
     assert all(map(torch.equal, actions[:4], actions[4:]))
 
 
-def test_temperature_zero_takes_the_most_likely_action(made):
-    actor = HistoryActor(made, temperature=0)
+@pytest.mark.parametrize("temperature", [0.0, 20.0])
+def test_temperature_zero_or_deterministic_exploration_takes_the_most_likely_action(made, temperature):
+    """As of LanguageHistoryPolicy, so that one evaluation loop is greedy with both."""
+    actor = HistoryActor(made, temperature=temperature, seed=0)
     actor.begin(STREAMS)
-    for parameters, actions in play(made, [actor], 5):
-        most_likely = parameters[0].argmax(-1) if made.action_head.is_discrete else parameters[0][:, :2]
-        assert torch.equal(actions[0], most_likely)
+    with set_exploration_type(ExplorationType.DETERMINISTIC if temperature else ExplorationType.RANDOM):
+        for parameters, actions in play(made, [actor], 5):
+            most_likely = parameters[0].argmax(-1) if made.action_head.is_discrete else parameters[0][:, :2]
+            assert torch.equal(actions[0], most_likely)
 
 
 class OtherDevice(TorchDispatchMode):

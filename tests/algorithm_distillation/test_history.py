@@ -1,7 +1,10 @@
-"""Learning histories on disk: what is recorded is read again, resumed after a kill, and checked."""
+"""Learning histories on disk: read as recorded, resumed after a kill, checked; and their windows."""
 
+import errno
 import json
+import os
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -9,7 +12,17 @@ import torch
 from tests.algorithm_distillation.conftest import TASKS, source
 from tests.kills import kills
 from torchrl_lang._files import FileError, write_manifest
-from torchrl_lang.algorithm_distillation import HistoryWriter, LearningHistory, load_history, record_history
+from torchrl_lang.algorithm_distillation import (
+    HistoryWindows,
+    HistoryWriter,
+    LearningHistory,
+    history_writer,
+    load_history,
+    record_history,
+    split_tasks,
+)
+from torchrl_lang.algorithm_distillation.history import HistoryManifest
+from torchrl_lang.recipes.command_line import describe
 
 
 def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
@@ -130,6 +143,8 @@ def test_a_changed_byte_is_found(tmp_path, key):
     path.unlink()
     with pytest.raises(FileError, match="is missing"):
         load_history(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no learning history"):
+        load_history(tmp_path / "rows")
 
 
 def changed(content, *path, to):
@@ -147,14 +162,10 @@ def changed(content, *path, to):
         (("format",), "torchrl_lang rows", "format"),
         (("version",), 2, "version"),
         (("tasks", 0, "task"), 5, "number of its own"),
-        (("tasks", 0), {}, "number of its own"),
         (("steps",), 59, "60 of 59 steps"),
         (("parts", 1, "first"), 19, "a part of 20 steps from step 19, expected one from 20"),
-        (("parts", 1, "sha256"), {}, "a part"),
         (("entries", "reward", "dtype"), "int64", "60 of 60 steps with the entries"),
-        (("entries", "observation", "dtype"), "float16", "dtype"),
         (("entries", "observation", "shape"), [2**33, 2**33], f"has 5760 bytes, expected {360 * 8 * 2**66}"),
-        (("streams",), 2**62, "bytes, expected"),
         (("entries", "../x"), {"dtype": "bool", "shape": []}, "entries"),
     ],
 )
@@ -167,11 +178,6 @@ def test_impossible_manifests(tmp_path, path, to, message):
     del content["digest"]
     write_manifest(tmp_path / "manifest.json", content)
     with pytest.raises(FileError, match=message):
-        load_history(tmp_path)
-
-
-def test_there_is_no_history(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no learning history"):
         load_history(tmp_path)
 
 
@@ -195,14 +201,11 @@ def one_more(value):
     [
         (terminate, r"1 steps are terminated but not done \(task 1, stream 0, step 10 is the first\)"),
         (change("episode", one_more), "have another 'episode' than .*step 10"),
-        (change("episode_step", one_more), "have another 'episode_step' than .*step 10"),
         (change("reward", lambda value: value / 0), "non-finite 'reward'"),
-        (change("action", lambda value: value * torch.inf), "non-finite 'action'"),
         (change("action_log_prob", lambda value: value - torch.inf), "non-finite 'action_log_prob'"),
         (change("action_log_prob", lambda value: value[..., None]), r"of shape \[1\], expected"),
         (change("observation", lambda value: value.half()), "float16"),
         (change("observation", lambda value: value[..., :0]), "sizes of at least 1"),
-        (lambda steps: steps.clone().set(("a", "b"), torch.ones(3, 2, 60)), "'a' of a step is TensorDict"),
         (lambda steps: steps.clone().set("a-b", torch.ones(3, 2, 60)), "'a-b'"),
     ],
 )
@@ -227,3 +230,161 @@ def test_log_probabilities_may_be_left_out_and_other_entries_may_not():
         LearningHistory(made.history().exclude("episode_step"), made.tasks)
     with pytest.raises(ValueError, match=r"another batch size: \[3, 2, 60\]"):
         LearningHistory(made.history(), made.tasks[:1])
+
+
+def fail(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *map(str, arguments[1:2]))
+
+
+def test_a_part_that_found_no_room_is_recorded_again(tmp_path, monkeypatch):
+    made = source()
+    steps = made.history()
+    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", lambda *arguments: fail(), raising=False)
+            with pytest.raises(OSError, match="No space") as caught:
+                writer.extend(steps)
+        file = tmp_path / "rows" / "action.memmap"
+        assert describe(caught.value).startswith(f"{file}: No space left on device; make room on that disk")
+        writer.extend(steps[..., :20])
+        with monkeypatch.context() as patch:
+            patch.setattr(HistoryManifest, "write", fail)
+            with pytest.raises(OSError, match="No space"):
+                writer.extend(steps[..., 20:40])
+        assert writer.recorded == 20 == load_history(tmp_path, unfinished=True).recorded
+        writer.extend(steps[..., 20:])
+    assert (load_history(tmp_path).steps == steps).all()
+
+
+def test_parts_that_do_not_fit(tmp_path):
+    made = source()
+    steps = made.history()
+    with HistoryWriter(tmp_path, made.tasks, 2, 30) as writer:
+        for part in (steps[:, :1], steps, steps[..., :0]):
+            with pytest.raises(ValueError, match="A part has batch size"):
+                writer.extend(part)
+        with pytest.raises(ValueError, match="have another 'episode_step'"):
+            writer.extend(steps[..., 1:20])  # not the first steps
+        writer.extend(steps[..., :20])
+        with pytest.raises(ValueError, match="but those before had"):
+            writer.extend(steps[..., 20:30].exclude("action_log_prob"))
+
+
+def test_steps_are_on_the_disk_before_the_manifest_lists_them(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(history_writer, "flush", lambda path: calls.append(path.stem))
+    monkeypatch.setattr(HistoryManifest, "write", lambda manifest, path: calls.append(len(manifest.parts)))
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
+        for block in made.blocks(30):
+            writer.extend(block)
+    keys = sorted(made.history().keys())
+    assert calls == ["rows", *keys, 1, *keys, 2]
+
+
+def kept_steps(history, task, stream, skip, remainder):
+    """The steps of one stream, in order, whose episode leaves a remainder; in a plain loop."""
+    episode = history.steps["episode"][task, stream].tolist()
+    return [step for step, number in enumerate(episode) if number % skip == remainder]
+
+
+def all_windows(history, length, skip=1, at_episode_start=False, tasks=range(3)):
+    """Every window as (task, stream, steps), in plain loops."""
+    found = Counter()
+    for task in tasks:
+        for stream in range(2):
+            for remainder in range(skip):
+                steps = kept_steps(history, task, stream, skip, remainder)
+                for first in range(len(steps) - length + 1):
+                    if at_episode_start and history.steps["episode_step"][task, stream, steps[first]] != 0:
+                        continue
+                    found[(task, stream, *steps[first : first + length])] += 1
+    return found
+
+
+def located(history, index):
+    """Windows of indices as (task, stream, steps); fails if one crosses a stream."""
+    places = {
+        number: place
+        for place, number in (
+            ((task, stream, step), int(history.flat_index()[task, stream, step]))
+            for task in range(3)
+            for stream in range(2)
+            for step in range(history.recorded)
+        )
+    }
+    for window in index.tolist():
+        steps = [places[number] for number in window]
+        assert len({place[:2] for place in steps}) == 1, "crosses a stream"
+        yield (*steps[0][:2], *(place[2] for place in steps))
+
+
+@pytest.mark.parametrize(
+    ("length", "skip", "at_episode_start"), [(1, 1, False), (4, 2, True), (13, 3, False), (13, 1, True)]
+)
+def test_an_epoch_is_every_window_once(history, length, skip, at_episode_start):
+    windows = HistoryWindows(history, length, skip_episodes=skip, at_episode_start=at_episode_start)
+    found = Counter()
+    for batch in windows.buffer(8):
+        found.update(located(history, batch["index"]))
+    assert found == all_windows(history, length, skip, at_episode_start)
+    assert found.total() == len(windows)
+
+
+def test_unfinished_histories_have_windows_of_recorded_steps_only(tmp_path):
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 100) as writer:
+        writer.extend(made.history())
+    history = load_history(tmp_path, unfinished=True)
+    found = Counter()
+    for batch in HistoryWindows(history, 9, skip_episodes=2).buffer(32):
+        found.update(located(history, batch["index"]))
+    assert found == all_windows(history, 9, skip=2)
+
+
+def test_the_order_depends_on_the_seed_and_is_resumed(history):
+    def take(buffer, batches):
+        return [buffer.sample()["index"] for _ in range(batches)]
+
+    first = take(HistoryWindows(history, 10, seed=1).buffer(30), 25)  # over two epochs
+    assert all(map(torch.equal, first, take(HistoryWindows(history, 10, seed=1).buffer(30), 25)))
+    assert not torch.equal(first[0], HistoryWindows(history, 10, seed=2).buffer(30).sample()["index"])
+    running = HistoryWindows(history, 10, seed=1).buffer(30)
+    take(running, 13)
+    state = running.sampler.state_dict()
+    resumed = HistoryWindows(history, 10, seed=9).buffer(30)
+    resumed.sampler.load_state_dict(state)
+    assert all(map(torch.equal, first[13:], take(resumed, 12)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length must be an integer of at least 1"),
+        ({"length": 61}, "No stream has a window of length=61 with skip_episodes=1: the streams have 60 steps"),
+        ({"length": 362}, "No stream has a window of length=362"),  # the history has 360 steps in all
+        ({"length": 59, "skip_episodes": 2}, "No stream has a window"),
+        ({"length": 5, "skip_episodes": 0}, "skip_episodes must be an integer of at least 1"),
+        ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),
+        ({"length": 5, "tasks": []}, "numbers of tasks in the history, none are not"),
+    ],
+)
+def test_bad_options(history, options, message):
+    with pytest.raises(ValueError, match=message):
+        HistoryWindows(history, **options)
+
+
+def test_parts_are_disjoint_and_complete():
+    numbers = torch.arange(100, 181)
+    split = split_tasks(numbers, seed=4)
+    assert [len(part) for part in split] == [61, 8, 12]
+    assert torch.cat(split).sort().values.tolist() == numbers.tolist()
+    assert all(part.tolist() == sorted(part.tolist()) for part in split)
+    assert split_tasks(numbers, seed=4).test.tolist() == split.test.tolist()
+    assert split_tasks(numbers, seed=5).test.tolist() != split.test.tolist()
+
+
+@pytest.mark.parametrize("shares", [{"validation": 0.5, "test": 0.5}, {"test": -0.1}, {"tasks": [1] * 10}])
+def test_bad_shares(shares):
+    with pytest.raises(ValueError, match="leave none of 10 different tasks"):
+        split_tasks(**{"tasks": 10, **shares})

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv
 
-from torchrl_lang.algorithm_distillation import (
-    OptimalPolicy,
-    RandomPolicy,
-    episode_returns,
-    evaluate_in_context,
-)
+from torchrl_lang.algorithm_distillation import OptimalPolicy, RandomPolicy, episode_returns, evaluate_in_context
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, NoisyExpert, QLearning
 from torchrl_lang.envs.grids import DarkKeyDoorEnv, DarkRoomEnv
 

@@ -6,17 +6,10 @@ import torch
 from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
 
 from tests.algorithm_distillation import reference
-from tests.algorithm_distillation.models import CONTEXT, EPISODE, continuous, model, windows
+from tests.algorithm_distillation.models import CONTEXT, EPISODE, model, windows
 from torchrl_lang.algorithm_distillation import ADTransformer, Continuous, Discrete
 from torchrl_lang.algorithm_distillation.entries import entry_of_spec
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkRoomEnv
-
-KINDS = {"discrete": model, "continuous": continuous}
-
-
-@pytest.fixture(params=KINDS)
-def made(request):
-    return KINDS[request.param]()
 
 
 def test_hidden_states_and_predictions_equal_plain_loops():
@@ -84,15 +77,6 @@ def test_shapes_for_any_batch_shape(made):
     assert made.get_dist(rows).batch_shape == rows.shape
 
 
-def test_the_distribution_of_continuous_actions():
-    made = continuous()
-    rows = windows(made)
-    loc, log_std = made(rows)["action_parameters"].chunk(2, -1)
-    std = log_std.clamp(-5, 2).exp()
-    expected = -0.5 * ((rows["action"] - loc) / std) ** 2 - std.log() - 0.5 * np.log(2 * np.pi)
-    assert torch.allclose(made.get_dist(rows).log_prob(rows["action"]), expected.sum(-1), atol=1e-4, rtol=1e-4)
-
-
 def test_the_model_of_an_environment():
     room = ADTransformer.for_env(DarkRoomEnv(7, episode_length=10), context=30, width=8)
     assert (room.observation, room.action, room.episode_length) == (Discrete([7, 7]), Discrete([5]), 10)
@@ -114,7 +98,6 @@ def test_entries_of_specs():
     [
         ({"context": 4}, "context must cover an episode of 5 steps at least, got 4"),
         ({"width": 15}, "width must be a multiple of heads, got width=15 and heads=2"),
-        ({"layers": 0}, "layers must be an integer of at least 1, got 0"),
         ({"action": Discrete([2, 2])}, "A discrete action has one component"),
     ],
 )

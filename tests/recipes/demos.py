@@ -1,7 +1,5 @@
 """Run the commands that train and compare methods in this process, count what they do, and interrupt them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Interrupt a command as Ctrl-C would, to see whether it continues with the same result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """A task by way of the notes that datasets and runs hold about it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,8 @@
 """The offline algorithms from end to end: options that reach the loss, logs, resumed runs, saved policies, learning."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ import torch
 from tensordict import TensorDict
 
 from tests.recipes.interrupt import interrupted_at_evaluation
+from tests.recipes.lines import assert_same_runs, refused
 from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError, read_tensors
+from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import (
@@ -43,9 +43,6 @@ PLACES = {"data": Path("data"), "out": Path("out")}
 def kept(walks):
     """The held-out rows."""
     return load_dataset(walks / "data")[108:]
-
-
-# -- options --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -137,18 +134,12 @@ def test_options_of_the_decision_transformer(seen):
         DT(**PLACES, target_return=float("nan"))
 
 
-def test_a_policy_to_start_from_is_needed(walks, capsys):
-    assert train(walks, "oreo", "none") == 2
-    assert "starts from a policy that imitates the data" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("recipe", "option"), [("psi", "--prior"), ("ppo", "--start")])
-def test_a_policy_that_is_asked_for_returns_is_not_taken_without_them(walks, recipe, option, tmp_path, capsys):
-    if recipe == "ppo":
-        assert main(["train", "ppo", option, str(walks / "dt"), "--out", str(tmp_path / "run")]) == 2
-    else:
-        assert train(walks, recipe, tmp_path / "run", option, walks / "dt") == 2
-    assert "is a decision transformer, which plays by a return" in capsys.readouterr().err
+def test_a_policy_to_start_from_is_needed_and_not_one_that_is_asked_for_returns(walks, tmp_path, capsys):
+    out = ["--out", tmp_path / "run"]
+    data = ["--data", walks / "data", *out]
+    assert "starts from a policy that imitates the data" in refused(capsys, "train", "oreo", *data)
+    for call in (["psi", *data, "--prior"], ["ppo", *out, "--start"]):
+        assert "is a decision transformer, which plays by a return" in refused(capsys, "train", *call, walks / "dt")
 
 
 def test_the_range_of_returns_by_hand():
@@ -164,9 +155,6 @@ def test_the_range_of_returns_by_hand():
     # From the right: -4, half of it, a quarter of that less 1, half of that.
     assert return_range(rows, tokenizer, gamma=0.5, turn_gamma=0.25) == (-4.0, 2.0)
     assert return_range(rows[:1], tokenizer, gamma=0.5, turn_gamma=0.25) == (-4.0, -0.75)
-
-
-# -- variants -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values())
@@ -217,9 +205,6 @@ def test_the_guide_has_a_table_of_the_options_of_variants():
             assert value == ("none" if found is None else f"{found:g}" if isinstance(found, float) else found)
 
 
-# -- the decision transformer's returns -----------------------------------------------------------------------------
-
-
 def built(walks, **options):
     dataset = load_dataset(walks / "data")
     return build_returns(DT(**PLACES, **options), dataset.rows, 16, dataset.tokenizer.control.end_of_action), dataset[:]
@@ -259,8 +244,6 @@ def test_the_held_out_loss_without_returns_is_that_of_imitation(walks):
     assert found == pytest.approx(float(loss.detach()), rel=1e-5)
     assert found != pytest.approx(plain, rel=1e-5)
 
-
-# -- runs -----------------------------------------------------------------------------------------------------------
 
 HEADS = {
     **{key: {"target_qvalue", "qvalue"} for key in ("cql", "bcq", "psi")},
@@ -303,15 +286,6 @@ def test_a_run_is_logged_opened_and_evaluated(walks, name):
     guided = ["sample", "greedy", *(f"beta {beta} greedy" for beta in (1, 2, 4, 8, 16))]
     mine = [player.removeprefix(f"{name} ") for player in players if player.startswith(name)]
     assert mine == PLAYERS.get(name, guided)
-
-
-def assert_same_runs(one, other):
-    """Equal logs, and models with equal weights."""
-    assert (one / "log.csv").read_text() == (other / "log.csv").read_text()
-    for path in (one / "model").glob("*.safetensors"):
-        left, right = (read_tensors(run / "model" / path.name, remedy="") for run in (one, other))
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), path.name
 
 
 @pytest.mark.slow
@@ -399,25 +373,15 @@ def test_likelihoods_guide_the_model_that_they_began_as(walks):
     assert (plain.guidance, plain.min_p) == (None, None)
 
 
-def test_what_an_algorithm_has_not_is_an_error(walks):
+def test_what_an_algorithm_has_not_and_a_damaged_record_of_decoding_are_errors(walks, tmp_path):
     with pytest.raises(ValueError, match=r"learned no values of tokens, so beta=2\.0"):
         load_run(walks / "chai").policy(2.0)
     with pytest.raises(ValueError, match="Only decision transformers are asked for a return"):
         load_run(walks / "bc").policy(target_return=-1.0)
-
-
-def test_a_damaged_record_of_decoding_is_an_error(walks):
-    path = walks / "psi" / "decoding.json"
-    content = path.read_text()
-    path.write_text(content.replace("false", "3"))
-    try:
-        with pytest.raises(FileError, match=r"decoding\.json"):
-            load_run(walks / "psi")
-    finally:
-        path.write_text(content)
-
-
-# -- learning -------------------------------------------------------------------------------------------------------
+    run = shutil.copytree(walks / "psi", tmp_path / "psi")
+    (run / "decoding.json").write_text((run / "decoding.json").read_text().replace("false", "3"))
+    with pytest.raises(FileError, match=r"decoding\.json"):
+        load_run(run)
 
 
 LEARN = ["--layers", "1", "--width", "32", "--batch-size", "24", "--eval-games", "64", "--eval-every", "500"]
@@ -440,7 +404,5 @@ def test_ilql_finds_shortest_paths_and_bc_does_not(tmp_path, capsys):
     assert "optimality" in capsys.readouterr().out
     assert main(["play", "random_walks", "--watch", run, "--games", "2", "--seed", "0"]) == 0
     assert len(capsys.readouterr().out.split("\n\n")) == 3  # two games and the end
-    assert main(["evaluate", "--task", "wordle", "--run", run]) == 2
-    assert "is about the task 'random_walks', not 'wordle'" in capsys.readouterr().err
-    assert main(["evaluate", "--run", run, "--split", "test"]) == 2
-    assert "split='test' is unknown: the task random_walks has no splits" in capsys.readouterr().err
+    assert "the task 'random_walks', not 'wordle'" in refused(capsys, "evaluate", "--task", "wordle", "--run", run)
+    assert "the task random_walks has no splits" in refused(capsys, "evaluate", "--run", run, "--split", "test")

@@ -1,12 +1,11 @@
 """What comparisons of methods share: options that results go together with, and players that do nothing twice."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.recipes.lines import refused
 from torchrl_lang._files import FileError
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.recipes.compare import CHOICE, REPORT, Row, TrainedPlayer, compared, decodings, format_rows
@@ -88,8 +87,12 @@ def test_results_of_other_options(tmp_path, monkeypatch):
         longer.record()
     longer.record("steps")
     assert json.loads((tmp_path / "out" / "options.json").read_text())["steps"] == 6
-
-
-def test_an_unknown_method():
     with pytest.raises(ValueError, match="--methods has no magic"):
-        ComparisonOptions(out=Path("out"), methods=("bc", "magic"))
+        ComparisonOptions(out=tmp_path, methods=("bc", "magic"))
+
+
+@pytest.mark.parametrize("demo", ["reddit", "visual_dialogue"])
+def test_a_folder_that_is_not_there_is_an_error(demo, tmp_path, capsys):
+    assert "mistyped" in refused(capsys, demo, "--out", tmp_path / "out", "--folder", tmp_path / "mistyped")
+    assert not (tmp_path / "mistyped").exists()
+    assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"

@@ -1,7 +1,5 @@
 """`convert-agilerl`: an agent of AgileRL as a run, which is evaluated, watched and trained on like any other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,13 +17,9 @@ from torchrl_lang.schema import ACTION
 TOKENS, POSITIONS = 35, 74
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("convert") / "data"
-    (folder.parent / "words.txt").write_text("crane\nslate\npurge\nmouse\n")
-    words = ["--words", str(folder.parent / "words.txt")]
-    assert main(["generate", "wordle", "--out", str(folder), "--games", "48", "--batch", "16", *words]) == 0
-    return folder
+@pytest.fixture
+def data(wordle):
+    return wordle / "data"
 
 
 def convert(source: Path, data: Path, out: Path) -> int:
@@ -33,11 +27,11 @@ def convert(source: Path, data: Path, out: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(data):
-    source, out = data.parent / "agent", data.parent / "run"
-    export(make_agent(vocab=TOKENS, length=POSITIONS), source)
-    assert convert(source, data, out) == 0
-    return out
+def run(wordle, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("convert")
+    export(make_agent(vocab=TOKENS, length=POSITIONS), folder / "agent")
+    assert convert(folder / "agent", wordle / "data", folder / "run") == 0
+    return folder / "run"
 
 
 def test_its_policy_and_guidance_are_the_agents(run, data):

@@ -1,13 +1,13 @@
 """Offline training on a JSONL file of dialogues, without an environment: from the file to an answer of the model."""
 
-from __future__ import annotations
-
 import json
 import sys
 
 import pytest
 import torch
 
+from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.recipes.lines import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import folder_lock, read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset
@@ -64,17 +64,6 @@ def train(recipe, home, out, *more):
     return ["train", recipe, "--data", str(home / "dialogues.jsonl"), "--out", str(out), *TINY, *more]
 
 
-def refused(capsys, *arguments):
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
-# -- the file's rows -----------------------------------------------------------------------------------------------
-
-
 def test_rows_have_the_characters_of_the_file_and_the_length_of_the_longest_dialogue(runs):
     dataset = load_dataset(runs / "bc" / "data")
     assert len(dataset) == 40
@@ -114,9 +103,6 @@ def test_a_resumed_run_needs_the_same_dialogues(home, tmp_path, capsys):
     file.rename(tmp_path / "moved.jsonl")
     assert "dialogues.jsonl: No such file" in refused(capsys, *train("bc", tmp_path, run))
     assert main([*train("bc", home, run), "--data", str(home / "dialogues.jsonl")]) == 0  # the same content elsewhere
-
-
-# -- training and evaluation ---------------------------------------------------------------------------------------
 
 
 def test_an_earlier_checkpoint_with_a_lower_loss_becomes_the_model(home, tmp_path, monkeypatch, capsys):
@@ -171,9 +157,6 @@ def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_pa
     assert load_run(tmp_path / "run").action_length == 5
 
 
-# -- with an environment -------------------------------------------------------------------------------------------
-
-
 def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, monkeypatch, capsys):
     (tmp_path / "opposites.py").write_text(OPPOSITES.replace("abdginostuwn", "abcdghilnostuwy"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -217,26 +200,11 @@ def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path
     sys.modules.pop("opposites")
 
 
-# -- tokenizers ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory):
     """A folder with a tokenizer that has a chat template, as Hugging Face writes it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
-    )
-    special = {"pad_token": "<|pad|>", "eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
     folder = tmp_path_factory.mktemp("chat_model")
-    PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special).save_pretrained(folder)
+    tokenizer_of(EXACT["chatml"]).save_pretrained(folder)
     return folder
 
 
@@ -251,7 +219,7 @@ def test_rows_of_a_hugging_face_tokenizer_and_of_its_chat_template(home, tmp_pat
     )
     row = load_dataset(chat / "data")[1]
     assert load_dataset(chat / "data").tokenizer.decode(row["tokens"][row["attention_mask"]]) == (
-        "<|im_start|>system: Short.<|im_end|><|im_start|>user: hot<|im_end|><|im_start|>assistant: cold<|im_end|>"
+        "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\nhot<|im_end|>\n<|im_start|>assistant\ncold<|im_end|>"
     )
     assert isinstance(load_run(chat).reply("hot", method="sample", seed=0), str)
 

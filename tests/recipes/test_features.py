@@ -1,7 +1,5 @@
 """The recipes on rows with features: a game whose answer no text tells, from the command line and by name."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -126,9 +124,6 @@ def log_probs(run, policy, rows):
     return torch.stack([dist.log_prob(action.expand(*rows.batch_size, 2)) for action in actions], -1)
 
 
-# -- starting from a run --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_start_gives_its_projector(home):
     assert train(home, "bc", "wide", "--features-hidden", "5", "--no-feature-positions") == 0
@@ -207,9 +202,6 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
             run.replies([["?"]], features=wrong)
     with pytest.raises(ValueError, match="reads image features, which requests for questions do not have"):
         run_questioner(home / "seen")
-
-
-# -- what is learned ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

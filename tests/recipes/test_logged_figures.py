@@ -1,7 +1,5 @@
 """The page of logged figures: each figure that a recipe logs or writes as JSON is described, and no other."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

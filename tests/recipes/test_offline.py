@@ -1,7 +1,5 @@
 """What the offline recipes share: held-out episodes, reports on values, averages of weights, starts, choice of beta."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -61,9 +59,6 @@ def test_without_held_out_episodes_there_is_no_value_report(walks):
     assert "held_out_loss" not in read_columns(walks / "all" / "log.csv")
 
 
-# -- starting from a run --------------------------------------------------------------------------------------------
-
-
 def test_ilql_starts_from_the_weights_of_bc(walks):
     assert train(walks, "ilql", "frozen", "--start", "bc", "--steps", 2, *FROZEN) == 0
     bc, ilql = (load_run(walks / name).model.lm.state_dict() for name in ("bc", "frozen"))
@@ -81,9 +76,6 @@ def test_a_start_needs_the_same_tokens_and_no_pretrained_model(walks, tmp_path, 
     assert "Give one of --start" in capsys.readouterr().err
     assert main(["train", "bc", *common, "--start", str(tmp_path / "nothing")]) == 2
     assert "There is no run" in capsys.readouterr().err
-
-
-# -- evaluation -----------------------------------------------------------------------------------------------------
 
 
 def players_of(run):
@@ -118,9 +110,6 @@ def test_runs_without_values_cannot_choose_beta(walks, capsys):
     assert load_run(walks / "bc").choose_beta(seed=0) == {}
     assert main(["evaluate", "--run", str(walks / "ilql"), "--beta", "often"]) == 2
     assert "--beta should be a valid number or 'auto', got often" in capsys.readouterr().err
-
-
-# -- the moving average of weights ----------------------------------------------------------------------------------
 
 
 def position_weights(folder):

@@ -1,13 +1,9 @@
 """Online recipes from end to end on a tiny scale: play, learn, resume, be killed, several processes."""
 
-from __future__ import annotations
-
-import csv
 import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from tests.processes import Program, spawned
 from tests.recipes.interrupt import interrupted_at
+from tests.recipes.lines import assert_same_runs, checkpoints, log_of, refused, wait_until, weights_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
@@ -28,7 +25,7 @@ from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_po
 from torchrl_lang.recipes.online_algorithms import PPOLearner
 
 from .test_stopping import SIGNALLED
-from .test_workers import children, listed, shared_names
+from .test_workers import listed, shared_names, workers_of
 
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
 SMALL += ["--eval-games", "4", "--kl-horizon", "16"]
@@ -37,17 +34,9 @@ QUICK = [*SMALL, "--value-warmup", "1"]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
+def start(wordle):
     """A model that has seen a few games."""
-    folder = tmp_path_factory.mktemp("start")
-    words = folder / "words.txt"
-    words.write_text("crane\nslate\npurge\nmouse\n")
-    data = ["--out", str(folder / "data"), "--games", "64", "--words", str(words), "--batch", "32"]
-    assert main(["generate", "wordle", *data]) == 0
-    model = ["--layers", "2", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8"]
-    bc = ["--data", str(folder / "data"), "--out", str(folder / "bc"), "--steps", "4", "--eval-every", "4"]
-    assert main(["train", "bc", *bc, *model]) == 0
-    return folder / "bc"
+    return wordle / "bc"
 
 
 @pytest.fixture(scope="module")
@@ -70,35 +59,13 @@ def arguments(recipe, start, out, *more):
     return ["train", recipe, "--start", str(start), "--out", str(out), *options, *more]
 
 
-def log_of(run):
-    with open(run / "log.csv", newline="") as file:
-        return [{key: value for key, value in row.items() if "seconds" not in key} for row in csv.DictReader(file)]
-
-
-def weights_of(run):
-    return {
-        f"{file}:{key}": value
-        for file in ("model.safetensors", "heads.safetensors")
-        for key, value in load_file(run / "model" / file).items()
-    }
-
-
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[key], right[key]) for key in left)
-
-
-def assert_moved(before, after):
-    assert any(not torch.equal(before[key], after[key]) for key in before if key in after)
-
-
 def test_a_run_plays_learns_can_be_judged_and_be_a_start(start, finished, tmp_path, capsys):
     assert main(arguments("rejection", finished, tmp_path / "on", *SHORT)) == 0
     for folder, begun, steps in ((finished, start, 4), (tmp_path / "on", finished, 2)):
         log = log_of(folder)
         assert [row["step"] for row in log] == [str(step) for step in range(1, steps + 1)]
         assert abs(float(log[0]["kl"])) < 1e-5  # the policy is still the reference
-        assert_moved(weights_of(begun), weights_of(folder))
+        assert changed(begun, folder)
         record = json.loads((folder / "config.json").read_text())
         assert record["reference"] == f"the model in {begun / 'model'}, frozen"
     assert [bool(row["eval_return"]) for row in log_of(finished)] == [False, True, False, True]
@@ -111,18 +78,10 @@ def test_a_killed_run_ends_with_the_same_numbers(start, finished, tmp_path):
     killed, call = tmp_path / "killed", arguments("ppo", start, tmp_path / "killed")
     place = ("torchrl_lang.objectives", "PPOLoss", "estimate", 3, int(signal.SIGKILL))
     assert Program("-c", SIGNALLED, *place, *call).wait() == -signal.SIGKILL
-    assert list((killed / "checkpoints").glob("step-*"))
+    assert checkpoints(killed)
     assert not (killed / "model").exists()
     assert main(call) == 0
-    assert_same(weights_of(finished), weights_of(killed))
-    assert log_of(finished) == log_of(killed)
-
-
-def wait_for_a_checkpoint(run):
-    deadline = time.monotonic() + 120
-    while not list((run / "checkpoints").glob("step-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert_same_runs(finished, killed)
 
 
 def test_the_games_of_a_run_are_recorded(start, tmp_path, monkeypatch):
@@ -162,8 +121,7 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, capsys):
     with interrupted_at(Games, "play", 4):  # one game after the checkpoint of iteration 2
         assert main(call) == 130
     assert {record.epoch for record in read_run(home / "run-broken")} == {1, 2, 3}
-    assert main([*call, "--record-history", str(tmp_path / "other")]) == 2
-    assert "continues after epoch 2, but" in capsys.readouterr().err
+    assert "continues after epoch 2, but" in refused(capsys, *call, "--record-history", tmp_path / "other")
     home = Path(shutil.move(home, tmp_path / "moved"))
     call[-1] = str(home)
     broken, whole = home / "run-broken", home / "run-whole"
@@ -173,15 +131,14 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, capsys):
         assert path.read_text() == (broken / path.name).read_text().replace('"broken"', '"whole"')
     assert main(call) == 0  # a run that is over stays as it is
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
-    assert main(arguments("ppo", start, tmp_path / "other" / "broken", "--record-history", str(home))) == 2
-    assert f"of the run in {tmp_path / 'broken'}" in capsys.readouterr().err
+    elsewhere = arguments("ppo", start, tmp_path / "other" / "broken", "--record-history", str(home))
+    assert f"of the run in {tmp_path / 'broken'}" in refused(capsys, *elsewhere)
 
 
 def test_a_start_that_has_changed_is_refused(start, finished, tmp_path, capsys):
     run, copy = (shutil.copytree(folder, tmp_path / folder.name) for folder in (finished, start))
     shutil.copytree(finished / "model", copy / "model", dirs_exist_ok=True)
-    assert main(arguments("ppo", copy, run)) == 2
-    assert "reference" in capsys.readouterr().err
+    assert "reference" in refused(capsys, *arguments("ppo", copy, run))
 
 
 class InTurn(TensorDictModuleBase):
@@ -254,8 +211,7 @@ def test_adapters_train_beside_frozen_weights(start, finished, tmp_path, capsys)
     assert any("lora_A" in key for key in saved)
     assert not any("base_layer" in key or "wte" in key for key in saved)
     shutil.copytree(finished / "model", copy / "model", dirs_exist_ok=True)
-    assert main(call) == 2
-    assert "made beside other frozen weights" in capsys.readouterr().err
+    assert "made beside other frozen weights" in refused(capsys, *call)
 
 
 def test_only_the_top_trains_in_half_precision(start, tmp_path):
@@ -318,7 +274,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(start, tmp_path):
     moving = ["--lr", "0.01", "--value-warmup", "0", "--eval-every", "5"]
     long = arguments("ppo", start, run, "--collector", "async", "--iterations", "4000", *moving)
     process = Program("-m", "torchrl_lang", *long)
-    wait_for_a_checkpoint(run)
+    wait_until(lambda: checkpoints(run))
     workers = workers_of(process.pid)
     assert len(workers) == 2
     names = shared_names(process.pid, workers)
@@ -328,19 +284,8 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(start, tmp_path):
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     assert not listed(names)
     assert_learned_of(log_of(run))
-    begun = max(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
-    assert begun >= 2
+    assert max(int(path.name.split("-")[1]) for path in checkpoints(run)) >= 2
     assert not list(run.rglob("*.tmp")) + list(run.rglob("*.writing"))
-
-
-def workers_of(pid):
-    """Its children that do its work; others are servers of Python's multiprocessing."""
-    own = command_line(pid)
-    return [child for child in children(pid) if command_line(child) == own or b"spawn_main" in command_line(child)]
-
-
-def command_line(pid):
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -352,33 +297,31 @@ def command_line(pid):
         (["--kl-coef", "0"], "coef must lie in [1e-08, "),
         (["--lora-rank", "2", "--top-layers", "1"], "Give one of --lora-rank"),
     ],
-    ids=["start", "workers", "warmup", "kl", "both"],
 )
 def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
-    assert main(arguments("ppo", start, tmp_path / "run", *more)) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, *arguments("ppo", start, tmp_path / "run", *more))
 
 
 def test_workers_do_not_see_weights_that_nobody_sent(start):
     """Half of an optimizer step must not be visible in the workers."""
+
+    def multiply(factor):
+        with torch.no_grad():
+            for parameter in begun.lm.parameters():
+                parameter.mul_(factor)
+
     begun = load_initial_policy(PPO(start=start, out=Path("unused"), collector="sync"))
     options = {"kind": "sync", "workers": 2, "games": 16, "turns": 3, "seed": 0, "device": torch.device("cpu")}
     games = Games(begun.task, begun.policy, **options)
     try:
-        multiply(begun, 0.9)  # as a checkpoint does that is restored before anybody plays
+        multiply(0.9)  # as a checkpoint does that is restored before anybody plays
         assert error(begun, games.play().rows) < 1e-3
-        multiply(begun, 1.5)
+        multiply(1.5)
         assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # sampled with the earlier weights
         games.weights_changed()
         assert error(begun, [games.play() for _ in range(4)][-1].rows) < 1e-3
     finally:
         games.close()
-
-
-def multiply(begun, factor):
-    with torch.no_grad():
-        for parameter in begun.lm.parameters():
-            parameter.mul_(factor)
 
 
 def error(begun, rows):

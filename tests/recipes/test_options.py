@@ -13,8 +13,9 @@ from typing import Any, Literal
 import pytest
 import yaml
 
+from tests.recipes.lines import assert_same_runs, refused
 from torchrl_lang.__main__ import OF_TASKS, RECIPES, attribute, main
-from torchrl_lang._files import FileError, read_tensors
+from torchrl_lang._files import FileError
 from torchrl_lang.recipes.algorithms import BC, CQL, ILQL, PPO, PercentBC
 from torchrl_lang.recipes.command_line import UsageError, parse
 from torchrl_lang.recipes.options import Options, option, pairs, read_config, with_defaults, write_config
@@ -46,21 +47,17 @@ class More(Everything):
 
 VALUES: list[tuple[dict[str, Any], str]] = [
     ({"steps": 0}, "--steps"),
-    ({"steps": 10**30}, "--steps"),
     ({"steps": True}, "--steps"),
     ({"share": 0.0}, "--share"),
     ({"share": 1.5}, "--share"),
     ({"share": float("nan")}, "--share"),
-    ({"share": "little"}, "--share"),
     ({"shift": float("-inf")}, "--shift"),
     ({"maybe": 5}, "--maybe"),
-    ({"maybe": 1.5}, "--maybe"),
     ({"many": [1.0, -1.0]}, "--many"),
     ({"many": []}, "--many"),
     ({"many": [1, "often"]}, "--many"),
     ({"kind": "c"}, "--kind should be 'a' or 'b', got c."),
     ({"path": ""}, "--path"),
-    ({"path": 1}, "--path"),
     ({"name": True}, "--name"),
     ({"flag": "perhaps"}, "--flag"),
     ({"option": "a"}, "--option"),
@@ -123,17 +120,14 @@ def test_a_file_of_every_kind(tmp_path):
     [
         ("--step 3", "no option --step; did you mean --steps?"),  # never taken for --steps
         ("--stepz=3", "no option --stepz; did you mean --steps?"),
-        ("--nothing", "no option --nothing"),
         ("stray", "'stray' belongs to no option"),
         ("--steps", "--steps takes one value, got none"),
         ("--steps 1 2", "--steps takes one value, got 1 2"),
         ("--option x", "--option should be name=value"),
         ("--option a=1 --option a=2", "--option has a twice"),
-        ("--config", "--config takes one value"),
         ("--config nowhere.yaml", "nowhere.yaml is missing"),
         ("step: 1", "no option --step; did you mean --steps"),
         ("- path", "holds .'path'., not names of options"),
-        ("share: 1\nshare: 0.5", "the key 'share' is repeated"),
         ("option: {a: 1, a: 2}", "the key 'a' is repeated"),
         ("share: [", "is not valid YAML"),
         ("max-steps: 8\nmax_steps: 8", "the key 'max_steps' is repeated"),
@@ -223,6 +217,10 @@ def train(*more):
         (train("--width", "15"), "--width must be a multiple of --heads 4, got 15"),
         (train("--start", "a", "--pretrained", "b"), "Give one of --start a and --pretrained b"),
         (train("--logger", "wandbb"), "--logger should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
+        (["train", "bc", "--data", "nowhere", "--out", "x"], "There is no dataset in nowhere"),
+        (["evaluate", "--run", "nowhere"], "There is no run in nowhere"),
+        (["generate", "wordle", "--out", "x", "--words", "0"], "number of words must lie in [1, "),
+        (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "no/file.txt is missing"),
         (["generate", "textworld", "--out", "x", "--level", "301"], "no --level 301 of coin_collector"),
         (["trian"], "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
         (["train", "ilq"], "did you mean ilql?"),
@@ -233,11 +231,7 @@ def train(*more):
 )
 def test_the_command_line_says_so_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("torchrl_lang: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused(capsys, *arguments)
     assert not list(Path().iterdir())
 
 
@@ -245,12 +239,8 @@ def test_the_command_line_says_so_in_a_line(arguments, message, capsys, tmp_path
 def test_a_run_that_this_machine_refuses_leaves_no_folder(more, home, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     run = tmp_path / "run"
-    assert main(["train", "bc", "--config", str(home / "data-only.yaml"), "--out", str(run), *more]) == 2
-    assert more[0] in capsys.readouterr().err
+    assert more[0] in refused(capsys, "train", "bc", "--config", home / "data-only.yaml", "--out", run, *more)
     assert not run.exists()
-
-
-# -- runs -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -267,17 +257,10 @@ def home(tmp_path_factory):
     return folder
 
 
-def weights(run):
-    files = sorted((run / "model").glob("*.safetensors"))
-    return {
-        f"{file.name}:{key}": value.tolist() for file in files for key, value in read_tensors(file, remedy="").items()
-    }
-
-
 def test_a_run_is_repeated_from_its_own_file(home, tmp_path):
     again = ["train", "ilql", "--config", str(home / "run" / "config.yaml")]
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
-    assert weights(tmp_path / "again") == weights(home / "run")
+    assert_same_runs(tmp_path / "again", home / "run")
     assert (tmp_path / "again" / "config.yaml").read_text() == (home / "run" / "config.yaml").read_text()
     assert main([*again, "--out", str(home / "run")]) == 0  # continues the run, which has finished
 
@@ -298,6 +281,5 @@ def test_a_file_never_imports_a_task(home, tmp_path, monkeypatch, capsys):
     (tmp_path / "trap_in_yaml.py").write_text("raise BaseException('imported')\n")
     (tmp_path / "run.yaml").write_text((home / "run.yaml").read_text() + "task: trap_in_yaml:make_env\n")
     run = ["train", "ilql", "--config", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "run")]
-    assert main(run) == 2
-    assert "add --task trap_in_yaml:make_env" in capsys.readouterr().err
+    assert "add --task trap_in_yaml:make_env" in refused(capsys, *run)
     assert main([*run, "--task", "random_walks"]) == 0

@@ -1,7 +1,5 @@
 """The Reddit demo: nothing is done twice, choices are made on other parents, and the figures are right."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -91,9 +89,6 @@ def results_of(out):
     return json.loads((out / "results.json").read_text())["players"]
 
 
-# -- from end to end ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_all_that_is_promised_is_there(first_calls):
     out, evaluations = first_calls
@@ -163,13 +158,6 @@ def test_comments_are_generated_once(tmp_path, monkeypatch):
     for _ in range(2):
         assert main(["reddit", "--out", str(tmp_path / "out"), "--pairs", "150"]) == 130
     assert len(RedditComments.read(tmp_path / "out" / "comments")) == 150
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
-    assert main(["reddit", "--out", str(tmp_path / "out"), "--folder", str(tmp_path / "mistyped")]) == 2
-    assert "mistyped" in capsys.readouterr().err
-    assert not (tmp_path / "mistyped").exists()
-    assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"
 
 
 def test_the_rule_of_choice():

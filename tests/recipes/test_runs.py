@@ -1,13 +1,10 @@
 """The folder of a run: one process trains in it, it is finished whole or not at all, its files are read with checks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.processes import Program
+from tests.recipes import lines
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import json_digest
 from torchrl_lang.objectives import BCLoss
@@ -24,12 +22,10 @@ SHORT = [*SMALL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A data set ``data`` and a finished run ``run``."""
+def home(wordle, tmp_path_factory):
+    """A folder with the data set ``data`` and a finished run ``run``."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "words.txt").write_text("crane\nslate\n")
-    words = ["--words", str(folder / "words.txt")]
-    assert main(["generate", "wordle", "--out", str(folder / "data"), "--games", "16", "--batch", "16", *words]) == 0
+    shutil.copytree(wordle / "data", folder / "data")
     assert main(train(folder, folder / "run")) == 0
     return folder
 
@@ -48,17 +44,7 @@ def evaluate(run):
 
 
 def refused(capsys, arguments):
-    """The line that a command ends with."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    error = capsys.readouterr().err.splitlines()
-    lines = [line for line in error if line.startswith("torchrl_lang: ")]
-    assert error == lines  # nothing else
-    assert len(lines) == 1
-    return lines[0]
-
-
-# -- one process ----------------------------------------------------------------------------------------------------
+    return lines.refused(capsys, *arguments)
 
 
 def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(home, tmp_path, capsys):
@@ -66,11 +52,7 @@ def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(ho
     call = train(home, tmp_path / "run", "--steps", "100000", "--eval-every", "2", "--log-every", "50000")
     first = Program("-m", "torchrl_lang", *call)
     try:
-        deadline = time.monotonic() + 200
-        while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
-            assert first.returncode is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        lines.wait_until(lambda: lines.checkpoints(tmp_path / "run") or first.returncode is not None)
         error = refused(capsys, [*call, "--seed", "1"])
         assert f"Another process trains in {tmp_path / 'run'}" in error
         first.send_signal(signal.SIGTERM)
@@ -88,18 +70,12 @@ def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(ho
 def test_a_signal_while_torch_is_being_imported(tmp_path):
     call = [sys.executable, "-m", "torchrl_lang", "train", "bc", "--data", "x", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    lines.wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), seconds=60)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     again = "the same command continues from its last checkpoint, or from the beginning"
     assert errors == f"torchrl_lang: stopped; {again}\n"
-
-
-# -- finishing ------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_is_there_whole_or_not_at_all(home, tmp_path, monkeypatch, capsys):
@@ -120,9 +96,6 @@ def test_a_model_is_there_whole_or_not_at_all(home, tmp_path, monkeypatch, capsy
     assert main(train(home, run)) == 0
     assert main(evaluate(run)) == 0
     assert not list(run.rglob("*.writing*"))
-
-
-# -- NaN ------------------------------------------------------------------------------------------------------------
 
 
 def test_training_that_comes_to_nan_stops_and_keeps_its_checkpoint(home, tmp_path, monkeypatch, capsys):
@@ -149,9 +122,6 @@ def test_weights_that_came_to_infinity_are_not_saved(home, tmp_path, capsys):
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
-
-
 def notes(**changes):
     return lambda record: {**record, "notes": {**record["notes"], **changes}}
 
@@ -168,7 +138,6 @@ def without(name):
         (lambda record: {**record, "notes": "wordle"}, "has 'wordle' as \"notes\", expected "),
         (without("task"), "is about the task None, the recipes have wordle"),
         (without("words"), 'has no field "words"'),
-        (notes(task=["wordle"]), "is about the task ['wordle'], the recipes"),
         (notes(words=["crane", "crane"]), "holds no task ('crane'"),
         (notes(words=["x" * 1_000_000]), "not five lower-case letters"),
         (notes(rules="none"), "has 'none' as \"rules\", expected 'official'"),
@@ -186,7 +155,7 @@ def test_a_damaged_record(run, change, message, capsys):
     assert len(error) < 1000
 
 
-def test_a_record_of_other_values_than_were_written(run, capsys):
+def test_a_record_of_other_values_than_were_written_or_none_and_a_damaged_log(home, run, capsys):
     """They may be as valid as those: here two words change places."""
     path = run / "config.json"
     record = json.loads(path.read_text())
@@ -195,20 +164,15 @@ def test_a_record_of_other_values_than_were_written(run, capsys):
     record["notes"]["words"][:2] = record["notes"]["words"][1::-1]
     path.write_text(json.dumps(record))
     assert f"{path} was changed after it was written" in refused(capsys, evaluate(run))
-
-
-def test_a_record_that_is_no_json(run, capsys):
-    (run / "config.json").write_bytes(b'{"notes": ')
-    assert f"{run / 'config.json'} is not" in refused(capsys, evaluate(run))
-
-
-def test_a_damaged_log(home, run, capsys):
+    path.write_bytes(b'{"notes": ')
+    assert f"{path} is not" in refused(capsys, evaluate(run))
     (run / "log.csv").write_bytes(b"step,loss\n1,x\n")
+    (run / "config.json").write_text(json.dumps(json.loads((home / "run" / "config.json").read_text())))
     assert f"{run / 'log.csv'} is not a CSV file of numbers (line 2" in refused(capsys, train(home, run))
 
 
 def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
-    data, file = home / "data", home / "words.txt"
+    data, file = home / "data", home / "run" / "config.json"
     assert f"{data} lies in the dataset {data}" in refused(capsys, train(home, data))
     assert f"lies in the dataset {data}" in refused(capsys, train(home, data / "rows" / "run"))
     assert f"{file}: File exists" in refused(capsys, train(home, file))
@@ -216,4 +180,4 @@ def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     generate = ["generate", "wordle", "--games", "4", "--out"]
     assert f"lies in the dataset {data}" in refused(capsys, [*generate, str(data / "more")])
     assert f"{file}" in refused(capsys, [*generate, str(file)])
-    assert sorted(path.name for path in home.iterdir()) == ["data", "run", "words.txt"]
+    assert sorted(path.name for path in home.iterdir()) == ["data", "run"]

@@ -1,17 +1,13 @@
 """Ctrl-C and SIGTERM, sent to real processes: the next step ends with a checkpoint, and the same command goes on."""
 
-from __future__ import annotations
-
-import csv
 import os
 import signal
 import threading
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.processes import Program
+from tests.recipes.lines import assert_same_runs
 from torchrl_lang.__main__ import main
 from torchrl_lang.recipes.stopping import Stopped, stopping
 from torchrl_lang.training import Checkpointer
@@ -44,17 +40,6 @@ IN_A_STEP = ("torchrl_lang.objectives", "BCLoss", "forward")
 IN_SELECTION = ("torchrl_lang.recipes.online_algorithms", "BestGames", "choose")
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A dataset ``data`` and the finished run ``bc`` of four words."""
-    folder = tmp_path_factory.mktemp("home")
-    (folder / "words.txt").write_text("crane\nslate\npurge\nmouse\n")
-    words = ["--words", str(folder / "words.txt"), "--games", "64", "--batch", "32"]
-    assert main(["generate", "wordle", "--out", str(folder / "data"), *words]) == 0
-    assert main(train(folder, "bc", folder / "bc")) == 0
-    return folder
-
-
 def train(home, recipe, out, *more):
     offline = recipe in ("bc", "ilql")
     source = ["--data", str(home / "data"), *SMALL, *OFFLINE] if offline else ["--start", str(home / "bc"), *ONLINE]
@@ -72,20 +57,6 @@ def stop(place, call, number, command):
     return program.stderr.splitlines()[-1]
 
 
-def assert_same_run(left, right):
-    """The weights of the models and the logs, but for seconds, are equal."""
-    for file in (path.name for path in (left / "model").glob("*.safetensors")):
-        weights, others = (load_file(run / "model" / file) for run in (left, right))
-        assert weights.keys() == others.keys()
-        assert all(torch.equal(weights[key], others[key]) for key in weights), file
-    logs = []
-    for run in (left, right):
-        with open(run / "log.csv", newline="") as file:
-            rows = csv.DictReader(file)
-            logs.append([{key: value for key, value in row.items() if "seconds" not in key} for row in rows])
-    assert logs[0] == logs[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "place", "call", "number", "step", "more"),
@@ -95,24 +66,24 @@ def assert_same_run(left, right):
     ],
 )
 def test_a_stopped_run_ends_with_the_numbers_of_one_that_was_not(
-    recipe, place, call, number, step, more, home, tmp_path
+    recipe, place, call, number, step, more, wordle, tmp_path
 ):
     """One turn an iteration: games go on from iteration to iteration, and over the stop."""
     run, whole = tmp_path / "run", tmp_path / "whole"
-    said = stop(place, call, number, train(home, recipe, run, *more))
+    said = stop(place, call, number, train(wordle, recipe, run, *more))
     (path,) = (run / "checkpoints").glob(f"step-*{step.split()[1]}")
     assert said == f"torchrl_lang: stopped after {step}, checkpoint {path}; the same command continues from it"
-    assert main(train(home, recipe, run, *more)) == 0
-    assert main(train(home, recipe, whole, *more)) == 0
-    assert_same_run(run, whole)
+    assert main(train(wordle, recipe, run, *more)) == 0
+    assert main(train(wordle, recipe, whole, *more)) == 0
+    assert_same_runs(run, whole)
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_at_once(home, tmp_path):
+def test_a_second_signal_stops_at_once(wordle, tmp_path):
     """The first waits for the end of the step, which does not come."""
     wait = "    print('waiting', flush=True)\n    import time; time.sleep(60)\n"
     waits = SIGNALLED.replace("    return real", f"{wait}    return real")
-    program = Program("-c", waits, *IN_A_STEP, 1, signal.SIGINT, *train(home, "bc", tmp_path / "run"))
+    program = Program("-c", waits, *IN_A_STEP, 1, signal.SIGINT, *train(wordle, "bc", tmp_path / "run"))
     try:
         program.wait_for("waiting")
         assert "stopping after this step; once more stops at once" in program.stderr

@@ -1,11 +1,9 @@
 """Tasks as data: presets, the registry, tasks of one's own, and random walks from the dataset to the table."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -16,38 +14,15 @@ from tests.recipes.walks import GRAPH
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.random_walks import random_graph
-from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksTask
+from torchrl_lang.envs.random_walks.task import RandomWalksTask
 from torchrl_lang.envs.wordle.task import HABIT, WordleData
 from torchrl_lang.recipes import datasets
-from torchrl_lang.recipes.algorithms import (
-    BC,
-    BCQ,
-    CHAI,
-    CQL,
-    DT,
-    ILQL,
-    OREO,
-    PPO,
-    QSFT,
-    Evaluate,
-    Psi,
-    Rejection,
-    UtteranceILQL,
-    train,
-)
+from torchrl_lang.recipes.algorithms import ALGORITHMS, BC, BCQ, CHAI, CQL, ILQL, Evaluate, train
 from torchrl_lang.recipes.command_line import parse
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import TASKS, presets_of, register, task_class, task_from_notes
 
-FOLDERS = {
-    **dict.fromkeys((BC, DT, ILQL, CQL, BCQ, Psi, UtteranceILQL, CHAI, QSFT, OREO), "data"),
-    PPO: "start",
-    Rejection: "start",
-    Evaluate: "run",
-}
-
-
-# -- presets --------------------------------------------------------------------------------------------------------
+KINDS = [*(kind for kind in ALGORITHMS.values() if kind.__base__ not in ALGORITHMS.values()), Evaluate]
 
 
 def parsed(options, *arguments):
@@ -65,11 +40,11 @@ def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
     assert parsed(ILQL, "--data", tmp_path, "--out", "x").cql_weight == 0.01
 
 
-@pytest.mark.parametrize("options", FOLDERS, ids=lambda options: options.__name__)
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: options.__name__)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_preset_gives_valid_options(options, name):
-    required = {FOLDERS[options]: Path("x")} | ({} if options is Evaluate else {"out": Path("x")})
-    required |= {"start": Path("x")} if options.__name__ == "CHAI" else {}
+    missing = {field.name for field in fields(options) if field.default is field.default_factory is MISSING}
+    required = dict.fromkeys(missing | ({"start"} if options is CHAI else set()), Path("x"))
     chosen = options.for_task(task_class(name), **required)
     preset = options.preset_of(presets_of(name))
     assert all(getattr(chosen, key) == value for key, value in preset.items())
@@ -78,7 +53,7 @@ def test_every_preset_gives_valid_options(options, name):
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_of_a_preset_is_one_of_a_recipe(name):
     for preset, values in task_class(name).presets.items():
-        kinds = [kind for kind in FOLDERS if preset in (kind.preset, kind.algorithm)]
+        kinds = [kind for kind in KINDS if preset in (kind.preset, kind.algorithm)]
         assert set(values) <= {key for kind in kinds for key in kind.preset_of(presets_of(name))}
 
 
@@ -91,9 +66,6 @@ def test_values_of_a_recipes_own_preset_count_more(monkeypatch):
     assert (bcq.tau, bcq.steps) == (0.25, 7)
     assert (ilql.tau, ilql.steps, ilql.beta) == (0.25, 7, 3.0)
     assert CQL.for_task(RandomWalksTask, **places, tau=0.75).tau == 0.75
-
-
-# -- the registry ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -130,9 +102,6 @@ def test_damaged_notes_of_random_walks(change, message):
     assert message in str(raised.value)
 
 
-# -- random walks ---------------------------------------------------------------------------------------------------
-
-
 def test_edge_probability_defines_the_graph():
     task = RandomWalksTask(nodes=21, edge_probability=0.1, graph_seed=1, max_turns=9)
     assert torch.equal(task.graph.edges, random_graph(21, edge_probability=0.1, seed=1).edges)
@@ -159,16 +128,6 @@ def test_walking_oneself(monkeypatch, capsys):
     assert capsys.readouterr().out.strip().splitlines()[-1] == "< a"  # the goal
     assert main(["play", "random_walks", "--watch", "nobody"]) == 2
     assert "player must be one of ['random', 'shortest'], got 'nobody'" in capsys.readouterr().err
-
-
-def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks, capsys):
-    options = RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=120)
-    before = (walks / "data" / "manifest.json").read_bytes()
-    assert datasets.generate_once(options) == walks / "data"
-    assert "using the dataset in" in capsys.readouterr().out
-    assert (walks / "data" / "manifest.json").read_bytes() == before
-    with pytest.raises(ValueError, match="holds a dataset of other options"):
-        datasets.generate_once(RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=119))
 
 
 def test_a_dataset_records_the_numbers_of_its_player(tmp_path, monkeypatch):

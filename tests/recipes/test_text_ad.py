@@ -1,7 +1,5 @@
 """Distil recorded runs of text tasks from the command line."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -10,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.recipes import lines
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import RunRecorder
-from torchrl_lang.modules import causal_lm, load_language_model
+from torchrl_lang.modules import causal_lm
 from torchrl_lang.recipes.algorithm_distillation import text_ad
 from torchrl_lang.recipes.algorithm_distillation.text_ad import TextAD, open_histories
 from torchrl_lang.recipes.load_run import load_model
@@ -52,23 +51,20 @@ def histories(tmp_path_factory):
     return home
 
 
+def command(histories, out, *more):
+    return list(map(str, ["train", "text-ad", "--runs", histories, "--out", out, *TINY, *more]))
+
+
 def train(histories, out, *more):
-    return main(["train", "text-ad", "--runs", str(histories), "--out", str(out), *TINY, *map(str, more)])
+    return main(command(histories, out, *more))
 
 
 def refused(capsys, *arguments):
-    capsys.readouterr()
-    assert train(*arguments) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
+    return lines.refused(capsys, *command(*arguments))
 
 
 def report_of(run):
     return json.loads((run / "report.json").read_text())
-
-
-# -- reading, splitting and packing ------------------------------------------------------------------------------------
 
 
 def opened(histories, tmp_path, **more):
@@ -125,9 +121,6 @@ def test_rewards_are_words_or_digits(histories, tmp_path, options, words, tokens
     assert "\nReward: " in text
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 def test_missing_and_damaged_histories(histories, tmp_path, capsys):
     assert f"{tmp_path} has no folder run-*: give the folder" in refused(capsys, tmp_path, tmp_path / "out")
     shutil.copytree(histories, tmp_path / "copy")
@@ -161,9 +154,6 @@ def test_options_that_do_not_fit(histories, tmp_path, capsys):
     assert not out.exists()
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_model_learns_to_predict_rewards(histories, tmp_path, capsys):
     """On held-out episodes; their completions say what is earned."""
@@ -190,8 +180,7 @@ def test_an_interrupted_run_continues_with_the_same_numbers(histories, tmp_path,
     shutil.copytree(histories, tmp_path / "moved")
     assert train(tmp_path / "moved", tmp_path / "cut") == 0
     assert report_of(tmp_path / "cut") == report_of(tmp_path / "whole")
-    weights = [load_language_model(tmp_path / name / "model").lm.state_dict() for name in ("whole", "cut")]
-    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+    lines.assert_same_runs(tmp_path / "whole", tmp_path / "cut")
     error = refused(capsys, record(tmp_path / "another", epochs=2), tmp_path / "cut")
     assert "holds a run with other options: histories" in error
 
@@ -215,14 +204,18 @@ def test_every_form_is_trained_and_reported(histories, tmp_path, more):
     )
 
 
+def pretrained(folder, max_length):
+    letters = CharTokenizer.from_alphabet("abcdef\n -.:0123456789CPRilmnoprtw")
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=letters.vocab_size, layers=1, width=16, heads=2, max_length=max_length)
+    lm.save_pretrained(folder)
+    transformers_tokenizer(letters).save_pretrained(folder)
+
+
 @pytest.mark.slow
 def test_logs_and_pretrained_models(tmp_path):
     """Logs of a run without texts, which the tokenizer of the pretrained model reads."""
-    letters = CharTokenizer.from_alphabet("abcde\n -.:0123456789CPRilmnoprtw")
-    torch.manual_seed(0)
-    lm = causal_lm(vocab_size=letters.vocab_size, layers=1, width=16, heads=2, max_length=150)
-    lm.save_pretrained(tmp_path / "model")
-    transformers_tokenizer(letters).save_pretrained(tmp_path / "model")
+    pretrained(tmp_path / "model", 150)
     (tmp_path / "logs" / "run-1").mkdir(parents=True)
     (tmp_path / "logs" / "run-1" / "config.json").write_text("{}")
     draw = random.Random(0)
@@ -238,26 +231,18 @@ def test_logs_and_pretrained_models(tmp_path):
 
 def test_a_pretrained_model_without_positions_for_the_report_is_refused(histories, tmp_path, capsys):
     """Before it is trained: its rows have the rewards to choose among at their ends."""
-    letters = CharTokenizer.from_alphabet("abcdef\n -.:0123456789CPRilmnoprtw")
-    torch.manual_seed(0)
-    lm = causal_lm(vocab_size=letters.vocab_size, layers=1, width=16, heads=2, max_length=132)
-    lm.save_pretrained(tmp_path / "model")
-    transformers_tokenizer(letters).save_pretrained(tmp_path / "model")
+    pretrained(tmp_path / "model", 132)
     error = refused(capsys, histories, tmp_path / "run", "--pretrained", tmp_path / "model")
     assert "has 132 positions, but rows need 134: give --row-length 126 or less" in error
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_ppo_on_wordle_is_recorded_and_distilled(tmp_path):
+def test_ppo_on_wordle_is_recorded_and_distilled(wordle, tmp_path):
     """The commands of the documentation, small."""
-    home = str(tmp_path)
-    tiny = ["--batch-size", "16", "--eval-games", "4", "--optimizer", "adamw"]
-    model = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "2"]
-    online = ["--iterations", "3", "--games", "16", "--value-warmup", "1", "--record-history", home + "/histories"]
-    assert main(["generate", "wordle", "--out", home + "/data", "--games", "60", "--words", "8"]) == 0
-    assert main(["train", "bc", "--data", home + "/data", "--out", home + "/bc", *model, *tiny]) == 0
-    assert main(["train", "ppo", "--start", home + "/bc", "--out", home + "/ppo", *online, *tiny]) == 0
+    tiny = ["--batch-size", "16", "--eval-games", "4", "--iterations", "3", "--games", "16", "--value-warmup", "1"]
+    places = ["--start", wordle / "bc", "--out", tmp_path / "ppo", "--record-history", tmp_path / "histories"]
+    assert main(["train", "ppo", *map(str, places), *tiny]) == 0
     colours = ["--symbols", "<g>", "<y>", "<b>"]
     assert train(tmp_path / "histories", tmp_path / "ad", *colours, "--row-length", "256") == 0
     report = report_of(tmp_path / "ad")

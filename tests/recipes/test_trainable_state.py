@@ -1,7 +1,5 @@
 """What a checkpoint holds of a loss whose lower layers are frozen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchrl.objectives import SoftUpdate

@@ -1,7 +1,5 @@
 """The visual dialogue demo: nothing is done twice, choices are made on other scenes, and the figures are right."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial
@@ -65,9 +63,6 @@ def results_of(out):
     return json.loads((out / "results.json").read_text())
 
 
-# -- from end to end ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_all_that_is_promised_is_there(first_call):
     out, evaluations = first_call
@@ -119,9 +114,6 @@ def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copie
     assert main(["visual_dialogue", "--out", str(copied), "--folder", str(prepared_dialogues), "--steps", "3"]) == 2
 
 
-# -- options and files -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_prepare_takes_files_with_features_in_hdf5_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_path):
     pytest.importorskip("h5py")
@@ -142,12 +134,6 @@ def test_prepare_takes_files_with_features_in_hdf5_and_a_tokenizer_of_hugging_fa
     assert found.tokens().tokenizer.config()["kind"] == "huggingface"
     assert found.data("test").dialogues == given.data("test").dialogues
     assert torch.equal(found.data("test").features.all(), given.data("test").features.all())
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
-    assert main(["visual_dialogue", "--out", str(tmp_path / "out"), "--folder", str(tmp_path / "mistyped")]) == 2
-    assert "mistyped" in capsys.readouterr().err
-    assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"
 
 
 def test_without_a_folder_one_is_prepared(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Datasets of makers on the command line: their kinds and task, their options, and a run on each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers and signals, with real processes: whoever is ended how, nothing stays behind and nothing is printed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Program, run, semaphores
+from tests.recipes.lines import wait_until
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
@@ -88,6 +87,12 @@ def children(pid):
     return found + [grandchild for child in found for grandchild in children(child)]
 
 
+def workers_of(pid):
+    """Its children that do its work; others are servers of Python's multiprocessing."""
+    lines = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, *children(pid))}
+    return [each for each, line in lines.items() if each != pid and (line == lines[pid] or b"spawn_main" in line)]
+
+
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
@@ -107,10 +112,7 @@ def listed(names):
 
 
 def assert_nothing_left(pids, names):
-    deadline = time.monotonic() + 30
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list(filter(is_running, pids))
+    wait_until(lambda: not list(filter(is_running, pids)), seconds=30)
     assert not listed(names)
 
 
@@ -169,10 +171,7 @@ def test_a_start_of_workers_can_be_interrupted(play):
     """While they load what they need, which takes seconds."""
     process = play("sync", fresh_workers=True)
     process.wait_for("begun")
-    deadline = time.monotonic() + 120
-    while not (pids := children(process.pid)):  # the first worker
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    pids = wait_until(lambda: children(process.pid))  # the first worker
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait() == 130

@@ -1,7 +1,5 @@
 """Random walks and a short run of every offline algorithm on them, for the tests of recipes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torchrl_lang.__main__ import main

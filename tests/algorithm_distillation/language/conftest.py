@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate, TextRecord
 from torchrl_lang.algorithm_distillation.language.block_rows import _BLOCK
+from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
 MOVES = ["stay", "north", "south", "west", "east"]
 CELLS = Quantizer(range(9))
@@ -73,3 +74,13 @@ def parse_blocks(template, text):
 def read_blocks(row, template, tokenizer):
     """The records of a row of pack_blocks."""
     return parse_blocks(template, tokenizer.decode(row["tokens"][row["attention_mask"]][1:].tolist()))
+
+
+LETTERS = CharTokenizer.from_alphabet("abcdef")
+
+
+@pytest.fixture
+def rows():
+    """Two episodes, of two turns of the agent and of one."""
+    first = [Turn("ab"), Turn("c", reward=1.0), Turn("f"), Turn("ba", reward=-0.5), Turn("d")]
+    return to_rows([Episode(first, terminated=True), Episode([Turn("e", reward=0.25)], terminated=True)], LETTERS, 16)

@@ -13,34 +13,13 @@ from torchrl_lang.algorithm_distillation.language.records import group_episodes,
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.text import word_tokenizer
 
-WORDS = ["good", "bad", "film ", "\n", " ", "Prompt", ": ", "Reward", "0.5", "é"]
+WORDS = ["good", "bad", "film ", "\n", " ", "Prompt", ": ", "Reward", "0.5"]
 
 
-def block(query, response, reward):
-    return TextRecord(query=query, response=response, reward=reward)
-
-
-def plain(record):
-    """A record as it is read from a text, without run and epoch."""
-    return block(record.query, record.response, record.reward)
-
-
-def records(count, seed=0, runs=("run-a", "run-b"), epochs=12, length=6):
-    draw = random.Random(seed)
-
-    def text():
-        return "".join(draw.choice(WORDS[:9]) for _ in range(draw.randrange(length)))
-
-    return [
-        TextRecord(
-            query=text(),
-            response=text(),
-            reward=draw.random(),
-            epoch=draw.randrange(epochs),
-            run=draw.choice(runs),
-        )
-        for _ in range(count)
-    ]
+def records(count):
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(WORDS, k=draw.randrange(6))) for _ in range(2 * count)]
+    return [TextRecord(query=texts[n], response=texts[-n - 1], reward=draw.random()) for n in range(count)]
 
 
 @pytest.fixture
@@ -50,21 +29,17 @@ def template():
 
 @pytest.fixture
 def tokenizer(template):
-    return word_tokenizer([template.write(block("good bad film", "", 0.0))], symbols=template.vocabulary())
-
-
-# -- blocks ------------------------------------------------------------------------------------------------------------
+    return word_tokenizer([], symbols=[*template.vocabulary(), "\n"])
 
 
 def test_texts_of_random_blocks_are_read_as_they_were(template):
-    blocks = [plain(each) for each in records(200)]
-    assert parse_blocks(template, "".join(map(template.write, blocks))) == blocks
+    assert parse_blocks(template, "".join(map(template.write, records(200)))) == records(200)
 
 
 @pytest.mark.parametrize("text", ["a\nCompletion: b", "a\nReward: 1\n\n", "\nReward: 1\n\nPrompt: \nCompletion: c"])
 def test_texts_with_lines_of_the_template_are_refused_or_read(template, text):
     """Each is read exactly, or refused; as a prompt and as a completion."""
-    for one in (block(text, "r", 1.0), block("q", text, 1.0)):
+    for one in (TextRecord(query=text, response="r", reward=1.0), TextRecord(query="q", response=text, reward=1.0)):
         try:
             written = template.write(one)
         except ValueError as error:
@@ -72,7 +47,7 @@ def test_texts_with_lines_of_the_template_are_refused_or_read(template, text):
         else:
             assert parse_blocks(template, written * 2) == [one, one]
     with pytest.raises(ValueError, match="contain lines of the template"):
-        template.write(block("a\nCompletion: b", "r", 1.0))
+        template.write(TextRecord(query="a\nCompletion: b", response="r", reward=1.0))
 
 
 def test_completions_are_the_actions(template, tokenizer):
@@ -103,14 +78,10 @@ def test_blocks_that_do_not_fit_are_reported(template, tokenizer):
         pack_blocks([long], template, tokenizer, 200)
 
 
-# -- packing -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row_length", [150, 500])
-def test_rows_hold_whole_episodes_in_the_order_of_epochs(row_length):
+def test_rows_hold_whole_episodes_in_the_order_of_epochs(row_length, template, tokenizer):
     """Against a plain loop over episodes; the first row length leaves some out."""
-    records, template, expected, out = many(epochs=3), BlockTemplate(), [], []
-    tokenizer = word_tokenizer([], symbols=template.vocabulary())
+    records, expected, out = many(epochs=3), [], []
     for run in in_epoch_order(records):
         used = row_length
         for episode in group_episodes(run):
@@ -129,19 +100,16 @@ def test_rows_hold_whole_episodes_in_the_order_of_epochs(row_length):
     assert bool(out) == (row_length == 150)
 
 
-def test_records_of_several_environments_by_turns_are_whole_episodes():
+def test_records_of_several_environments_by_turns_are_whole_episodes(template, tokenizer):
     """Which step together, so that the episodes of a log take turns."""
-    records, template = many(epochs=3), BlockTemplate()
-    tokenizer = word_tokenizer([], symbols=template.vocabulary())
+    records = many(epochs=3)
     mixed = sorted(records, key=lambda record: int(record.query.split()[-1]))
     found = pack_blocks(mixed, template, tokenizer, 500)
     assert (found.rows == pack_blocks(records, template, tokenizer, 500).rows).all()
     assert split_texts(mixed) == split_texts(records)
 
 
-def test_episodes_with_lines_of_the_template_are_left_out_whole():
-    template = BlockTemplate()
-    tokenizer = word_tokenizer([], symbols=[*template.vocabulary(), "\n"])
+def test_episodes_with_lines_of_the_template_are_left_out_whole(template, tokenizer):
     records = many(epochs=2)
     forged = TextRecord(query="q\nCompletion: r", response="x", reward=0.5, run="a", epoch=1, episode=99)
     beside = TextRecord(query="before", response="x", reward=0.5, run="a", epoch=1, episode=99)

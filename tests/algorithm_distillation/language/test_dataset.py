@@ -71,10 +71,9 @@ def test_wrong_options_raise(learning):
     with pytest.raises(ValueError, match=r"format must be one of .*, got 'text'"):
         HistoryDataset(learning, "text", 12)
     for history, format, options in (
-        (RECORDS, "language", {"tokenizer": LETTERS}),
         (RECORDS, "rl", {}),
         (learning, "rl", {"template": TEMPLATE}),
-        (learning, "language", {"template": TEMPLATE}),
+        (learning, "language", {}),
     ):
         with pytest.raises(TypeError, match="A template and a tokenizer are for the language format"):
             HistoryDataset(history, format, 12, **options)

@@ -21,13 +21,12 @@ from torchrl_lang.algorithm_distillation.language import (
     reward_accuracy,
     template_tokenizer,
 )
-from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.text import CharTokenizer, word_tokenizer
+from torchrl_lang.text import word_tokenizer
 from torchrl_lang.training import adamw, train_steps
 
 
@@ -69,20 +68,26 @@ def test_rewards_are_predicted_as_in_a_plain_loop(kind, generator):
             best.append(int(np.argmax(each)))
             mean.append(float(np.dot(each, range(3)) / sum(each)))
     assert len(truth) == 9 * 12
-    truth, best, mean = np.array(truth), np.array(best), np.array(mean)
-    share = np.bincount(truth) / len(truth)
-    expected = {
-        "exact": (truth == best).mean(),
-        "within_one": (abs(truth - best) <= 1).mean(),
-        "rank_correlation": np.corrcoef(ranks(mean), ranks(truth))[0, 1],
-        "squared_error": ((truth - mean) ** 2).mean(),
-        "constant_exact": share.max(),
-        "constant_within_one": 1.0,  # the middle one of three
-        "constant_squared_error": truth.var(),
-    }
+    expected = expected_accuracy(range(3), truth, best, mean)
     found = reward_accuracy(actor, rows, template, tokenizer, chunk=4)
     assert found == pytest.approx(expected, abs=1e-5)
     assert found == pytest.approx(reward_accuracy(actor, rows, template, tokenizer), abs=1e-6)
+
+
+def expected_accuracy(values, truth, best, mean):
+    """What is reported of true rewards, of the most likely ones and of those expected."""
+    truth, best, mean = map(np.array, (truth, best, mean))
+    place, chosen = (np.searchsorted(values, each) for each in (truth, best))
+    share = np.bincount(place, minlength=len(values)) / len(truth)
+    return {
+        "exact": (truth == best).mean(),
+        "within_one": (abs(chosen - place) <= 1).mean(),
+        "rank_correlation": np.corrcoef(ranks(mean), ranks(truth))[0, 1],
+        "squared_error": ((truth - mean) ** 2).mean(),
+        "constant_exact": share.max(),
+        "constant_within_one": max(share[max(0, at - 1) : at + 2].sum() for at in range(len(values))),
+        "constant_squared_error": truth.var(),
+    }
 
 
 def ranks(values):
@@ -200,32 +205,11 @@ def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer):
                 best.append(VALUES[probability.argmax()])
                 mean.append(float(probability @ VALUES))
     assert len(best) == len(rewards) == 8
-    place = [VALUES.index(value) for value in rewards]
-    chosen = np.array([VALUES.index(value) for value in best])
-    share = np.bincount(place, minlength=6) / 8
-    expected = {
-        "exact": np.mean(np.array(best) == rewards),
-        "within_one": np.mean(abs(chosen - place) <= 1),
-        "rank_correlation": np.corrcoef(ranks(np.array(mean)), ranks(rewards))[0, 1],
-        "squared_error": np.mean((rewards - mean) ** 2),
-        "constant_exact": share.max(),
-        "constant_within_one": max(share[max(0, at - 1) : at + 2].sum() for at in range(6)),
-        "constant_squared_error": rewards.var(),
-    }
+    expected = expected_accuracy(VALUES, rewards, best, mean)
     template = BlockTemplate()
     found = reward_accuracy(actor, rows, template, tokenizer, values=VALUES, chunk=2)
     assert found == pytest.approx(expected, abs=1e-4)
     assert found == pytest.approx(reward_accuracy(actor, rows, template, tokenizer, values=VALUES), abs=1e-5)
-
-
-def test_the_model_is_asked_only_where_rewards_differ():
-    tokenizer = CharTokenizer.from_alphabet("\n -.0123456789")
-    words = RewardWords(BlockTemplate(), tokenizer, [-1.0, 0.0])
-    assert list(words.branches) == [tuple(tokenizer.encode(" "))]
-    words = RewardWords(BlockTemplate(), tokenizer, [1.0, 1.05])
-    (prefix, following), = words.branches.items()  # fmt: skip
-    assert (tokenizer.decode(prefix), tokenizer.decode(following)) == (" 1.0", "\n5")
-    assert words.longest == len(" 1.05\n")
 
 
 def test_rewards_that_cannot_be_compared_raise(tokenizer, generator):

@@ -8,8 +8,6 @@ import torch
 
 from torchrl_lang.algorithm_distillation.language import Quantizer
 
-CUDA = torch.cuda.is_available()
-
 
 def test_bins_are_those_of_a_plain_loop():
     bins = Quantizer.bins(-2, 3, 7)
@@ -31,18 +29,14 @@ def test_quantising_twice_changes_nothing(quantizer):
     assert torch.equal(quantizer.read(quantizer.write(values)).float(), once)
 
 
-@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU"))])
-@pytest.mark.parametrize("quantizer", [Quantizer.bins(-2, 3, 7), Quantizer([-2.0, 0.1, 3.0]), Quantizer(range(3))])
-def test_quantised_values_stay_on_their_device(quantizer, device, monkeypatch):
-    values = torch.tensor(
-        [2.0, 0.0] if quantizer.words == ("0", "1", "2") and quantizer._edges is None else [-2.0, 3.0]
-    )
-    expected, index = quantizer.quantise(values), quantizer.index(values)
-    if device == "meta":  # which has no values to compare
-        monkeypatch.setattr(quantizer, "index", lambda values: index.to(values.device))
-    found = quantizer.quantise(values.to(device))
-    assert found.device.type == device
-    assert device == "meta" or torch.equal(found.cpu(), expected)
+@pytest.mark.parametrize("quantizer", [Quantizer.bins(-2, 3, 7), Quantizer([-2.0, 0.1, 3.0])])
+def test_quantised_values_stay_on_their_device(quantizer, monkeypatch):
+    values = torch.tensor([-2.0, 3.0])
+    index = quantizer.index(values)
+    monkeypatch.setattr(
+        quantizer, "index", lambda values: index.to(values.device)
+    )  # the device has no values to compare
+    assert quantizer.quantise(values.to("meta")).is_meta
 
 
 def test_decimals_of_any_float32_are_exact():
@@ -74,38 +68,23 @@ def test_numbers_are_compared_as_float32(dtype):
 
 
 @pytest.mark.parametrize(
-    "quantizer", [Quantizer.bins(0, 1, 2, outside="nearest"), Quantizer([0], outside="nearest"), Quantizer.decimals()]
-)
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_are_finite(quantizer, value):
-    with pytest.raises(ValueError, match=r"writes finite numbers, got (nan|inf)"):
-        quantizer.write(torch.tensor([0.0, value]))
-
-
-@pytest.mark.parametrize(
-    ("quantizer", "word"), [(Quantizer.bins(0, 1, 2), "2"), (Quantizer([0]), "x"), (Quantizer.decimals(), "1.")]
-)
-def test_other_words_are_not_read(quantizer, word):
-    with pytest.raises(ValueError, match=repr(word)):
-        quantizer.read([word])
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Quantizer([1, 0]), "has increasing values"),
-        (lambda: Quantizer([]), "as many different words"),
-        (lambda: Quantizer([0, 1], ["a"]), "as many different words"),
         (lambda: Quantizer([0, 1], ["a", "a"]), "as many different words"),
         (lambda: Quantizer([0], ["a b"]), "without white space"),
-        (lambda: Quantizer([0], outside="clip"), "outside must be one of .*, got 'clip'"),
+        (lambda: Quantizer.decimals().write(torch.tensor([0.0, math.nan])), "writes finite numbers, got nan"),
+        (lambda: Quantizer([0], outside="nearest").write(torch.tensor([math.inf])), "writes finite numbers, got inf"),
+        (lambda: Quantizer.bins(0, 1, 2, outside="nearest").write(torch.tensor([math.nan])), "got nan"),
+        (lambda: Quantizer.bins(0, 1, 2).read(["2"]), "'2'"),
+        (lambda: Quantizer([0]).read(["x"]), "'x'"),
+        (lambda: Quantizer.decimals().read(["1."]), "'1.'"),
+        (lambda: Quantizer([0, 10]).write(torch.tensor([0, 4])), r"no word for 4.0, only for \[0, 10\]"),
+        (lambda: Quantizer.bins(0, 1, 2).write(torch.tensor([1.5])), r"no word for 1.5, only for \[0.0, 1.0\]"),
         (lambda: Quantizer.bins(1, 0, 2), r"high - low must lie in \(0, inf\)"),
-        (lambda: Quantizer.bins(1, 1, 2), "high - low"),
-        (lambda: Quantizer.bins(0, math.inf, 2), "high - low must lie"),
-        (lambda: Quantizer.bins(0, 1, 0), "count must be an integer of at least 1"),
     ],
 )
-def test_wrong_options_raise(make, message):
+def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -114,7 +93,3 @@ def test_the_nearest_word_is_written_only_if_asked_for():
     near = {"outside": "nearest"}
     assert Quantizer([0, 10], **near).write(torch.tensor([-7, 4, 5, 6, 99])) == ["0", "0", "0", "10", "10"]
     assert Quantizer.bins(0, 1, 2, **near).write(torch.tensor([-9.0, 9.0])) == ["0", "1"]
-    with pytest.raises(ValueError, match=r"no word for 4.0, only for \[0, 10\]"):
-        Quantizer([0, 10]).write(torch.tensor([0, 4]))
-    with pytest.raises(ValueError, match=r"no word for 1.5, only for \[0.0, 1.0\]"):
-        Quantizer.bins(0, 1, 2).write(torch.tensor([1.5]))

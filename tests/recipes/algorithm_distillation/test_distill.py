@@ -1,7 +1,5 @@
 """`distill` from end to end: what it trains, what it plays on unseen tasks, and what it reports."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil
@@ -10,12 +8,9 @@ import pytest
 import torch
 
 from tests.recipes.demos import Trainings
+from tests.recipes.lines import refused
 from torchrl_lang.__main__ import main
-from torchrl_lang.algorithm_distillation import (
-    RandomPolicy,
-    episode_returns,
-    record_history,
-)
+from torchrl_lang.algorithm_distillation import RandomPolicy, episode_returns, record_history
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, QLearning
 from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
@@ -24,20 +19,8 @@ from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions
 recipe = importlib.import_module(
     "torchrl_lang.recipes.algorithm_distillation.distill"
 )  # the package has the function of that name
-SIZES = {
-    "size": 3,
-    "episode-length": 4,
-    "episodes": 6,
-    "seeds": 2,
-    "steps": 2,
-    "streams": 4,
-    "test-streams": 3,
-    "context-episodes": 2,
-    "width": 8,
-    "heads": 2,
-    "layers": 1,
-    "test": 0.3,
-}
+SIZES = {"size": 3, "episode-length": 4, "test": 0.3, "episodes": 6, "seeds": 2, "steps": 2, "streams": 4}
+SIZES |= {"test-streams": 3, "context-episodes": 2, "width": 8, "heads": 2, "layers": 1}
 RUNS = {"ad-0", "ad-1", "ed-0", "ed-1"}
 POLICIES = ["AD", "AD, prompted", "ED", "source", "random", "optimal"]
 FAMILY = {"size": 3, "episode_length": 4, "test": 0.3}
@@ -79,9 +62,6 @@ def table_of(text):
     """The rows of the first table by policy."""
     lines = text.split("\n\n")[1].splitlines()
     return {line[:14].strip(): line[14:] for line in lines if line[:14].strip() in POLICIES}
-
-
-# -- from end to end ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -146,9 +126,6 @@ def test_other_options_are_refused(finished, here, capsys):
     assert here.done == []
 
 
-# -- options --------------------------------------------------------------------------------------------------------
-
-
 def test_quick_values_and_what_was_given():
     quick = Distill.from_given({"quick": True, "steps": 7})
     assert (quick.size, quick.episodes, quick.seeds, quick.steps) == (7, 30, 3, 7)
@@ -164,12 +141,8 @@ def test_quick_values_and_what_was_given():
     ],
 )
 def test_bad_options(more, message, tmp_path, capsys):
-    assert distill(tmp_path / "out", *more) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "distill", "--quick", "--out", tmp_path / "out", *more)
     assert not (tmp_path / "out").exists()
-
-
-# -- players --------------------------------------------------------------------------------------------------------
 
 
 def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
@@ -182,10 +155,7 @@ def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
         assert away == [max(away[0] - t, 0) for t in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("source", "history", "every"),
-    [("noise", 28, 4), ("q_learning", 8, 4), ("q_learning", 5, 1)],
-)
+@pytest.mark.parametrize(("source", "history", "every"), [("noise", 28, 4), ("q_learning", 8, 4), ("q_learning", 5, 1)])
 def test_the_source_plays_the_episodes_that_histories_keep(source, history, every):
     """Of a history that is shorter or longer than the report: the first episodes are those of the history."""
     options = FormatOptions(size=3, source=source, episode_length=5, history_episodes=history, skip_episodes=every)

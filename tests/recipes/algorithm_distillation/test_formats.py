@@ -1,11 +1,8 @@
 """Both formats of histories are trained, saved and played by the same commands."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import evaluate_in_context
 from torchrl_lang.algorithm_distillation.language import parse_steps
@@ -13,7 +10,6 @@ from torchrl_lang.modules import load_language_model
 from torchrl_lang.recipes.algorithm_distillation.ad import AD, FORMATS, FormatOptions, LanguageFormat, Wording
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, history_windows
-from torchrl_lang.training import Checkpointer
 
 TINY = {"width": 8, "heads": 2, "layers": 1, "context_episodes": 2, "streams": 2}
 FAMILIES = [
@@ -126,10 +122,6 @@ def test_defaults_of_the_language_format(tmp_path):
     assert steps == [400, 1000, 7]
 
 
-SIZES = {"size": 4, "episode_length": 6, **TINY}
-WORDS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
 def test_a_folder_with_another_model_is_refused(tmp_path):
     format = new(language())
     format.save(tmp_path / "model", {})
@@ -143,23 +135,3 @@ def test_a_folder_with_another_model_is_refused(tmp_path):
     format.save(tmp_path / "other", {})
     with pytest.raises(FileError, match=r"describes \d+ words"):
         LanguageFormat.load(tmp_path / "other")
-
-
-@pytest.mark.slow
-def test_a_run_in_the_language_format_resumes_with_the_same_numbers(tmp_path, monkeypatch):
-    words = ["train", "ad", "--format", "language", *WORDS, "--steps", "6", "--eval-every", "3", "--episodes", "3"]
-    words += ["--eval-streams", "1", "--batch-size", "4"]
-    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
-    real = Checkpointer.save
-
-    def save_and_stop(self, step, *args, **options):
-        real(self, step, *args, **options)
-        if step == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "save", save_and_stop)
-        assert main([*words, "--out", str(tmp_path / "cut")]) == 130
-    assert main([*words, "--out", str(tmp_path / "cut")]) == 0
-    whole, cut = (load_language_model(tmp_path / name / "model").lm.state_dict() for name in ("whole", "cut"))
-    assert all(torch.equal(whole[key], cut[key]) for key in whole)
