@@ -1,7 +1,5 @@
 """The environments that every contract test runs on."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache, partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Guess a number from hints: a minimal plain-Python text game."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Actions and transcripts as text."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """A real HTTP server that misbehaves as its script has it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Plain-Python games whose rows are chats."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """check_language_env finds every fault that it says it finds: one broken corridor a rule."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import partial
 
@@ -154,10 +152,7 @@ BROKEN = {
         shows(lambda env, out: out.update({"terminated": out["done"].clone(), "truncated": out["done"] & False})),
         shows(lambda env, out: out.set("done", out["terminated"].clone())),
     ],
-    "reward": [
-        RewardWithoutLastDimension,
-        shows(lambda env, out: out.set("token_reward", 2 * out["token_reward"])),
-    ],
+    "reward": [RewardWithoutLastDimension, shows(lambda env, out: out.set("token_reward", 2 * out["token_reward"]))],
     "latch": [broken("_step", plays_on), broken("_step", pays_forever)],
     "mask": [broken("_step", lambda env, step, td: step(td.exclude("_step")))],
     "seed": [broken("_open", other_episodes_each_time)],

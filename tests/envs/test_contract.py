@@ -1,7 +1,5 @@
 """What every environment owes to TorchRL and to us."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,8 +14,7 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
-from torchrl_lang.envs import TokenEnv, check_language_env
-from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.envs import check_language_env
 from torchrl_lang.schema import check_row
 
 from .conftest import ENVS
@@ -111,8 +108,3 @@ def test_fullgraph_compile():
         one = eager.step(one.set("action", action))["next"]
         other = step(other.set("action", action))["next"]
         assert (one == other).all()
-
-
-def test_token_env_takes_language_envs_only():
-    with pytest.raises(TypeError, match="TransformedEnv\\(TokenEnv\\(env\\)"):
-        TokenEnv(TransformedEnv(CorridorEnv(), StepCounter()))

@@ -1,7 +1,5 @@
 """The values that the small games promise, against dynamic programming, enumeration and play."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,14 +1,11 @@
 """The base of the environments, on the corridor: whose tokens are whose, limits, given states, helpful errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.envs import LanguageEnv
+from torchrl_lang.envs import TokenEnv
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.text import CharTokenizer
 
 from .conftest import countdown_env, wordle_env
 from .helpers import say, step, transcript
@@ -32,19 +29,18 @@ def test_a_walk_token_by_token():
     assert (td["reward"].item(), td["terminated"].item(), td["truncated"].item()) == (0, True, False)
 
 
-def test_an_utterance_without_end_is_closed_by_the_environment():
+@pytest.mark.parametrize(
+    ("said", "row", "own", "place"),
+    [
+        ("rl", "<s>0</s>rl</a>0</s>", "rl", 4),  # the environment closes it; the l is the last token of the agent
+        ("<|pad|><|pad|>", "<s>0</s></a>0</s>", "</a>", 3),
+    ],
+)
+def test_whose_an_end_is(said, row, own, place):
     env = corridor()
-    td = say(env, "rl")
-    assert transcript(env, td) == "<s>0</s>rl</a>0</s>"
-    assert transcript(env, td, mask="agent_mask") == "rl"
-    assert td["token_reward"][0].nonzero().flatten().tolist() == [4]  # the l, the last token that the agent wrote
-
-
-def test_an_utterance_of_padding_alone_is_a_bare_end_of_the_agent():
-    env = corridor()
-    td = step(env, torch.full((1, 2), env.tokenizer.control.pad))
-    assert transcript(env, td, mask="agent_mask") == "</a>"
-    assert td["token_reward"][0].nonzero().flatten().tolist() == [3]
+    td = step(env, [env.tokenizer.encode(said) if said == "rl" else [env.tokenizer.control.pad] * 2])
+    assert (transcript(env, td), transcript(env, td, mask="agent_mask")) == (row, own)
+    assert td["token_reward"][0].nonzero().flatten().tolist() == [place]
 
 
 def test_an_id_outside_the_vocabulary_ends_the_utterance():
@@ -52,8 +48,10 @@ def test_an_id_outside_the_vocabulary_ends_the_utterance():
     right = env.tokenizer.encode("r")[0]
     td = step(env, [[right, 500], [-1, right]])
     assert [transcript(env, td, row) for row in range(2)] == ["<s>0</s>r</a>1</s>", "<s>0</s></a>0</s>"]
-    assert td["tokens"].max() < env.tokenizer.vocab_size
-    assert td["tokens"].min() >= 0
+    by_token = TokenEnv(corridor(2))
+    by_token.reset()
+    td = step(by_token, [500, -1])
+    assert [transcript(by_token, td, row) for row in range(2)] == ["<s>0</s></a>0</s>"] * 2
 
 
 def test_a_row_without_room_for_another_utterance_is_truncated():
@@ -85,17 +83,3 @@ def test_an_environment_outlives_inference_mode():
     assert not rows["tokens"].is_inference()
     with torch.inference_mode():
         assert env.reset()["tokens"].shape == (3, env.row_length)
-
-
-class Silent(CorridorEnv):
-    def __init__(self, **options):
-        options = {"row_length": 9, "action_length": 4, **options}
-        LanguageEnv.__init__(self, CharTokenizer.from_alphabet("lr"), **options)
-
-
-@pytest.mark.parametrize(
-    "options", [{"max_turns": 0}, {"action_length": 0}, {"row_length": 5}, {"seed": 1.5}, {"seed": "3"}], ids=str
-)
-def test_bad_options(options):
-    with pytest.raises((ValueError, TypeError), match=rf"{next(iter(options))}|integer"):
-        Silent(**options)

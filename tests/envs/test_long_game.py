@@ -1,7 +1,5 @@
 """Games that are longer than a row: nothing is lost, and no action is in two training rows."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

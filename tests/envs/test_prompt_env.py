@@ -1,7 +1,5 @@
 """Prompts and a reward for completions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchrl.collectors import Collector
@@ -86,23 +84,6 @@ def test_wrong_rewards(rewards, reason):
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=reason):
         say_after(env, td, "a", "b")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"features": shown}, "features") for shown in ([[[1.0]]], [[1.0]] * 4)),
-        *(({"prompts": prompts}, "prompts") for prompts in ([], [1])),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
-
-
-def test_a_prompt_is_an_index():
-    with pytest.raises(ValueError, match="no prompt 4"):
-        make([1]).reset(game_seed=torch.tensor([4]))
 
 
 @pytest.mark.slow

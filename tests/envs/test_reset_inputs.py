@@ -1,7 +1,5 @@
 """What ``reset`` is given: names of what is played, masks, rows to continue; in bare and wrapped environments."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -16,7 +14,7 @@ from torchrl_lang.envs import TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import ROW_KEYS
 
-from .conftest import ENVS, guess_number_env, wordle_env
+from .conftest import ENVS, wordle_env
 from .helpers import say_after
 
 NAMED = torch.tensor([2, 0, 1])
@@ -83,12 +81,6 @@ def test_masks_are_checked(wrap):
             env._step(td.set("_step", mask))
 
 
-@pytest.mark.parametrize(("keywords", "error"), [({"word": 3}, TypeError), ({"place": torch.ones(2)}, ValueError)])
-def test_other_names_and_types_are_refused(keywords, error):
-    with pytest.raises(error, match=next(iter(keywords))):
-        CorridorEnv(batch_size=[2]).reset(**keywords)
-
-
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_to_moves_everything_and_forgets_the_rows(wrap):
     env = wordle_env(batch_size=[3], consistent=True, guesses="words", seed=0)
@@ -118,9 +110,6 @@ def test_copies_of_an_unseeded_environment_play_their_own_words(wrap, again):
     assert torch.equal(words(again(env)), words(env))
     env.set_seed(None)
     assert not torch.equal(words(again(env)), words(env))
-
-
-# -- rows that no environment writes -----------------------------------------------------------------------------------
 
 
 def left_padded(td, control):
@@ -221,12 +210,3 @@ def test_the_error_says_what_is_wrong_with_a_row(row, message):
     rows = {"tokens": tokens, "attention_mask": real, "agent_mask": torch.isin(tokens, torch.tensor(said)) & real}
     with pytest.raises(ValueError, match=message):
         env.reset(set_state=True, **rows, token_reward=torch.zeros(tokens.shape))
-
-
-def test_rows_of_another_width_and_type_are_refused():
-    env = guess_number_env(batch_size=[1])
-    td = env.reset().select(*ROW_KEYS).clone()
-    with pytest.raises(ValueError, match=rf"width 10, but this environment's row_length is {env.row_length}"):
-        env.reset(td.apply(lambda value: value[:, :10]), set_state=True)
-    with pytest.raises(TypeError, match="tokens must be int64"):
-        env.reset(td.clone().set("tokens", td["tokens"].float()), set_state=True)

@@ -1,7 +1,5 @@
 """Plain-Python games in a batch: seeds, texts that are lost, wrong games, states, threads, features."""
 
-from __future__ import annotations
-
 import copy
 import random
 import threading
@@ -58,9 +56,6 @@ def test_what_cannot_be_decoded_reaches_the_game_as_a_replacement_character_and_
     for ids in ([1, 1, 0], [0, 999, 0], [AB.control.end_of_state, 1, 0]):  # an id outside the vocabulary is an end
         step(env, [ids])
     assert env._games[0].told == ["\N{REPLACEMENT CHARACTER}", "a", "</s>ba"]
-
-
-# -- texts that cannot be encoded or do not fit ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("over", "end"), [(False, ""), (True, "</eod>")])
@@ -140,17 +135,6 @@ def test_lost_text_is_an_error_where_that_is_asked_for(options, message):
         say(env, "a")
 
 
-@pytest.mark.parametrize(
-    "options", [{"on_bad_text": "ignore"}, {"workers": 0}, {"features": (0, 3)}, {"features": (2, 3.0)}], ids=str
-)
-def test_bad_options(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        make(**options)
-
-
-# -- what games return -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("opening", ["ab", ("ab", {"level": 3})])
 @pytest.mark.parametrize(
     ("turn", "flags"),
@@ -195,9 +179,6 @@ def test_a_step_that_returns_other_things_is_an_error(turn, noun):
     assert len(str(caught.value)) < 400
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wrap", [lambda env: env, TokenEnv], ids=["utterances", "tokens"])
 def test_set_state_plays_the_row_again(wrap):
     env, inner = (guess_number_env(7, batch_size=[3], seed=seed) for seed in (0, 77))
@@ -237,9 +218,6 @@ def test_set_state_of_other_rows_is_refused():
     over.reset()
     with pytest.raises(ValueError, match=r"turn 1\) was truncated"):
         over.reset(say(over, "a").select(*ROW_KEYS).clone(), set_state=True, game_seed=over.game_seed)
-
-
-# -- several games at a time -------------------------------------------------------------------------------------------
 
 
 class Meeting:
@@ -307,9 +285,6 @@ def test_an_error_names_the_first_game_that_failed_and_the_env_goes_on_after_a_r
     for one in (env, copy.deepcopy(env)):
         one.reset()
         assert say(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4
-
-
-# -- features ----------------------------------------------------------------------------------------------------------
 
 
 BOTH = ("features", "features_mask")

@@ -1,7 +1,5 @@
 """Token by token or utterance by utterance: the same episode."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -53,13 +51,6 @@ def test_the_same_text_gives_the_same_rows(name):
         assert torch.equal(earned, one["reward"])
         for key in (*ROW_KEYS, *FLAGS):
             assert torch.equal(one[key], other[key]), key
-
-
-def test_ids_outside_the_vocabulary_are_read_as_the_end_of_the_action():
-    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2], seed=0))
-    env.reset()
-    td = step(env, [500, -1])
-    assert [transcript(env, td, row) for row in range(2)] == ["<s>0</s></a>0</s>"] * 2
 
 
 def test_partial_reset_keeps_the_begun_utterances_of_others():

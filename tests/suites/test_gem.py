@@ -1,7 +1,5 @@
 """GEM and reasoning-gym as they are installed."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

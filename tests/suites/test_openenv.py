@@ -1,7 +1,5 @@
 """OpenEnvGame against a server of openenv-core."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

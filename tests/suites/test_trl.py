@@ -1,7 +1,5 @@
 """TRL's GRPOTrainer plays this library's games."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A row of a language environment as a text game, and text games as TRL's environments."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 from tests.envs.conftest import WORDS
 from tests.envs.helpers import check_game
 from torchrl_lang.envs import EnvGame, WordleEnv, trl_environment
-from torchrl_lang.envs.games import CorridorEnv
 
 
 def wordle_game(**options):
@@ -46,11 +43,6 @@ def test_utterances_that_are_no_actions():
     for text in ("cranes", "CRANE", "cr ne"):  # too long, or with letters that the tokenizer has not
         assert game.step(text) == ("no", -2.0, False, False, {})
     assert game.step("crane")[0].startswith(("<G>", "<Y>", "<B>"))
-
-
-def test_batches_are_refused():
-    with pytest.raises(ValueError, match="one row"):
-        EnvGame(CorridorEnv(batch_size=[2]))
 
 
 class Count:
@@ -97,10 +89,3 @@ def test_a_game_that_breaks_its_contract_is_an_error():
     env.reset(seed=5)
     with pytest.raises(TypeError, match=r"seed 5, turn 1\) returned nan as its reward"):
         env.play("a")
-
-
-def test_names_and_rows_that_cannot_be():
-    with pytest.raises(ValueError, match="method"):
-        trl_environment(Count, method="reset")
-    with pytest.raises(TypeError, match="integer"):
-        trl_environment(Count)().reset(seed="1")

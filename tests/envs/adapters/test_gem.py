@@ -1,7 +1,5 @@
 """Environments with GEM's interface; GEM itself is tested by ``make test-suites``."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A client of OpenEnv's protocol, against a server written from the protocol's description."""
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """TextArena's games as text games."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -99,16 +99,3 @@ def test_every_choice_among_optimal_actions_earns_the_optimal_return(env):
         td = env.step(td.set("action", choice))["next"]
         total = total + td["reward"].squeeze(-1)
     torch.testing.assert_close(total, env.optimal_return())
-
-
-@pytest.mark.parametrize(
-    ("options", "noun"),
-    [
-        *(({"size": 1}, "size"), ({"episode_length": 0}, "episode_length"), ({"reward": "twice"}, "reward")),
-        *(({"start": (1.0, 1)}, "row"), ({"start": (9, 0)}, "row"), ({"task": 81}, "task")),
-        *(({"start": start}, "start must be") for start in ("corner", (1,), 4)),
-    ],
-)
-def test_bad_options(options, noun):
-    with pytest.raises(ValueError, match=noun):
-        DarkRoomEnv(**options)

@@ -44,9 +44,6 @@ def play(env, start, moves):
 
 def test_distances_by_hand():
     assert GRAPH.distance.tolist() == [0, 1, 2, 2, 3]
-    alone = EDGES.clone()
-    alone[1] = False
-    assert DirectedGraph(alone).distance.tolist() == [0, -1, -1, -1, -1]
 
 
 def floyd_warshall(edges):
@@ -142,22 +139,5 @@ def test_optimality_is_that_of_trlx():
     """(10 nodes at most - nodes of the walk) / (10 - nodes of the shortest path), as its example counts them."""
     nodes, best = torch.tensor([3, 7, 9, 10]), torch.tensor([3, 3, 4, 2])  # the last one never arrived
     assert torch.equal(walk_optimality(walks([3, 2, 4, 1], nodes - 1), GRAPH, 9), (10 - nodes) / (10 - best))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DirectedGraph(torch.eye(3).bool()), "diagonal"),
-        (lambda: DirectedGraph(EDGES, goal=5), "goal"),
-        (lambda: DirectedGraph(EDGES.float()), "edges must be bool"),
-        (lambda: random_graph(5, out_degree=5), "out_degree"),
-        (lambda: random_graph(1), "nodes"),
-        (lambda: random_graph(9, edge_probability=0.0), "edge_probability"),
-        (lambda: walk_optimality(walks([4], [3]), GRAPH, 3), "max_moves=3"),
-        (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), "goal"),
-        (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "max_turns"),
-    ],
-)
-def test_wrong_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    with pytest.raises(ValueError, match="max_moves=3"):
+        walk_optimality(walks([4], [3]), GRAPH, 3)

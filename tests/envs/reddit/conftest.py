@@ -1,7 +1,5 @@
 """Tiny encoders and classifiers with tokenizers of words."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -1,7 +1,5 @@
 """Writes CSV files in the layout of the real dataset, and damages them, without the code under test or ``csv``."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

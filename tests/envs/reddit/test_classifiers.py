@@ -1,7 +1,5 @@
 """Text classification models as rewards: values by plain loops, files that are no classifier, any text."""
 
-from __future__ import annotations
-
 import json
 import math
 

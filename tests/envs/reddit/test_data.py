@@ -1,7 +1,5 @@
 """Reading, choosing and splitting Reddit comments, and their episodes."""
 
-from __future__ import annotations
-
 import random
 import re
 import warnings
@@ -25,9 +23,6 @@ def read(folder, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return RedditComments.read(folder, on_bad_rows="report", **options)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_columns_by_position_and_positive_first(tmp_path):
@@ -148,9 +143,6 @@ def test_wrong_index_files(tmp_path, content, noun):
         RedditComments.read(tmp_path, path)
 
 
-# -- choosing and splitting -------------------------------------------------------------------------------------------
-
-
 def test_absolute_cutoffs():
     assert DATA.with_scores(at_least=1).comments == ("aa", "b")
     assert DATA.with_scores(at_least=0).places == ("line 2", "line 5", "line 9")
@@ -192,9 +184,6 @@ def test_a_split_keeps_texts_together_and_does_not_depend_on_the_others():
     assert data.split(0.25, seed=4)[1].scores != held_out.scores
     with pytest.raises(ValueError, match="fraction"):
         data.split(1.0)
-
-
-# -- episodes ---------------------------------------------------------------------------------------------------------
 
 
 def test_episodes_of_one_step():

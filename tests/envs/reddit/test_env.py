@@ -1,7 +1,5 @@
 """The environment of one step, with and without the parent."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

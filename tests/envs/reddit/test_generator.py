@@ -1,7 +1,5 @@
 """Generated comments: their layout, and what they must be like to learn from."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, defaultdict
 

@@ -1,7 +1,5 @@
 """The reward of moderation endpoints: its protocol, its rate, replies that are none of it, and keys in them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Players that write the data's comments, and rows of comments, by plain loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """Rewards of texts: values worked out by hand, missing packages, wrong rewards, and a file that keeps values."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import pickle
@@ -122,9 +120,6 @@ def test_missing_packages_name_the_extra(monkeypatch, package, make):
         make()
 
 
-# -- any reward -------------------------------------------------------------------------------------------------------
-
-
 def test_scale_shift_and_type():
     assert rewards_of(constant(0.0, 1.0, 2.0), list("abc"), scale=-5.0, shift=1.0).tolist() == [1.0, -4.0, -9.0]
     values = rewards_of(lambda texts: torch.ones(2, dtype=torch.float64, requires_grad=True), ["a", "b"])
@@ -146,9 +141,6 @@ def test_rewards_that_are_not_one_number_for_each_text(found, wrap):
 def test_rewards_that_are_not_finite(values, scale):
     with pytest.raises(ValueError, match="must be finite"):
         rewards_of(lambda texts: values, ["a", "b"], scale=scale)
-
-
-# -- values in a file -------------------------------------------------------------------------------------------------
 
 
 class Lengths:

@@ -1,7 +1,5 @@
 """Reddit comments as a task of the recipes: splits, rows and metrics by plain loops over the files, commands."""
 
-from __future__ import annotations
-
 import csv
 import json
 import pickle
@@ -71,9 +69,6 @@ def described(dataset):
     return sorted((*[turn.text for turn in each.turns], each.turns[-1].reward) for each in episodes)
 
 
-# -- texts as people write them ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def unicode_home(tmp_path_factory):
     """Accents of two characters, curly quotes, line breaks of other systems, and an emoji in one comment only."""
@@ -119,9 +114,6 @@ def test_a_text_that_a_tokenizer_lacks_is_named(unicode_home, tmp_path, capsys):
         )(range(3), 0)
 
 
-# -- splits and lengths -----------------------------------------------------------------------------------------------
-
-
 def test_no_comment_is_in_two_splits(home, task):
     parts = {split: task.data(split) for split in SPLITS}
     texts = {split: set(part.comments) for split, part in parts.items()}
@@ -163,9 +155,6 @@ def test_every_comment_fits(home, task):
     without = RedditTask.of(CommentFolder(str(home)), RedditReward("score"), include_parent=False)
     assert without.row_length == 2 + comment + 2
     assert task.tokenizer() is task.tokenizer()
-
-
-# -- datasets ---------------------------------------------------------------------------------------------------------
 
 
 def test_rows_by_a_plain_loop(home, task, tmp_path):
@@ -224,9 +213,6 @@ def test_games_of_a_player(home, task, tmp_path):
     found = described(load_dataset(tmp_path / "data"))
     assert len(found) == 20
     assert {(parent, text) for parent, text, _ in found} <= pairs
-
-
-# -- profanity --------------------------------------------------------------------------------------------------------
 
 
 def levels(texts):
@@ -297,9 +283,6 @@ def test_metrics_worked_out_by_hand(profane):
     )
 
 
-# -- other rewards ----------------------------------------------------------------------------------------------------
-
-
 def test_upvotes_of_any_text(home):
     task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
     polite = "hey, thanks, this helps me with kites in winter. have a nice day"
@@ -327,9 +310,6 @@ def test_a_model_that_was_trained_again_has_its_own_stored_rewards(tmp_path, mon
         found += RedditReward("upvotes", str(folder)).clean(tmp_path, nothing, nothing)(["well done"]).tolist()
     assert found == [0.0, 1.0]
     assert len(list(tmp_path.glob("rewards.sqlite"))) == 1
-
-
-# -- the task ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_task_travels(task):

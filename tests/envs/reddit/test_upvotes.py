@@ -1,7 +1,5 @@
 """Models of upvotes: features and optimum by plain loops, training, freezing, held-out texts, files."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Small games, built once and kept in pytest's cache."""
 
-from __future__ import annotations
-
 import gc
 import os
 import time

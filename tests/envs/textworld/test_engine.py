@@ -1,7 +1,5 @@
 """Processes of the engine: killed, hung, forked, forgotten. None of it goes unnoticed, and none is left behind."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """TextWorld as a language environment: what it says, what it pays, how it ends, and what it owes to TorchRL."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Specifications, and games that are built once, whole, and safely side by side."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -13,13 +11,6 @@ from torchrl_lang.envs.textworld.engine import EngineProcess
 from .conftest import SPECS, engines
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
-
-
-def test_unknown_kinds_and_options():
-    with pytest.raises(ValueError, match="kind must"):
-        TextWorldSpec("maze")
-    with pytest.raises(ValueError, match=r"'simple' has no options \['level'\]"):
-        TextWorldSpec("simple", level=3)
 
 
 def test_what_is_there_is_not_built_again(games):

@@ -1,7 +1,5 @@
 """Players that take what the environment offers, and data sets of their games."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

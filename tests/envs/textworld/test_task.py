@@ -1,7 +1,5 @@
 """TextWorld as a task of the recipes: games apart, one tokenizer, won games known by their records, end to end."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -78,8 +76,7 @@ def test_words_come_from_training_games_alone(meals):
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [(None, "options"), (5, "options"), ({"level": [1]}, "options"), ({"height": 1}, "height")],
+    ("options", "named"), [(None, "options"), (5, "options"), ({"level": [1]}, "options"), ({"height": 1}, "height")]
 )
 def test_damaged_notes(coins, options, named):
     with pytest.raises(FileError, match=rf"run\.json .*{named}"):

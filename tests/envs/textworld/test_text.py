@@ -1,7 +1,5 @@
 """Commands made safe, feedback cleaned, observations written, words for a tokenizer."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchrl_lang.envs.textworld import Template

@@ -1,7 +1,5 @@
 """A server of models that need no training."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

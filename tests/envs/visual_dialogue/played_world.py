@@ -1,7 +1,5 @@
 """Dialogues that the models of :mod:`word_overlap` answered themselves, in files, with caches of their rewards."""
 
-from __future__ import annotations
-
 import json
 import random
 

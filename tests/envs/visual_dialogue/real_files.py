@@ -1,7 +1,5 @@
 """Write files in the layouts of the real dataset, without the code under test."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests that are wrong: each gets a JSON error that names the field, and the server answers the next one."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

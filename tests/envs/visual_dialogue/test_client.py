@@ -1,7 +1,5 @@
 """The client on servers of the protocol, of the original one, and of something else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The visual dialogue environment: its rows are those of the data, and its numbers those of plain loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -44,8 +42,6 @@ def replay(env, scenes, questions):
         td = say_after(env, td, *(asked[turn] if turn < len(asked) else "more?" for asked in questions))
     return td
 
-
-# -- the rows of the data ----------------------------------------------------------------------------------------------
 
 REWARDS = [
     DialogueRewards(),
@@ -108,9 +104,6 @@ def test_rewards_ends_and_progress_of_plain_loops(data):
     assert rounds > 3 * SCENES
 
 
-# -- entries -----------------------------------------------------------------------------------------------------------
-
-
 def test_distances(data):
     rewards = DialogueRewards("10_stop")
     models, env = WordOverlap(), make_env(data, rewards=rewards, measure="distance", batch_size=[1])
@@ -160,9 +153,6 @@ def test_a_state_that_is_set_has_its_progress_and_goes_on(data):
         other.reset(state.set("game_seed", seeds(3, 4)), set_state=True)
 
 
-# -- the rules of language environments --------------------------------------------------------------------------------
-
-
 def test_the_rules_of_language_environments(data):
     """In mode "env_stops" they are tested with those of the other environments."""
 
@@ -181,9 +171,6 @@ def test_dialogues_in_turn(data):
     assert seen == [number % SCENES for number in range(len(seen))]
     with pytest.raises(ValueError, match="order"):
         make_env(data, order="sorted")
-
-
-# -- what the models are asked -----------------------------------------------------------------------------------------
 
 
 class Recorder(WordOverlap):
@@ -258,9 +245,6 @@ def test_wrong_options(data):
     for scene in (-1, SCENES):
         with pytest.raises(ValueError, match=f"no dialogue {scene}: game_seed is a number below {SCENES}"):
             make_env(data).reset(game_seed=seeds(scene))
-
-
-# -- models behind HTTP ------------------------------------------------------------------------------------------------
 
 
 class Asker:

@@ -76,13 +76,7 @@ def test_damaged_files_of_visdial_1_0(tmp_path, change, found):
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [
-        (["caption"], None),
-        (["dialog", 9], None),
-        (["dialog", 4, "answer"], None),
-        (["image_id"], [1]),
-        ([], "x"),
-    ],
+    [(["caption"], None), (["dialog", 9], None), (["dialog", 4, "answer"], None), (["image_id"], [1]), ([], "x")],
 )
 def test_damaged_dialogues(tmp_path, place, value):
     """A value of the second dialogue is another one, or missing (None); the error names it."""
@@ -155,9 +149,6 @@ def test_pickles_are_never_read(tmp_path):
     path.write_bytes(b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00]\x94.")
     with pytest.raises(FileError, match="is not UTF-8 text"):
         read_additional_scenes(path, images=3)
-
-
-# -- image features ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["hdf5", "npy"])

@@ -159,9 +159,6 @@ def test_whitened_features_have_similar_deviations():
     assert covariance[3, 3] < 1e-4  # below a twentieth of the largest deviation it is noise
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def test_saved_models_are_the_same(models, saved, pool, tmp_path):
     saved.save(tmp_path / "models")
     assert {path.suffix for path in (tmp_path / "models").iterdir()} == {".json", ".safetensors"}
@@ -219,9 +216,6 @@ def test_models_that_cannot_be_saved_or_loaded(saved, tmp_path):
         TrainedModels.load(tmp_path / "models")
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def data(tmp_path):
     generate_visual_dialogues(tmp_path / "data", {"train": 12}, feature_size=64, npy=True)
@@ -252,9 +246,6 @@ def test_wrong_training_data_and_options(data):
     for wrong in ({"batch_size": 0}, {"guesser_rate": 0.0}, {"answerer_rate": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             train_dialogue_models(data.dialogues, data.features, **wrong)
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Metrics of played dialogues, by hand and against the models."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.envs.visual_dialogue.played_world import TOKENIZER

@@ -1,7 +1,5 @@
 """Commands of visual dialogue: what `prepare` leaves, also when it is killed, reward caches, and the server."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import pairwise
@@ -115,11 +113,7 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
-    [
-        (models.TrainedModels, "save", 1),
-        (vd.LocalDialogueModels, "by_round", 4),
-        (RewardCaches, "save", 2),
-    ],
+    [(models.TrainedModels, "save", 1), (vd.LocalDialogueModels, "by_round", 4), (RewardCaches, "save", 2)],
     ids=["models", "rewards", "save rewards"],
 )
 def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, name, calls):
@@ -187,9 +181,6 @@ def test_files_as_people_write_them(prepared_dialogues, tmp_path, monkeypatch):
         for row, mask in zip(records.rows["tokens"], records.rows["attention_mask"], strict=True)
     ]
     assert all(f" it\u2019s a caf\xe9\n{unknown}</s>" in text and text.count(unknown) == 1 for text in shown)
-
-
-# -- rewards and the server --------------------------------------------------------------------------------------------
 
 
 def rewards(home, out, *more, split="val"):

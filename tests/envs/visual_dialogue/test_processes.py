@@ -1,7 +1,5 @@
 """The server as a program: the command, its end, and its end in the middle of a client's run."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Reward caches: their numbers, and that an interrupted computation continues with the same result."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

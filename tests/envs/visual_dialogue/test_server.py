@@ -1,7 +1,5 @@
 """The server: its protocol, by a client written here from its description alone, and the queue of its models."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -120,9 +118,6 @@ def test_models_behind_http_and_in_process_give_the_same_numbers(server, models)
             )
         assert remote.answers([], [], torch.empty(0, 16)) == []
         assert remote.distances([], torch.empty(0, 16)).shape == (0,)
-
-
-# -- the models' thread ------------------------------------------------------------------------------------------------
 
 
 class Held(WordOverlap):

@@ -1,7 +1,5 @@
 """Visual dialogue as a task of the recipes: rows by plain loops over the files, players, metrics, from end to end."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
@@ -62,9 +60,6 @@ def described(dataset):
     ]
 
 
-# -- datasets of the files ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("penalty", ["none", "conservative"])
 def test_rows_that_end_at_the_cutoff(prepared_dialogues, tmp_path, penalty):
     assert generate(prepared_dialogues, tmp_path / "data", "--penalty", penalty, "--penalty-value", -3) == 0
@@ -108,9 +103,6 @@ def test_a_dataset_knows_its_task(prepared_dialogues, tmp_path):
         datasets.generate_once(VisualDialogueData(folder=prepared_dialogues, out=tmp_path / "data"))
 
 
-# -- the player of the data -----------------------------------------------------------------------------------------
-
-
 def test_the_data_player_does_not_repeat_itself(task):
     questions = ["a", *"bcdefghij" * 30]
     tokenizer = task.tokenizer()
@@ -123,9 +115,7 @@ def test_the_data_player_does_not_repeat_itself(task):
         row += [*tokenizer.encode(text), control.end_of_action, control.end_of_state]
         agent += [True, closed, False]
     td = TensorDict(
-        tokens=torch.tensor([row, row]),
-        agent_mask=torch.tensor([agent, [False] * len(agent)]),
-        batch_size=[2],
+        tokens=torch.tensor([row, row]), agent_mask=torch.tensor([agent, [False] * len(agent)]), batch_size=[2]
     )
     player = QuestionPlayer(questions, tokenizer, 2, seed=0)
     for _ in range(5):
@@ -137,9 +127,6 @@ def test_the_data_player_does_not_repeat_itself(task):
     assert sum(text[0] == "a" for text in drawn) < 10  # one of 271 questions
     again = QuestionPlayer(questions, tokenizer, 4, repeat=True, seed=0)
     assert [tokenizer.decode(again(td)["action"][0].tolist()) for _ in range(300)] == drawn
-
-
-# -- the task -------------------------------------------------------------------------------------------------------
 
 
 def test_the_task_travels(task):
@@ -224,9 +211,6 @@ def test_games_with_a_server_are_those_with_models_in_process(task):
     assert torch.equal(games[0].rows["tokens"], games[1].rows["tokens"])
     assert torch.equal(games[0].returns, games[1].returns)
     torch.testing.assert_close(games[0].kept["progress"], games[1].kept["progress"], rtol=0, atol=1e-6)
-
-
-# -- commands -------------------------------------------------------------------------------------------------------
 
 
 def test_watching_and_playing(prepared_dialogues, monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """Models of visual dialogue without training: an image is a bag of words, and so is what is known about it."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch

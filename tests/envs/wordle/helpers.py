@@ -1,7 +1,5 @@
 """What the tests of Wordle share: rows and actions from text, and the rules written once more in plain Python."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Expected returns of players, against values computed here by going through all games in plain Python."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import cache

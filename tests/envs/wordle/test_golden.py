@@ -1,7 +1,5 @@
 """The steps of 228 games and the choices of the expert, recorded from the ILQL paper's code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Refit games have exactly the colours of the tweets, and the authors' JSON is read as it is."""
 
-from __future__ import annotations
-
 import csv
 import json
 
@@ -56,10 +54,7 @@ def test_games_that_cannot_be_refit_are_counted_and_drawn_again():
     assert {codes for codes, _ in codes_of(human(range(50), seed=0))} == {(242,)}
     with pytest.raises(ValueError, match="1 of 1 games have none at all"):
         human.select([0])(range(5), seed=0)
-    absent = HumanGames([("fuzzy", [242])], ["crane"], true_word=True)
-    assert absent.impossible() == 1
-    with pytest.raises(ValueError, match="1 of 1 games"):
-        absent(range(5), seed=0)
+    assert HumanGames([("fuzzy", [242])], ["crane"], true_word=True).impossible() == 1
     assert HumanGames([("fuzzy", [242])], ["crane"]).impossible() == 0
 
 
@@ -128,22 +123,11 @@ def test_splits_and_the_best_games():
     lengths = sorted(len(codes) for _, codes in human.games)
     assert sorted(len(codes) for _, codes in best.games) == lengths[:12]
     assert len(codes_of(best(range(20), 0))) == 20
-    for refuse in (lambda: human.split(0.0), lambda: human.split(1.0), lambda: human.best(0.01)):
-        with pytest.raises(ValueError, match="no games"):
-            refuse()
-    for fraction in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="fraction"):
-            human.best(fraction)
     assert human.best(1.0).games == human.games
-    for codes in ([], [0] * 7, [243], [-1]):
-        with pytest.raises(ValueError, match="1 to 6 codes from 0 to 242"):
-            HumanGames([("crane", codes)], ["crane"])
 
 
 GREEN = "🟩🟩🟩🟩🟩"
 MISS = "⬛🟨⬛⬛🟩"
-
-
 MISMATCH = "rows that do not match the score"
 
 

@@ -1,9 +1,5 @@
 """Players made of other players: mixtures by move or by game, and Monte Carlo search."""
 
-from __future__ import annotations
-
-import math
-
 import pytest
 import torch
 
@@ -90,16 +86,3 @@ def test_simulated_games_end_with_the_last_try(used):
     player = MonteCarloPlayer(RandomWordPlayer(["crane", "fuzzy"], seed=0), ["crane", "slate"], seed=0)
     impossible = turns_of(*[[("crane", "point")]] * 30)  # the player's own guess is played
     assert {WordIndex.text(guess) for guess in player.choose(impossible)} == {"crane", "fuzzy"}
-
-
-@pytest.mark.parametrize(
-    ("players", "options", "noun"),
-    [
-        *((2, {"probabilities": chances}, "sum to one") for chances in ([0.5, 0.6], [1.0], [1.5, -0.5], [math.nan, 1])),
-        (1, {"per": "turn"}, "per"),
-        (0, {}, "players"),
-    ],
-)
-def test_mixtures_that_are_none(players, options, noun):
-    with pytest.raises(ValueError, match=noun):
-        MixturePlayer([RandomWordPlayer(WORDS)] * players, **options)

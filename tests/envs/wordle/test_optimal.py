@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -61,14 +59,5 @@ def test_gain_of_many_guesses_is_the_gain_of_each():
 
 
 def test_where_nothing_is_possible_any_word_is_played():
-    player = OptimalPlayer(["crane", "slate"], seed=0)
-    (found,) = player.best_words(turns_of([("crane", "fuzzy")]))
+    (found,) = OptimalPlayer(["crane", "slate"], seed=0).best_words(turns_of([("crane", "fuzzy")]))
     assert list(found) == [0, 1]
-
-
-def test_it_remembers_states():
-    player = OptimalPlayer(demo_words(20), ties="first")
-    turns = turns_of([("crane", "slate")])
-    first = player.choose(turns)
-    player.best_words = None  # it would be called for a state that is new
-    assert torch.equal(player.choose(turns), first)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -70,18 +68,3 @@ def test_the_probabilities_of_all_words_sum_to_one(name, openers):
     assert RandomWordPlayer(["crane"]).log_prob(rows).isneginf().any()
     with pytest.raises(NotImplementedError, match="OptimalPlayer"):
         OptimalPlayer(FEW).log_prob(rows)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        (RandomWordPlayer, "prob_smart", 1.5),
-        (RepeatPlayer, "first_n", 0),
-        (WrongPlayer, "action_length", 5),
-        (WrongPlayer, "rules", "mine"),
-        (WrongPlayer, "openers", ["Crane"]),
-    ],
-)
-def test_options_out_of_range(kind, name, value):
-    with pytest.raises(ValueError, match=value[0] if name == "openers" else name):
-        kind(WORDS, **{name: value})

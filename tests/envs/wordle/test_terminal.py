@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,32 +9,18 @@ from torchrl_lang.envs.wordle.transcript import turns_of_rows
 WORDS = ["crane", "slate", "abide"]
 
 
-class Person:
-    """Answers with prepared lines; ``text`` is what was shown since the last look."""
+def types(*lines: str):
+    """A person's prepared lines, and then the end of the input."""
+    left = iter(lines)
 
-    def __init__(self, capsys) -> None:
-        self.capsys = capsys
+    def read(prompt: str) -> str:
+        print(prompt)
+        line = next(left, None)
+        if line is None:
+            raise EOFError
+        return line
 
-    def types(self, *lines: str):
-        left = iter(lines)
-
-        def read(prompt: str) -> str:
-            print(prompt)
-            line = next(left, None)
-            if line is None:
-                raise EOFError
-            return line
-
-        return read
-
-    @property
-    def text(self) -> str:
-        return self.capsys.readouterr().out
-
-
-@pytest.fixture
-def person(capsys):
-    return Person(capsys)
+    return read
 
 
 def env_hiding(word: str, **kwargs) -> WordleEnv:
@@ -63,10 +47,10 @@ def test_colour_only_where_it_can_be_seen(monkeypatch):
         assert use_colour() == bool(terminal and term == "xterm" and not no_colour)
 
 
-def test_a_person_wins_and_what_is_no_guess_costs_nothing(person):
-    lines = person.types("", "cat", "crane!", "qqqqq", "slate", " CRANE ")
+def test_a_person_wins_and_what_is_no_guess_costs_nothing(capsys):
+    lines = types("", "cat", "crane!", "qqqqq", "slate", " CRANE ")
     assert play_human(env_hiding("crane"), input_fn=lines) == -1
-    shown = person.text
+    shown = capsys.readouterr().out
     for part in ("'cat' has 3", "without '!'", "'qqqqq' is not on the list", "Guess 2: ", "Solved in 2 of 6."):
         assert part in shown
     with pytest.raises(ValueError, match="batch_size="):
@@ -74,31 +58,31 @@ def test_a_person_wins_and_what_is_no_guess_costs_nothing(person):
 
 
 @pytest.mark.parametrize("lines", [("slate", "Q"), (), ("slate",) * 6])
-def test_a_person_quits_or_loses(person, lines):
-    total = play_human(env_hiding("crane"), input_fn=person.types(*lines))
+def test_a_person_quits_or_loses(capsys, lines):
+    total = play_human(env_hiding("crane"), input_fn=types(*lines))
     assert total == (-6 if len(lines) == 6 else None)
-    assert person.text.endswith("The word was crane.\n")
+    assert capsys.readouterr().out.endswith("The word was crane.\n")
 
 
-def test_a_user_plays_several_games(person):
-    user = UserPlayer(WORDS, colour=False, input_fn=person.types("slate", "crane", "slat", "abide", "q"))
+def test_a_user_plays_several_games(capsys):
+    user = UserPlayer(WORDS, colour=False, input_fn=types("slate", "crane", "slat", "abide", "q"))
     env = WordleEnv(WORDS, batch_size=[2], seed=0)
     td = user(env.reset(hidden_word=torch.tensor([0, 2])))
     assert [WordIndex.text(guess) for guess in td["action"][:, :5]] == ["slate", "crane"]
-    assert person.text == "Game 1 of 2, guess 1: \nGame 2 of 2, guess 1: \n"
+    assert capsys.readouterr().out == "Game 1 of 2, guess 1: \nGame 2 of 2, guess 1: \n"
     with pytest.raises(EOFError, match="quit"):
         user(env.step(td)["next"])
-    shown = person.text
+    shown = capsys.readouterr().out
     for part in ("Five letters, please: 'slat' has 4.", " S  L [A] T [E]", " C  R (A) N [E]"):
         assert part in shown
 
 
-def test_hints_while_a_person_plays(person):
+def test_hints_while_a_person_plays(capsys):
     env = WordleEnv(["slate"], batch_size=[1], guesses=["crane"], seed=0)
     hint = OptimalPlayer(["crane", "slate"], ties="first")
-    assert play_human(env, hint=hint, input_fn=person.types("?", "", "", "?", "")) == -1
-    shown = person.text
+    assert play_human(env, hint=hint, input_fn=types("?", "", "", "?", "")) == -1
+    shown = capsys.readouterr().out
     assert "? gives a hint" in shown
     assert "Five letters, please: '' has 0." in shown  # a hint is for one guess
-    assert play_human(env, input_fn=person.types("?", "slate")) == 0
-    assert "without '?'" in person.text
+    assert play_human(env, input_fn=types("?", "slate")) == 0
+    assert "without '?'" in capsys.readouterr().out

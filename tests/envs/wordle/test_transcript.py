@@ -1,7 +1,5 @@
 """The words that a transcript leaves, and games replayed with other words or rules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -65,9 +63,6 @@ def test_guesses_without_colours_rule_nothing_out():
     transcript = "<s><a>crane</a><b><b><b><b><b></s>slopyy</a></s>slo"
     assert consistent_words(transcript, WORDS) == consistent_words("crane bbbbb", WORDS) != WORDS
     assert consistent_words(transcript + "</a></eod><|pad|>", WORDS) == consistent_words("crane bbbbb", WORDS)
-
-
-# -- replayed games ----------------------------------------------------------------------------------------------------
 
 
 def played(n=150, rules="official", words=WORDS, max_tries=6, prob_smart=0.7, **options):

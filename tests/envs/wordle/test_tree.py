@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -8,7 +6,6 @@ import torch
 from tests.envs.wordle.helpers import letters, plain_feedback
 from torchrl_lang._files import FileError, json_digest
 from torchrl_lang.envs.wordle import (
-    OptimalPlayer,
     RandomWordPlayer,
     TreePlayer,
     WordleEnv,
@@ -44,9 +41,6 @@ def test_returns_of_lost_and_invalid_games_and_of_players_that_draw():
     assert found.histogram == {1: 1, 2: 0, 3: 0, 4: 1}
     assert found.mean == -1.5
     assert expected_return(RandomWordPlayer(["fuzzy"]), WORDS, guesses="words", max_tries=2).mean == -2
-    for player in (RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), OptimalPlayer(demo_words(60), seed=0)):
-        with pytest.raises(ValueError, match="draws its guesses"):  # it could be lucky, even above the optimum
-            expected_return(player, demo_words(60))
 
 
 def test_a_saved_tree_is_the_same_tree(tmp_path):
@@ -82,19 +76,12 @@ def test_a_damaged_tree_is_refused(tmp_path, change, noun):
     path.write_text(json.dumps({**content, "digest": json_digest(content)}))
     with pytest.raises(FileError, match=f"tree.json .*{noun}"):
         DecisionTree.load(path)
-    path.write_text(path.read_text()[:-9])
-    with pytest.raises(FileError, match=r"tree\.json"):
-        TreePlayer(path)
 
 
 def test_a_tree_by_hand():
     words = ("crane", "slate", "point")
     tree = DecisionTree(words=words, guesses=words, replies=({"bbgbg": 1, "bbbgb": 2}, {}, {}))
     assert tree.histogram == {1: 1, 2: 2}
-    with pytest.raises(ValueError, match="fuzzy"):
-        tree.path("fuzzy")
-    with pytest.raises(ValueError, match="no guess that finds 'point'"):
-        DecisionTree(words=words, guesses=words[:2], replies=({"bbgbg": 1}, {}))
     only_two = DecisionTree(words=words, guesses=words[:1], replies=({},), max_tries=1)
     assert only_two.n_guesses.tolist() == [1, 2, 2]
 

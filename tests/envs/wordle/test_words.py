@@ -1,11 +1,7 @@
-from __future__ import annotations
-
-import string
-
 import pytest
 import torch
 
-from torchrl_lang.envs.wordle import WordIndex, WordleEnv, demo_words, guess_words, random_words, wordle_tokenizer
+from torchrl_lang.envs.wordle import WordIndex, WordleEnv, demo_words, guess_words, random_words
 from torchrl_lang.envs.wordle.words import common_words, load_words
 
 
@@ -25,9 +21,6 @@ def test_demo_words_are_fixed_and_spread():
     assert words == demo_words(120) == sorted(set(words))
     assert len({word[0] for word in words}) > 15
     assert torch.equal(torch.get_rng_state(), state)
-    for n in (0, 10**6):
-        with pytest.raises(ValueError, match=f"{n}"):
-            demo_words(n)
 
 
 def test_subsets_are_random_seeded_and_united_with_given_words(tmp_path):
@@ -38,8 +31,6 @@ def test_subsets_are_random_seeded_and_united_with_given_words(tmp_path):
     (tmp_path / "words.txt").write_text("crane\nslate\n")
     assert random_words(2, tmp_path / "words.txt") == ["crane", "slate"]
     assert random_words(0, include=tmp_path / "words.txt") == ["crane", "slate"]
-    with pytest.raises(ValueError, match="larger sample"):
-        random_words(3, ["crane", "slate"])
 
 
 @pytest.mark.parametrize("content", [b"slate\n crane \nabide\n\n", b"\xef\xbb\xbfslate\r\ncrane\r\nabide\r\n"])
@@ -81,12 +72,3 @@ def test_word_index_finds_words_in_any_order():
     # 'aback' is 0 1 0 2 10: another spelling of the same number to the base 26 with tokens that are no letters.
     assert index.find(torch.tensor([[0, 0, 26, 2, 10]])).tolist() == [-1]
     assert [index.text(row) for row in index.letters] == words
-
-
-def test_tokenizer_has_the_ids_of_the_paper():
-    tokenizer = wordle_tokenizer()
-    assert tokenizer.vocab_size == 35
-    assert tokenizer.encode(string.ascii_lowercase + "<g><b><y>") == list(range(29))
-    control = tokenizer.control
-    assert (control.pad, control.end_of_action, control.end_of_state) == (29, 30, 31)
-    assert (control.begin_state, control.begin_action, control.end_of_dialogue) == (32, 33, 34)
