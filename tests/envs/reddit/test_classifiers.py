@@ -41,12 +41,18 @@ def test_expected_value_of_a_classifier(classifier_folder):
 
 
 def test_labels_that_do_not_exclude_each_other(classifier_folder):
-    folder, model, tokenizer = classifier_folder(problem_type="multi_label_classification")
+    folder, model, tokenizer = classifier_folder(problem_type="multi_label_classification", max_position_embeddings=20)
     logits = logits_of(model, tokenizer, "a b").tolist()
     expected = sum(value / (1 + math.exp(-x)) for x, value in zip(logits, VALUES.values(), strict=True))
-    assert ClassifierReward(folder, VALUES)(["a b"]).item() == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(ValueError, match="does not choose one label"):
-        ClassifierReward(folder, VALUES, output="likeliest")
+    reward = ClassifierReward(folder, VALUES)
+    assert reward(["a b"]).item() == pytest.approx(expected, abs=1e-5)
+    assert reward.max_length == 18  # RoBERTa's first two positions are those of padding
+    assert reward(["a " * 40]).item() == pytest.approx(reward(["a " * 18]).item(), abs=1e-6)
+    for values, options, noun in ((VALUES, {"output": "likeliest"}, "does not choose one label"),
+                                  ({"safe": 1.0}, {}, "labels"), (VALUES, {"output": "mean"}, "output"),
+                                  (VALUES, {"batch_size": 0}, "batch_size")):  # fmt: skip
+        with pytest.raises(ValueError, match=noun):
+            ClassifierReward(folder, values, **options)
 
 
 def test_a_classifier_with_one_output(classifier_folder):
@@ -54,11 +60,8 @@ def test_a_classifier_with_one_output(classifier_folder):
     one = {"id2label": {0: "toxic"}, "label2id": {"toxic": 0}}
     folder, model, tokenizer = classifier_folder(**one)
     logit = logits_of(model, tokenizer, "a b").item()
-    assert ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item() == pytest.approx(
-        -2 / (1 + math.exp(-logit)), abs=1e-5
-    )
-    with pytest.raises(ValueError, match="does not choose one label"):
-        ClassifierReward(folder, {"toxic": -2.0}, output="likeliest")
+    found = ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item()
+    assert found == pytest.approx(-2 / (1 + math.exp(-logit)), abs=1e-5)
     folder, model, tokenizer = classifier_folder(**one, problem_type="regression")
     logit = logits_of(model, tokenizer, "a b").item()
     assert ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item() == pytest.approx(-2 * logit, abs=1e-5)
@@ -97,13 +100,6 @@ def test_a_classifier_without_a_padding_token(tmp_path):
     assert found[3].item() == pytest.approx(reward(["a " * 16]).item(), abs=1e-6)  # its 16 positions
 
 
-def test_texts_longer_than_a_classifier_reads(classifier_folder):
-    folder, _, _ = classifier_folder(max_position_embeddings=20)
-    reward = ClassifierReward(folder, VALUES)
-    assert reward.max_length == 18  # RoBERTa's first two positions are those of padding
-    assert reward(["a " * 40]).item() == pytest.approx(reward(["a " * 18]).item(), abs=1e-6)
-
-
 def test_a_folder_without_a_classifier_or_with_code_from_elsewhere(tmp_path, classifier_folder):
     with pytest.raises(FileError, match=r"config\.json"):
         ClassifierReward(tmp_path, VALUES, local_files_only=True)
@@ -112,17 +108,3 @@ def test_a_folder_without_a_classifier_or_with_code_from_elsewhere(tmp_path, cla
     config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
     with pytest.raises(FileError, match="asks for code from elsewhere: attn_implementation is 'someone/kernel'"):
         ClassifierReward(folder, VALUES)
-
-
-@pytest.mark.parametrize(
-    ("values", "options", "noun"),
-    [
-        ({"safe": 1.0}, {}, "labels"),
-        (VALUES, {"output": "mean"}, "output"),
-        (VALUES, {"batch_size": 0}, "batch_size"),
-        (VALUES, {"max_length": 0}, "max_length"),
-    ],
-)
-def test_wrong_options(classifier_folder, values, options, noun):
-    with pytest.raises(ValueError, match=noun):
-        ClassifierReward(classifier_folder()[0], values, **options)

@@ -68,9 +68,8 @@ def test_files(tmp_path):
     data = RedditComments.read(tmp_path / "a")
     expected = {(each.parent, each.text, each.score) for each in generated_comments(300, seed=5)}
     assert set(zip(data.parents, data.comments, data.scores, strict=True)) == expected
-    assert [score > 0 for score in data.scores] == [
-        place.startswith("comments_positive.csv line ") for place in data.places
-    ]
+    positive = [place.startswith("comments_positive.csv line ") for place in data.places]
+    assert [score > 0 for score in data.scores] == positive
     parts = [RedditComments.read(tmp_path / "a", tmp_path / "a" / name) for name in splits]
     assert [len(part) for part in parts] == [30, 30, 240]
     pairs = [pair for part in parts for pair in zip(part.parents, part.comments, strict=True)]
@@ -85,9 +84,8 @@ def test_the_comments_of_a_seed_stay_the_same():
 
 
 def test_wrong_options(tmp_path):
-    for options in ({"rude_when_calm": 2.0}, {"sentences": 0}, {"pairs": 0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            generated_comments(**{"pairs": 3, **options})
+    with pytest.raises(ValueError, match="sentences"):
+        generated_comments(3, sentences=0)
     (tmp_path / "mine").touch()
     with pytest.raises(FileExistsError, match="is not empty"):
         generate_reddit_comments(tmp_path, 10)

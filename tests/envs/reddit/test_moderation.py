@@ -37,10 +37,7 @@ def clock(monkeypatch):
 
 def reply(*scores):
     """A good reply with these scores of harassment."""
-    results = [
-        {"flagged": score > 0.5, "category_scores": {"harassment": score, "violence": 0.25}, "categories": {}}
-        for score in scores
-    ]
+    results = [{"flagged": s > 0.5, "category_scores": {"harassment": s, "violence": 0.25}} for s in scores]
     return 200, {"id": "modr-1", "model": "m", "results": results}
 
 
@@ -53,8 +50,7 @@ def test_the_protocol():
         values = client(server)(["you fool", "thank you \N{GRINNING FACE}"])
         assert client(server, score="harassment")(["a", "b"]).tolist() == [0.75, 0.125]
         assert client(server, score="largest")(["a", "b"]).tolist() == [0.75, 0.25]
-    assert values.dtype == torch.float32
-    assert values.tolist() == [1.0, 0.0]
+    assert (values.dtype, values.tolist()) == (torch.float32, [1.0, 0.0])
     method, path, kind, body = server.seen[0]
     assert (method, path, kind) == ("POST", "/v1/moderations", "application/json")
     assert json.loads(body) == {"model": "m", "input": ["you fool", "thank you \N{GRINNING FACE}"]}
@@ -104,19 +100,13 @@ def test_replies_that_are_none_of_the_protocol_are_errors_at_once(bad, score, no
 
 
 @pytest.mark.parametrize("key", [KEY, "abc1234"])
-@pytest.mark.parametrize(
-    "results",
-    [
-        lambda key: key,
-        lambda key: [{"category_scores": {key: 0.5}}],
-        lambda key: [{"category_scores": {"hate": key}}],
-        lambda key: [{"category_scores": {"hate": 0.5}}, {key: key}],
-    ],
-)
-def test_results_that_may_hold_the_key_are_not_shown(results, key, monkeypatch):
+@pytest.mark.parametrize("place", range(4))
+def test_results_that_may_hold_the_key_are_not_shown(place, key, monkeypatch):
     """Not in errors, their causes and arguments, tracebacks, or representations."""
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with Scripted((200, {"results": results(key)})) as server:
+    scores = [{"category_scores": each} for each in ({key: 0.5}, {"hate": key}, {"hate": 0.5})]
+    results = (key, scores[:1], scores[1:2], [scores[2], {key: key}])[place]
+    with Scripted((200, {"results": results})) as server:
         reward = client(server, score="hate")
         with pytest.raises(ValueError, match="moderations replied") as error:
             reward(["a"])
@@ -128,13 +118,6 @@ def test_results_that_may_hold_the_key_are_not_shown(results, key, monkeypatch):
         found = found.__cause__ or found.__context__
     assert key not in shown
     assert server.headers[0]["Authorization"] == f"Bearer {key}"
-
-
-def test_an_object_whose_address_is_wrong_can_be_shown():
-    half = ModerationAPIReward.__new__(ModerationAPIReward)
-    with pytest.raises(ValueError, match="address of a server"):
-        half.__init__("http://user:PASS@host/v1", "m")
-    assert repr(half) == "ModerationAPIReward('', 'm', score='flagged')"
 
 
 def test_the_rate_limits_attempts_too_and_pauses_save_requests(clock):
@@ -175,11 +158,10 @@ def test_a_cache_keeps_scored_texts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"batch_size": 0}, {"burst": 1.5}, {"rate": 0}, {"burst": 0}, {"retries": -1}, {"base_url": "http://host/v1"}],
+    ("options", "noun"),
+    [({"burst": 0}, "burst"), ({"base_url": "http://host/v1"}, "https"), ({"retries": -1}, "retries")],
 )
-def test_wrong_options(options):
+def test_wrong_options(options, noun):
     """A key is sent over https, or to this machine."""
-    noun = "https" if "base_url" in options else next(iter(options))
     with pytest.raises(ValueError, match=noun):
         ModerationAPIReward(**{"base_url": "http://localhost:1", "model": "m", **options})

@@ -35,9 +35,6 @@ def test_scores_of_dataset_comments():
     assert reward(["down", "up", "zero", "twice", "even"]).tolist() == [-1.0, 1.0, -1.0, 1.0, -1.0]
     assert reward(["up"]).dtype == torch.float32
     assert reward([]).shape == (0,)
-
-
-def test_texts_without_a_score():
     data = RedditComments(["p"], ["up"], [3])
     with pytest.raises(ValueError, match=r"None of the 1 comments of the dataset is 'else': .*unknown=0.0"):
         ScoreReward(data)(["up", "else"])
@@ -47,8 +44,6 @@ def test_texts_without_a_score():
 def test_three_levels():
     levels = ThreeLevels(constant(0.0, 0.24, 0.25, 0.74, 0.75, 1.0), low=0.25, high=0.75)
     assert levels(list("abcdef")).tolist() == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(ValueError, match="high must lie in"):
-        ThreeLevels(constant(0.0), low=0.5, high=0.4)
 
 
 def test_the_worst_sentence():
@@ -91,17 +86,14 @@ def test_profanity():
     assert ProfanityReward()(UNREADABLE).isfinite().all()
     assert ProfanityReward()([]).shape == (0,)
     assert ThreeLevels(ProfanityReward())(texts).tolist() == [0.0, 2.0, 2.0]
-    with pytest.raises(ValueError, match="threshold must lie in"):
-        ProfanityReward(threshold=1.5)
 
 
 def test_sentiment():
     pytest.importorskip("vaderSentiment")
     found = SentimentReward()(["i love it, it is great", "the table", "it is horrible and sad"])
     assert found.dtype == torch.float32
-    assert found[0] > 0.5
-    assert found[1] == 0
-    assert found[2] < -0.5
+    assert (found > 0.5).tolist() == [True, False, False]
+    assert (found < -0.5).tolist() == [False, False, True]
     assert SentimentReward()(UNREADABLE).isfinite().all()
     assert SentimentReward()([]).shape == (0,)
 
@@ -165,11 +157,7 @@ def test_each_text_is_scored_once(tmp_path):
     again = CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths")
     assert torch.equal(again(texts), direct)
     assert len(inner.scored) == 4
-    assert reward([]).shape == (0,)
-    assert reward([]).dtype == torch.float32
-
-
-def test_any_text(tmp_path):
+    assert (reward([]).shape, reward([]).dtype) == ((0,), torch.float32)
     texts = ["\0", "a\0b", "\ud800", "é", "é", "' OR 1=1; --", "\N{GRINNING FACE}" * 3, "a", "A"]
     inner = Lengths()
     reward = CachedReward(inner, tmp_path / "rewards.sqlite", model="lengths")
@@ -200,14 +188,6 @@ def test_two_processes_agree_on_what_was_stored_first(tmp_path):
         assert file.execute("SELECT COUNT(*) FROM rewards").fetchone() == (40,)
 
 
-def test_a_file_that_is_deleted_in_use(tmp_path):
-    reward = CachedReward(Lengths(), tmp_path / "rewards.sqlite", model="m")
-    reward(["a"])
-    (tmp_path / "rewards.sqlite").unlink()
-    assert reward(["a", "bc"]).tolist() == [1.0, 2.0]
-    assert CachedReward(None, tmp_path / "rewards.sqlite", model="m")(["bc"]).tolist() == [2.0]
-
-
 def test_models_have_their_own_values_and_copies_open_the_file_themselves(tmp_path):
     path = tmp_path / "rewards.sqlite"
     one = CachedReward(Lengths(1.0), path, model="one")
@@ -215,6 +195,9 @@ def test_models_have_their_own_values_and_copies_open_the_file_themselves(tmp_pa
     assert CachedReward(Lengths(2.0), path, model="two")(["ab"]).item() == 4.0
     assert CachedReward(Lengths(9.0), path, model="one")(["ab"]).item() == 2.0
     assert pickle.loads(pickle.dumps(one))(["ab"]).item() == 2.0  # noqa: S301
+    path.unlink()  # deleted in use
+    assert one(["a", "bc"]).tolist() == [1.0, 2.0]
+    assert CachedReward(None, path, model="one")(["bc"]).tolist() == [2.0]
 
 
 def test_files_of_something_else_stay_as_they_are(tmp_path, monkeypatch):
@@ -241,5 +224,3 @@ def test_wrong_rewards_are_not_stored(tmp_path):
     with pytest.raises(ValueError, match="must be finite"):
         CachedReward(Lengths(float("nan")), path, model="m")(["a"])
     assert CachedReward(Lengths(), path, model="m")(["a"]).item() == 1.0
-    with pytest.raises(ValueError, match="batch_size"):
-        CachedReward(Lengths(), path, model="m", batch_size=0)
