@@ -52,20 +52,14 @@ def test_rows_are_what_the_template_writes(name):
     env = make(name, action_length=8)
     row_format = env.tokenizer.row_format
     td = env.reset(game_seed=torch.tensor([2, 3]))
-    assert [transcript(env, td, row) for row in range(2)] == [
-        row_format.render(chat("a dog")),
-        row_format.render(chat("  spaces \n\n")),
-    ]
-    td = say_after(env, td, "red?", "no")
-    heard = "<|im_end|>red?\n", "<|im_end|>no\n"
-    assert [transcript(env, td, row) for row in range(2)] == [
-        row_format.render(chat("a dog", "red?", heard[0])),
-        row_format.render(chat("  spaces \n\n", "no", heard[1])),
-    ]
+    chats = [["a dog"], ["  spaces \n\n"]]
+    assert [transcript(env, td, row) for row in range(2)] == [row_format.render(chat(*each)) for each in chats]
+    said = ["red?", "no"]
+    td = say_after(env, td, *said)
+    chats = [[*each, text, f"<|im_end|>{text}\n"] for each, text in zip(chats, said, strict=True)]
+    assert [transcript(env, td, row) for row in range(2)] == [row_format.render(chat(*each)) for each in chats]
     assert td["reward"].flatten().tolist() == [4.0, 2.0]
-    assert [int(mask.sum()) for mask in td["agent_mask"]] == [
-        len(env.tokenizer.encode_action(text)) + 1 for text in ("red?", "no")
-    ]
+    assert td["agent_mask"].sum(-1).tolist() == [len(env.tokenizer.encode_action(text)) + 1 for text in said]
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -154,15 +148,8 @@ def test_a_game_gets_an_utterance_without_its_thoughts():
     env = make(game=Calculator, n=1, row_length=200, action_length=30, read=without_thoughts)
     td = say_after(env, env.reset(), "<think>add</think>\n\n2+3")
     td = say_after(env, td, "<think>so 5</think> 5")
-    assert [turn.text for turn in from_row(td[0], env.tokenizer).turns] == [
-        "2 + 3?", "<think>add</think>\n\n2+3", "5", "<think>so 5</think> 5", "heard 5",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [("a", "a"), ("<think>a</think>b", "b"), ("a</think> b ", "b"), ("a<think>b", "a"), ("<think>a", ""),
-     ("<think>a</think>b<think>c</think>d", "d"), ("<think>a</think>b<think>c", "b")],
-)  # fmt: skip
-def test_thoughts(text, answer):
-    assert without_thoughts(text) == answer
+    said = ["2 + 3?", "<think>add</think>\n\n2+3", "5", "<think>so 5</think> 5", "heard 5"]
+    assert [turn.text for turn in from_row(td[0], env.tokenizer).turns] == said
+    answers = {"a": "a", "<think>a</think>b": "b", "a</think> b ": "b", "a<think>b": "a", "<think>a": ""}
+    answers |= {"<think>a</think>b<think>c</think>d": "d", "<think>a</think>b<think>c": "b"}
+    assert {text: without_thoughts(text) for text in answers} == answers

@@ -1,5 +1,7 @@
 """Prompts and a reward for completions."""
 
+from functools import partial
+
 import pytest
 import torch
 from torchrl.collectors import Collector
@@ -48,6 +50,15 @@ def test_one_turn_rewarded_in_one_call():
     turns = from_row(td[1], LETTERS).turns
     assert [(turn.text, turn.reward) for turn in turns] == [("c", None), ("bb", -2.0)]
     assert env.tokenizer.decode(td["tokens"][2, :3]) == "<a></a></eod>"  # no prompt: the agent has the first turn
+
+
+def test_prompts_come_with_their_features():
+    features = [[[1.0, 2.0]], torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.zeros(0, 2)]
+    env = partial(make, prompts=list("abc"), features=features)
+    td = env([3]).reset(game_seed=torch.tensor([1, 2, 0]))
+    assert td["features"].tolist() == [[[3.0, 4.0], [5.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
+    assert td["features_mask"].tolist() == [[True, True], [False, False], [True, False]]
+    check_language_env(env(), lambda n: env([n]), utterances=["a", "b"])
 
 
 def test_a_reward_that_draws_is_seeded_with_the_environment():

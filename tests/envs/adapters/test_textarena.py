@@ -62,12 +62,12 @@ def test_opponents_play_within_a_turn():
     assert [game.step(square)[1:] for square in ("[0]", "[4]", "[1]")] == [(0.0, False)] * 2 + [(-1, True)]
 
 
-def play(game, seed, actions):
-    return [game.reset(seed), *(game.step(action)[0] for action in actions)]
-
-
 def test_games_have_random_streams_of_their_own():
     """2048 draws tiles from the global streams as long as it is played."""
+
+    def play(game, seed, actions):
+        return [game.reset(seed), *(game.step(action)[0] for action in actions)]
+
     moves = ["[up]", "[left]", "[down]", "[right]"] * 3
     one, other = TextArenaGame("2048-v0"), TextArenaGame("2048-v0")
     expected = play(one, 5, moves)
@@ -93,8 +93,6 @@ def test_games_that_cannot_be_made_are_named_with_the_remedy(monkeypatch):
     with pytest.raises(RuntimeError, match=r"cannot begin Hangman-v0 .*word lists of NLTK .*nltk.downloader words"):
         TextArenaGame("Hangman-v0")
     assert not downloads
-    with pytest.raises(RuntimeError, match=r"cannot begin Gues-v0 .*not found in registry"):
-        TextArenaGame("Gues-v0")
     with pytest.raises(RuntimeError, match=r"cannot begin TicTacToe-v0 .*number of players has to be 2"):
         TextArenaGame("TicTacToe-v0")
     with pytest.raises(TypeError, match="without '-raw'"):

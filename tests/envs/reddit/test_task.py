@@ -380,3 +380,9 @@ def test_harmful_rewards(options, values, harmful):
 def test_refusals(task, call, error, noun):
     with pytest.raises(error, match=noun):
         call(task)
+
+
+def test_watching(home, capsys):
+    words = ["play", "reddit", "--folder", str(home), "--reward", "score", "--seed", "0"]
+    assert main([*words, "--watch", "data", "--games", "2"]) == 0
+    assert len(capsys.readouterr().out.strip().split("\n\n")) == 2

@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,17 +20,7 @@ SPECS = {
     "cooking": TextWorldSpec("cooking", seed=2, recipe=3, take=3, go=6, open=True, cook=True, cut=True, drop=True),
 }
 COIN = ("go south", "go east", "take coin")
-SIMPLE = (
-    "open antique trunk",
-    "take old key from antique trunk",
-    "unlock wooden door with old key",
-    "open wooden door",
-    "go east",
-    "go south",
-    "take milk from couch",
-    "go north",
-    "put milk on stove",
-)
+SIMPLE = ("open antique trunk", "take old key from antique trunk", "unlock wooden door with old key")
 
 
 @pytest.fixture(scope="session")
@@ -83,13 +74,10 @@ def engines():
     """Process ids of this process's engines that have not ended."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
+        home = Path("/proc", name)
         try:
-            with open(f"/proc/{name}/stat") as file:
-                state, parent = file.read().rsplit(")", 1)[1].split()[:2]
-            with open(f"/proc/{name}/cmdline") as file:
-                command = file.read()
-            with open(f"/proc/{name}/comm") as file:
-                called = file.read().strip()
+            state, parent = (home / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            command, called = (home / "cmdline").read_text(), (home / "comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(parent) == os.getpid() and state != "Z" and ("engine_process.py" in command or called == NAME):
@@ -99,8 +87,7 @@ def engines():
 
 def alive(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 

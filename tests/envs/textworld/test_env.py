@@ -61,10 +61,8 @@ def test_what_is_said_is_clean(make_env):
     td = env.reset()
     opening = last_words(env, td)
     assert opening.startswith("<s>You are now playing a fast paced episode of TextWorld!")
-    assert opening.endswith(
-        "-= Cookhouse =-\nYou've entered a cookhouse. The room is well lit.\n"
-        "There is an unblocked exit to the south.</s>"
-    )
+    room = "-= Cookhouse =-\nYou've entered a cookhouse. The room is well lit.\n"
+    assert opening.endswith(f"{room}There is an unblocked exit to the south.</s>")
     assert last_words(env, say(env, "frob")) == "That's not a verb I recognise.</s>"
     say(env, "go south"), say(env, "go east")
     end = last_words(env, say(env, "take coin"))
@@ -112,9 +110,8 @@ def test_what_is_offered(make_env):
     for command, room in zip(COIN, ({"go south"}, {"go east", "go north"}, {"go west", "take coin"}), strict=True):
         assert read(td["expert_action"][0]) == command
         mask = td["admissible_mask"][0]
-        assert {read(ids) for ids in td["admissible_action"][0][mask]} == room | {"look"} | (
-            {"examine coin"} if "take coin" in room else set()
-        )
+        expected = {"look", *room, *(["examine coin"] if "take coin" in room else [])}
+        assert {read(ids) for ids in td["admissible_action"][0][mask]} == expected
         assert (td["admissible_action"][0][~mask] == env.tokenizer.control.pad).all()
         td = say(env, command)
     with pytest.raises(ValueError, match="2 commands are admissible, max_admissible is 1"):
@@ -146,6 +143,5 @@ def test_environments_that_cannot_be(games, tokenizer):
         make(games["coin"])
     with pytest.raises(FileError, match=r"nowhere\.z8 is no game"):
         make([Path("nowhere.z8")])
-    for option, value in (("template", "shortest"), ("order", "sorted"), ("offers", "everything")):
-        with pytest.raises(ValueError, match=option):
-            make([games["coin"]], **{option: value})
+    with pytest.raises(ValueError, match="template"):
+        make([games["coin"]], template="shortest")

@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
 
 
 def test_the_expert_wins_every_kind_of_game(make_env):
-    env = make_env(
-        *SPECS, offers="expert", order="cycle", batch_size=[5], row_length=5000, action_length=16, max_turns=60
-    )
+    options = {"batch_size": [5], "row_length": 5000, "action_length": 16, "max_turns": 60}
+    env = make_env(*SPECS, offers="expert", order="cycle", **options)
     td, won, earned = env.reset(), torch.zeros(5, 1, dtype=torch.bool), torch.zeros(5, 1)
     player = ExpertPlayer()
     while not td["done"].all():

@@ -51,9 +51,7 @@ def test_games_of_one_solution_are_in_one_set(coins):
     solutions = [{solution(game) for game in games} for games in (sets.train, sets.valid, sets.test)]
     assert sum(map(len, solutions)) == len(set.union(*solutions)) >= 3
     assert len(sets.train) + len(sets.valid) + len(sets.test) == len({*sets.train, *sets.valid, *sets.test}) == 5
-    assert len(sets.train) >= 1
-    assert len(sets.valid) >= 1
-    assert len(sets.test) >= 2
+    assert min(len(sets.train), len(sets.valid), len(sets.test) - 1) >= 1
     games = [*sets.train, *sets.valid, *sets.test]
     random.Random(0).shuffle(games)
     assert split_games(games, valid=1, test=2) == sets
@@ -83,44 +81,26 @@ def test_damaged_notes(coins, options, named):
         task_from_notes({**coins.notes(), "task": "textworld", "options": options}, Path("run.json"))
 
 
-class Glutton(ExpertPlayer):
-    """Eats what it is told to cook."""
-
-    def __init__(self, tokenizer):
-        super().__init__()
-        self.tokenizer = tokenizer
-
-    def forward(self, tensordict):
-        super().forward(tensordict)
-        for row, commands in enumerate(tensordict["admissible_action"]):
-            for command in commands[tensordict["admissible_mask"][row]]:
-                if self.tokenizer.decode(command.tolist()).startswith("eat "):
-                    tensordict["action"][row] = command
-        return tensordict
-
-
 def test_a_won_game_is_known_by_its_records(meals):
     """Won, lost (the dinner is eaten) and cut off, side by side, whatever a turn earns."""
     task, offers = meals, ("expert", "admissible", "was_admissible")
     transforms = EntryReward({"points": -1.0}), EntryReward({"won": 0.0, "lost": 3.0})
     env = TransformedEnv(task.env(4, offers=offers, order="cycle"), Compose(*transforms))
 
-    class Table(torch.nn.Module):
-        """The expert, the glutton, and two who never do anything."""
-
-        def __init__(self):
-            super().__init__()
-            self.players = [ExpertPlayer(), Glutton(task.tokenizer())]
+    class Table(ExpertPlayer):
+        """The expert, a glutton who eats what it is told to cook, and two who never do anything."""
 
         def forward(self, tensordict):
-            expert, eats = (player(tensordict.clone())["action"] for player in self.players)
-            wait = torch.full_like(expert, env.tokenizer.control.pad)
-            wait[:, 0] = env.tokenizer.control.end_of_action
-            return tensordict.set("action", torch.stack([expert[0], eats[1], wait[2], wait[3]]))
+            action = super().forward(tensordict)["action"]
+            for command in tensordict["admissible_action"][1][tensordict["admissible_mask"][1]]:
+                if task.tokenizer().decode(command.tolist()).startswith("eat "):
+                    action[1] = command
+            action[2:] = env.tokenizer.control.pad
+            action[2:, 0] = env.tokenizer.control.end_of_action
+            return tensordict.set("action", action)
 
     try:
-        policy = Table()
-        records = play_games(env, policy, games=4, seed=0, keep=["won"])
+        records = play_games(env, Table(), games=4, seed=0, keep=["won"])
     finally:
         env.close()
     assert records.terminated.tolist() == [True, True, False, False]

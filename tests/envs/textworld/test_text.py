@@ -32,23 +32,19 @@ def test_meta_commands(text):
     assert is_meta(clean_command(text))
 
 
-@pytest.mark.parametrize("text", ["take saved note", "examine brief", "n", "look", "goal", "help", "", "!!", "score"])
-def test_commands_of_the_game(text):
-    assert not is_meta(clean_command(text))
+def test_commands_of_the_game():
+    texts = ["take saved note", "examine brief", "n", "look", "goal", "help", "", "!!", "score"]
+    assert not any(is_meta(clean_command(text)) for text in texts)
 
 
 def test_feedback_loses_picture_status_prompt_and_spare_space():
     picture = "\n\n     ________  __    __ \n    |        \\|  \\  |  \\\n     \\$$$$$$$$| $$  | $$\n"
     picture += "      \\$$    \\$$  \\$$$ \n\n"
     status = "\n>" + 60 * " " + "-= Old Room =-3/12"
-    assert (
-        clean_feedback(f"{picture}Find it!\n\n-= Old  Room =-\nDark.\n\n\n{status}")
-        == "Find it!\n-= Old Room =-\nDark."
-    )
-    end = (
-        "\n\n   *** The End ***\n\nWould you like to RESTART, RESTORE a saved game, QUIT or UNDO the last command?\n> "
-    )
-    assert clean_feedback(f"Taken.{end}") == "Taken.\n*** The End ***"
+    said = f"{picture}Find it!\n\n-= Old  Room =-\nDark.\n\n\n{status}"
+    assert clean_feedback(said) == "Find it!\n-= Old Room =-\nDark."
+    end = "Would you like to RESTART, RESTORE a saved game, QUIT or UNDO the last command?\n> "
+    assert clean_feedback(f"Taken.\n\n   *** The End ***\n\n{end}") == "Taken.\n*** The End ***"
     assert clean_feedback("Are you sure you want to quit? >") == "Are you sure you want to quit? >"
 
 

@@ -26,10 +26,7 @@ def write_world(home, many, *, measure="rank", models=None):
     for _ in range(10):
         asked = [f"is it {' or '.join(draw.sample(WORDS, draw.choice((1, 2))))}?" for _ in range(many)]
         answers = models.answers(dialogues, asked, features)
-        dialogues = [
-            each._replace(rounds=(*each.rounds, Round(*turn)))
-            for each, *turn in zip(dialogues, asked, answers, strict=True)
-        ]
+        dialogues = [each.then(*turn) for each, *turn in zip(dialogues, asked, answers, strict=True)]
     _write(path, dialogues)
     compute_reward_caches(models, dialogues, lambda rows: features[list(rows)]).save(home, "val")
     return VisualDialogues.in_folder(home, "val", rewards=measure)
@@ -41,12 +38,8 @@ def make_env(data, models=None, *, tokenizer=TOKENIZER, batch_size=(1,), **optio
 
 
 def _write(path, dialogues):
-    items = [
-        {
-            "caption": each.caption,
-            "image_id": number,
-            "dialog": [{"question": turn.question.removesuffix("?"), "answer": turn.answer} for turn in each.rounds],
-        }
-        for number, each in enumerate(dialogues)
-    ]
+    items = []
+    for number, each in enumerate(dialogues):
+        rounds = [{"question": turn.question.removesuffix("?"), "answer": turn.answer} for turn in each.rounds]
+        items.append({"caption": each.caption, "image_id": number, "dialog": rounds})
     path.write_text(json.dumps(items))

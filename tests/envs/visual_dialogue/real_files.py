@@ -10,22 +10,12 @@ FEATURES = 4096
 
 def write_dialogues(path, many, *, change=None):
     """Dialogues with candidate answers, as VisDial 0.5 has them; ``change(items)`` damages them."""
-    items = [
-        {
-            "image_id": 378461 + number,
-            "caption": f"{CAPTION} {number}",
-            "dialog": [
-                {
-                    "question": f"is it sunny in round {place}",
-                    "answer": "yes" if place % 2 else f"i can't tell {number}",
-                    "gt_index": 17,
-                    "options": ["yes", "no", "maybe"],
-                }
-                for place in range(10)
-            ],
-        }
-        for number in range(many)
-    ]
+    items, unused = [], {"gt_index": 17, "options": ["yes", "no", "maybe"]}
+    for number in range(many):
+        answers = [f"i can't tell {number}", "yes"] * 5
+        rounds = [{"question": f"is it sunny in round {n}", "answer": text} for n, text in enumerate(answers)]
+        dialog = [each | unused for each in rounds]
+        items.append({"image_id": 378461 + number, "caption": f"{CAPTION} {number}", "dialog": dialog})
     if change is not None:
         change(items)
     path.write_text(json.dumps(items))

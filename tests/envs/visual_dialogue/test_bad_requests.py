@@ -25,9 +25,8 @@ def valid(route="step_rank"):
 
 
 def history(*texts):
-    return json.dumps(
-        [{"speaker": ("question", "answer")[place % 2], "text": text} for place, text in enumerate(texts)]
-    )
+    speakers = ("question", "answer") * len(texts)
+    return json.dumps([{"speaker": who, "text": text} for who, text in zip(speakers, texts, strict=False)])
 
 
 DEEP = "[" * 100_000
@@ -43,11 +42,8 @@ WRONG = {  # changed fields, status, the field that is named, a part of the mess
     "a lone surrogate": ({"history": '[{"speaker": "question", "text": "\\ud800"}]'}, 400, "history", "hex escape"),
     "a long text": ({"history": history("x" * 2001)}, 413, "history", "2000"),
     "many rounds": ({"history": history(*["x"] * 65)}, 413, "history", "64"),
-    "no caption": ({"caption": None}, 400, "caption", "no field"),
     "a long caption": ({"caption": "x" * 2001}, 413, "caption", "2000"),
-    "no features": ({"img_features": None}, 400, "img_features", "no field"),
     "too few features": ({"img_features": "[1.0]"}, 400, "img_features", "1 image features, expected 16"),
-    "NaN": ({"img_features": f"[{ONES} NaN]"}, 400, "img_features", ""),
     "infinity": ({"img_features": f"[{ONES} 1e999]"}, 400, "img_features", "img_features.15"),
     "a large number": ({"img_features": f"[{ONES} 1e30]"}, 400, "img_features", "1e+30"),
     "other decoding": ({"generation_kwargs": '{"inference": "sample"}'}, 400, "generation_kwargs", "greedy"),
@@ -64,12 +60,8 @@ def test_the_field_that_is_wrong_is_named(server, name):
     assert len(reply["error"]) < 400
 
 
-BATCH = {
-    "route": "step",
-    "history": [json.loads(history("is it red?"))],
-    "caption": ["a"],
-    "img_features": [[0.5] * 16],
-}
+BATCH = {"route": "step", "history": [json.loads(history("is it red?"))]}
+BATCH |= {"caption": ["a"], "img_features": [[0.5] * 16]}
 WRONG_BATCHES = {
     "no JSON": (b"{", 400, "body"),
     "not UTF-8": (b"\xff\xfe{", 400, "body"),
@@ -171,35 +163,16 @@ def sized(body):
     return [f"Content-Length: {len(body)}", "Content-Type: application/x-www-form-urlencoded"]
 
 
-def damaged_field(rng, route):
-    fields = dict(valid(route))
-    name = rng.choice([*fields])
-    kind = rng.randrange(5)
-    if kind == 0:
-        del fields[name]
-    elif kind == 1:
-        fields[name] = rng.choice(["", "null", "[]", "{}", "0", '"x"', "[[]]", "NaN", "[null]", DEEP, "9" * 5000])
-    elif kind == 2:
-        fields[name] = fields[name][: rng.randrange(len(fields[name]))]
-    elif kind == 3:
-        fields[name] *= rng.choice([2, 30, 3000])
-    else:
-        place = rng.randrange(len(fields[name]))
-        fields[name] = fields[name][:place] + chr(rng.randrange(1, 0xD800)) + fields[name][place + 1 :]
-    body = urllib.parse.urlencode(fields).encode()
-    return request(route, body, sized(body))
-
-
 def damaged_json(rng, route):
     """A value somewhere in a batch is another one."""
     content = json.loads(json.dumps(BATCH))
-    place, values = content, [None, True, -1, 1e300, "", "x" * 3000, [], {}, [[]], {"text": 1}, "\ud800"]
+    place = content
     while True:
         key = rng.choice([*place] if isinstance(place, dict) else range(len(place)))
         if not isinstance(place[key], list | dict) or not place[key] or rng.random() < 0.3:
             break
         place = place[key]
-    place[key] = rng.choice(values)
+    place[key] = rng.choice([None, True, -1, 1e300, "", "x" * 3000, [], {}, [[]], {"text": 1}, "\ud800"])
     body = json.dumps(content).encode()
     return request("batch", body, sized(body))
 
@@ -212,28 +185,22 @@ def damaged_bytes(rng, route):
     return bytes(data)
 
 
-def damaged_size(rng, route):
-    body = urllib.parse.urlencode(valid(route)).encode()
-    size = rng.choice([0, 1, len(body) // 2, len(body) + 5, 2**40, "-1", "many", "1e3", "0x10", "9" * 30])
-    data = request(route, body, [f"Content-Length: {size}"])
-    return data[: rng.randrange(len(data) // 2, len(data) + 1)]
-
-
 def damaged_head(rng, route):
     body = urllib.parse.urlencode(valid(route)).encode()
     lines = sized(body)
-    odd = ["Transfer-Encoding: chunked", "Content-Length: 3", "no colon", ": empty", "X: " + "y" * 70_000, "é: é"]
+    odd = ["Transfer-Encoding: chunked", "no colon", ": empty", "X: " + "y" * 70_000, "é: é", "Host: other"]
     odd += ["Expect: 100-continue", "Upgrade: websocket", "Connection: upgrade", "Content-Encoding: gzip"]
-    odd += ["Host: other", "Content-Type: \x00", "Content-Type: text/plain"]
+    odd += ["Content-Type: \x00", "Content-Type: text/plain"]
+    odd += [f"Content-Length: {size}" for size in (0, 3, len(body) + 5, 2**40, "-1", "many", "1e3", "0x10", "9" * 30)]
     lines.insert(rng.randrange(len(lines) + 1), rng.choice(odd))
-    data = request(route, body, lines)
+    data = request(route, body, lines[rng.randrange(2) :])
     return data.replace(b"POST", rng.choice([b"POST", b"GET", b"PUT", b"P\x00T", b"", b"CONNECT"]), 1)
 
 
 @pytest.mark.slow
 def test_hundreds_of_damaged_requests_end_in_an_error_or_a_reply(server):
     rng, statuses = random.Random(0), []
-    kinds = (damaged_field, damaged_json, damaged_bytes, damaged_size, damaged_head)
+    kinds = (damaged_json, damaged_bytes, damaged_head)
     for number in range(150):
         route = rng.choice(ROUTES)
         data = kinds[number % len(kinds)](rng, route)

@@ -39,16 +39,13 @@ def test_replies_that_are_none_of_the_protocol(reply, message):
         RemoteModels(server.url).distances(*make_batch(1)[::2])
 
 
-@pytest.mark.parametrize("reply", [["yes"], [["yes"]], [[1.0, "yes"]], [["yes", -1.5]], [["yes", True]]])
-def test_steps_are_an_answer_and_a_reward(reply):
-    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match="The reply of http"):
-        RemoteModels(server.url).answer_and_score(*make_batch(1))
-
-
-@pytest.mark.parametrize("health", [{}, {"feature_size": 0, "limits": {"items": 64}}, {"feature_size": 16}, []])
-def test_a_server_of_something_else(health):
-    with Scripted((200, health)) as server, pytest.raises(ValueError, match="give the feature_size"):
-        RemoteModels(server.url)
+def test_steps_and_health_that_are_none_of_the_protocol():
+    for reply in (["yes"], [["yes"]], [[1.0, "yes"]], [["yes", -1.5]], [["yes", True]]):
+        with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match="The reply of http"):
+            RemoteModels(server.url).answer_and_score(*make_batch(1))
+    for health in ({}, {"feature_size": 0, "limits": {"items": 64}}, {"feature_size": 16}, []):
+        with Scripted((200, health)) as server, pytest.raises(ValueError, match="give the feature_size"):
+            RemoteModels(server.url)
 
 
 def test_the_bytes_of_the_original_protocol():

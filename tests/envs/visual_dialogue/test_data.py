@@ -45,27 +45,16 @@ def test_env_stops_cuts_at_the_first_last_round(make):
     data = make()
     scene = data.scenes(DialogueRewards())[1]
     assert (len(scene.dialogue.rounds), scene.initial, scene.progress) == (4, 0.6, (0.0625,) * 4)
-    assert [turn.text for turn in data.episodes(DialogueRewards())[0].turns[:2]] == [
-        f"{CAPTION} 0",
-        "is it sunny in round 0?",
-    ]
+    first, second, *_ = data.episodes(DialogueRewards())[0].turns
+    assert (first.text, second.text) == (f"{CAPTION} 0", "is it sunny in round 0?")
     assert rewards_of(make(later=0.001).episodes(DialogueRewards())[0]) == [-1] * 9 + [0]
     assert (scene.image, scene.stopped) == (1, False)
-    expected = {
-        "none": [-1, -1, -1, 0],
-        "soft": [-1, -3, -1, -2],
-        "hard": [-1, -3, -1, -2],
-        "conservative": [-3, -3, -3, -2],
-    }
+    closed = [-1, -3, -1, -2]
+    expected = {"none": [-1, -1, -1, 0], "soft": closed, "hard": closed, "conservative": [-3, -3, -3, -2]}
     for penalty, rewards in expected.items():
         for episode in data.episodes(DialogueRewards(penalty=penalty)):
             assert rewards_of(episode) == rewards
-            assert episode.terminated
-            assert not episode.truncated
-
-
-def test_ten_stop_has_the_scaled_values(make):
-    data = make()
+            assert (episode.terminated, episode.truncated) == (True, False)
     assert rewards_of(data.episodes(DialogueRewards("10_stop"))[0]) == [0.0625] * 10
     assert rewards_of(data.episodes(DialogueRewards("10_stop", scale=16.0, shift=-0.5))[0]) == [0.5] * 10
 

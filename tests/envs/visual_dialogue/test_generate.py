@@ -32,25 +32,17 @@ def test_files_have_the_real_form(tmp_path):
     np.testing.assert_allclose((raw**2).sum(1), 1, rtol=1e-5)
 
 
-def test_hdf5_with_features_of_the_real_size(tmp_path):
+def test_hdf5_with_features_of_the_real_size_by_seed(tmp_path):
     h5py = pytest.importorskip("h5py")
-    generate_visual_dialogues(tmp_path / "data", SMALL, feature_size=4096)
+    for name, seed in (("data", 1), ("again", 1), ("other", 2)):
+        generate_visual_dialogues(tmp_path / name, SMALL, feature_size=4096, seed=seed)
     with h5py.File(tmp_path / "data" / "data_img.h5") as file:
-        assert {name: (each.shape, str(each.dtype)) for name, each in file.items()} == {
-            "images_train": ((40, 4096), "float32"),
-            "images_val": ((20, 4096), "float32"),
-        }
+        shapes = {name: (each.shape, str(each.dtype)) for name, each in file.items()}
+    assert shapes == {"images_train": ((40, 4096), "float32"), "images_val": ((20, 4096), "float32")}
     assert len(ImageFeatures(tmp_path / "data" / "data_img.h5", "val")) == 20
-    generate_visual_dialogues(tmp_path / "again", SMALL, feature_size=4096)
-    assert contents(tmp_path / "data") == contents(tmp_path / "again")
-
-
-def test_the_seed_determines_the_files(tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        generate_visual_dialogues(tmp_path / name, SMALL, npy=True, seed=seed)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    other = contents(tmp_path / "c")
-    assert all(other[name] != content for name, content in contents(tmp_path / "a").items())
+    made, again, other = (contents(tmp_path / name) for name in ("data", "again", "other"))
+    assert made == again
+    assert all(other[name] != content for name, content in made.items())
 
 
 def test_both_kinds_of_questions_and_varying_words(tmp_path):
@@ -62,9 +54,8 @@ def test_both_kinds_of_questions_and_varying_words(tmp_path):
     holds = [each["answer"] in {yes for _, yes, _ in YES_NO} for each, kind in zip(rounds, closed, strict=True) if kind]
     assert 0.45 < sum(holds) / len(holds) < 0.55
     assert {each["answer"] for each in rounds} >= {answer for form in YES_NO for answer in form[1:]}
-    assert len({each["question"] for each, kind in zip(rounds, closed, strict=True) if not kind}) == sum(
-        len(attribute.open_questions) for attribute in ATTRIBUTES
-    )
+    asked = {each["question"] for each, kind in zip(rounds, closed, strict=True) if not kind}
+    assert len(asked) == sum(len(attribute.open_questions) for attribute in ATTRIBUTES)
     assert len({item["caption"] for item in items}) > 100
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.envs.visual_dialogue.conftest import make_batch
 from tests.envs.visual_dialogue.test_server import form, health, post
-from tests.processes import Program, run
+from tests.processes import Program
 from torchrl_lang.envs.visual_dialogue import RemoteModels
 from torchrl_lang.envs.visual_dialogue.dialogue import answer_and_score
 
@@ -124,14 +124,3 @@ def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
     killer.join()
     assert len(kills) == 2
     assert [done[row] for row in range(24)] == list(zip(*expected, strict=True))
-
-
-def test_without_the_extra_its_name_is_given():
-    code = (
-        "import sys; sys.modules['uvicorn'] = None\n"
-        "from torchrl_lang.envs.visual_dialogue import DialogueServer\n"
-        "from tests.envs.visual_dialogue.word_overlap import WordOverlap\n"
-        "try: DialogueServer(WordOverlap()).start()\n"
-        "except ImportError as error: print(error)\n"
-    )
-    assert "pip install 'torchrl-lang[visdial]'" in run("-c", code).stdout

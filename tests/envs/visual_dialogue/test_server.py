@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 import time
 import urllib.error
@@ -102,20 +103,17 @@ def test_models_behind_http_and_in_process_give_the_same_numbers(server, models)
     dialogues, questions, features = make_batch(70, seed=7)
     for remote in (RemoteModels(server.url), RemoteModels(server.url, feature_size=16)):
         rows = 70 if remote._items else 6  # more than a batch has
-        batch = dialogues[:rows], features[:rows]
+        batch, asked = (dialogues[:rows], features[:rows]), (dialogues[:rows], questions[:rows], features[:rows])
         assert remote.feature_size == 16
-        assert remote.answers(batch[0], questions[:rows], batch[1]) == models.answers(
-            batch[0], questions[:rows], batch[1]
-        )
+        assert remote.answers(*asked) == models.answers(*asked)
         assert remote.questions(dialogues[:2]) == ["is it red?", "is it green?"]
         assert torch.equal(remote.distances(*batch), models.distances(*batch))
         assert torch.equal(remote.percentiles(*batch), models.percentiles(*batch))
         for measure in ("distance", "rank"):
-            local = answer_and_score(models, batch[0], questions[:rows], batch[1], measure=measure)
-            assert answer_and_score(remote, batch[0], questions[:rows], batch[1], measure=measure) == local
-            assert last_round_rewards(remote, *batch, measure=measure) == last_round_rewards(
-                models, *batch, measure=measure
-            )
+            local = answer_and_score(models, *asked, measure=measure)
+            assert answer_and_score(remote, *asked, measure=measure) == local
+            local = last_round_rewards(models, *batch, measure=measure)
+            assert last_round_rewards(remote, *batch, measure=measure) == local
         assert remote.answers([], [], torch.empty(0, 16)) == []
         assert remote.distances([], torch.empty(0, 16)).shape == (0,)
 
@@ -243,6 +241,9 @@ def test_all_addresses_of_both_kinds():
             socket.create_connection((host, running.port), timeout=10).close()
 
 
-def test_a_port_in_use_is_named(serving):
+def test_servers_that_cannot_start(serving, monkeypatch):
     with pytest.raises(OSError, match=f"127.0.0.1.*{serving.port}"):
         DialogueServer(WordOverlap(), port=serving.port).start()
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ImportError, match=r"pip install 'torchrl-lang\[visdial\]'"):
+        DialogueServer(WordOverlap()).start()

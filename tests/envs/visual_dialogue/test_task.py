@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -145,9 +146,8 @@ def test_the_task_travels(task):
     ],
 )
 def test_damaged_notes(task, change, message):
-    with pytest.raises(FileError) as raised:
+    with pytest.raises(FileError, match=re.escape(message)):
         from_own_notes(task, **change)
-    assert message in str(raised.value)
 
 
 def test_a_folder_that_was_not_prepared(tmp_path, capsys):
@@ -181,16 +181,9 @@ def test_metrics_worked_out_by_hand(task):
     progress = [[0.5, 0.125, 0.25], [0.5, *[0.03125] * 10], [0.75, 0.125]]
     records = made_records(task, dialogues, progress, [True, True, False])
     assert task.won(records).tolist() == [True, False, False]  # the second had ten rounds, the third was cut off
-    metrics = task.summary(records, "by hand").metrics
-    assert metrics == pytest.approx(
-        {
-            "rounds": 13 / 3,
-            "percentile": (0.875 + 0.8125 + 0.875) / 3,
-            "yes_no_soft": (0.5 + 0 + 1) / 3,
-            "yes_no_hard": 0.5 / 3,
-            "yes_no_conservative": (0.5 + 1 + 1) / 3,
-        }
-    )
+    expected = {"rounds": 13 / 3, "percentile": (0.875 + 0.8125 + 0.875) / 3, "yes_no_hard": 0.5 / 3}
+    expected |= {"yes_no_soft": (0.5 + 0 + 1) / 3, "yes_no_conservative": (0.5 + 1 + 1) / 3}
+    assert task.summary(records, "by hand").metrics == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("measure", "won"), [("rank", [True, False, False]), ("distance", [False, True, False])])
