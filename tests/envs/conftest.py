@@ -1,12 +1,12 @@
 """The environments that every contract test runs on."""
 
+import random
 import tempfile
 from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
-from tests.envs.guess_number import guess_number_env
 from tests.envs.visual_dialogue.played_world import make_env as dialogue_env
 from tests.envs.visual_dialogue.played_world import write_world
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
@@ -14,6 +14,28 @@ from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
 from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv
 from torchrl_lang.text import CharTokenizer
+
+
+class GuessNumber:
+    """Guess a number from 1 to 7: "higher", "lower", "?" if it is no number, or "yes"."""
+
+    def reset(self, seed: int) -> str:
+        self.number = random.Random(seed).randint(1, 7)
+        return "1-7"
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        if not text.isdecimal():
+            return "?", -1.0, False
+        guess = int(text)
+        if guess == self.number:
+            return "yes", 0.0, True
+        return "higher" if guess < self.number else "lower", -1.0, False
+
+
+def guess_number_env(**options) -> TextGameEnv:
+    """The game in a row of just the room that it needs."""
+    tokenizer = CharTokenizer.from_alphabet([*"0123456789", "-", "?", "higher", "lower", "yes"])
+    return TextGameEnv(GuessNumber, tokenizer, row_length=37, action_length=2, max_turns=6, **options)
 
 
 class Countdown:

@@ -181,7 +181,7 @@ def test_a_step_that_returns_other_things_is_an_error(turn, noun):
 
 @pytest.mark.parametrize("wrap", [lambda env: env, TokenEnv], ids=["utterances", "tokens"])
 def test_set_state_plays_the_row_again(wrap):
-    env, inner = (guess_number_env(7, batch_size=[3], seed=seed) for seed in (0, 77))
+    env, inner = (guess_number_env(batch_size=[3], seed=seed) for seed in (0, 77))
     env.reset()
     say(env, "4", "?", "1")
     state = say(env, "2", "6", "7")
@@ -200,7 +200,7 @@ def test_set_state_plays_the_row_again(wrap):
 
 
 def test_set_state_of_other_rows_is_refused():
-    env, seed = guess_number_env(7, batch_size=[1], seed=0), torch.tensor([0])
+    env, seed = guess_number_env(batch_size=[1], seed=0), torch.tensor([0])
     env.reset(game_seed=seed)
     state = say(env, "1").select(*ROW_KEYS)
     with pytest.raises(KeyError, match="game_seed"):

@@ -11,16 +11,7 @@ import torch
 
 from tests.envs.reddit.conftest import UNREADABLE
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.reddit import (
-    CachedReward,
-    Noised,
-    ProfanityReward,
-    RedditComments,
-    ScoreReward,
-    SentimentReward,
-    ThreeLevels,
-    WorstSentence,
-)
+from torchrl_lang.envs import reddit
 from torchrl_lang.envs.reddit.rewards import rewards_of
 from torchrl_lang.envs.reddit.upvotes import TfidfModel
 
@@ -31,18 +22,18 @@ def constant(*values):
 
 def test_scores_of_dataset_comments():
     texts = ["up", "down", "zero", "twice", "twice", "even", "even"]
-    reward = ScoreReward(RedditComments(["p"] * 7, texts, [3, -3, 0, 5, -4, 5, -5]))
+    reward = reddit.ScoreReward(reddit.RedditComments(["p"] * 7, texts, [3, -3, 0, 5, -4, 5, -5]))
     assert reward(["down", "up", "zero", "twice", "even"]).tolist() == [-1.0, 1.0, -1.0, 1.0, -1.0]
     assert reward(["up"]).dtype == torch.float32
     assert reward([]).shape == (0,)
-    data = RedditComments(["p"], ["up"], [3])
+    data = reddit.RedditComments(["p"], ["up"], [3])
     with pytest.raises(ValueError, match=r"None of the 1 comments of the dataset is 'else': .*unknown=0.0"):
-        ScoreReward(data)(["up", "else"])
-    assert ScoreReward(data, unknown=-0.5)(["else", "up", *UNREADABLE]).tolist() == [-0.5, 1.0] + [-0.5] * 8
+        reddit.ScoreReward(data)(["up", "else"])
+    assert reddit.ScoreReward(data, unknown=-0.5)(["else", "up", *UNREADABLE]).tolist() == [-0.5, 1.0] + [-0.5] * 8
 
 
 def test_three_levels():
-    levels = ThreeLevels(constant(0.0, 0.24, 0.25, 0.74, 0.75, 1.0), low=0.25, high=0.75)
+    levels = reddit.ThreeLevels(constant(0.0, 0.24, 0.25, 0.74, 0.75, 1.0), low=0.25, high=0.75)
     assert levels(list("abcdef")).tolist() == [0, 0, 1, 1, 2, 2]
 
 
@@ -54,23 +45,23 @@ def test_the_worst_sentence():
         return torch.tensor([float(len(text)) for text in texts])
 
     texts = ["a. bbb! cc? d", "", "e.g. 3.5 km", "one\ntwo.  three"]
-    assert WorstSentence(lengths)(texts).tolist() == [4.0, 0.0, 6.0, 8.0]
+    assert reddit.WorstSentence(lengths)(texts).tolist() == [4.0, 0.0, 6.0, 8.0]
     assert seen == ["a.", "bbb!", "cc?", "d", "", "e.g.", "3.5 km", "one\ntwo.", "three"]
-    assert WorstSentence(lengths)([]).shape == (0,)
+    assert reddit.WorstSentence(lengths)([]).shape == (0,)
 
 
 def test_noise_changes_only_the_middle_level():
     values = [0.0, 1.0, 2.0] * 1000
     before = torch.get_rng_state()
-    noised = Noised(constant(*values), seed=3)
+    noised = reddit.Noised(constant(*values), seed=3)
     found = noised(["same text"] * 3000)
     levels = torch.tensor(values)
     assert torch.equal(found[levels != 1], levels[levels != 1])
     drawn = found[levels == 1]
     assert set(drawn.tolist()) == {0.0, 2.0}
     assert drawn.mean().item() == pytest.approx(1.0, abs=0.1)
-    assert torch.equal(Noised(constant(*values), seed=3)(["same text"] * 3000), found)
-    assert not torch.equal(Noised(constant(*values), seed=4)(["same text"] * 3000), found)
+    assert torch.equal(reddit.Noised(constant(*values), seed=3)(["same text"] * 3000), found)
+    assert not torch.equal(reddit.Noised(constant(*values), seed=4)(["same text"] * 3000), found)
     assert not torch.equal(noised(["same text"] * 3000), found)  # another draw
     assert torch.equal(before, torch.get_rng_state())
 
@@ -78,31 +69,31 @@ def test_noise_changes_only_the_middle_level():
 def test_profanity():
     pytest.importorskip("profanity_check")
     texts = ["thank you very much", "what the hell is this crap", "you are an idiot"]
-    found = ProfanityReward()(texts)
+    found = reddit.ProfanityReward()(texts)
     assert found.dtype == torch.float32
     assert found[0] < 0.1
     assert (found[1:] > 0.9).all()
-    assert ProfanityReward(threshold=0.5)(texts).tolist() == [0.0, 1.0, 1.0]
-    assert ProfanityReward()(UNREADABLE).isfinite().all()
-    assert ProfanityReward()([]).shape == (0,)
-    assert ThreeLevels(ProfanityReward())(texts).tolist() == [0.0, 2.0, 2.0]
+    assert reddit.ProfanityReward(threshold=0.5)(texts).tolist() == [0.0, 1.0, 1.0]
+    assert reddit.ProfanityReward()(UNREADABLE).isfinite().all()
+    assert reddit.ProfanityReward()([]).shape == (0,)
+    assert reddit.ThreeLevels(reddit.ProfanityReward())(texts).tolist() == [0.0, 2.0, 2.0]
 
 
 def test_sentiment():
     pytest.importorskip("vaderSentiment")
-    found = SentimentReward()(["i love it, it is great", "the table", "it is horrible and sad"])
+    found = reddit.SentimentReward()(["i love it, it is great", "the table", "it is horrible and sad"])
     assert found.dtype == torch.float32
     assert (found > 0.5).tolist() == [True, False, False]
     assert (found < -0.5).tolist() == [False, False, True]
-    assert SentimentReward()(UNREADABLE).isfinite().all()
-    assert SentimentReward()([]).shape == (0,)
+    assert reddit.SentimentReward()(UNREADABLE).isfinite().all()
+    assert reddit.SentimentReward()([]).shape == (0,)
 
 
 @pytest.mark.parametrize(
     ("package", "make"),
     [
-        ("profanity_check", ProfanityReward),
-        ("vaderSentiment.vaderSentiment", SentimentReward),
+        ("profanity_check", reddit.ProfanityReward),
+        ("vaderSentiment.vaderSentiment", reddit.SentimentReward),
         ("sklearn.feature_extraction.text", lambda: TfidfModel(["a"], [1.0], [1.0], 0.0)),
     ],
 )
@@ -121,7 +112,7 @@ def test_scale_shift_and_type():
 
 
 @pytest.mark.parametrize("found", [[1.0], torch.ones(2, 1), None, ["good"] * 2])
-@pytest.mark.parametrize("wrap", [lambda reward: reward, ThreeLevels, Noised, WorstSentence])
+@pytest.mark.parametrize("wrap", [lambda reward: reward, reddit.ThreeLevels, reddit.Noised, reddit.WorstSentence])
 def test_rewards_that_are_not_one_number_for_each_text(found, wrap):
     with pytest.raises(ValueError, match="one number for each of 2 texts"):
         rewards_of(wrap(lambda texts: found), ["a", "b"])
@@ -148,26 +139,26 @@ class Lengths:
 
 def test_each_text_is_scored_once(tmp_path):
     inner = Lengths(1 / 3)
-    reward = CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths", batch_size=2)
+    reward = reddit.CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths", batch_size=2)
     texts = ["a", "bb", "a", "", "ccc", "bb"]
     direct = Lengths(1 / 3)(texts)
     assert torch.equal(reward(texts), direct)
     assert inner.scored == ["a", "bb", "", "ccc"]
     assert torch.equal(reward(texts[::-1]), direct.flip(0))  # float32 comes back as it was
-    again = CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths")
+    again = reddit.CachedReward(inner, tmp_path / "new" / "rewards.sqlite", model="lengths")
     assert torch.equal(again(texts), direct)
     assert len(inner.scored) == 4
     assert (reward([]).shape, reward([]).dtype) == ((0,), torch.float32)
     texts = ["\0", "a\0b", "\ud800", "é", "é", "' OR 1=1; --", "\N{GRINNING FACE}" * 3, "a", "A"]
     inner = Lengths()
-    reward = CachedReward(inner, tmp_path / "rewards.sqlite", model="lengths")
+    reward = reddit.CachedReward(inner, tmp_path / "rewards.sqlite", model="lengths")
     assert torch.equal(reward(texts), Lengths()(texts))
     assert torch.equal(reward(texts), Lengths()(texts))
     assert len(inner.scored) == len(set(texts))
 
 
 def _work(path, barrier, factor, found):
-    reward = CachedReward(Lengths(factor), path, model="m", batch_size=7)
+    reward = reddit.CachedReward(Lengths(factor), path, model="m", batch_size=7)
     barrier.wait(30)
     found.put(reward([f"text {number}" for number in range(40)]).tolist())
 
@@ -190,14 +181,14 @@ def test_two_processes_agree_on_what_was_stored_first(tmp_path):
 
 def test_models_have_their_own_values_and_copies_open_the_file_themselves(tmp_path):
     path = tmp_path / "rewards.sqlite"
-    one = CachedReward(Lengths(1.0), path, model="one")
+    one = reddit.CachedReward(Lengths(1.0), path, model="one")
     assert one(["ab"]).item() == 2.0
-    assert CachedReward(Lengths(2.0), path, model="two")(["ab"]).item() == 4.0
-    assert CachedReward(Lengths(9.0), path, model="one")(["ab"]).item() == 2.0
+    assert reddit.CachedReward(Lengths(2.0), path, model="two")(["ab"]).item() == 4.0
+    assert reddit.CachedReward(Lengths(9.0), path, model="one")(["ab"]).item() == 2.0
     assert pickle.loads(pickle.dumps(one))(["ab"]).item() == 2.0  # noqa: S301
     path.unlink()  # deleted in use
     assert one(["a", "bc"]).tolist() == [1.0, 2.0]
-    assert CachedReward(None, path, model="one")(["bc"]).tolist() == [2.0]
+    assert reddit.CachedReward(None, path, model="one")(["bc"]).tolist() == [2.0]
 
 
 def test_files_of_something_else_stay_as_they_are(tmp_path, monkeypatch):
@@ -209,9 +200,9 @@ def test_files_of_something_else_stay_as_they_are(tmp_path, monkeypatch):
     for path in (tmp_path / "other.sqlite", tmp_path / "text", tmp_path, tmp_path / "text" / "below"):
         before = path.read_bytes() if path.is_file() else None
         with pytest.raises(FileError, match=r"cache of rewards .*: try again, or give another file\.$"):
-            CachedReward(Lengths(), path, model="m")(["a"])
+            reddit.CachedReward(Lengths(), path, model="m")(["a"])
         assert before is None or path.read_bytes() == before
-    reward = CachedReward(Lengths(), tmp_path / "locked.sqlite", model="m")
+    reward = reddit.CachedReward(Lengths(), tmp_path / "locked.sqlite", model="m")
     with sqlite3.connect(tmp_path / "locked.sqlite") as file:
         file.execute("BEGIN EXCLUSIVE")
         with pytest.raises(FileError, match=r"locked"):
@@ -222,5 +213,5 @@ def test_files_of_something_else_stay_as_they_are(tmp_path, monkeypatch):
 def test_wrong_rewards_are_not_stored(tmp_path):
     path = tmp_path / "rewards.sqlite"
     with pytest.raises(ValueError, match="must be finite"):
-        CachedReward(Lengths(float("nan")), path, model="m")(["a"])
-    assert CachedReward(Lengths(), path, model="m")(["a"]).item() == 1.0
+        reddit.CachedReward(Lengths(float("nan")), path, model="m")(["a"])
+    assert reddit.CachedReward(Lengths(), path, model="m")(["a"]).item() == 1.0

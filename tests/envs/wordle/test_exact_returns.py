@@ -7,16 +7,7 @@ from functools import cache
 import pytest
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.envs.wordle import (
-    MixturePlayer,
-    MonteCarloPlayer,
-    OptimalPlayer,
-    RandomWordPlayer,
-    RepeatPlayer,
-    StartWordPlayer,
-    WordleEnv,
-    WrongPlayer,
-)
+from torchrl_lang.envs import wordle
 from torchrl_lang.evaluation import play_games
 
 WORDS = ["crane", "crate", "grate", "slate", "eerie", "tummy"]
@@ -73,27 +64,28 @@ def by_gain(among):
     return chances
 
 
+def smart_player(**options):
+    return wordle.RandomWordPlayer(WORDS, prob_smart=1.0, **options)
+
+
+def mixture(seed, **options):
+    players = [smart_player(seed=seed, **options), wordle.WrongPlayer(WORDS, seed=seed + 1, **options)]
+    return wordle.MixturePlayer(players, [0.6, 0.4], seed=seed + 2)
+
+
+def search(**options):
+    return wordle.MonteCarloPlayer(smart_player(**options), WORDS, samples=1, max_tries=TRIES, **options)
+
+
 PLAYERS = {
-    "smart": (lambda **o: RandomWordPlayer(WORDS, prob_smart=1.0, **o), smart),
-    "wrong": (lambda **o: WrongPlayer(WORDS, **o), wrong),
-    "repeat": (lambda **o: RepeatPlayer(WORDS, first_n=1, **o), repeat),
-    "start word": (lambda **o: StartWordPlayer(WORDS, starts=STARTS, **o), start_word),
-    "optimal": (lambda **o: OptimalPlayer(WORDS, **o), by_gain(None)),
-    "optimal, guess list": (lambda **o: OptimalPlayer(WORDS, guesses=MORE, **o), by_gain(WORDS + MORE)),
-    "mixture of two": (
-        lambda seed, **o: MixturePlayer(
-            [RandomWordPlayer(WORDS, prob_smart=1.0, seed=seed, **o), WrongPlayer(WORDS, seed=seed + 1, **o)],
-            [0.6, 0.4],
-            seed=seed + 2,
-        ),
-        lambda history, rules: mixed(smart(history, rules), wrong(history, rules), 0.6),
-    ),
-    "Monte Carlo of one game": (  # which plays as its player does
-        lambda seed, **o: MonteCarloPlayer(
-            RandomWordPlayer(WORDS, prob_smart=1.0, seed=seed, **o), WORDS, samples=1, max_tries=TRIES, seed=seed, **o
-        ),
-        smart,
-    ),
+    "smart": (smart_player, smart),
+    "wrong": (lambda **o: wordle.WrongPlayer(WORDS, **o), wrong),
+    "repeat": (lambda **o: wordle.RepeatPlayer(WORDS, first_n=1, **o), repeat),
+    "start word": (lambda **o: wordle.StartWordPlayer(WORDS, starts=STARTS, **o), start_word),
+    "optimal": (lambda **o: wordle.OptimalPlayer(WORDS, **o), by_gain(None)),
+    "optimal, guess list": (lambda **o: wordle.OptimalPlayer(WORDS, guesses=MORE, **o), by_gain(WORDS + MORE)),
+    "mixture of two": (mixture, lambda history, rules: mixed(smart(history, rules), wrong(history, rules), 0.6)),
+    "Monte Carlo of one game": (search, smart),  # which plays as its player does
 }
 
 
@@ -117,6 +109,6 @@ def exact(policy, rules, tries=TRIES):
 @pytest.mark.parametrize("name", PLAYERS)
 def test_mean_of_many_games_is_the_exact_value(name, rules):
     make, policy = PLAYERS[name]
-    env = WordleEnv(WORDS, batch_size=[2000], rules=rules, max_tries=TRIES)
+    env = wordle.WordleEnv(WORDS, batch_size=[2000], rules=rules, max_tries=TRIES)
     returns = play_games(env, make(rules=rules, seed=5), games=2000, seed=1).returns.double()
     assert abs(returns.mean() - exact(policy, rules)) < 4 * returns.std() / math.sqrt(2000) + 1e-9

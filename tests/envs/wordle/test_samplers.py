@@ -6,26 +6,18 @@ import pytest
 import torch
 
 from torchrl_lang.data import PolicySampler
-from torchrl_lang.envs.wordle import (
-    MixturePlayer,
-    RandomWordPlayer,
-    RepeatPlayer,
-    WordIndex,
-    WordleEnv,
-    count_consistent,
-    demo_words,
-)
+from torchrl_lang.envs import wordle
 from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames, continue_games, guess_pairs, rows_before
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.schema import ROW_KEYS, check_row
 
-WORDS = demo_words(60)
+WORDS = wordle.demo_words(60)
 
 
 @pytest.fixture(scope="module")
 def branched():
     """Rows of 30 games, with two branches of each state."""
-    return BranchedGames(WordleEnv(WORDS, [32], rules="ilql"), branches=2)(range(100, 130), seed=1)
+    return BranchedGames(wordle.WordleEnv(WORDS, [32], rules="ilql"), branches=2)(range(100, 130), seed=1)
 
 
 def test_every_state_of_every_game_has_its_branches(branched):
@@ -37,7 +29,7 @@ def test_every_state_of_every_game_has_its_branches(branched):
         assert mine.nonzero()[0] == expert.nonzero()[0]  # the expert's row comes first
         expected = torch.arange(int(guesses[expert])).repeat_interleave(2)
         assert torch.equal(rows["branch_turn"][mine & (rows["kind"] == 1)], expected)
-    assert (count_consistent(rows, WORDS, rules="ilql") >= 1).all()  # its colours are those of a hidden word
+    assert (wordle.count_consistent(rows, WORDS, rules="ilql") >= 1).all()  # its colours are those of a hidden word
     assert rows["terminated"].all()
 
 
@@ -59,7 +51,7 @@ def test_the_train_mask_excludes_the_experts_guesses_only(branched):
     assert torch.equal(excluded.sum(-1), 6 * rows["branch_turn"])
     assert not excluded[rows["kind"] == 0].any()
     assert (~rows["train_mask"] <= rows["agent_mask"]).all()
-    env = WordleEnv(WORDS, [32])
+    env = wordle.WordleEnv(WORDS, [32])
     assert "train_mask" not in BranchedGames(env, train_on_opening=True)(range(3), seed=0).keys()
     rows = AdversarialGames(env, train_on_opening=False)(range(8), seed=0)
     assert torch.equal((rows["agent_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
@@ -69,16 +61,16 @@ def test_the_train_mask_excludes_the_experts_guesses_only(branched):
 
 def test_an_invalid_guess_is_part_of_the_state():
     """A guess that is on no list gets no colours; the state after it ends with the guess."""
-    games = WordleEnv(["crane", "slate"], [1], guesses="words", seed=0)
-    rows = PolicySampler(games, RandomWordPlayer(["fuzzy"]))(range(1), seed=0)
+    games = wordle.WordleEnv(["crane", "slate"], [1], guesses="words", seed=0)
+    rows = PolicySampler(games, wordle.RandomWordPlayer(["fuzzy"]))(range(1), seed=0)
     state = rows_before(rows, torch.tensor([2]))
     assert games.tokenizer.decode(state["tokens"][state["attention_mask"]]) == "<a>fuzzy</a>fuzzy</a>"
-    assert (continue_games(games, RandomWordPlayer(["crane", "slate"], seed=0), state)["terminated"]).all()
+    assert (continue_games(games, wordle.RandomWordPlayer(["crane", "slate"], seed=0), state)["terminated"]).all()
 
 
 @pytest.fixture(scope="module")
 def adversarial():
-    return AdversarialGames(WordleEnv(WORDS, [32]), adversarial_games=3, suboptimal_games=2)(range(40), seed=2)
+    return AdversarialGames(wordle.WordleEnv(WORDS, [32]), adversarial_games=3, suboptimal_games=2)(range(40), seed=2)
 
 
 def test_the_kinds_have_their_numbers(adversarial):
@@ -94,9 +86,9 @@ def test_the_kinds_have_their_numbers(adversarial):
 
 @pytest.mark.parametrize("kind", [BranchedGames, AdversarialGames])
 def test_rows_depend_on_numbers_and_seed_also_in_another_process(kind):
-    maker = kind(WordleEnv(WORDS, [32]))
+    maker = kind(wordle.WordleEnv(WORDS, [32]))
     rows = maker(range(4, 8), seed=3)
-    assert (kind(WordleEnv(WORDS, [32]))(range(4, 8), seed=3) == rows).all()
+    assert (kind(wordle.WordleEnv(WORDS, [32]))(range(4, 8), seed=3) == rows).all()
     copy = pickle.loads(pickle.dumps(maker))  # noqa: S301
     assert (copy(range(4, 8), seed=3) == rows).all()
     other = maker(range(4, 8), seed=4)
@@ -104,8 +96,8 @@ def test_rows_depend_on_numbers_and_seed_also_in_another_process(kind):
 
 
 def test_mixtures_per_game_draw_their_player_for_each_continued_game():
-    players = [RepeatPlayer(["fuzzy"]), RandomWordPlayer(WORDS, prob_smart=1.0)]
-    maker = BranchedGames(WordleEnv(WORDS, [32]), suboptimal=MixturePlayer(players, per="game"))
+    players = [wordle.RepeatPlayer(["fuzzy"]), wordle.RandomWordPlayer(WORDS, prob_smart=1.0)]
+    maker = BranchedGames(wordle.WordleEnv(WORDS, [32]), suboptimal=wordle.MixturePlayer(players, per="game"))
     rows = maker(range(20), seed=0)
     maker(range(20, 40), seed=0)
     assert (maker(range(20), seed=0) == rows).all()
@@ -126,9 +118,12 @@ def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched,
         expected = []
         for row in (rows["kind"] == kind).nonzero().flatten().tolist():
             expert, turn = experts[int(rows["game"][row])], int(rows["branch_turn"][row])
-            pair = [WordIndex.text(turns.guess[each, turn]) for each in (expert, row)]
+            pair = [wordle.WordIndex.text(turns.guess[each, turn]) for each in (expert, row)]
             expected += [(12 * turn + 1, *pair)] * (pair[0] != pair[1])
-        found = [(len(p.tokens), WordIndex.text(p.expert), WordIndex.text(p.other)) for p in guess_pairs(rows, kind)]
+        found = [
+            (len(p.tokens), wordle.WordIndex.text(p.expert), wordle.WordIndex.text(p.other))
+            for p in guess_pairs(rows, kind)
+        ]
         assert found == expected
         assert len(found) > 10
     assert guess_pairs(adversarial[adversarial["kind"] == 2], 2) == []

@@ -5,44 +5,37 @@ import torch
 
 from tests.envs.wordle.helpers import plain_feedback, text
 from torchrl_lang.data import PolicySampler
-from torchrl_lang.envs.wordle import (
-    RandomWordPlayer,
-    WordIndex,
-    WordleEnv,
-    consistent_words,
-    count_consistent,
-    demo_words,
-)
+from torchrl_lang.envs import wordle
 from torchrl_lang.envs.wordle.transcript import replay_games, turns_of_rows
 from torchrl_lang.schema import check_row
 
-WORDS = demo_words(100)
+WORDS = wordle.demo_words(100)
 
 
 @pytest.mark.parametrize("rules", ["official", "ilql"])
 def test_consistent_words_of_rows_and_texts(rules):
-    env = WordleEnv(WORDS, [12], rules=rules)
-    rows = PolicySampler(env, RandomWordPlayer(WORDS))(range(12), 0)
-    counts = count_consistent(rows, WORDS, rules=rules)
+    env = wordle.WordleEnv(WORDS, [12], rules=rules)
+    rows = PolicySampler(env, wordle.RandomWordPlayer(WORDS))(range(12), 0)
+    counts = wordle.count_consistent(rows, WORDS, rules=rules)
     for row, count in zip(rows, counts.tolist(), strict=True):
-        found = consistent_words(row, WORDS, rules=rules)
+        found = wordle.consistent_words(row, WORDS, rules=rules)
         decoded = text(row)
         turns = [part.split("</a>") for part in decoded[3:].split("</s>") if "</a>" in part]
         played = [(guess, ["byg".index(c) for c in colours.strip("<>").split("><")]) for guess, colours in turns]
         assert found == [w for w in WORDS if all(plain_feedback(g, w, rules) == c for g, c in played)]
         assert len(found) == count
-        assert consistent_words(decoded, WORDS, rules=rules) == found
+        assert wordle.consistent_words(decoded, WORDS, rules=rules) == found
         for symbols in ("byg", "⬛🟨🟩"):
             lines = "\n".join(f"{guess} {''.join(symbols[c] for c in colours)}" for guess, colours in played)
-            assert consistent_words(lines, WORDS, rules=rules) == found
+            assert wordle.consistent_words(lines, WORDS, rules=rules) == found
 
 
 def test_nothing_played_leaves_all_words():
-    assert consistent_words("", WORDS) == consistent_words("<a>", WORDS) == WORDS
-    assert len(consistent_words("")) == 2250
-    states = WordleEnv(WORDS, [5000]).reset()
-    assert torch.equal(count_consistent(states, WORDS), torch.full((5000,), 100))
-    none = count_consistent(states[:0], WORDS)
+    assert wordle.consistent_words("", WORDS) == wordle.consistent_words("<a>", WORDS) == WORDS
+    assert len(wordle.consistent_words("")) == 2250
+    states = wordle.WordleEnv(WORDS, [5000]).reset()
+    assert torch.equal(wordle.count_consistent(states, WORDS), torch.full((5000,), 100))
+    none = wordle.count_consistent(states[:0], WORDS)
     assert (none.shape, none.dtype) == ((0,), torch.int64)
 
 
@@ -53,18 +46,19 @@ def test_nothing_played_leaves_all_words():
 )
 def test_other_text_is_an_error(transcript):
     with pytest.raises(ValueError, match="a guess"):
-        consistent_words(transcript, WORDS)
+        wordle.consistent_words(transcript, WORDS)
 
 
 def test_guesses_without_colours_rule_nothing_out():
     transcript = "<s><a>crane</a><b><b><b><b><b></s>slopyy</a></s>slo"
-    assert consistent_words(transcript, WORDS) == consistent_words("crane bbbbb", WORDS) != WORDS
-    assert consistent_words(transcript + "</a></eod><|pad|>", WORDS) == consistent_words("crane bbbbb", WORDS)
+    expected = wordle.consistent_words("crane bbbbb", WORDS)
+    assert wordle.consistent_words(transcript, WORDS) == expected != WORDS
+    assert wordle.consistent_words(transcript + "</a></eod><|pad|>", WORDS) == expected
 
 
 def played(n=150, rules="official", words=WORDS, max_tries=6, prob_smart=0.7, **options):
-    env = WordleEnv(words, [50], rules=rules, max_tries=max_tries, **options)
-    return PolicySampler(env, RandomWordPlayer(WORDS, prob_smart=prob_smart, rules=rules))(range(n), seed=0)
+    env = wordle.WordleEnv(words, [50], rules=rules, max_tries=max_tries, **options)
+    return PolicySampler(env, wordle.RandomWordPlayer(WORDS, prob_smart=prob_smart, rules=rules))(range(n), seed=0)
 
 
 @pytest.mark.parametrize("rules", ["official", "ilql"])
@@ -90,7 +84,7 @@ def test_other_rules_colour_the_same_guesses(old, new):
     for row in range(len(rows)):
         hidden = WORDS[int(replayed.hidden_word[row])]
         for turn in range(int(after.tries[row])):
-            guess = WordIndex.text(after.guess[row, turn])
+            guess = wordle.WordIndex.text(after.guess[row, turn])
             assert after.colours[row, turn].tolist() == plain_feedback(guess, hidden, new)
             assert before.colours[row, turn].tolist() == plain_feedback(guess, hidden, old)
             changed += after.colours[row, turn].tolist() != before.colours[row, turn].tolist()
