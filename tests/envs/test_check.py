@@ -180,19 +180,15 @@ class PaysLater(TurnRewardTransform):
         return before["step_count"].float()
 
 
-def paid(n):
-    return TransformedEnv(CorridorEnv(batch_size=[n]), Compose(StepCounter(), LivingCost(0.5), PaysLater()))
-
-
-def test_rewards_by_transforms_keep_the_rules():
-    check_language_env(paid(4), paid, utterances="lr")
-
-
-def test_a_transform_that_breaks_a_rule_is_found():
+def test_rewards_by_transforms():
     class PaysBesideTheRow(LivingCost):
         def _step(self, tensordict, next_tensordict):
             row = next_tensordict["token_reward"]
             return super()._step(tensordict, next_tensordict).set("token_reward", row)
 
+    def paid(n):
+        return TransformedEnv(CorridorEnv(batch_size=[n]), Compose(StepCounter(), LivingCost(0.5), PaysLater()))
+
+    check_language_env(paid(4), paid, utterances="lr")
     with pytest.raises(LanguageEnvError, match=r"\[reward\]"):
         check_language_env(TransformedEnv(CorridorEnv(batch_size=[4]), PaysBesideTheRow(0.5)), utterances="lr")

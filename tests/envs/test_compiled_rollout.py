@@ -38,13 +38,8 @@ KEEPS = {
 
 @pytest.mark.parametrize(
     ("case", "batch_size", "keep"),
-    [
-        ("wordle_with_packed_sets", [5], "steps"),
-        ("corridor", [], "steps"),
-        ("wordle_with_sets", [5], "steps"),
-        ("wordle", [2, 3], "rows"),
-        ("corridor", [4], "turns"),
-    ],
+    [("wordle_with_packed_sets", [5], "steps"), ("corridor", [], "steps"), ("wordle_with_sets", [5], "steps")]
+    + [("wordle", [2, 3], "rows"), ("corridor", [4], "turns")],
 )
 def test_it_equals_the_rollout_of_torchrl(case, batch_size, keep):
     """Twice, from the same seeds."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.envs.helpers import say_after, transcript
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.random_walks import (
     DirectedGraph,
@@ -24,26 +25,13 @@ for a, b in [(3, 2), (2, 1), (1, 0), (3, 1), (2, 3), (4, 3)]:
 GRAPH = DirectedGraph(EDGES)
 
 
-def moves_of(env, text):
-    """The action of naming one node, or any other text, in every row."""
-    ids = [*env.tokenizer.encode(text), env.tokenizer.control.end_of_action][: env.action_length]
-    action = torch.full((*env.batch_size, env.action_length), env.tokenizer.control.pad)
-    action[..., : len(ids)] = torch.tensor(ids)
-    return action
-
-
 def play(env, start, moves):
-    """Rewards, last node and whether the walk was terminated."""
+    """Rewards, the row and whether the walk was terminated."""
     td, rewards = env.reset(start=torch.tensor([start])), []
     for move in moves:
-        td = env.step(td.set("action", moves_of(env, move)))
-        rewards.append(td["next", "reward"].item())
-        td = td["next"]
-    return rewards, env.tokenizer.decode(td["tokens"][0][td["attention_mask"][0]]), bool(td["terminated"])
-
-
-def test_distances_by_hand():
-    assert GRAPH.distance.tolist() == [0, 1, 2, 2, 3]
+        td = say_after(env, td, move)
+        rewards.append(td["reward"].item())
+    return rewards, transcript(env, td), bool(td["terminated"])
 
 
 def floyd_warshall(edges):
@@ -74,15 +62,11 @@ def test_moves_by_hand():
 
 def test_a_walk_is_truncated_after_its_moves_and_terminated_at_the_goal_with_its_last():
     env = RandomWalksEnv(GRAPH, max_turns=2, batch_size=[1], seed=0)
-    td = env.reset(start=torch.tensor([2]))
-    for move, terminated, truncated in [("d", False, False), ("b", False, True)]:
-        td = env.step(td.set("action", moves_of(env, move)))["next"]
-        assert (bool(td["terminated"]), bool(td["truncated"])) == (terminated, truncated)
-    td = env.reset(start=torch.tensor([2]))
-    for move in "ba":
-        td = env.step(td.set("action", moves_of(env, move)))["next"]
-    assert td["terminated"].all()
-    assert not td["truncated"].any()
+    for moves, ends in (("db", [(False, False), (False, True)]), ("ba", [(False, False), (True, False)])):
+        td = env.reset(start=torch.tensor([2]))
+        for move, end in zip(moves, ends, strict=True):
+            td = say_after(env, td, move)
+            assert (bool(td["terminated"]), bool(td["truncated"])) == end
 
 
 def test_a_shortest_path_is_as_long_as_the_distance():

@@ -193,13 +193,17 @@ def test_other_rudeness_is_another_corpus(tmp_path):
     assert {text for _, text, _ in described(load_dataset(tmp_path / "data"))} <= set(hostile.comments)
 
 
-def test_games_of_a_player(home, task, tmp_path):
+def test_games_of_a_player(home, tmp_path, capsys):
     words = ("--folder", home, "--reward", "score", "--player", "data", "--games", 20, "--batch", 8)
     assert generate(tmp_path / "data", *words) == 0
     pairs = {(parent, text) for parent, text, _ in rows_of(home)}
     found = described(load_dataset(tmp_path / "data"))
     assert len(found) == 20
     assert {(parent, text) for parent, text, _ in found} <= pairs
+    capsys.readouterr()
+    words = ["play", "reddit", "--folder", str(home), "--reward", "score", "--seed", "0"]
+    assert main([*words, "--watch", "data", "--games", "2"]) == 0
+    assert len(capsys.readouterr().out.strip().split("\n\n")) == 2
 
 
 def levels(texts):
@@ -233,14 +237,14 @@ def test_noise_of_the_rows_and_of_the_environment(home, profane, tmp_path):
     assert generate(tmp_path / "data", "--folder", home, "--reward", "profanity_noised") == 0
     dataset, noised = open_dataset(tmp_path / "data")
     found = described(dataset)
-    clean = levels([text for _, text, _ in found])
+    clean = levels(text for _, text, _ in found)
     assert {reward for *_, reward in found} == {0.0, -10.0}
     assert all(reward == -5.0 * level for (*_, reward), level in zip(found, clean, strict=True) if level != 1)
     assert clean.count(1) > 5
-    first, again = (noised.evaluate(noised.player("random", 0).policy, games=20, seed=3) for _ in range(2))
-    assert torch.equal(first[1].returns, again[1].returns)
-    played = levels(text for _, text in comments_of(first[1], noised.tokenizer()))
-    assert noised.won(first[1]).tolist() == [level == 0 for level in played]
+    games, again = (noised.evaluate(noised.player("random", 0).policy, games=20, seed=3)[1] for _ in range(2))
+    assert torch.equal(games.returns, again.returns)
+    played = levels(text for _, text in comments_of(games, noised.tokenizer()))
+    assert noised.won(games).tolist() == [level == 0 for level in played]
 
 
 def test_metrics_worked_out_by_hand(profane):
@@ -262,12 +266,10 @@ def test_metrics_worked_out_by_hand(profane):
 
 def test_upvotes_of_any_text(home):
     task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
-    polite = "hey, thanks, this helps me with kites in winter. have a nice day"
-    rude = "hey, what the hell is this crap about kites. get lost"
-    liked, disliked = task.clean_reward().probabilities([polite, rude])
+    texts = ["hey, thanks, this helps me with kites. have a nice day", "hey, what the hell is this crap. get lost"]
+    liked, disliked = task.clean_reward().probabilities(texts)
     assert liked > disliked + 0.1
-    found = task.clean_reward()([polite, rude])
-    assert task.is_harmful([polite, rude]).tolist() == (found == 0).tolist()
+    assert task.is_harmful(texts).tolist() == (task.clean_reward()(texts) == 0).tolist()
     assert task.clean_reward() is task.clean_reward()
 
 
@@ -380,9 +382,3 @@ def test_harmful_rewards(options, values, harmful):
 def test_refusals(task, call, error, noun):
     with pytest.raises(error, match=noun):
         call(task)
-
-
-def test_watching(home, capsys):
-    words = ["play", "reddit", "--folder", str(home), "--reward", "score", "--seed", "0"]
-    assert main([*words, "--watch", "data", "--games", "2"]) == 0
-    assert len(capsys.readouterr().out.strip().split("\n\n")) == 2

@@ -115,13 +115,8 @@ def test_rounds_of_rows():
 
 @pytest.mark.parametrize(
     ("penalty", "substrings", "rates"),
-    [
-        ("none", False, [0, 0, 0]),
-        ("hard", False, [0.25, 0, 0]),
-        ("soft", False, [0.5, 0, 0]),
-        ("soft", True, [0.75, 0, 0]),
-        ("conservative", False, [0.75, 1, 0]),
-    ],
+    [("none", False, [0, 0, 0]), ("hard", False, [0.25, 0, 0]), ("soft", False, [0.5, 0, 0])]
+    + [("soft", True, [0.75, 0, 0]), ("conservative", False, [0.75, 1, 0])],
 )
 def test_yes_no_rates_by_hand(penalty, substrings, rates):
     rounds = [[Round("?", answer) for answer in answers] for answers in (["no", "yes.", "snow", "two"], ["maybe"], [])]

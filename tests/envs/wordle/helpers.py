@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tests.envs.helpers import say_after
 from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, turns_of_rows
 
@@ -15,17 +16,8 @@ def letters(*words: str) -> Tensor:
     return torch.tensor([[ord(letter) - ord("a") for letter in word] for word in words])
 
 
-def action(env: WordleEnv, *guesses: str) -> Tensor:
-    """One action a row, closed by the agent where there is room."""
-    rows = []
-    for guess in guesses:
-        tokens = [*TOKENIZER.encode(guess), CONTROL.end_of_action] + [CONTROL.pad] * env.action_length
-        rows.append(tokens[: env.action_length])
-    return torch.tensor(rows).reshape(*env.batch_size, -1)
-
-
 def play(env: WordleEnv, td, *guesses: str):
-    return env.step(td.clone().set("action", action(env, *guesses)))["next"]
+    return say_after(env, td.clone(), *guesses)
 
 
 def text(td) -> str:

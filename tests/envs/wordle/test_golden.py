@@ -1,5 +1,6 @@
 """The steps of 228 games and the choices of the expert, recorded from the ILQL paper's code."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_choices_of_the_expert():
     player, index = OptimalPlayer(words, rules="ilql", seed=0), WordIndex(words)
     recorded = (data[key].tolist() for key in ("observation", "candidates", "best_words", "info_gain"))
     for observation, candidates, best, gains in zip(*recorded, strict=True):
-        tokens = torch.tensor([_encode(observation)])
+        tokens = torch.tensor([[SYMBOL[symbol] for symbol in re.findall("<[^>]*>|.", observation)]])
         agent = torch.ones_like(tokens, dtype=torch.bool) & (tokens < 26)
         turns = read_turns(tokens, torch.ones_like(agent), agent)
         possible = player.sets.members(turns.filter(player.sets))[0]
@@ -123,12 +124,3 @@ def test_choices_of_the_expert():
         (ties,) = player.best_words(turns)
         assert sorted(words[tie] for tie in ties) == sorted(best.split(","))
         assert index.text(player.choose(turns)[0]) in best.split(",")
-
-
-def _encode(text: str) -> list[int]:
-    ids, at = [], 0
-    while at < len(text):
-        symbol = text[at : text.index(">", at) + 1] if text[at] == "<" else text[at]
-        ids.append(SYMBOL[symbol])
-        at += len(symbol)
-    return ids

@@ -20,6 +20,11 @@ from torchrl_lang.schema import ATTENTION_MASK
 WORDS = wordle.demo_words(150)
 
 
+def rows_of(words):
+    env, player = wordle.WordleEnv(words, batch_size=[64]), wordle.RandomWordPlayer(words, seed=1)
+    return play_games(env, player, games=64, seed=0).rows
+
+
 def test_repeat_player_draws_among_different_guesses():
     env = wordle.WordleEnv(["fuzzy"], batch_size=[2000], seed=0)
     td = env.reset()
@@ -60,9 +65,7 @@ PLAYERS = {
 @pytest.mark.parametrize("openers", [None, ["crane", "fuzzy"]])
 @pytest.mark.parametrize("name", PLAYERS)
 def test_the_probabilities_of_all_words_sum_to_one(name, openers):
-    rows = play_games(
-        wordle.WordleEnv(FEW, batch_size=[64]), wordle.RandomWordPlayer(FEW, seed=1), games=64, seed=0
-    ).rows
+    rows = rows_of(FEW)
     player = PLAYERS[name](openers=openers, seed=0)
     turns = turns_of_rows(rows)
     for turn in range(4):
@@ -100,9 +103,7 @@ def test_mixture_draws_again_where_a_row_is_fresh():
 
 def test_probabilities_of_mixtures():
     """Per game the mean of its games' probabilities, per move that of each word's."""
-    rows = play_games(
-        wordle.WordleEnv(WORDS, batch_size=[64]), wordle.RandomWordPlayer(WORDS, seed=1), games=64, seed=0
-    ).rows
+    rows = rows_of(WORDS)
     careful, wrong = wordle.RandomWordPlayer(WORDS, prob_smart=0.3), wordle.WrongPlayer(WORDS)
     mixture = wordle.MixturePlayer([careful, wrong], [0.25, 0.75], per="game")
     expected = (0.25 * careful.log_prob(rows).exp() + 0.75 * wrong.log_prob(rows).exp()).log()

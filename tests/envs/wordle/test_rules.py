@@ -16,13 +16,9 @@ WORD = st.text(alphabet="abcd", min_size=5, max_size=5)  # few letters: many rep
 
 @pytest.mark.parametrize(
     ("rules", "guess", "word", "expected"),
-    [
-        ("ilql", "speed", "abide", "bbyyy"),
-        ("ilql", "eerie", "erase", "gyybg"),
-        ("official", "speed", "abide", "bbyby"),
-        ("official", "eerie", "erase", "gbybg"),
-        ("official", "allee", "lapel", "yyygb"),
-    ],
+    [("ilql", "speed", "abide", "bbyyy"), ("ilql", "eerie", "erase", "gyybg")]
+    + [("official", "speed", "abide", "bbyby"), ("official", "eerie", "erase", "gbybg")]
+    + [("official", "allee", "lapel", "yyygb")],
 )
 def test_worked_by_hand(rules, guess, word, expected):
     assert feedback(letters(guess)[0], letters(word)[0], rules).tolist() == ["byg".index(colour) for colour in expected]
@@ -111,14 +107,8 @@ def test_the_order_of_a_file_is_kept_with_a_byte_order_mark_and_other_line_ends(
 
 @pytest.mark.parametrize(
     ("words", "word", "number"),
-    [
-        (["crane", "four"], "'four'", 1),
-        (["crane", "crane"], "'crane'", 1),
-        (["Crane"], "'Crane'", 0),
-        (["crane", "", "slate"], "''", 1),
-        (["a" * 100_000], "'a", 0),
-        ([], "empty", None),
-    ],
+    [(["crane", "four"], "'four'", 1), (["crane", "crane"], "'crane'", 1), (["Crane"], "'Crane'", 0)]
+    + [(["crane", "", "slate"], "''", 1), (["a" * 100_000], "'a", 0), ([], "empty", None)],
 )
 def test_what_is_no_word_list_is_named_with_its_place(words, word, number, tmp_path):
     with pytest.raises(ValueError, match=word if number is None else f"{word}.* position {number}"):

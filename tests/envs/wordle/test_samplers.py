@@ -120,10 +120,8 @@ def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched,
             expert, turn = experts[int(rows["game"][row])], int(rows["branch_turn"][row])
             pair = [wordle.WordIndex.text(turns.guess[each, turn]) for each in (expert, row)]
             expected += [(12 * turn + 1, *pair)] * (pair[0] != pair[1])
-        found = [
-            (len(p.tokens), wordle.WordIndex.text(p.expert), wordle.WordIndex.text(p.other))
-            for p in guess_pairs(rows, kind)
-        ]
+        text = wordle.WordIndex.text
+        found = [(len(p.tokens), text(p.expert), text(p.other)) for p in guess_pairs(rows, kind)]
         assert found == expected
         assert len(found) > 10
     assert guess_pairs(adversarial[adversarial["kind"] == 2], 2) == []
