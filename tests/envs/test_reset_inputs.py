@@ -112,18 +112,16 @@ def test_copies_of_an_unseeded_environment_play_their_own_words(wrap, again):
     assert not torch.equal(words(again(env)), words(env))
 
 
-def left_padded(td, control):
-    for key in ROW_KEYS:
-        rows = [torch.roll(row, int((~mask).sum())) for row, mask in zip(td[key], td["attention_mask"], strict=True)]
-        td["rolled", key] = torch.stack(rows)
-    td.update(td.pop("rolled"))
-
-
 def without_marks(td, position=slice(None)):
     """The agent's tokens appear as the environment's: a game that knew no guess would answer them."""
     for key in ("agent_mask", "token_reward"):
         td[key][:, position] = 0
     return td
+
+
+def moved(td, control):
+    for key in ROW_KEYS:
+        td[key] = td[key].roll(1, -1)
 
 
 def without_end(td, control):
@@ -133,7 +131,7 @@ def without_end(td, control):
 
 
 DAMAGE = {
-    "left padding": left_padded,
+    "left padding": moved,
     "a hole": lambda td, control: td["attention_mask"][:, 1].fill_(False),
     "agent tokens in the padding": lambda td, control: td["agent_mask"][:, -1].fill_(True),
     "no agent tokens": lambda td, control: without_marks(td),

@@ -77,14 +77,7 @@ def test_fixed_tasks_stay_over_episodes():
     assert rollout["next", "truncated"].squeeze(-1).sum(-1).tolist() == [[3, 3, 3]] * 2
 
 
-def test_descriptions_are_json(make):
-    env = make(batch_size=2)
-    described = json.loads(json.dumps([env.describe(), *(env.describe_task(task) for task in range(env.n_tasks))]))
-    assert described[0]["env"] == type(env).__name__
-    assert [task["task"] for task in described[1:]] == list(range(env.n_tasks))
-
-
-def test_wrong_uses(make):
+def test_wrong_uses_and_descriptions(make):
     env = make(batch_size=2, seed=0)
     with pytest.raises(RuntimeError, match="before its first reset"):
         _ = env.task
@@ -92,6 +85,9 @@ def test_wrong_uses(make):
     for wrong, noun in ((action - torch.tensor([1, 0]), r"got \[-1\]"), (action.float(), "int64")):
         with pytest.raises(ValueError, match=noun):
             env.step(td.clone().set("action", wrong))
+    described = json.loads(json.dumps([env.describe(), *(env.describe_task(task) for task in range(env.n_tasks))]))
+    assert described[0]["env"] == type(env).__name__
+    assert [task["task"] for task in described[1:]] == list(range(env.n_tasks))
 
 
 @pytest.mark.slow

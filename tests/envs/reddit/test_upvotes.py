@@ -140,8 +140,7 @@ def test_upvote_files(tmp_path):
     loaded = UpvoteModel.load(tmp_path / "model")
     assert torch.equal(loaded(texts), trained.model(texts))
     assert (loaded.threshold, loaded.max_length) == (None, 40)
-    suffixes = {path.suffix for path in (tmp_path / "model").rglob("*") if path.is_file()}
-    assert suffixes == {".json", ".safetensors"}
+    assert {each.suffix for each in (tmp_path / "model").rglob("*.*")} == {".json", ".safetensors"}
     with pytest.raises(FileExistsError):
         trained.model.save(tmp_path / "model")
     config = tmp_path / "model" / "encoder" / "config.json"

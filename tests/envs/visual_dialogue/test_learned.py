@@ -38,11 +38,9 @@ def test_captions_are_not_informative_and_rounds_help(trained):
     assert 0.6 < mean[0] < 0.75
     assert (mean.diff() > 0.01).all()
     assert mean[-1] > mean[0] + 0.1
-    assert models.percentiles([only_yes_no(each) for each in dialogues], pool).mean() < mean[-1] - 0.1
-
-
-def only_yes_no(dialogue):
-    return dialogue._replace(rounds=tuple(r for r in dialogue.rounds if is_yes_no(r.answer, "conservative")))
+    closed = [[each for each in dialogue.rounds if is_yes_no(each.answer, "conservative")] for dialogue in dialogues]
+    only_closed = [each._replace(rounds=tuple(rounds)) for each, rounds in zip(dialogues, closed, strict=True)]
+    assert models.percentiles(only_closed, pool).mean() < mean[-1] - 0.1
 
 
 def test_answers_are_right(trained):

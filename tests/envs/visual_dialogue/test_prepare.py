@@ -171,29 +171,21 @@ def test_files_as_people_write_them(prepared_dialogues, tmp_path, monkeypatch):
     assert all(f" it\u2019s a caf\xe9\n{unknown}</s>" in text and text.count(unknown) == 1 for text in shown)
 
 
-def rewards(home, out, *more, split="val"):
-    files = SplitFiles.in_folder(home / "data", split)
-    given = ["--dialogues", str(files.dialogues), "--features", str(files.features), "--split", split]
-    return main(["rewards", "visual_dialogue", *given, "--out", str(out), "--batch-size", "4", *more])
-
-
-def caches(folder):
-    files = SplitFiles.in_folder(folder, "val")
-    return [json.loads(path.read_text()) for path in (files.rank_rewards, files.distance_rewards)]
-
-
 @pytest.mark.slow
 def test_caches_of_models_in_process_and_behind_http(prepared_dialogues, tmp_path, capsys):
     pytest.importorskip("uvicorn")
-    assert rewards(prepared_dialogues, tmp_path / "local", "--models", str(prepared_dialogues / "models")) == 0
+    files = SplitFiles.in_folder(prepared_dialogues / "data", "val")
+    words = ["rewards", "visual_dialogue", "--dialogues", str(files.dialogues), "--features", str(files.features)]
+    words += ["--split", "val", "--batch-size", "4"]
+    local, http = tmp_path / "local", tmp_path / "http"
+    assert main([*words, "--out", str(local), "--models", str(prepared_dialogues / "models")]) == 0
     assert "10 of 10 dialogues" in capsys.readouterr().out
     with vd.DialogueServer(PreparedFolder(str(prepared_dialogues)).models()) as server:
-        assert rewards(prepared_dialogues, tmp_path / "http", "--server", server.url) == 0
-    assert caches(tmp_path / "local") == caches(tmp_path / "http")
-    names = sorted(path.name for path in (tmp_path / "local").iterdir())
-    assert names == ["val_rank_reward_cache1.json", "val_reward_cache2.json"]
-    for path, start in zip(SplitFiles.in_folder(tmp_path / "local", "val")[2:], (1.0, 10.0), strict=True):
+        assert main([*words, "--out", str(http), "--server", server.url]) == 0
+    assert sorted(path.name for path in local.iterdir()) == ["val_rank_reward_cache1.json", "val_reward_cache2.json"]
+    for path, start in zip(SplitFiles.in_folder(local, "val")[2:], (1.0, 10.0), strict=True):
         rows = read_reward_cache(path, 10)
+        assert rows == read_reward_cache(http / path.name, 10)
         assert {len(row) for row in rows} == {11}
         assert all(0 <= row[0] <= start for row in rows)
 

@@ -177,11 +177,12 @@ def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
     assert tweets.left_out.keys() == reasons | {"no line of tiles"}
     assert {len(lines) for lines in tweets.left_out.values()} == {1}
     assert tweets.report().splitlines()[:2] == ["1 games, 5 tweets left out", "1: fewer than two columns (line 10)"]
-    (tmp_path / "answers.txt").write_text("210,\tcrane\n\n211\tslate\n")
-    assert read_tweets(tmp_path / "tweets.csv", answers=tmp_path / "answers.txt").games == [("crane", [29, 242])]
-    (tmp_path / "answers.txt").write_text("210 crane\n210 slate\n")
+    answers = tmp_path / "answers.txt"
+    answers.write_text("210,\tcrane\n\n211\tslate\n")
+    assert read_tweets(tmp_path / "tweets.csv", answers=answers).games == [("crane", [29, 242])]
+    answers.write_text("210 crane\n210 slate\n")
     with pytest.raises(FileError, match="line 2"):
-        read_tweets(tmp_path / "tweets.csv", answers=tmp_path / "answers.txt")
+        read_tweets(tmp_path / "tweets.csv", answers=answers)
 
 
 def test_broken_records_are_counted_and_the_next_line_is_read(tmp_path):
