@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs.visual_dialogue.played_world import make_env as dialogue_env
-from tests.envs.visual_dialogue.played_world import write_world
+from tests.envs.visual_dialogue.word_overlap import make_env as dialogue_env
+from tests.envs.visual_dialogue.word_overlap import write_world
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph

@@ -1,5 +1,7 @@
 """What every environment owes to TorchRL and to us."""
 
+import random
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -116,20 +118,17 @@ def test_fullgraph_compile():
 FLAGS = ("done", "terminated", "truncated")
 
 
-def random_utterances(env, generator, meaningful):
+def random_utterances(env, draw, meaningful):
     """One utterance a row, sensible or not, with an end or full without one, never with padding inside."""
-    n, k = env.batch_size.numel(), env.action_length
-    control = env.tokenizer.control
-    action = torch.full((n, k), control.pad)
-    for row in range(n):
-        if torch.randint(2, (), generator=generator):
-            text = meaningful[int(torch.randint(len(meaningful), (), generator=generator))]
-            ids = [*env.tokenizer.encode(text), control.end_of_action][:k]
-        else:
-            draw = torch.randint(env.tokenizer.vocab_size, (k,), generator=generator)
-            ids = [t for t in draw.tolist() if t not in (control.pad, control.end_of_action)]
-            ids = ids if len(ids) == k else [*ids, control.end_of_action]
-        action[row, : len(ids)] = torch.tensor(ids)
+    control, k = env.tokenizer.control, env.action_length
+    action = torch.full((env.batch_size.numel(), k), control.pad)
+    for row in action:
+        ids = env.tokenizer.encode(draw.choice(meaningful))
+        if draw.random() < 0.5:
+            drawn = draw.choices(range(env.tokenizer.vocab_size), k=k)
+            ids = [token for token in drawn if token not in (control.pad, control.end_of_action)]
+        ids = [*ids, control.end_of_action][:k]
+        row[: len(ids)] = torch.tensor(ids)
     return action
 
 
@@ -137,11 +136,11 @@ def random_utterances(env, generator, meaningful):
 def test_the_same_text_gives_the_same_rows(name):
     make, meaningful, _ = ENVS[name]
     whole, wrapped = make(batch_size=[4], seed=3), TokenEnv(make(batch_size=[4], seed=3))
-    generator = torch.Generator().manual_seed(0)
+    draw = random.Random(0)
     one, other = whole.reset(), wrapped.reset()
     assert (one == other).all()
     while not one["done"].all():
-        utterance = random_utterances(whole, generator, meaningful)
+        utterance = random_utterances(whole, draw, meaningful)
         live = ~one["done"]
         one = step(whole, utterance)
         # Each row is fed its own tokens; rows that are through wait for the others.

@@ -32,12 +32,10 @@ def test_scores_of_dataset_comments():
     assert reddit.ScoreReward(data, unknown=-0.5)(["else", "up", *UNREADABLE]).tolist() == [-0.5, 1.0] + [-0.5] * 8
 
 
-def test_three_levels():
+def test_three_levels_and_the_worst_sentence():
     levels = reddit.ThreeLevels(constant(0.0, 0.24, 0.25, 0.74, 0.75, 1.0), low=0.25, high=0.75)
     assert levels(list("abcdef")).tolist() == [0, 0, 1, 1, 2, 2]
 
-
-def test_the_worst_sentence():
     seen = []
 
     def lengths(texts):

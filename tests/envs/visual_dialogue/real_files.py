@@ -14,6 +14,7 @@ def write_dialogues(path, many, *, change=None):
     for number in range(many):
         answers = [f"i can't tell {number}", "yes"] * 5
         rounds = [{"question": f"is it sunny in round {n}", "answer": text} for n, text in enumerate(answers)]
+        rounds[9]["question"] += "?"  # some have their question mark already
         dialog = [each | unused for each in rounds]
         items.append({"image_id": 378461 + number, "caption": f"{CAPTION} {number}", "dialog": dialog})
     if change is not None:

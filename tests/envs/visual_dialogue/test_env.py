@@ -5,8 +5,7 @@ import torch
 
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.envs.helpers import action, say_after
-from tests.envs.visual_dialogue.played_world import ROW, TOKENIZER, make_env, write_world
-from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
+from tests.envs.visual_dialogue.word_overlap import ROW, TOKENIZER, WORDS, WordOverlap, make_env, write_world
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, DialogueServer, RemoteModels, played_rounds
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round

@@ -84,7 +84,7 @@ def test_tokens_are_the_words_of_training_and_every_dialogue_fits(prepared_dialo
     assert tokens.row_length == 1 + tokens.caption + 1 + 10 * (tokens.question + 1 + tokens.answer + 1) + 1
 
 
-def test_a_finished_folder_is_left_as_it_is(prepared_dialogues, capsys):
+def test_a_finished_folder_is_left_as_it_is_and_other_options_are_refused(prepared_dialogues, tmp_path, capsys):
     before = content(prepared_dialogues, without=())
     assert command(prepared_dialogues) == 0
     out = capsys.readouterr().out
@@ -92,8 +92,6 @@ def test_a_finished_folder_is_left_as_it_is(prepared_dialogues, capsys):
     assert "epoch" not in out
     assert content(prepared_dialogues, without=()) == before
 
-
-def test_other_options_are_refused(prepared_dialogues, tmp_path, capsys):
     assert command(prepared_dialogues, "--seed", 3) == 2
     assert "seed was 0 and is 3" in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("something else")

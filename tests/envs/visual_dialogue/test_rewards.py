@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.envs.visual_dialogue.played_world import TOKENIZER
+from tests.envs.visual_dialogue.word_overlap import TOKENIZER
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, played_rounds
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
 from torchrl_lang.envs.visual_dialogue.play import yes_no_rate
@@ -40,19 +40,13 @@ def test_yes_no_answers(counts, answer):
         ({"goal": 0.875, "fraction": 0.75}, 0.375, [0.375], True),
         ({"goal": 0.875, "fraction": 0.76}, 0.375, [0.375], False),
         ({"goal": 0.9}, 0.95, [-0.2], True),
+        ({}, 1.0, [], False),
+        *(({"mode": mode}, 0.5, [0.0] * 10, True) for mode in ("env_stops", "agent_stops", "10_stop")),
+        *(({"mode": mode}, 0.5, [0.5] * 9, False) for mode in ("agent_stops", "10_stop")),
     ],
 )
 def test_the_percentile_that_ends_a_dialogue(options, initial, progress, stops):
     assert DialogueRewards(**options).is_last(initial, progress) is stops
-
-
-def test_dialogues_end_after_ten_rounds_at_the_latest():
-    assert not DialogueRewards().is_last(0.5, [0.0] * 9)
-    assert DialogueRewards().is_last(0.5, [0.0] * 10)
-    for mode in ("agent_stops", "10_stop"):
-        assert not DialogueRewards(mode).is_last(0.5, [0.5] * 9)
-        assert DialogueRewards(mode).is_last(0.5, [0.0] * 10)
-    assert not DialogueRewards().is_last(1.0, [])
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,10 @@ def test_which_guesses_are_valid(tmp_path):
         assert (td["reward"] == -1).all()
 
 
-def test_shipped_words_and_specs():
-    env = WordleEnv(batch_size=[2])
-    assert (env.n_words, env.row_length, env.action_length) == (2250, 74, 6)
-    check_env_specs(WordleEnv(WORDS, batch_size=[3], consistent=True, seed=0))
-
-
 def test_packed_sets_unpack_to_the_sets():
     env, packed = (WordleEnv(batch_size=[3, 2], consistent=kind, seed=0) for kind in (True, "packed"))
+    assert (packed.n_words, packed.row_length, packed.action_length) == (2250, 74, 6)
+    check_env_specs(WordleEnv(WORDS, batch_size=[3], consistent=True, seed=0))
     check_env_specs(packed)
     packed.set_seed(0)
     plain, bits = (e.rollout(8, RandomWordPlayer(seed=0), break_when_any_done=False) for e in (env, packed))

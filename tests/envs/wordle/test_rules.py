@@ -70,7 +70,7 @@ def test_a_table_of_several_chunks(rules):
     assert torch.equal(feedback_table(words, words, rules).long(), direct.long())
 
 
-def test_shipped_lists_are_well_formed():
+def test_shipped_lists_are_well_formed_and_the_demo_fixed_and_spread():
     common, guesses = common_words(), guess_words()
     assert (len(common), len(guesses)) == (2250, 6706)
     assert set(common) <= set(guesses)
@@ -79,8 +79,6 @@ def test_shipped_lists_are_well_formed():
     common.clear()
     assert len(common_words()) == len(load_words()) == 2250
 
-
-def test_demo_words_are_fixed_and_spread():
     state = torch.get_rng_state()
     words = demo_words(120)
     assert words == demo_words(120) == sorted(set(words))
