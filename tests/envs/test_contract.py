@@ -24,8 +24,6 @@ from torchrl_lang.schema import ROW_KEYS, check_row
 from .conftest import ENVS
 from .helpers import step, transcript
 
-torch.set_num_threads(1)
-
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),

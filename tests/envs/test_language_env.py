@@ -29,18 +29,13 @@ def test_a_walk_token_by_token():
     assert (td["reward"].item(), td["terminated"].item(), td["truncated"].item()) == (0, True, False)
 
 
-@pytest.mark.parametrize(
-    ("said", "row", "own", "place"),
-    [
-        ("rl", "<s>0</s>rl</a>0</s>", "rl", 4),  # the environment closes it; the l is the last token of the agent
-        ("<|pad|><|pad|>", "<s>0</s></a>0</s>", "</a>", 3),
-    ],
-)
-def test_whose_an_end_is(said, row, own, place):
-    env = corridor()
-    td = step(env, [env.tokenizer.encode(said) if said == "rl" else [env.tokenizer.control.pad] * 2])
-    assert (transcript(env, td), transcript(env, td, mask="agent_mask")) == (row, own)
-    assert td["token_reward"][0].nonzero().flatten().tolist() == [place]
+def test_whose_an_end_is():
+    """The environment closes what is full; no tokens at all are a bare end of the agent."""
+    env = corridor(2)
+    td = step(env, [env.tokenizer.encode("rl"), [env.tokenizer.control.pad] * 2])
+    assert [transcript(env, td, row) for row in range(2)] == ["<s>0</s>rl</a>0</s>", "<s>0</s></a>0</s>"]
+    assert [transcript(env, td, row, mask="agent_mask") for row in range(2)] == ["rl", "</a>"]
+    assert td["token_reward"].nonzero().tolist() == [[0, 4], [1, 3]]
 
 
 def test_an_id_outside_the_vocabulary_ends_the_utterance():

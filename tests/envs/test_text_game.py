@@ -154,10 +154,10 @@ def test_games_may_return_three_values_or_five(opening, turn, flags):
     check_row(td)
 
 
-@pytest.mark.parametrize("opening", [None, b"ab", ("ab",), (None, {})])
-def test_a_reset_that_returns_no_text_is_an_error(opening):
-    with pytest.raises(TypeError, match=r"Game 0 of the batch \(seed \d+, turn 0\) returned .* from reset"):
-        make(opening).reset()
+def test_a_reset_that_returns_no_text_is_an_error():
+    for opening in (None, b"ab", ("ab",), (None, {})):
+        with pytest.raises(TypeError, match=r"Game 0 of the batch \(seed \d+, turn 0\) returned .* from reset"):
+            make(opening).reset()
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,6 @@ def test_an_error_names_the_first_game_that_failed_and_the_env_goes_on_after_a_r
         assert say(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4
 
 
-BOTH = ("features", "features_mask")
-
-
 def test_each_game_shows_its_own_and_padding_is_masked_also_in_a_state_that_is_set():
     env, other, seeds = picture_env(batch_size=[3]), picture_env(batch_size=[3]), torch.tensor([0, 1, 5])
     td = env.reset(game_seed=seeds)
@@ -296,8 +293,8 @@ def test_each_game_shows_its_own_and_padding_is_masked_also_in_a_state_that_is_s
     assert second.tolist() == [[0.0, 0.0, 0.0], [0.5, 0.25, 1.0], [0.5, 0.25, 5.0]]
     assert td["features_mask"].tolist() == [[True, False], [True, True], [True, True]]
     td = say(env, "b", "c", "a")
-    found = other.reset(td.exclude("reward", *BOTH).set("game_seed", seeds), set_state=True)
-    for key in BOTH:
+    found = other.reset(td.exclude("reward", "features", "features_mask").set("game_seed", seeds), set_state=True)
+    for key in ("features", "features_mask"):
         assert torch.equal(found[key], td[key])
 
 

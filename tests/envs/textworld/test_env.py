@@ -17,7 +17,6 @@ from torchrl_lang.transforms import EntryReward, LivingCost
 from ..helpers import last_words, say, say_after
 from .conftest import COIN, SIMPLE, SPECS
 
-torch.set_num_threads(1)
 EVERYTHING = ("go south", "go east", "take coin", "look", "open antique trunk", "restart", "save", "frob")
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")

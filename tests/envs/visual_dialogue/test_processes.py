@@ -70,10 +70,8 @@ def test_a_signal_ends_it_after_the_requests_under_way(start, number, models):
     assert health(serving)["model"] == "small"
     dialogues, questions, features = make_batch(4)
     with ThreadPoolExecutor(4) as pool:
-        asked = [
-            pool.submit(post, serving, "fetch_a_bot_response", form(*each))
-            for each in zip(dialogues, questions, features, strict=True)
-        ]
+        forms = [form(*each) for each in zip(dialogues, questions, features, strict=True)]
+        asked = [pool.submit(post, serving, "fetch_a_bot_response", each) for each in forms]
         while health(serving)["counts"]["requests"] < 4:
             time.sleep(0.01)
         serving.program.send_signal(number)

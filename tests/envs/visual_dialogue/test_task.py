@@ -56,9 +56,8 @@ def described(dataset):
     """The texts and the agent's rewards of each row."""
     episodes = [from_row(row, dataset.tokenizer) for row in dataset[:]]
     assert all(episode.terminated and not episode.truncated for episode in episodes)
-    return [
-        ([turn.text for turn in each.turns], [turn.reward for turn in each.turns if turn.by_agent]) for each in episodes
-    ]
+    turns = [each.turns for each in episodes]
+    return [([turn.text for turn in each], [turn.reward for turn in each if turn.by_agent]) for each in turns]
 
 
 @pytest.mark.parametrize("penalty", ["none", "conservative"])
@@ -150,13 +149,6 @@ def test_damaged_notes(task, change, message):
         from_own_notes(task, **change)
 
 
-def test_a_folder_that_was_not_prepared(tmp_path, capsys):
-    assert generate(tmp_path, tmp_path / "data") == 2
-    assert "There is no finished visual dialogue in" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="cannot be made without a dataset of it"):
-        VisualDialogueTask.without_notes()
-
-
 def made_records(task, dialogues, progress, terminated):
     """Records of games from their texts."""
     from torchrl_lang.text import Episode, Turn, to_rows
@@ -184,15 +176,12 @@ def test_metrics_worked_out_by_hand(task):
     expected = {"rounds": 13 / 3, "percentile": (0.875 + 0.8125 + 0.875) / 3, "yes_no_hard": 0.5 / 3}
     expected |= {"yes_no_soft": (0.5 + 0 + 1) / 3, "yes_no_conservative": (0.5 + 1 + 1) / 3}
     assert task.summary(records, "by hand").metrics == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("measure", "won"), [("rank", [True, False, False]), ("distance", [False, True, False])])
-def test_won_without_a_cutoff(task, measure, won):
-    other = VisualDialogueTask(task.folder, "10_stop", measure=measure)
     progress = [[0.5, 0.25, -0.125], [0.5, -0.25, 0.125], [0.5, 0.25, -0.25]]
-    records = made_records(other, [["a dog", "old?", "no", "new?", "yes"]] * 3, progress, [True] * 3)
-    assert other.won(records).tolist() == won
-    assert {"rank": "percentile", "distance": "distance"}[measure] in other.summary(records, "x").metrics
+    for measure, won, name in (("rank", 0, "percentile"), ("distance", 1, "distance")):
+        other = VisualDialogueTask(task.folder, "10_stop", measure=measure)  # it has no cutoff
+        records = made_records(other, [["a dog", "old?", "no", "new?", "yes"]] * 3, progress, [True] * 3)
+        assert other.won(records).tolist() == [row == won for row in range(3)]
+        assert name in other.summary(records, "x").metrics
 
 
 @pytest.mark.slow
@@ -206,7 +195,7 @@ def test_games_with_a_server_are_those_with_models_in_process(task):
     torch.testing.assert_close(games[0].kept["progress"], games[1].kept["progress"], rtol=0, atol=1e-6)
 
 
-def test_watching_and_playing(prepared_dialogues, monkeypatch, capsys):
+def test_watching_and_playing(prepared_dialogues, tmp_path, monkeypatch, capsys):
     folder = ["--folder", str(prepared_dialogues), "--seed", "0"]
     assert main(["play", "visual_dialogue", *folder, "--watch", "data", "--games", "2"]) == 0
     games = capsys.readouterr().out.strip().split("\n\n")
@@ -217,3 +206,5 @@ def test_watching_and_playing(prepared_dialogues, monkeypatch, capsys):
     assert "> what animal is it?  (-1)" in capsys.readouterr().out
     assert main(["play", "visual_dialogue", *folder, "--watch", "nobody"]) == 2
     assert "player must be one of ['random', 'data'], got 'nobody'" in capsys.readouterr().err
+    assert generate(tmp_path, tmp_path / "data") == 2
+    assert "There is no finished visual dialogue in" in capsys.readouterr().err

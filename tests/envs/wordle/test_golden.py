@@ -72,12 +72,9 @@ def steps() -> Steps:
     return Steps()
 
 
-def test_token_ids(steps):
-    assert [str(symbol) for symbol in steps.data["token_table"]] == list(TOKENIZER.symbols)
-
-
 def test_every_step_of_the_recorded_games(steps):
     env, data = steps.env, steps.data
+    assert [str(symbol) for symbol in data["token_table"]] == list(TOKENIZER.symbols)
     td = env.reset(steps.begin(), set_state=True)
     assert td["consistent"].sum(-1).tolist() == data["filtered_before"].tolist()
     # What a guess adds to the row up to its </a> is what the player wrote.
