@@ -165,7 +165,8 @@ def test_best_of_ranks_by_the_values_of_what_was_said(by, own, cached):
     """Advantages of the tokens; or Q of the end in the state that has read the utterance, also where it is forced."""
     batch, guide = rows(n=24), guidance(clip=0.0, value_trunk=Trunk(tiny_lm(seed=5)) if own else None)
     weights = {"advantage_weight": 1.0} if by == "advantage" else {"end_value_weight": 1.0}
-    options = {"method": "best_of", "candidates": 6, "log_prob_weight": 0.5, "cached": cached, **weights}
+    share = 0.5 if by == "advantage" else 0.0
+    options = {"method": "best_of", "candidates": 6, "log_prob_weight": share, "cached": cached, **weights}
     actor = policy(guidance=guide, **options)
     chosen = actor(batch.clone())["action"]
     dist = policy(guidance=guide).get_dist(batch)
@@ -183,7 +184,7 @@ def test_best_of_ranks_by_the_values_of_what_was_said(by, own, cached):
     lengths = spoken(drawn).sum(-1)
     assert lengths.min() < K == lengths.max()
     scores = torch.stack([torch.stack([score(*each) for each in enumerate(sample)]) for sample in drawn])
-    best = (scores + 0.5 * torch.stack([dist.log_prob(sample) for sample in drawn])).argmax(0)
+    best = (scores + share * torch.stack([dist.log_prob(sample) for sample in drawn])).argmax(0)
     assert torch.equal(chosen, drawn[best, torch.arange(24)])
 
 
