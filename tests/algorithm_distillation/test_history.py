@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 from collections import Counter
+from functools import reduce
+from operator import getitem
 
 import pytest
 import torch
@@ -147,15 +149,6 @@ def test_a_changed_byte_is_found(tmp_path, key):
         load_history(tmp_path / "rows")
 
 
-def changed(content, *path, to):
-    *parents, last = path
-    inner = content
-    for name in parents:
-        inner = inner[name]
-    inner[last] = to
-    return content
-
-
 @pytest.mark.parametrize(
     ("path", "to", "message"),
     [
@@ -172,7 +165,9 @@ def changed(content, *path, to):
 def test_impossible_manifests(tmp_path, path, to, message):
     record_history(tmp_path, source(), part=20)
     content = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps(changed(content, *path, to=to)))
+    *parents, last = path
+    reduce(getitem, parents, content)[last] = to
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(FileError, match=r"was changed after it was written|this release reads"):
         load_history(tmp_path)
     del content["digest"]
@@ -363,8 +358,6 @@ def test_the_order_depends_on_the_seed_and_is_resumed(history):
         ({"length": 0}, "length must be an integer of at least 1"),
         ({"length": 61}, "No stream has a window of length=61 with skip_episodes=1: the streams have 60 steps"),
         ({"length": 362}, "No stream has a window of length=362"),  # the history has 360 steps in all
-        ({"length": 59, "skip_episodes": 2}, "No stream has a window"),
-        ({"length": 5, "skip_episodes": 0}, "skip_episodes must be an integer of at least 1"),
         ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),
         ({"length": 5, "tasks": []}, "numbers of tasks in the history, none are not"),
     ],

@@ -9,7 +9,7 @@ from tests.algorithm_distillation import reference
 from tests.algorithm_distillation.models import CONTEXT, EPISODE, model, windows
 from torchrl_lang.algorithm_distillation import ADTransformer, Continuous, Discrete
 from torchrl_lang.algorithm_distillation.entries import entry_of_spec
-from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkRoomEnv
+from torchrl_lang.envs.grids import DarkRoomEnv
 
 
 def test_hidden_states_and_predictions_equal_plain_loops():
@@ -77,17 +77,11 @@ def test_shapes_for_any_batch_shape(made):
     assert made.get_dist(rows).batch_shape == rows.shape
 
 
-def test_the_model_of_an_environment():
+def test_the_model_of_an_environment_and_entries_of_specs():
     room = ADTransformer.for_env(DarkRoomEnv(7, episode_length=10), context=30, width=8)
     assert (room.observation, room.action, room.episode_length) == (Discrete([7, 7]), Discrete([5]), 10)
-    bandit = ADTransformer.for_env(BernoulliBanditEnv(torch.rand(2, 3)), context=100, width=8)
-    assert (bandit.observation, bandit.action) == (Discrete([1]), Discrete([3]))
-
-
-def test_entries_of_specs():
-    assert entry_of_spec(Categorical(4)) == Discrete([4])
-    assert entry_of_spec(Bounded(-1, 1, shape=(3,))) == Continuous(3)
-    assert entry_of_spec(Binary(3)) == Discrete([2, 2, 2])
+    specs = (Categorical(4), Bounded(-1, 1, shape=(3,)), Binary(3))
+    assert [entry_of_spec(spec) for spec in specs] == [Discrete([4]), Continuous(3), Discrete([2, 2, 2])]
     for spec in (OneHot(3), Unbounded(shape=(2, 2)), Unbounded(shape=())):
         with pytest.raises(ValueError, match="Categorical specs of shape"):
             entry_of_spec(spec)

@@ -54,15 +54,6 @@ def test_damage_is_found(tmp_path, name):
         load_ad_model(tmp_path / "model")
 
 
-def rewritten(folder, change):
-    """A folder with a changed description and right checksums, as another program might write it."""
-    content = json.loads((folder / "ad_model.json").read_text())
-    content.pop("digest")
-    change(content)
-    write_manifest(folder / "ad_model.json", content)
-    write_checksums(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -76,7 +67,12 @@ def rewritten(folder, change):
     ],
 )
 def test_wrong_descriptions(tmp_path, change, message):
+    """With right checksums, as another program might write them."""
     folder = save_ad_model(tmp_path / "model", model())
-    rewritten(folder, change)
+    content = json.loads((folder / "ad_model.json").read_text())
+    content.pop("digest")
+    change(content)
+    write_manifest(folder / "ad_model.json", content)
+    write_checksums(folder)
     with pytest.raises(FileError, match=message):
         load_ad_model(folder)

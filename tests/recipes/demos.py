@@ -1,7 +1,5 @@
 """Run the commands that train and compare methods in this process, count what they do, and interrupt them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +26,6 @@ class Trainings:
     def take_over(self, patch: pytest.MonkeyPatch, owner: Any = compare) -> None:
         """Train what commands of the module ``owner`` plan from now on."""
         patch.setattr(owner, "run_in_parallel", self)
-
-
-@contextmanager
-def trained_in_this_process() -> Iterator[None]:
-    """What runs within trains in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        Trainings().take_over(patch)
-        yield
 
 
 def recorded_evaluations(task: type, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:

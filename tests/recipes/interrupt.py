@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
-
-from torchrl_lang.recipes.offline import OfflineData
 
 
 @contextmanager
@@ -25,6 +22,3 @@ def interrupted_at(owner: Any, name: str, number: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, interrupted)
         yield
-
-
-interrupted_at_evaluation = partial(interrupted_at, OfflineData, "figures")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.recipes.interrupt import interrupted_at_evaluation
+from tests.recipes.interrupt import interrupted_at
 from tests.recipes.lines import assert_same_runs, refused
 from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.__main__ import main
@@ -32,6 +32,7 @@ from torchrl_lang.recipes import models
 from torchrl_lang.recipes.algorithms import AWAC, BC, DT, ILQL, MonteCarlo, PaperILQL, PercentBC, SingleStep
 from torchrl_lang.recipes.imitation import build_returns, held_out_loss
 from torchrl_lang.recipes.load_run import RunDecoding, load_run
+from torchrl_lang.recipes.offline import OfflineData
 from torchrl_lang.recipes.tasks import TASKS, task_class
 from torchrl_lang.recipes.token_values import build_loss, return_range
 from torchrl_lang.text import CharTokenizer
@@ -291,7 +292,7 @@ def test_a_run_is_logged_opened_and_evaluated(walks, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ilql", "qsft", "chai"])
 def test_a_run_that_was_stopped_ends_with_the_same_numbers(walks, name):
-    with interrupted_at_evaluation(2):
+    with interrupted_at(OfflineData, "figures", 2):
         assert train(walks, name, f"stopped-{name}", *ALGORITHMS[name]) == 130
     assert train(walks, name, f"stopped-{name}", *ALGORITHMS[name]) == 0
     assert_same_runs(walks / name, walks / f"stopped-{name}")

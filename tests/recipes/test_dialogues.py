@@ -165,10 +165,8 @@ def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, 
     assert main(train("bc", home, run, *given)) == 0
     assert "best at step 2, mean return" in capsys.readouterr().out.replace("step 4", "step 2")
     assert load_dataset(run / "data").rows["tokens"].shape == (40, 26)
-    assert json.loads((run / "config.json").read_text())["notes"] == {
-        "task": "opposites:make_env",
-        "options": {"row_length": 26},
-    }
+    notes = json.loads((run / "config.json").read_text())["notes"]
+    assert notes == {"task": "opposites:make_env", "options": {"row_length": 26}}
     assert main(["evaluate", "--run", str(run), "--games", "4", "--task", "opposites:make_env"]) == 0
     # Its weights and tokenizer can be used without its task.
     alone = ["--start", str(run), "--row-length", "26", "--lr", "1e-12", "--weight-decay", "0"]
@@ -185,18 +183,15 @@ def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path
     (tmp_path / "opposites.py").write_text(OPPOSITES.replace('"abdginostuwn"', f'"{letters}", unknown=True'))
     monkeypatch.syspath_prepend(str(tmp_path))
     given = ["--task", "opposites:make_env", "--option", "row_length=18"]
-    assert "has no games: give an environment with --task package.module:name" in refused(
-        capsys, "evaluate", "--run", runs / "bc"
-    )
-    assert "has no games" in refused(capsys, "train", "ppo", "--start", runs / "bc", "--out", tmp_path / "ppo")
+    for call in (["evaluate", "--run"], ["train", "ppo", "--out", tmp_path / "ppo", "--start"]):
+        assert "has no games: give an environment with --task package.module:" in refused(capsys, *call, runs / "bc")
     assert main(["evaluate", "--run", str(runs / "bc"), "--games", "4", *given]) == 0
     assert main(["play", "opposites:make_env", "--watch", str(runs / "bc"), "--games", "1", *given[2:]]) == 0
     online = ["--iterations", "1", "--games", "4", "--turns", "1", "--batch-size", "4", "--eval-games", "4"]
     ppo = ["train", "ppo", "--start", str(runs / "bc"), "--out", str(tmp_path / "ppo"), *online, "--value-warmup", "0"]
     assert main([*ppo, *given]) == 0
-    assert "was made with another tokenizer" in refused(
-        capsys, "evaluate", "--run", runs / "bc", "--task", "torchrl_lang.envs.games:CorridorEnv"
-    )
+    other = ["--task", "torchrl_lang.envs.games:CorridorEnv"]
+    assert "was made with another tokenizer" in refused(capsys, "evaluate", "--run", runs / "bc", *other)
     sys.modules.pop("opposites")
 
 
@@ -214,9 +209,8 @@ def test_rows_of_a_hugging_face_tokenizer_and_of_its_chat_template(home, tmp_pat
     assert main(train("bc", home, plain, *tokenizer)) == 0
     assert main(train("bc", home, chat, *tokenizer, "--system", "Short.")) == 0
     row = load_dataset(plain / "data")[1]
-    assert load_dataset(plain / "data").tokenizer.decode(row["tokens"][row["attention_mask"]]) == (
-        "<s>hot</s>cold</a></eod>"
-    )
+    text = load_dataset(plain / "data").tokenizer.decode(row["tokens"][row["attention_mask"]])
+    assert text == "<s>hot</s>cold</a></eod>"
     row = load_dataset(chat / "data")[1]
     assert load_dataset(chat / "data").tokenizer.decode(row["tokens"][row["attention_mask"]]) == (
         "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\nhot<|im_end|>\n<|im_start|>assistant\ncold<|im_end|>"
@@ -269,10 +263,7 @@ def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
         ("", "holds no dialogue: give one JSON object per line"),
         ('{"turns": []}', "holds 1 bad line (line 1: "),
         ('{"turns": [{"role": "user", "text": "hi"}]}', "has no turn of the agent to learn from"),
-        (
-            '{"turns": [{"role": "agent", "text": "a\\ud800"}]}',
-            "line 1: '\\ud800' at position 1 of 'a\\ud800' is not in this",
-        ),
+        ('{"turns": [{"role": "agent", "text": "a\\ud800"}]}', "line 1: '\\ud800' at position 1 of 'a\\ud800' is not"),
     ],
 )
 def test_files_without_dialogues_to_learn_from(lines, message, tmp_path, capsys):

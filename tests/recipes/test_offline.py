@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests.recipes.lines import refused
 from tests.recipes.walks import TINY, train
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_buffer
@@ -66,16 +67,13 @@ def test_ilql_starts_from_the_weights_of_bc(walks):
         torch.testing.assert_close(ilql[name], weight, rtol=0, atol=1e-6)
 
 
-def test_a_start_needs_the_same_tokens_and_no_pretrained_model(walks, tmp_path, capsys):
-    assert main(["generate", "wordle", "--words", "10", "--games", "20", "--out", str(tmp_path / "wordle")]) == 0
-    common = ["--data", str(tmp_path / "wordle"), "--out", str(tmp_path / "run"), *TINY]
+def test_a_start_needs_the_same_tokens_and_no_pretrained_model(walks, wordle, tmp_path, capsys):
+    common = ["--data", wordle / "data", "--out", tmp_path / "run", *TINY]
     for recipe, option in (("bc", "--start"), ("psi", "--prior")):
-        assert main(["train", recipe, *common, option, str(walks / "bc")]) == 2
-        assert "has other tokens than the data" in capsys.readouterr().err
-    assert main(["train", "bc", *common, "--start", str(walks / "bc"), "--pretrained", "gpt2"]) == 2
-    assert "Give one of --start" in capsys.readouterr().err
-    assert main(["train", "bc", *common, "--start", str(tmp_path / "nothing")]) == 2
-    assert "There is no run" in capsys.readouterr().err
+        assert "has other tokens than the data" in refused(capsys, "train", recipe, *common, option, walks / "bc")
+    both = ["--start", walks / "bc", "--pretrained", "gpt2"]
+    assert "Give one of --start" in refused(capsys, "train", "bc", *common, *both)
+    assert "There is no run" in refused(capsys, "train", "bc", *common, "--start", tmp_path / "nothing")
 
 
 def players_of(run):
@@ -108,8 +106,8 @@ def test_runs_without_values_cannot_choose_beta(walks, capsys):
     assert main(["evaluate", "--run", str(walks / "bc"), "--beta", "auto", "--games", "8"]) == 0  # without values
     assert {"bc sample", "bc greedy"} <= set(players_of(walks / "bc"))
     assert load_run(walks / "bc").choose_beta(seed=0) == {}
-    assert main(["evaluate", "--run", str(walks / "ilql"), "--beta", "often"]) == 2
-    assert "--beta should be a valid number or 'auto', got often" in capsys.readouterr().err
+    error = refused(capsys, "evaluate", "--run", walks / "ilql", "--beta", "often")
+    assert "--beta should be a valid number or 'auto', got often" in error
 
 
 def position_weights(folder):

@@ -143,8 +143,6 @@ def test_other_methods_by_name(home, copied, trainings, capsys, monkeypatch):
     assert set(results_of(copied)) == {"BC", "AWAC", "comments of the data"}  # BC measures perplexity
     assert command(home, copied, "--steps", "3") == 2
     assert "holds a run with other options" in capsys.readouterr().err
-    assert main(["reddit", "--out", str(copied), "--methods", "magic"]) == 2
-    assert "--methods has no magic" in capsys.readouterr().err
 
 
 def test_comments_are_generated_once(tmp_path, monkeypatch):

@@ -46,17 +46,6 @@ def train(home, recipe, out, *more):
     return ["train", recipe, "--out", str(out), *source, *more]
 
 
-def stop(place, call, number, command):
-    """The program of ``command``, ended by a signal within a call; and the line that it says in the end."""
-    program = Program("-c", SIGNALLED, *place, call, number, *command)
-    try:
-        assert program.wait() == 128 + number, program.stderr
-    finally:
-        program.kill()
-    assert "Traceback" not in program.stderr
-    return program.stderr.splitlines()[-1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "place", "call", "number", "step", "more"),
@@ -70,7 +59,13 @@ def test_a_stopped_run_ends_with_the_numbers_of_one_that_was_not(
 ):
     """One turn an iteration: games go on from iteration to iteration, and over the stop."""
     run, whole = tmp_path / "run", tmp_path / "whole"
-    said = stop(place, call, number, train(wordle, recipe, run, *more))
+    program = Program("-c", SIGNALLED, *place, call, number, *train(wordle, recipe, run, *more))
+    try:
+        assert program.wait() == 128 + number, program.stderr
+    finally:
+        program.kill()
+    assert "Traceback" not in program.stderr
+    said = program.stderr.splitlines()[-1]
     (path,) = (run / "checkpoints").glob(f"step-*{step.split()[1]}")
     assert said == f"torchrl_lang: stopped after {step}, checkpoint {path}; the same command continues from it"
     assert main(train(wordle, recipe, run, *more)) == 0

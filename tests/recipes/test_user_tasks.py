@@ -131,10 +131,8 @@ def coins(home):
     name, folder = "my_package.coins:make_env", home / "coins"
     options = ["--games", "40", "--batch", "8", "--option", "number=2"]
     assert main(["generate", name, "--out", str(folder / "data"), *options]) == 0
-    assert (
-        main(["train", "ilql", "--data", str(folder / "data"), "--out", str(folder / "run"), "--task", name, *TINY])
-        == 0
-    )
+    places = ["--data", str(folder / "data"), "--out", str(folder / "run"), "--task", name]
+    assert main(["train", "ilql", *places, *TINY]) == 0
     return folder
 
 
@@ -146,12 +144,8 @@ def test_an_environment_factory_is_a_task_of_all_commands(home, coins, capsys, m
     assert main(["evaluate", "--run", str(run), "--task", name, "--games", "4", "--beta", "0", "2"]) == 0
     figures = json.loads((run / "evaluation.json").read_text())
     assert figures["task"] == name
-    assert [player["name"] for player in figures["players"]] == [
-        "random",
-        "run sample",
-        "run greedy",
-        "run beta 2 greedy",
-    ]
+    players = [player["name"] for player in figures["players"]]
+    assert players == ["random", "run sample", "run greedy", "run beta 2 greedy"]
     assert main(["play", name, "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
     assert "< how many" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.StringIO("0\n1\n2\n"))
@@ -238,13 +232,10 @@ def test_a_task_class_of_a_users_module(home, capsys):
     assert main(["evaluate", "--run", str(run), "--task", name, "--games", "4"]) == 0
     assert "run beta 3 greedy" in capsys.readouterr().out
     assert main(["play", name, "--watch", str(run), "--games", "1"]) == 0
-    assert "is about the task 'short_walks', not 'random_walks'" in refused(
-        capsys, "play", "random_walks", "--watch", run
-    )
+    assert "task 'short_walks', not 'random_walks'" in refused(capsys, "play", "random_walks", "--watch", run)
     assert ILQL.for_task(find_task(name), data=data, out=run).tau == 0.25
-    assert "is no environment factory, it takes no --option" in refused(
-        capsys, "evaluate", "--run", run, "--task", name, "--option", "nodes=10"
-    )
+    wrong = ["evaluate", "--run", run, "--task", name, "--option", "nodes=10"]
+    assert "is no environment factory, it takes no --option" in refused(capsys, *wrong)
 
 
 def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
@@ -255,13 +246,11 @@ def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
     sys.modules.pop("trap")
     (home / "trap.py").write_text("raise BaseException('imported')\n")
     recorded = f"{data / 'manifest.json'} is about the task 'trap:make_env'"
-    error = refused(capsys, "train", "bc", "--data", data, "--out", home / "x", *TINY)
+    call, other = ["train", "bc", "--data", data, "--out", home / "x"], ["--task", "my_package.coins:make_env"]
+    assert f"{recorded}, not 'my_package.coins:make_env'" in refused(capsys, *call, *other)
+    error = refused(capsys, *call)
     assert recorded in error
     assert "give its code with --task package.module:name" in error
-    other = ["--task", "my_package.coins:make_env"]
-    assert f"{recorded}, not 'my_package.coins:make_env'" in refused(
-        capsys, "train", "ilql", "--data", data, "--out", home / "x", *other
-    )
     for command in (["evaluate", "--run", run], ["train", "ppo", "--start", run, "--out", home / "x"]):
         assert "is about the task 'trap:make_env', the recipes have wordle" in refused(capsys, *command)
         assert "is about the task 'trap:make_env', not 'my_package" in refused(capsys, *command, *other)
@@ -281,12 +270,8 @@ def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
         ("my_package.coins:Half", "lacks data_options, play_options, action_length, env, player, tokenizer"),
         ("my_package.coins:one_at_a_time", "an environment of batch size [1], expected [4]: pass on batch_size"),
         ("my_package.coins:not_an_env", "returned {'batch_size': 1}: expected a function make_env("),
-        (
-            "my_package.coins:other_signature",
-            "unexpected keyword argument 'batch_size'): expected a function make_env(",
-        ),
+        ("my_package.coins:other_signature", "argument 'batch_size'): expected a function make_env("),
         (":make_env", ":make_env cannot be imported (ValueError: Empty module name"),
-        ("chess", "There is no task 'chess'"),
     ],
 )
 def test_wrong_names(home, name, message, capsys):

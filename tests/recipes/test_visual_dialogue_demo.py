@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.real_files import write_hdf5
-from tests.recipes.demos import recorded_evaluations, trained_in_this_process
+from tests.recipes.demos import Trainings, recorded_evaluations
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.visual_dialogue import DialogueRewards
@@ -48,7 +48,8 @@ def evaluations(monkeypatch):
 def first_call(prepared_dialogues, tmp_path_factory):
     """A demo from end to end, and the games that were played outside of trainings; tests must not write into it."""
     out = tmp_path_factory.mktemp("demo") / "out"
-    with trained_in_this_process(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        Trainings().take_over(patch)
         calls = recorded_evaluations(VisualDialogueTask, patch)
         assert command(prepared_dialogues, out) == 0
     return out, calls
@@ -117,10 +118,8 @@ def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copie
 @pytest.mark.slow
 def test_prepare_takes_files_with_features_in_hdf5_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_path):
     pytest.importorskip("h5py")
-    given, folder = (
-        PreparedFolder(str(prepared_dialogues)),
-        shutil.copytree(prepared_dialogues / "data", tmp_path / "in"),
-    )
+    given = PreparedFolder(str(prepared_dialogues))
+    folder = shutil.copytree(prepared_dialogues / "data", tmp_path / "in")
     features = {split: np.load(folder / f"images_{split}.npy") for split in ("train", "val", "test")}
     write_hdf5(folder / "data_img.h5", **features)
     for path in folder.glob("*.npy"):

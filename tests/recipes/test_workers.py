@@ -59,9 +59,6 @@ if __name__ == "__main__":
 """
 
 
-MADE = "return CorridorEnv(length=3, batch_size=[n], seed=seed, device=device)"
-
-
 @pytest.fixture
 def play(tmp_path):
     """Starts the program in a group of its own; what is left of it is killed when the test is over."""
@@ -161,7 +158,9 @@ def test_a_collector_that_never_closes_after_a_death_ends_the_program(tmp_path):
 
 def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
     """Before the first batch: nothing that was meant for the workers keeps the interpreter."""
-    (tmp_path / "failing.py").write_text(PLAYING.replace(MADE, "raise ValueError('no such game')"))
+    (tmp_path / "failing.py").write_text(
+        PLAYING.replace("return CorridorEnv(", "raise ValueError('no such game')\n        return CorridorEnv(")
+    )
     ended = run(tmp_path / "failing.py", "sync", 2, timeout=180)
     assert ended.returncode == 1
     assert "no such game" in ended.stderr

@@ -16,9 +16,8 @@ from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
 from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions, TaskFamily, source_on
 
-recipe = importlib.import_module(
-    "torchrl_lang.recipes.algorithm_distillation.distill"
-)  # the package has the function of that name
+# The package has the function of that name.
+recipe = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.distill")
 SIZES = {"size": 3, "episode-length": 4, "test": 0.3, "episodes": 6, "seeds": 2, "steps": 2, "streams": 4}
 SIZES |= {"test-streams": 3, "context-episodes": 2, "width": 8, "heads": 2, "layers": 1}
 RUNS = {"ad-0", "ad-1", "ed-0", "ed-1"}
