@@ -31,13 +31,7 @@ class FakeILQL(SimpleNamespace):
 
 
 def make_agent(
-    *,
-    seed: int = 0,
-    vocab: int = VOCAB,
-    embeddings: int | None = None,
-    length: int = LENGTH,
-    bias: bool = True,
-    **more: Any,
+    *, seed: int = 0, vocab: int = VOCAB, embeddings: int = 0, length: int = LENGTH, bias: bool = True, **more: Any
 ) -> FakeILQL:
     """An agent; ``more`` are options of its constructor and fields of its network."""
     options = ILQL_OPTIONS | {name: value for name, value in more.items() if name in OPTIONS}
@@ -46,15 +40,14 @@ def make_agent(
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
 
-    def linear(name: str, rows: int, columns: int, *, bias: bool = True) -> None:
-        weights[f"{name}.weight"] = 0.5 * torch.randn(rows, columns, generator=generator)
+    def linear(name: str, rows: int, *columns: int, bias: bool = True) -> None:
+        """With columns; without them the weights of a norm."""
+        drawn = torch.randn(rows, *columns, generator=generator)
+        weights[f"{name}.weight"] = 0.5 * drawn if columns else 1 + 0.3 * drawn
         if bias:
             weights[f"{name}.bias"] = 0.3 * torch.randn(rows, generator=generator)
 
-    def norm(name: str, size: int, *, bias: bool = True) -> None:
-        weights[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
-        if bias:
-            weights[f"{name}.bias"] = 0.3 * torch.randn(size, generator=generator)
+    norm = linear
 
     for gpt in ("model", "actor", "actor_target"):
         linear(f"{gpt}.transformer.wte", embeddings or vocab, WIDTH, bias=False)

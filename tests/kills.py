@@ -22,23 +22,16 @@ def kills(work: Callable[[], Any]) -> Iterator[int]:
     Yields the number of steps that were done, after each kill, and ends when the work came to its end.
     """
     for steps in range(MAX_STEPS):
-        if not _is_killed(work, steps):
+        process = os.fork()
+        if process == 0:
+            _run(work, steps)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if code == 0:
             assert steps > 3, "the steps were not counted"
             return
+        assert code == -signal.SIGKILL, "the work failed: see its traceback above"
         yield steps
     pytest.fail(f"the work did not end after {MAX_STEPS} steps")
-
-
-def _is_killed(work: Callable[[], Any], steps: int) -> bool:
-    process = os.fork()
-    if process == 0:
-        _run(work, steps)
-    _, status = os.waitpid(process, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0, "the work failed: see its traceback above"
-    return False
 
 
 def _run(work: Callable[[], Any], steps: int) -> None:

@@ -65,9 +65,6 @@ def on_cpu(values):
     return {key: value.detach().cpu() for key, value in values.items()}
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_and_its_gradients_are_those_of_the_cpu(name):
     batch, here, there = rows_for(name), LOSSES[name](), LOSSES[name]().to(DEVICE)
@@ -150,8 +147,6 @@ def test_a_checkpoint_of_the_gpu_is_loaded_on_the_cpu(tmp_path):
     optimizers[1].step()
 
 
-# -- acting ------------------------------------------------------------------------------------------------------------
-
 WAYS = [("gpt2", None, "sample"), ("gpt2", "exp", "greedy"), ("gpt2", "own trunk", "best_of")]
 WAYS += [("llama", "own trunk", "beam"), ("qwen2", None, "sample")]
 
@@ -169,6 +164,7 @@ def test_dialogues_go_as_without_a_prefix_cache_and_as_on_the_cpu(kind, guide, m
 
 
 def test_a_compiled_trunk_says_what_an_eager_one_says():
+    """And one of half precision decodes."""
     lm, batch = tiny_lm(max_length=WIDTH + K).to(DEVICE), rows(N, WIDTH, longest=9).to(DEVICE)
     torch.compiler.reset()
     eager, compiled = (
@@ -178,11 +174,7 @@ def test_a_compiled_trunk_says_what_an_eager_one_says():
         action = eager(batch.clone())["action"]
         assert torch.equal(compiled(batch.clone())["action"], action)
         batch = grown(batch.cpu(), action.cpu()).to(DEVICE)
-
-
-def test_half_precision_decodes():
-    actor = UtteranceActor(language_actor(tiny_lm(max_length=WIDTH + K).to(DEVICE, torch.bfloat16)), CONTROL, K)
-    said = actor(rows(N, WIDTH, longest=9).to(DEVICE))
+    said = UtteranceActor(language_actor(lm.to(torch.bfloat16)), CONTROL, K)(rows(N, WIDTH, longest=9).to(DEVICE))
     assert said["token_log_prob"].isfinite().all()
     assert said["action"].device.type == torch.device(DEVICE).type
 
@@ -199,9 +191,6 @@ def test_acting_in_context_is_that_of_the_cpu():
         reward, done = torch.rand(5, generator=generator), torch.full((5,), step % EPISODE == EPISODE - 1)
         here.observe(reward, done)
         there.observe(reward.to(DEVICE), done.to(DEVICE))
-
-
-# -- environments and collectors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(ENVS))
@@ -283,9 +272,6 @@ def test_a_rollout_becomes_the_rows_of_the_cpu():
         rows_there = rows_from_rollout(steps, unfinished=unfinished)
         assert rows_there["tokens"].device.type == torch.device(DEVICE).type
         assert_same(on_cpu(rows_there), dict(rows_from_rollout(steps.cpu(), unfinished=unfinished)), rtol=0, atol=0)
-
-
-# -- recipes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -132,32 +132,30 @@ def one_importer(graph: dict[str, set[str]]) -> list[str]:
 
 def exported() -> set[str]:
     """The names in the ``__all__`` of the public packages; one that two of them hand on counts once."""
-    names: set[str] = set()
-    for path in sorted(PACKAGE.rglob("__init__.py")):
-        if path.parent.name.startswith("_"):
-            continue
-        for node in parsed(path.read_text()).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                names.update(ast.literal_eval(node.value))
-    return names
+    texts = [path.read_text() for path in PACKAGE.rglob("__init__.py") if not path.parent.name.startswith("_")]
+    assigned = [node for text in texts for node in parsed(text).body if isinstance(node, ast.Assign)]
+    lists = [ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "__all__"]
+    return set(chain(*lists))
 
 
 def main() -> None:
-    files = sources(PACKAGE)
-    code, guards, lines = Counter[str](), Counter[str](), Counter[str]()
-    for path in files:
+    figures = defaultdict(Counter[str])
+    for path in sources(PACKAGE):
         text, place = path.read_text(), path.relative_to(PACKAGE).with_suffix("").parts[0]
-        code[place] += len(code_lines(text))
-        guards[place] += len(guard_lines(text))
-        lines[place] += text.count("\n")
+        counted = {
+            "files": 1,
+            "lines": text.count("\n"),
+            "code": len(code_lines(text)),
+            "guards": len(guard_lines(text)),
+        }
+        figures[place].update(counted)
+        figures["~ all"].update(counted)
     print(f"{'package':<16}{'files':>6}{'lines':>8}{'code':>8}{'guards':>8}")
-    for place in sorted(code):
-        count = sum(path.relative_to(PACKAGE).with_suffix("").parts[0] == place for path in files)
-        print(f"{place:<16}{count:>6}{lines[place]:>8,}{code[place]:>8,}{guards[place] / code[place]:>8.1%}")
-    print(f"{'all':<16}{len(files):>6}{lines.total():>8,}{code.total():>8,}{guards.total() / code.total():>8.1%}")
+    for place, found in sorted(figures.items()):
+        print(f"{place.strip('~ '):<16}{found['files']:>6}{found['lines']:>8,}{found['code']:>8,}", end="")
+        print(f"{found['guards'] / found['code']:>8.1%}")
     graph = imports()
-    tests = chain(sources(ROOT / "tests"))
-    print(f"tests: {sum(path.read_text().count(chr(10)) for path in tests):,} lines")
+    print(f"tests: {sum(path.read_text().count(chr(10)) for path in sources(ROOT / 'tests')):,} lines")
     print(f"exported names: {len(exported())}; files with one importer: {len(one_importer(graph))}")
     for circle in circles(graph):
         print("circle:", ", ".join(circle))

@@ -45,16 +45,13 @@ def test_the_batches_are_finished_games_and_two_kinds_of_unfinished_ones(batches
     assert (unlike["token_reward"][~unlike["agent_mask"]] == 0).all()
 
 
-def test_every_option_of_the_loss_is_tried() -> None:
+def test_our_side_needs_no_agilerl_and_every_option_changes_something(
+    batches: list[TensorDictBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = {name for case in CASES for name in case.options}
     assert set(OPTIONS) - tried == {"alpha", "batch_size", "lr", "weight_decay"}  # no part of a loss
     assert [case.name for case in CASES if case.reason] == ["unfinished rows of several lengths, beta=1"]
-
-
-def test_our_side_needs_no_agilerl_and_every_option_changes_something(batches: list[TensorDictBase]) -> None:
-    agent = make_agent(
-        vocab=SIZES["vocabulary"], length=SIZES["max_length"], **{"exp_weights": True, "detach_q": False}
-    )
+    agent = make_agent(vocab=SIZES["vocabulary"], length=SIZES["max_length"], exp_weights=True, detach_q=False)
     ours = agilerl_agent(agent.weights, agent.net_config, {name: getattr(agent, name) for name in OPTIONS})
     ours = ours._replace(options={**ours.options, "value_min": None, "value_max": None, "weight_clip": None})
     plain, gradients = our_terms(ours, batches[0], CASES[0])
@@ -63,15 +60,9 @@ def test_our_side_needs_no_agilerl_and_every_option_changes_something(batches: l
             terms, its = our_terms(ours, batches[0], case)
             same = terms == plain and all(torch.equal(its[key], value) for key, value in gradients.items())
             assert not same, case.name
-
-
-def test_without_agilerl_the_benchmark_reports_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agilerl_terms, "installed", lambda: False)
     (found,) = agilerl_terms.run(quick=True)
     assert "AgileRL was not started" in found["note"]
-
-
-# -- with AgileRL ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

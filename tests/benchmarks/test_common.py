@@ -8,31 +8,16 @@ import time
 
 import pytest
 
-from benchmarks.common import (
-    Median,
-    along,
-    compared,
-    interleaved,
-    machine,
-    median,
-    ratio,
-    record,
-    row,
-    table,
-)
-
-# Figures --------------------------------------------------------------------------------------------------------------
+from benchmarks.common import Median, along, compared, interleaved, machine, median, ratio, record, row, table
 
 
 def test_median_and_quartiles_by_hand():
-    found = median([5.0, 1.0, 4.0, 2.0, 3.0])
-    assert (float(found), found.low, found.high) == (3, 2, 4)
-
-
-def test_ratio_is_of_neighbouring_runs():
-    # Each round was twice as slow as the one before; the ratios are 2, 3 and 4.
-    found = ratio({"a": [2.0, 6.0, 16.0], "b": [1.0, 2.0, 4.0]}, "a", "b")
-    assert (float(found), found.low, found.high) == (3, 2.5, 3.5)
+    """A ratio is of neighbouring runs: each round was twice as slow as the one before; the ratios are 2, 3 and 4."""
+    for found, numbers in (
+        (median([5.0, 1.0, 4.0, 2.0, 3.0]), (3, 2, 4)),
+        (ratio({"a": [2.0, 6.0, 16.0], "b": [1.0, 2.0, 4.0]}, "a", "b"), (3, 2.5, 3.5)),
+    ):
+        assert (float(found), found.low, found.high) == numbers
 
 
 @pytest.mark.parametrize(("at_most", "ok"), [(True, False), (False, True)])
@@ -40,9 +25,6 @@ def test_a_row_meets_its_target_or_does_not(at_most, ok):
     assert row("a", 2.0, "x", 1.0, at_most=at_most)["ok"] is ok
     assert row("a", 2.0, "x", 2.0, at_most=at_most)["ok"] is True
     assert row("a", 2.0, "x", at_most=at_most)["ok"] is None
-
-
-# Timing ---------------------------------------------------------------------------------------------------------------
 
 
 def test_jobs_take_turns_after_a_run_to_warm_up():
@@ -53,11 +35,9 @@ def test_jobs_take_turns_after_a_run_to_warm_up():
 
 
 def test_a_spent_budget_ends_the_rounds_but_for_the_least():
-    jobs = {"a": lambda: time.sleep(0.002)}
-    assert len(interleaved(jobs, 9, budget=0.0)["a"]) == 3
-    assert len(interleaved(jobs, 9, budget=0.0, least=5)["a"]) == 5
-    assert len(interleaved(jobs, 2, budget=0.0)["a"]) == 2
-    assert len(interleaved(jobs, 9, budget=60.0)["a"]) == 9
+    for rounds, budget, least, done in ((9, 0.0, 3, 3), (9, 0.0, 5, 5), (2, 0.0, 3, 2), (9, 60.0, 3, 9)):
+        jobs = {"a": lambda: time.sleep(0.002)}
+        assert len(interleaved(jobs, rounds, budget=budget, least=least)["a"]) == done
 
 
 def test_places_take_turns_like_jobs():
@@ -67,13 +47,7 @@ def test_places_take_turns_like_jobs():
     first, second = ([(place, name) for name in "ab"] for place in (1, 2))
     visit = 2 * first + 2 * second  # two rounds of each place
     assert done == first + 2 * first + second + 2 * second + 2 * visit  # in the first visit a run more to warm up
-    assert {place: {name: len(taken) for name, taken in found.items()} for place, found in times.items()} == {
-        1: {"a": 6, "b": 6},
-        2: {"a": 6, "b": 6},
-    }
-
-
-# Records --------------------------------------------------------------------------------------------------------------
+    assert all(len(times[place][name]) == 6 for place in (1, 2) for name in "ab")
 
 
 def test_a_record_keeps_figures_machine_and_what_stood_there_before(tmp_path):
@@ -81,21 +55,13 @@ def test_a_record_keeps_figures_machine_and_what_stood_there_before(tmp_path):
     assert record([row("a", Median(2.0, 1.0, 3.0), "x"), row("gone", 1.0, "x")], path) == {}
     assert record([row("a", 4.0, "x"), row("new", 1.0, "ms")], path) == {"a": 2}
     written = json.loads(path.read_text())
-    assert written["rows"][0]["last"] == 2
-    assert "last" not in written["rows"][1]
-    assert written["machine"] == machine()
-    assert written["changed"] == {}
-
-
-def test_a_record_of_another_machine_is_told_apart(tmp_path):
-    path = tmp_path / "a.json"
-    record([row("a", 2.0, "x")], path)
-    old = json.loads(path.read_text())
-    old["machine"] |= {"torch": "1.0.0", "cores": 999}
-    del old["machine"]["device"]  # an entry that older records lack is no change
-    path.write_text(json.dumps(old))
+    assert [entry.get("last") for entry in written["rows"]] == [2, None]
+    assert (written["machine"], written["changed"]) == (machine(), {})
+    written["machine"] |= {"torch": "1.0.0", "cores": 999}
+    del written["machine"]["device"]  # an entry that older records lack is no change
+    path.write_text(json.dumps(written))
     assert compared([row("a", 3.0, "x")], path)["changed"] == {"torch": "1.0.0", "cores": 999}
-    assert json.loads(path.read_text()) == old  # comparing writes nothing
+    assert json.loads(path.read_text()) == written  # comparing writes nothing
 
 
 def test_table_shows_spread_verdict_and_the_last_value_beside_each_other():

@@ -14,14 +14,7 @@ from benchmarks.rival_agilerl import FOLDER, AgileRL, hand_over, install, instal
 from benchmarks.rival_discrete_iql import OneTrunkPass, TrunkInEach
 from benchmarks.rivals import SIZES, VOCABULARY, WIDTH, Learner, make_ilql, make_lm
 from benchmarks.wordle_batches import wordle_batches
-from torchrl_lang.modules import (
-    QValueHead,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.training import total_loss
 
@@ -54,9 +47,6 @@ def rows() -> TensorDict:
     )
 
 
-# -- the rows ----------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_handed_over_are_the_rows_as_plain_arrays(batches: list[TensorDictBase], tmp_path: Path) -> None:
     hand_over(batches, SIZES, tmp_path)
     assert json.loads((tmp_path / "sizes.json").read_text()) == SIZES | {"batches": 2}
@@ -65,9 +55,6 @@ def test_what_is_handed_over_are_the_rows_as_plain_arrays(batches: list[TensorDi
         assert [file.stem for file in files] == KEYS
         for file in files:
             np.testing.assert_array_equal(np.load(file, allow_pickle=False), batch[file.stem].numpy())
-
-
-# -- AgileRL -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not installed(), reason=f"no AgileRL in {FOLDER.name}: run the benchmark 'rivals' once")
@@ -81,9 +68,6 @@ def test_agilerl_reads_these_rows_and_learns_from_them(batches: list[TensorDictB
         for _ in range(5):
             rival.step(0)
         assert rival.losses(0) < before
-
-
-# -- DiscreteIQLLoss ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [OneTrunkPass, TrunkInEach])
@@ -109,9 +93,6 @@ def test_discrete_iql_over_rows_is_ilql_without_cql(rows: TensorDict, form: type
     # Sums that nearly cancel are as exact as their largest term: by the scale of each layer's gradient.
     for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6 * max(1.0, float(wanted.abs().max())))
-
-
-# -- steps -------------------------------------------------------------------------------------------------------------
 
 
 MAKERS = {

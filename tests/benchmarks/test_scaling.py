@@ -40,12 +40,3 @@ def test_an_axis_gives_ratios_at_its_ends_and_a_figure_with_all_of_its_points(mo
         assert len(panel["curves"]) == 4
     # At 4,096 words tables of all values weigh most, and only the naive form builds them.
     assert rows["vocabulary 4,096: naive ILQL, CQL on / ILQL, CQL on, peak memory"]["value"] > 1.5
-
-
-def test_the_naive_form_is_left_out_where_it_does_not_fit(monkeypatch):
-    small, large = (scaling.BASE._replace(vocabulary=v, rows=2, length=8) for v in (32, 1024))
-    monkeypatch.setattr(scaling, "_free_memory", lambda: scaling.TABLES * 4 * 2 * 8 * 1000)
-    assert scaling.NAIVE in scaling._steps(small)
-    assert scaling.NAIVE not in scaling._steps(large)
-    times = {x: {"a": [1.0], scaling.PLAIN: [2.0]} | ({scaling.NAIVE: [3.0]} if x < 9 else {}) for x in (8, 9)}
-    assert scaling._curve(scaling.NAIVE, times, lambda taken: taken[0]) == {8: 3.0}

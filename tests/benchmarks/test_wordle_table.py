@@ -52,17 +52,6 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
     assert scaled["optimal (myopic)"].values == pytest.approx((100, 100))
 
 
-@pytest.mark.parametrize(
-    ("words", "seeds", "size"), [([], 3, 50), (["--large"], 5, 430), (["--large", "--seeds", "1"], 1, 430)]
-)
-def test_sizes_of_a_table(words, seeds, size, monkeypatch):
-    called = []
-    monkeypatch.setattr(wordle_table, "run", lambda setting, *rest: called.append((setting, rest[-1])) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        wordle_table.main(words)
-    assert [(setting.words, given) for setting, given in called] == [(size, seeds)]
-
-
 def test_runs_without_the_returns_of_their_data_are_gaps(tmp_path):
     """A call that was killed has scored a method and not yet the scripted players."""
     for seed, value in enumerate((-2.0, -2.5)):

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tests.campaigns import commands, snapshots
 from tests.campaigns.snapshots import Remembered, Snapshot
+from tests.text.test_hf_tokenizer import word_level
 from torchrl_lang.data import dataset_from_jsonl
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.text import HFTokenizer
@@ -58,8 +58,15 @@ def build(home: Path) -> list[Artifact]:
     data, finished = home / "data", home / "ilql"
     _do(commands.generate(data, words))
     _do(commands.train("ilql", data, finished, "--seed", 3))
-    makers = [_dataset, _chat, _finished, _half_offline, _half_online, _checkpoints, _pretrained]
-    artifacts = [artifact for make in makers for artifact in make(home, data, finished)]
+    artifacts = [
+        _dataset(data),
+        _chat(home),
+        *_finished(home, finished),
+        _half(home, "bc", lambda folder: commands.train("bc", data, folder)),
+        _half(home, "ppo", lambda folder: commands.train_online("ppo", finished, folder)),
+        _checkpoints(home),
+        _pretrained(home, data),
+    ]
     for artifact in artifacts:
         artifact.uses = [_with_original(use, artifact, home / "originals") for use in artifact.uses]
     return artifacts
@@ -82,107 +89,74 @@ def _with_original(use: Use, artifact: Artifact, scratch: Path) -> Use:
     return replace(use, original=found)
 
 
-def _dataset(home: Path, data: Path, finished: Path) -> list[Artifact]:
+LOADED = [
+    Use("load_dataset", None, snapshots.dataset),
+    Use("load_dataset(verify=True)", None, snapshots.verified_dataset),
+]
+
+
+def _dataset(data: Path) -> Artifact:
     def train(folder: Path) -> list[object]:
         return commands.train("bc", folder, folder.with_name("out"))
 
-    uses = [
-        Use("load_dataset", None, snapshots.dataset),
-        Use("load_dataset(verify=True)", None, snapshots.verified_dataset),
-        Use("train bc --data", train, lambda folder: snapshots.results(folder.with_name("out"))),
-    ]
-    return [Artifact("dataset", data, uses)]
+    used = Use("train bc --data", train, lambda folder: snapshots.results(folder.with_name("out")))
+    return Artifact("dataset", data, [*LOADED, used])
 
 
-def _chat(home: Path, data: Path, finished: Path) -> list[Artifact]:
+def _chat(home: Path) -> Artifact:
     """A dataset with a Hugging Face tokenizer, whose rows are of several lengths."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: index for index, word in enumerate(["is", "it", "red", "?", "yes", "no", "a", "dog", "<unk>"])}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-    draw = random.Random(0)
-    lines = [
-        {
-            "turns": [
-                {"role": "user", "text": "a dog"},
-                {"role": "agent", "text": draw.choice(["is it red ?", "red", "is it a dog ?"]), "reward": -index},
-                {"role": "user", "text": draw.choice(["yes", "no"])},
-            ]
-        }
-        for index in range(12)
-    ]
-    path = home / "chat.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenizer = HFTokenizer(word_level(), control={"end_of_action": "<|end_of_action|>"})
+    draw, path = random.Random(0), home / "chat.jsonl"
+    with path.open("w") as file:
+        for index in range(12):
+            said, answer = draw.choice(["is it red", "red", "is it it red"]), draw.choice(["is", "it"])
+            turns = [{"role": "agent", "text": said, "reward": -index}, {"role": "user", "text": answer}]
+            print(json.dumps({"turns": [{"role": "user", "text": "it is"}, *turns]}), file=file)
     dataset_from_jsonl(path, home / "chat", tokenizer, 16)
-    uses = [
-        Use("load_dataset", None, snapshots.dataset),
-        Use("load_dataset(verify=True)", None, snapshots.verified_dataset),
-    ]
-    return [Artifact("chat dataset", home / "chat", uses)]
+    return Artifact("chat dataset", home / "chat", LOADED)
 
 
-def _finished(home: Path, data: Path, finished: Path) -> list[Artifact]:
+def _finished(home: Path, finished: Path) -> list[Artifact]:
     def start(folder: Path) -> list[object]:
         return commands.train_online("ppo", folder, folder.with_name("out"), "--iterations", 2, "--eval-every", 2)
-
-    def evaluate(folder: Path) -> list[object]:
-        return commands.evaluate(folder, "--beta", 0, 2)
 
     run = home / "run"
     shutil.copytree(finished, run)
     shutil.rmtree(run / "checkpoints")
-    started = Use("train ppo --start", start, lambda folder: snapshots.results(folder.with_name("out")))
-    return [
-        Artifact(
-            "run",
-            run,
-            [
-                Use("load_run", None, snapshots.run),
-                Use("load_language_model", None, snapshots.run_model),
-                Use("evaluate", evaluate, snapshots.evaluation),
-            ],
-        ),
-        Artifact("run as start", run, [started], cost=4),
+    uses = [
+        Use("load_run", None, snapshots.run),
+        Use("load_language_model", None, snapshots.run_model),
+        Use("evaluate", lambda folder: commands.evaluate(folder, "--beta", 0, 2), snapshots.evaluation),
     ]
+    started = Use("train ppo --start", start, lambda folder: snapshots.results(folder.with_name("out")))
+    return [Artifact("run", run, uses), Artifact("run as start", run, [started], cost=4)]
 
 
-def _half(home: Path, name: str, command: Callable[[Path], list[object]], last: str) -> list[Artifact]:
+def _half(home: Path, name: str, command: Callable[[Path], list[object]]) -> Artifact:
     """A run that was killed before its last checkpoint; the same command goes on."""
     folder = home / f"half-{name}"
     _do(command(folder))
     shutil.rmtree(folder / "model")
-    shutil.rmtree(folder / "checkpoints" / last)
+    shutil.rmtree(folder / "checkpoints" / "step-000000003")
     bereft = home / f"bereft-{name}"
     shutil.copytree(folder, bereft)
     # It is there if it is the best one; of equals the best is the latest.
     shutil.rmtree(bereft / "checkpoints" / "step-000000001", ignore_errors=True)
     _do(command(bereft))
-    without_best = snapshots.results(bereft)
-    use = Use("the same train command", command, snapshots.results, fallback=without_best)
-    return [Artifact(f"half {name} run", folder, [use], cost=3)]
+    use = Use("the same train command", command, snapshots.results, fallback=snapshots.results(bereft))
+    return Artifact(f"half {name} run", folder, [use], cost=3)
 
 
-def _half_offline(home: Path, data: Path, finished: Path) -> list[Artifact]:
-    return _half(home, "bc", lambda folder: commands.train("bc", data, folder), "step-000000003")
-
-
-def _half_online(home: Path, data: Path, finished: Path) -> list[Artifact]:
-    return _half(home, "ppo", lambda folder: commands.train_online("ppo", finished, folder), "step-000000003")
-
-
-def _checkpoints(home: Path, data: Path, finished: Path) -> list[Artifact]:
+def _checkpoints(home: Path) -> Artifact:
     folder = home / "checkpoints"
     Remembered(1).checkpointer(folder).save(1, {"return": -1.0})
     before = snapshots.checkpoints(folder)
     Remembered(2).checkpointer(folder).save(2, {"return": -2.0})
     use = Use("Checkpointer.restore", None, snapshots.checkpoints, fallback=before)
-    return [Artifact("checkpoints", folder, [use])]
+    return Artifact("checkpoints", folder, [use])
 
 
-def _pretrained(home: Path, data: Path, finished: Path) -> list[Artifact]:
+def _pretrained(home: Path, data: Path) -> Artifact:
     """A folder that another library wrote, with another vocabulary."""
     folder = home / "pretrained"
     causal_lm("llama", vocab_size=50, layers=1, width=8, heads=2, max_length=128).save_pretrained(folder)
@@ -190,8 +164,6 @@ def _pretrained(home: Path, data: Path, finished: Path) -> list[Artifact]:
     def train(path: Path) -> list[object]:
         return [*commands.train("bc", data, path.with_name("out")), "--pretrained", path]
 
-    def results(path: Path) -> Any:
-        return snapshots.results(path.with_name("out"))
-
-    uses = [Use("load_language_model", None, snapshots.model), Use("train bc --pretrained", train, results)]
-    return [Artifact("foreign model", folder, uses, cost=2, checked=False)]
+    trained = Use("train bc --pretrained", train, lambda path: snapshots.results(path.with_name("out")))
+    uses = [Use("load_language_model", None, snapshots.model), trained]
+    return Artifact("foreign model", folder, uses, cost=2, checked=False)

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl_reader import Bad, Stated, read_line
-from tests.campaigns.mutators import HUGE, NAMES, WORDS, is_number, other_type, places, shown
-from tests.campaigns.report import Outcome
+from tests.campaigns.mutators import HUGE, NAMES, WORDS, fields, is_number, other_type, places, shown
+from tests.campaigns.report import Outcome, outcomes
 from torchrl_lang.data import dataset_from_jsonl
 from torchrl_lang.text import CharTokenizer, HFTokenizer, Tokenizer
 
@@ -76,13 +75,13 @@ def _drop(line: Any, random: Random) -> bytes:
 
 
 def _rename(line: Any, random: Random) -> bytes:
-    container, key = random.choice([place for place in places(line) if isinstance(place[0], dict)])
+    container, key = random.choice(fields(line))
     container[random.choice(["Role", "content", "text ", "reward", "truncated", "text"])] = container.pop(key)
     return json.dumps(line).encode()
 
 
 def _twice(line: Any, random: Random) -> bytes:
-    container, key = random.choice([place for place in places(line) if isinstance(place[0], dict)])
+    container, key = random.choice(fields(line))
     container["<again>"] = container[key]
     return json.dumps(line).replace('"<again>"', json.dumps(key)).encode()
 
@@ -95,24 +94,18 @@ def _bytes(line: Any, random: Random) -> bytes:
     return bytes(text)
 
 
-def _cut(line: Any, random: Random) -> bytes:
-    text = json.dumps(line).encode()
-    return text[: random.randrange(len(text))]
-
-
 def _long(random: Random) -> bytes:
     """A line of megabytes, whose error message must not repeat it."""
     much = "É" * 1_000_000
-    turn = random.choice(
-        [{"role": much, "text": ""}, {"role": "user", "text": much}, {"role": "user", "text": "a", much: 1}]
-    )
+    turns = [{"role": much, "text": ""}, {"role": "user", "text": much}, {"role": "user", "text": "a", much: 1}]
+    turn = random.choice(turns)
     return json.dumps(random.choice([{"turns": [turn]}, {"turns": [turn], "reward": [much]}, {"turns": much}])).encode()
 
 
 MUTATIONS: dict[str, Callable[[Any, Random], bytes]] = {
     "none": lambda line, random: json.dumps(line).encode(),
     "bytes": _bytes,
-    "cut": _cut,
+    "cut": lambda line, random: (text := json.dumps(line).encode())[: random.randrange(len(text))],
     "drop": _drop,
     "rename": _rename,
     "twice": _twice,
@@ -146,8 +139,8 @@ def tokenizers() -> dict[str, Tokenizer]:
     }
 
 
-def attack(number: int, seed: int, known: dict[str, Tokenizer], home: Path) -> list[str]:
-    """Put one damaged line between good ones and read them; returns ``[mutation, verdict, detail]``."""
+def attack(number: int, seed: int, known: dict[str, Tokenizer], home: Path) -> list[list[str]]:
+    """Put one damaged line between good ones and read them; returns ``[[mutation, verdict, detail]]``."""
     random = Random(f"{seed} {number}")
     name = list(MUTATIONS)[number % len(MUTATIONS)]
     kind = random.choice(list(known))
@@ -162,7 +155,7 @@ def attack(number: int, seed: int, known: dict[str, Tokenizer], home: Path) -> l
     finally:
         path.unlink()
         shutil.rmtree(folder, ignore_errors=True)
-    return [name, verdict, f"{shown(damaged)} among {len(lines)} lines, {kind}\n{detail}"]
+    return [[name, verdict, f"{shown(damaged)} among {len(lines)} lines, {kind}\n{detail}"]]
 
 
 def _read(
@@ -223,12 +216,6 @@ def _compare(rows: Any, tokenizer: Tokenizer, stated: list[Stated]) -> tuple[str
 def campaign(count: int, seed: int, *, only: int | None = None) -> Iterator[Outcome]:
     """Damage ``count`` lines; ``only`` one of them where a number is given."""
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
-        known = tokenizers()
-        numbers = [number for number in range(count) if only in (None, number)]
-        tasks = [partial(attack, number, seed, known, Path(name)) for number in numbers]
-        for number, result in zip(numbers, run_forked(tasks, timeout=20), strict=True):
-            if isinstance(result, Died):
-                yield Outcome("?", str(number), result.verdict, result.detail)
-            else:
-                mutation, verdict, detail = result
-                yield Outcome(mutation, f"{number} {mutation}", verdict, detail)
+        known, numbers = tokenizers(), [number for number in range(count) if only in (None, number)]
+        attacks = {str(number): partial(attack, number, seed, known, Path(name)) for number in numbers}
+        yield from outcomes(attacks, timeout=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,9 @@ class Stated:
 
 
 def read_line(raw: bytes, alphabet: set[str] | None) -> Stated:
-    """Read a line.
-
-    Args:
-        raw: the line, without its end.
-        alphabet: characters that can be encoded; ``None`` where all text can.
-
-    Raises:
-        Bad: it is no dialogue.
-    """
+    """Read a line without its end; ``alphabet`` is ``None`` where all text can be encoded."""
     try:
-        content = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        content = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=partial(_require, False))
     except (ValueError, RecursionError) as error:
         raise Bad(str(error)) from None
     _require(type(content) is dict and set(content) <= {"turns", "reward", "terminated", "truncated"}, "keys")
@@ -90,10 +83,6 @@ def _flag(value: Any) -> bool:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     _require(len(dict(pairs)) == len(pairs), "a key twice")
     return dict(pairs)
-
-
-def _no_constant(name: str) -> None:
-    raise Bad(name)
 
 
 def _require(condition: bool, what: str) -> None:

@@ -163,9 +163,8 @@ def _ending(victim: Victim, killing: Any) -> list[str]:
         return ["error in the campaign", "the process was not killed"]
     if any("Traceback" in line for line in complaints):
         return ["traceback", "\n".join(complaints[-12:])]
-    last = [
-        line for line in complaints if "once more stops at once" not in line
-    ]  # training announces that it will stop
+    # Training announces that it will stop.
+    last = [line for line in complaints if "once more stops at once" not in line]
     if status not in (0, 130, 143) or (status and len(last) != 1):
         return ["unclear ending", f"exit status {status}\n" + "\n".join(complaints[-12:])]
     return []

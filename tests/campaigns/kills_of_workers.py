@@ -66,29 +66,20 @@ def worker_outcomes(start: Path, home: Path, count: int, seed: int, *, only: str
             yield Outcome(name, attack, *_after(ended, start, folder, kind, files, -signal.SIGKILL))
         for target in ("a worker", "Ctrl-C"):
             folder = place / target.replace(" ", "-")
-            ended = _run(start, folder, kind, target=target, longer=True)
+            ended = _run(start, folder, kind, target=target)
             status = 2 if target == "a worker" else 130
             yield Outcome(name, f"{name}: {target}", *_after(ended, start, folder, kind, None, status))
         shutil.rmtree(place)
 
 
-def _run(
-    start: Path,
-    folder: Path,
-    kind: str,
-    *,
-    at: int = -1,
-    torn: bool = False,
-    target: str | None = None,
-    longer: bool = False,
-) -> Ending:
+def _run(start: Path, folder: Path, kind: str, *, at: int = -1, torn: bool = False, target: str = "") -> Ending:
     """Run until the end or the kill, and wait for what is left of it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     words, mark = folder.with_name(f"{folder.name}.words"), uuid.uuid4().hex
     command = [sys.executable, "-m", "tests.campaigns.victim"]
     command += [str(folder), str(at), str(torn), str(int(signal.SIGKILL)), str(words)]
     process = subprocess.Popen(
-        [*command, *map(str, _command(start, folder, kind, longer))],
+        [*command, *map(str, _command(start, folder, kind, bool(target)))],
         env={**commands.environment(), MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -182,11 +173,7 @@ def _after(ended: Ending, start: Path, folder: Path, kind: str, files: set[str] 
     judged = commands.call(commands.evaluate(folder))
     if judged.status != 0:
         return "does not go on", last_lines(judged.err)
-    more = {
-        name
-        for name in _files(folder) ^ files
-        if name.split("/")[-1] not in ("evaluation.json", "table.txt", "transcripts.txt")
-    }
     # The checkpoints at hand depend on which is best, and workers play other games each time.
-    more = {name for name in more if not name.startswith("checkpoints/step-")}
+    expected = ("checkpoints/step-", "evaluation.json", "table.txt", "transcripts.txt")
+    more = {name for name in _files(folder) ^ files if not name.startswith(expected)}
     return ("leftover", ", ".join(sorted(more))) if more else ("recovered", "")

@@ -40,7 +40,11 @@ class Nothing(Exception):
 MUTATORS: dict[str, Mutator] = {}
 
 
-def add(name: str, fits: Callable[[Path], bool], apply: Apply) -> None:
+def anything(path: Path) -> bool:
+    return True
+
+
+def add(name: str, apply: Apply, fits: Callable[[Path], bool] = anything) -> None:
     MUTATORS[name] = Mutator(name, fits, apply)
 
 
@@ -99,7 +103,7 @@ def add_json(name: str, change: Callable[[Any, Random], object], fits: Callable[
         text = change(content, random)
         path.write_text(text if isinstance(text, str) else json.dumps(content))
 
-    add(f"json_{name}", fits or suffix(".json"), apply)
+    add(f"json_{name}", apply, fits or suffix(".json"))
 
 
 def put(wanted: Callable[[Any], bool], new: Callable[[Random, Any], Any]) -> Callable[[Any, Random], None]:
@@ -180,8 +184,8 @@ TEXTS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def add_bytes(name: str, fits: Callable[[Path], bool], change: Callable[[bytes, Random], bytes]) -> None:
-    add(name, fits, lambda path, random: path.write_bytes(change(path.read_bytes(), random)))
+def add_bytes(name: str, change: Callable[[bytes, Random], bytes], fits: Callable[[Path], bool] = anything) -> None:
+    add(name, lambda path, random: path.write_bytes(change(path.read_bytes(), random)), fits)
 
 
 for _name, _how in VALUES.items():
@@ -190,7 +194,7 @@ for _change in (drop_field, rename_field, add_field, swap_values, swap_siblings,
     add_json(_change.__name__, _change)
 add_json("other_model", other_model, lambda path: path.name == "config.json")
 for _name, _text in TEXTS.items():
-    add_bytes(f"json_{_name}", suffix(".json"), lambda text, random, change=_text: change(text))  # type: ignore[misc]
+    add_bytes(f"json_{_name}", lambda text, random, change=_text: change(text), suffix(".json"))  # type: ignore[misc]
 
 
 # -- files of any kind: bits, lengths, and what stands in a file's place ----------------------------------------------
@@ -211,20 +215,6 @@ def zero_block(content: bytes, random: Random) -> bytes:
     start = random.randrange(max(1, len(content)))
     end = start + random.choice([4, 64, 4096])
     return content[:start] + bytes(len(content[start:end])) + content[end:]
-
-
-def shuffle_bytes(content: bytes, random: Random) -> bytes:
-    return bytes(random.sample(content, len(content)))
-
-
-def instead(make: Callable[[Path], object]) -> Apply:
-    """Puts something else in a file's place."""
-
-    def apply(path: Path, random: Random) -> None:
-        path.unlink()
-        make(path)
-
-    return apply
 
 
 def link_out(path: Path, random: Random) -> None:
@@ -248,24 +238,24 @@ def rename_file(path: Path, random: Random) -> None:
     path.rename(path.with_name(random.choice([f"{path.name}.bak", path.name.upper(), f" {path.name}"])))
 
 
-def anything(path: Path) -> bool:
-    return True
-
-
-add_bytes("file_flip_bit", anything, flip_bit)
-add_bytes("file_cut", anything, cut)
-add_bytes("file_extend", anything, lambda old, random: old + random.choice([b"\0", b"x", b"\0" * 4096, old]))
-add_bytes("file_zero_block", anything, zero_block)
-add_bytes("file_shuffle_bytes", anything, shuffle_bytes)
-add_bytes("file_make_empty", anything, lambda old, random: b"")
-add("file_delete", anything, lambda path, random: path.unlink())
-add("file_make_folder", anything, instead(Path.mkdir))
-add("file_make_pipe", anything, instead(os.mkfifo))
-add("file_link_to_nothing", anything, instead(lambda path: path.symlink_to("nowhere")))
-add("file_link_to_itself", anything, instead(lambda path: path.symlink_to(path)))
-add("file_link_to_device", anything, instead(lambda path: path.symlink_to("/dev/zero")))
+add_bytes("file_flip_bit", flip_bit)
+add_bytes("file_cut", cut)
+add_bytes("file_extend", lambda old, random: old + random.choice([b"\0", b"x", b"\0" * 4096, old]))
+add_bytes("file_zero_block", zero_block)
+add_bytes("file_shuffle_bytes", lambda old, random: bytes(random.sample(old, len(old))))
+add_bytes("file_make_empty", lambda old, random: b"")
+add("file_delete", lambda path, random: path.unlink())
+INSTEAD: dict[str, Callable[[Path], object]] = {
+    "make_folder": Path.mkdir,
+    "make_pipe": os.mkfifo,
+    "link_to_nothing": lambda path: path.symlink_to("nowhere"),
+    "link_to_itself": lambda path: path.symlink_to(path),
+    "link_to_device": lambda path: path.symlink_to("/dev/zero"),
+}
+for _name, _make in INSTEAD.items():
+    add(f"file_{_name}", lambda path, random, make=_make: (path.unlink(), make(path)))  # type: ignore[misc]
 for _file in (link_out, swap_with_sibling, rename_file):
-    add(f"file_{_file.__name__}", anything, _file)
+    add(f"file_{_file.__name__}", _file)
 
 
 # -- entries of a dataset, every file's length kept -------------------------------------------------------------------
@@ -279,7 +269,12 @@ def add_items(name: str, dtype: str, files: tuple[str, ...], change: Callable[[A
         changed = change(items, random)
         (items if changed is None else changed.astype(items.dtype)).tofile(path)
 
-    add(f"rows_{name}", lambda path: any(part in path.name for part in files), apply)
+    add(f"rows_{name}", apply, lambda path: any(part in path.name for part in files))
+
+
+def swap(items: Any, random: Random) -> None:
+    i, j = random.sample(range(len(items)), 2)
+    items[i], items[j] = items[j], items[i]
 
 
 def poke(*values: float) -> Callable[[Any, Random], None]:
@@ -289,11 +284,6 @@ def poke(*values: float) -> Callable[[Any, Random], None]:
         items[random.randrange(len(items))] = random.choice(values)
 
     return change
-
-
-def swap_items(items: Any, random: Random) -> None:
-    i, j = random.sample(range(len(items)), 2)
-    items[[i, j]] = items[[j, i]]
 
 
 TOKENS, REWARD, FLAGS = ("tokens.memmap",), ("reward.memmap",), ("mask.memmap", "ated.memmap")
@@ -306,7 +296,7 @@ add_items("rewards_zeroed", "f4", REWARD, lambda items, random: items * 0)
 add_items("rewards_negated", "f4", REWARD, lambda items, random: -items)
 add_items("flag_of_two", "u1", FLAGS, poke(2, 255, 128))
 add_items("flags_inverted", "u1", FLAGS, lambda items, random: 1 - items)
-add_items("items_swapped", "", (".memmap",), swap_items)
+add_items("items_swapped", "", (".memmap",), swap)
 
 
 # -- CSV files: rows and cells ----------------------------------------------------------------------------------------
@@ -322,7 +312,7 @@ def add_table(name: str, change: Callable[[Cells, Random], object]) -> None:
         change(cells, random)
         path.write_text("".join(",".join(row) + "\n" for row in cells))
 
-    add(f"table_{name}", suffix(".csv"), apply)
+    add(f"table_{name}", apply, suffix(".csv"))
 
 
 def set_cell(*values: str) -> Callable[[Cells, Random], None]:
@@ -331,11 +321,6 @@ def set_cell(*values: str) -> Callable[[Cells, Random], None]:
         row[random.randrange(len(row))] = random.choice(values)
 
     return change
-
-
-def swap_rows(cells: Cells, random: Random) -> None:
-    i, j = random.sample(range(len(cells)), 2)
-    cells[i], cells[j] = cells[j], cells[i]
 
 
 def rename_column(cells: Cells, random: Random) -> None:
@@ -349,7 +334,7 @@ add_table("drop_cell", lambda cells, random: random.choice(cells).pop())
 add_table("add_cell", lambda cells, random: random.choice(cells).append("1"))
 add_table("drop_row", lambda cells, random: cells.pop(random.randrange(len(cells))))
 add_table("repeat_row", lambda cells, random: cells.insert(random.randrange(len(cells)), random.choice(cells)[:]))
-add_table("swap_rows", swap_rows)
+add_table("swap_rows", swap)
 add_table("rename_column", rename_column)
 
 
@@ -399,24 +384,6 @@ def swap_tensors(header: Header, data: bytearray, random: Random) -> None:
     header[left], header[right] = header[right], header[left]
 
 
-def change_dtype(header: Header, data: bytearray, random: Random) -> None:
-    entry = header[one(random, tensors(header))]
-    sizes = {"F32": ["I32", "U32"], "I64": ["F64", "U64"], "U8": ["I8", "BOOL"], "BOOL": ["U8", "I8"]}
-    entry["dtype"] = random.choice(sizes.get(entry["dtype"], ["F16"]) + ["NONE"])
-
-
-def change_shape(header: Header, data: bytearray, random: Random) -> None:
-    entry = header[one(random, tensors(header))]
-    old = entry["shape"]
-    entry["shape"] = random.choice([[*old, 1], old[::-1], [1, *old], [2**40, 2**40], [-1], [1.5], old[:-1]])
-
-
-def change_offsets(header: Header, data: bytearray, random: Random) -> None:
-    entry = header[one(random, tensors(header))]
-    start, end = entry["data_offsets"]
-    entry["data_offsets"] = random.choice([[end, start], [start, end + 4], [0, 2**62], [start + 4, end + 4], [-4, end]])
-
-
 def pick_number(header: Header, random: Random) -> tuple[int, int]:
     """Where the numbers of a float32 tensor lie."""
     entry = header[one(random, [name for name in tensors(header) if header[name]["dtype"] == "F32"])]
@@ -424,32 +391,48 @@ def pick_number(header: Header, random: Random) -> tuple[int, int]:
     return (start, end) if start < end else one(random, ())
 
 
-def nan_weight(header: Header, data: bytearray, random: Random) -> None:
-    start, _ = pick_number(header, random)
-    data[start : start + 4] = struct.pack("<f", random.choice([float("nan"), float("inf"), -float("inf")]))
+def change_entry(change: Callable[[Any, Random], object]) -> Callable[[Header, bytearray, Random], None]:
+    return lambda header, data, random: change(header[one(random, tensors(header))], random)
 
 
-def change_weight(header: Header, data: bytearray, random: Random) -> None:
-    start, end = pick_number(header, random)
-    where = start + 4 * random.randrange((end - start) // 4)
-    data[where : where + 4] = struct.pack("<f", random.gauss(0, 1))
+SIZES = {"F32": ["I32", "U32"], "I64": ["F64", "U64"], "U8": ["I8", "BOOL"], "BOOL": ["U8", "I8"]}
 
 
-for _tensor in (
-    drop_tensor,
-    rename_tensor,
-    swap_tensors,
-    change_dtype,
-    change_shape,
-    change_offsets,
-    nan_weight,
-    change_weight,
-):
-    add(f"tensor_{_tensor.__name__}", suffix(".safetensors"), of_tensors(_tensor))
+def offsets(start: int, end: int) -> list[list[int]]:
+    return [[end, start], [start, end + 4], [0, 2**62], [start + 4, end + 4], [-4, end]]
+
+
+def shapes(old: list[int]) -> list[list[float]]:
+    return [[*old, 1], old[::-1], [1, *old], [2**40, 2**40], [-1], [1.5], old[:-1]]
+
+
+def set_weight(new: Callable[[Random], float]) -> Callable[[Header, bytearray, Random], None]:
+    def change(header: Header, data: bytearray, random: Random) -> None:
+        start, end = pick_number(header, random)
+        where = start + 4 * random.randrange((end - start) // 4)
+        data[where : where + 4] = struct.pack("<f", new(random))
+
+    return change
+
+
+TENSORS: dict[str, Callable[[Header, bytearray, Random], None]] = {
+    "drop_tensor": drop_tensor,
+    "rename_tensor": rename_tensor,
+    "swap_tensors": swap_tensors,
+    "change_dtype": change_entry(lambda e, r: e.update(dtype=r.choice(SIZES.get(e["dtype"], ["F16"]) + ["NONE"]))),
+    "change_shape": change_entry(lambda e, r: e.update(shape=r.choice(shapes(e["shape"])))),
+    "change_offsets": change_entry(lambda e, r: e.update(data_offsets=r.choice(offsets(*e["data_offsets"])))),
+    "nan_weight": set_weight(lambda random: random.choice([float("nan"), float("inf"), -float("inf")])),
+    "change_weight": set_weight(lambda random: random.gauss(0, 1)),
+}
+
+
+for _name, _tensor in TENSORS.items():
+    add(f"tensor_{_name}", of_tensors(_tensor), suffix(".safetensors"))
 add_bytes(
     "tensor_huge_header",
-    suffix(".safetensors"),
     lambda raw, random: struct.pack("<Q", random.choice([2**63, 10**9, 0, len(raw)])) + raw[8:],
+    suffix(".safetensors"),
 )
 
 
@@ -482,12 +465,8 @@ def foreign_code(path: Path, random: Random) -> None:
     (path.parent / "custom_generate").mkdir(exist_ok=True)
     (path.parent / "custom_generate" / "generate.py").write_text(CODE)
     content = json.loads(path.read_text())
-    content["auto_map"] = {
-        "AutoConfig": "foreign.Config",
-        "AutoModel": "foreign.Model",
-        "AutoModelForCausalLM": "foreign.Model",
-        "AutoTokenizer": ["foreign.Tokenizer", "foreign.Tokenizer"],
-    }
+    content["auto_map"] = {"AutoConfig": "foreign.Config", "AutoTokenizer": ["foreign.Tokenizer"] * 2}
+    content["auto_map"] |= dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), "foreign.Model")
     if "model_type" in content and random.random() < 0.7:
         content["model_type"] = "foreign"
     path.write_text(json.dumps(content))
@@ -499,10 +478,6 @@ def pickled_instead(path: Path, random: Random) -> None:
         (path.parent / name).write_bytes(pickle.dumps(Trap()))
     if random.random() < 0.7:
         path.unlink()
-
-
-def pickled_content(path: Path, random: Random) -> None:
-    path.write_bytes(pickle.dumps(Trap()))
 
 
 def stray_file(path: Path, random: Random) -> None:
@@ -523,10 +498,6 @@ def copied_folder(path: Path, random: Random) -> None:
     shutil.copytree(path.parent, path.parent.with_name(name), dirs_exist_ok=True)
 
 
-def deleted_folder(path: Path, random: Random) -> None:
-    shutil.rmtree(path.parent)
-
-
 def emptied_folder(path: Path, random: Random) -> None:
     for other in path.parent.iterdir():
         if other.is_file():
@@ -538,21 +509,9 @@ def folder_is_file(path: Path, random: Random) -> None:
     path.parent.write_text("no folder")
 
 
-def other_time(path: Path, random: Random) -> None:
-    """Only the clock: nothing is damaged."""
-    os.utime(path, (10**9, 10**9))
-
-
-add("tree_foreign_code", suffix(".json"), foreign_code)
-for _tree in (
-    pickled_instead,
-    pickled_content,
-    stray_file,
-    stray_folder,
-    copied_folder,
-    deleted_folder,
-    emptied_folder,
-):
-    add(f"tree_{_tree.__name__}", anything, _tree)
-add("tree_folder_is_file", anything, folder_is_file)
-add("tree_other_time", anything, other_time)
+add("tree_foreign_code", foreign_code, suffix(".json"))
+for _tree in (pickled_instead, stray_file, stray_folder, copied_folder, emptied_folder, folder_is_file):
+    add(f"tree_{_tree.__name__}", _tree)
+add("tree_pickled_content", lambda path, random: path.write_bytes(pickle.dumps(Trap())))
+add("tree_deleted_folder", lambda path, random: shutil.rmtree(path.parent))
+add("tree_other_time", lambda path, random: os.utime(path, (10**9, 10**9)))  # only the clock: nothing is damaged

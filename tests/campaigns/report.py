@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tests.campaigns.isolation import Died, run_forked
 from torchrl_lang.evaluation.tables import format_columns
 
 GOOD = ("refused", "harmless", "accepted", "recovered")
@@ -43,3 +45,10 @@ def table(outcomes: list[Outcome]) -> str:
     for outcome in failures:
         lines += ["", f"{outcome.verdict}: {outcome.attack}", *(f"    {line}" for line in outcome.detail.splitlines())]
     return "\n".join(lines)
+
+
+def outcomes(attacks: dict[str, Callable[[], list[list[str]]]], *, timeout: float) -> Iterator[Outcome]:
+    """What attacks found, by their names: each returns ``[group, verdict, detail]`` of everything that it tried."""
+    for name, result in zip(attacks, run_forked([*attacks.values()], timeout=timeout), strict=True):
+        found = [["?", result.verdict, result.detail]] if isinstance(result, Died) else result
+        yield from (Outcome(group, f"{name} {group}", verdict, detail) for group, verdict, detail in found)

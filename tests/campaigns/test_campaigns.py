@@ -29,12 +29,8 @@ from tests.campaigns.texts import KINDS, Failed, refused
 
 @pytest.mark.parametrize(
     ("name", "count", "more"),
-    [
-        ("mutations", len(MUTATORS), []),
-        ("jsonl", len(MUTATIONS), []),
-        ("texts", len(KINDS), []),
-        ("kills", 1, ["--only", "single"]),
-    ],
+    [("mutations", len(MUTATORS), []), ("jsonl", len(MUTATIONS), []), ("texts", len(KINDS), [])]
+    + [("kills", 1, ["--only", "single"])],
 )
 def test_attacks_end_well(name, count, more):
     """Each kind of damage, line and text occurs. In a program of its own: this process may have other threads."""
@@ -64,8 +60,16 @@ def read_bytes(folder):
     return {"content": torch.tensor(list((folder / "a.json").read_bytes()))}
 
 
-def read_nothing(folder):
-    return {"content": torch.tensor([])}
+def originals(tmp_path, content="{}"):
+    original = tmp_path / "original"
+    original.mkdir()
+    (original / "a.json").write_text(content)
+    return original
+
+
+def verdicts(original, use, mutator, tmp_path):
+    mutant = Mutant(0, Artifact("files", original, [use]), Path("a.json"), MUTATORS[mutator], seed=0)
+    return [found[1] for found in attack(mutant, tmp_path)]
 
 
 def refuse(message, kind=ValueError):
@@ -79,7 +83,7 @@ def refuse(message, kind=ValueError):
     ("read", "verdict"),
     [
         (read_bytes, "silent acceptance"),
-        (read_nothing, "harmless"),
+        (lambda folder: {}, "harmless"),
         (refuse("{}/a.json is damaged: write it again."), "refused"),
         (refuse("damaged"), "unclear refusal"),
         (refuse("{}/a.json\nis damaged"), "unclear refusal"),
@@ -87,13 +91,9 @@ def refuse(message, kind=ValueError):
     ],
 )
 def test_reading_a_damaged_copy(read, verdict, tmp_path):
-    original = tmp_path / "original"
-    original.mkdir()
-    (original / "a.json").write_text('{"number": 1, "name": "x"}')
-    expected = read(original) if read in (read_bytes, read_nothing) else {}
-    artifact = Artifact("files", original, [Use("read", None, read, expected)])
-    mutant = Mutant(0, artifact, Path("a.json"), MUTATORS["json_drop_field"], seed=0)
-    assert [found[1] for found in attack(mutant, tmp_path)] == [verdict]
+    original = originals(tmp_path, '{"number": 1, "name": "x"}')
+    use = Use("read", None, read, read_bytes(original) if read is read_bytes else {})
+    assert verdicts(original, use, "json_drop_field", tmp_path) == [verdict]
 
 
 def test_foreign_code_is_seen(tmp_path):
@@ -101,13 +101,12 @@ def test_foreign_code_is_seen(tmp_path):
         exec(compile((folder / "foreign.py").read_text().split("from transformers")[0], "foreign", "exec"))
         raise ValueError(f"{folder / 'a.json'} is damaged: write it again.")
 
-    original = tmp_path / "original"
-    original.mkdir()
-    (original / "a.json").write_text("{}")
-    artifact = Artifact("files", original, [Use("read", None, run_it)])
-    mutant = Mutant(0, artifact, Path("a.json"), MUTATORS["tree_foreign_code"], seed=0)
-    assert [found[1] for found in attack(mutant, tmp_path)] == ["foreign code ran"]
+    use = Use("read", None, run_it)
+    assert verdicts(originals(tmp_path), use, "tree_foreign_code", tmp_path) == ["foreign code ran"]
     assert mutations.TRAP in os.environ
+    found = [Outcome("data", "1", "refused"), Outcome("data", "2", "traceback", "KeyError")]
+    assert "1 of 2 attacks failed" in table(found)
+    assert "traceback: 2" in table(found)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +131,6 @@ def test_lines_that_state_a_dialogue_and_lines_that_do_not():
     for line in (b'{"turns": [], "turns": []}', b"{}", b'{"turns": [{"role": "user", "text": "a"}], "reward": NaN}'):
         with pytest.raises(Bad):
             read_line(line, None)
-
-
-def test_the_table_counts_failures():
-    found = [Outcome("data", "1", "refused"), Outcome("data", "2", "traceback", "KeyError")]
-    assert "1 of 2 attacks failed" in table(found)
-    assert "traceback: 2" in table(found)
 
 
 @pytest.mark.parametrize(

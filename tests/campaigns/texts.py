@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl import ALPHABET, tokenizers
-from tests.campaigns.report import Outcome
+from tests.campaigns.report import Outcome, outcomes
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.envs.reddit.csv_writer import POSITIVE, write_folder
 from tests.rows import to_row
@@ -60,9 +59,8 @@ PIECES = [
     UNKNOWN,
     "\uffff",
     "\u1100",
-    '"',
-    ",",
 ]
+PIECES += ['"', ","]
 
 
 def _any(random: Random) -> str:
@@ -171,13 +169,9 @@ def tokenizer_of_texts(world: World, text: str, random: Random, home: Path) -> b
 
 def dialogues_of_lines(world: World, text: str, random: Random, home: Path) -> bool:
     path = home / "dialogues.jsonl"
-    form: Any = random.choice(
-        [
-            {"turns": [{"role": "user", "text": text}, {"role": "agent", "text": text}]},
-            {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]},
-            {"prompt": text, "completion": text},
-        ]
-    )
+    turns = [{"role": "user", "text": text}, {"role": "agent", "text": text}]
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+    form: Any = random.choice([{"turns": turns}, {"messages": messages}, {"prompt": text, "completion": text}])
     lines = [{"prompt": "a", "completion": "b"}, form]
     content = "\n".join(json.dumps(line, ensure_ascii=random.random() < 0.5) for line in lines)
     path.write_text(content, encoding="utf-8", newline="")
@@ -247,18 +241,16 @@ def dialogue_files(world: World, text: str, random: Random, home: Path) -> bool:
         refused(partial(measured_tokens, world.plain, {train: data.dialogues}), str(train), place, of=text)
     tokenizer = word_tokenizer(texts_of(data.dialogues), unknown=True)
     tokens = measured_tokens(tokenizer, {train: data.dialogues})
-    make = partial(
-        SceneRows(data, tokenizer, tokens.row_length, rewards=vd.DialogueRewards(mode="env_stops")), range(1), 0
-    )
+    rewards = vd.DialogueRewards(mode="env_stops")
+    make = partial(SceneRows(data, tokenizer, tokens.row_length, rewards=rewards), range(1), 0)
     if UNKNOWN in text:
         refused(make, of=UNKNOWN)
     else:
         turns = from_row(make()[0], tokenizer).turns
         same([turn.text for turn in turns[:3]], [normal(text), normal(question), normal(text)])
     unseen = word_tokenizer([], unknown=True)
-    env = vd.VisualDialogueEnv(
-        data, world.models, unseen, row_length=3 * len(normal(text)) + 200, action_length=len(normal(question)) + 2
-    )
+    limits = {"row_length": 3 * len(normal(text)) + 200, "action_length": len(normal(question)) + 2}
+    env = vd.VisualDialogueEnv(data, world.models, unseen, **limits)
     td = env.reset(game_seed=torch.tensor([0]))
     same(last_shown(td, unseen), read_with(unseen, text))
     action = torch.full((1, env.action_length), unseen.control.pad)
@@ -317,10 +309,8 @@ def chats(world: World, text: str, random: Random, home: Path) -> bool:
 
 def typed(world: World, text: str, random: Random, home: Path) -> bool:
     """What a person, or a program that plays through ``EnvGame``, writes."""
-    env = TextGameEnv(
-        partial(Game, "b"), world.known, row_length=2 * len(normal(text)) + 40, action_length=len(normal(text)) + 2
-    )
-    game = EnvGame(env, invalid_reply="refused")
+    limits: Any = {"row_length": 2 * len(normal(text)) + 40, "action_length": len(normal(text)) + 2}
+    game = EnvGame(TextGameEnv(partial(Game, "b"), world.known, **limits), invalid_reply="refused")
     game.reset(0)
     reply = game.step(text)[0]
     valid = UNKNOWN not in read_with(world.known, text)
@@ -365,12 +355,5 @@ def attack(number: int, seed: int, world: World) -> list[list[str]]:
 def campaign(count: int, seed: int, *, only: int | None = None) -> Iterator[Outcome]:
     """Send ``count`` texts through all entry points; ``only`` one of them where a number is given."""
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
-        world = World(Path(name))
-        numbers = [number for number in range(count) if only in (None, number)]
-        tasks = [partial(attack, number, seed, world) for number in numbers]
-        for number, result in zip(numbers, run_forked(tasks, timeout=60), strict=True):
-            if isinstance(result, Died):
-                yield Outcome("?", str(number), result.verdict, result.detail)
-            else:
-                for entry, verdict, detail in result:
-                    yield Outcome(entry, f"{number} {entry}", verdict, detail)
+        world, numbers = World(Path(name)), [number for number in range(count) if only in (None, number)]
+        yield from outcomes({str(number): partial(attack, number, seed, world) for number in numbers}, timeout=60)

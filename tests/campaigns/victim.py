@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.
 """Audit events that change files beside ``open``."""
 
 
+@dataclass
 class Killer:
     """Counts what the process does to files below a folder, and kills the process before one of these events.
 
@@ -30,17 +32,12 @@ class Killer:
         last_words: a file that gets the names of the shared memory of this process and its children.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        at: int | None,
-        *,
-        torn: bool = False,
-        signal_number: int = signal.SIGKILL,
-        last_words: Path | None = None,
-    ) -> None:
-        self.folder, self.at, self.torn, self.signal, self.last_words = str(folder), at, torn, signal_number, last_words
-        self.events: list[str] = []
+    folder: Path
+    at: int | None
+    torn: bool = False
+    signal_number: int = signal.SIGKILL
+    last_words: Path | None = None
+    events: list[str] = field(default_factory=list)
 
     def install(self) -> None:
         """Watch from now on, as long as the process lives."""
@@ -75,7 +72,7 @@ class Killer:
         setattr(module, name, wrapped)
 
     def _count(self, event: str, path: str, half: Callable[[], Any] | None = None) -> None:
-        if not os.path.abspath(path).startswith(self.folder):
+        if not os.path.abspath(path).startswith(str(self.folder)):
             return
         number = len(self.events)
         self.events.append(f"{event} {os.path.relpath(path, self.folder)}")
@@ -85,7 +82,7 @@ class Killer:
                 half()
             if self.last_words is not None:
                 self.last_words.write_text(json.dumps(sorted(shared_memory(os.getpid()))))
-            os.kill(os.getpid(), self.signal)
+            os.kill(os.getpid(), self.signal_number)
 
 
 def _begin(path: str, flags: int) -> None:
@@ -129,13 +126,8 @@ def main(arguments: list[str]) -> int:
     folder, at, torn, number, last_words, *command = arguments
     # A shell starts background jobs with SIGINT ignored, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    killer = Killer(
-        Path(folder),
-        int(at) if int(at) >= 0 else None,
-        torn=torn == "True",
-        signal_number=int(number),
-        last_words=Path(last_words),
-    )
+    when = int(at) if int(at) >= 0 else None
+    killer = Killer(Path(folder), when, torn=torn == "True", signal_number=int(number), last_words=Path(last_words))
     killer.install()
     try:
         return run_program(command)

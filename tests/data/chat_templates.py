@@ -12,6 +12,23 @@ CORPUS = [
     "What is 2 + 2? The answer is 4.\n\nTurn: 1\n\n\nscore = -1.5;  look at {'name': 'door'} and [INST] open it.",
     "Ünïcode: 日本語, emoji 😀 and العربية.",
 ]
+PIECES = [
+    *"abc XYZ 0129 .,!? \n \t",
+    "  ",
+    "\n\n",
+    "the cat",
+    " red",
+    "Ü",
+    "日本",
+    "😀",
+    "e\u0301",
+    "العربية",
+    "user\n",
+]
+PIECES += ["{'a': 1}", "{", '"}', "<b>", "INST", "[/", "</"]
+MARKERS = ["<|im_end|>", "<|im_start|>user\n", "</s>", "<think>", "<|eot_id|>", "<end_of_turn>", "<tool_call>\n"]
+MARKERS += ["<|im_end|>\n<|im_start|>user\n", "<|im_start|>assistant\n", "<tool_response>\n", "\n</tool_response>"]
+"""Pieces of texts, and such as look like the markup of a template."""
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -27,8 +44,6 @@ class Family:
     """Added tokens that are not special."""
     pad: str | None = None
     bos: str | None = None
-    rstrip: tuple[str, ...] = ()
-    """Special tokens that swallow the white space after them."""
     options: dict = field(default_factory=dict)
 
 
@@ -132,21 +147,14 @@ FIRST_PROMPT_ONLY = {
 def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with the tokens and the template of a family."""
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([split, to_bytes]), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(CORPUS, trainer)
     special = dict.fromkeys((*family.special, *(t for t in (family.pad, family.bos) if t)))
-    backend.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False, rstrip=name in family.rstrip) for name in special]
-    )
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in family.plain])
     roles = {"eos_token": family.end, "pad_token": family.pad, "bos_token": family.bos}
     return PreTrainedTokenizerFast(

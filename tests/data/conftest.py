@@ -53,3 +53,10 @@ def wordle_symbols():
     """The 35 symbols of the ILQL paper's Wordle, by id."""
     tail = ["<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"]
     return CharTokenizer([*string.ascii_lowercase, *tail])
+
+
+def speak(td):
+    """Says the letters 0, 1, 2, ... from its place in the row on, each with its own place as its figure."""
+    written = td["attention_mask"].sum(-1, keepdim=True)
+    place = written + torch.arange(4)
+    return td.set("action", place % 4).set("figure", place.float() + 0.5).set("turn", written)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torchrl.envs import TransformedEnv
 
+from tests.data.conftest import speak
 from tests.processes import spawned
 from torchrl_lang.data import FreshEpisodes, PolicySampler, generate_dataset, generate_in_parts, load_dataset
 from torchrl_lang.data.generate import EpisodeSampler
@@ -19,14 +20,9 @@ from torchrl_lang.transforms import KLConstrainedTransform, frozen_copy
 EPISODES = 30
 
 
-def act(td):
-    written = td["attention_mask"].sum(-1, keepdim=True)
-    return td.set("action", (written + torch.arange(4)) % 4)
-
-
 def make(talk, folder, *, batch, **kwargs):
     env = talk(batch_size=batch, row_length=96, patience=6)
-    options = {"episodes": EPISODES, "seed": 3, "progress": False, "policy": act, **kwargs}
+    options = {"episodes": EPISODES, "seed": 3, "progress": False, "policy": speak, **kwargs}
     policy, folder = options.pop("policy"), folder / f"{batch}"
     return env, generate_dataset(env, policy, folder, **options)
 
@@ -59,6 +55,13 @@ def test_the_same_seed_gives_the_same_files(talk, tmp_path):
 
 
 def test_the_manifest_tells_who_played_and_a_progress_bar_how_well(talk, tmp_path, capsys):
+    def fall_over(td):
+        raise RuntimeError("tired")
+
+    with pytest.raises(RuntimeError, match="tired"):
+        make(talk, tmp_path, batch=[8], policy=fall_over)
+    assert list(tmp_path.iterdir()) == []
+    capsys.readouterr()
     _, dataset = make(talk, tmp_path, batch=[8], policy=None, notes={"patience": 6}, progress=True)
     assert "mean_return" in capsys.readouterr().err
     found = tuple(dataset.manifest[key] for key in ("notes", "source", "seed", "episodes"))
@@ -67,17 +70,6 @@ def test_the_manifest_tells_who_played_and_a_progress_bar_how_well(talk, tmp_pat
         make(talk, tmp_path, batch=[8])
     make(talk, tmp_path, batch=[8], overwrite=True)
     assert capsys.readouterr().err == ""
-
-
-def test_nothing_is_left_behind_by_a_failing_player(talk, tmp_path):
-    def fall_over(td):
-        raise RuntimeError("tired")
-
-    with pytest.raises(RuntimeError, match="tired"):
-        make(talk, tmp_path, batch=[8], policy=fall_over)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
-        make(talk, tmp_path, batch=[8], episodes=0)
 
 
 def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
@@ -143,14 +135,21 @@ def test_fresh_games_never_repeat_and_resume_exactly():
 
 
 def test_a_dataset_in_parts_holds_the_games_in_order(tmp_path):
-    sampler = Counted()
+    sampler, part = Counted(), tmp_path / "data"
     options = {"games": 20, "games_per_part": 16, "seed": 5, "notes": {"words": WORDS}, "progress": False}
-    dataset = generate_in_parts(sampler, tmp_path / "data", **options)
+    dataset = generate_in_parts(sampler, part, **options)
     expected = torch.cat([Counted()(range(0, 16), 5), Counted()(range(16, 20), 5)])
     assert (dataset[:] == expected).all()
     assert dataset.manifest["notes"] == {"sampler": "Counted", "words": WORDS}
-    assert load_dataset(tmp_path / "data", verify=True).manifest["seed"] == 5
+    assert load_dataset(part, verify=True).manifest["seed"] == 5
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    sampler.calls.clear()
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        generate_in_parts(sampler, part, **options)
+    with pytest.raises(ValueError, match="at least 1"):
+        generate_in_parts(sampler, tmp_path / "other", **{**options, "games": 0})
+    assert not sampler.calls
+    assert len(generate_in_parts(sampler, part, overwrite=True, **options | {"games": 4})) == 8
 
 
 def test_an_interrupted_call_continues_with_the_missing_parts(tmp_path):
@@ -168,19 +167,6 @@ def test_an_interrupted_call_continues_with_the_missing_parts(tmp_path):
         generate_in_parts(Counted(), tmp_path / f"whole {seed}", seed=seed, **options)
         assert content(tmp_path / "data") == content(tmp_path / f"whole {seed}")
         shutil.rmtree(tmp_path / "data")
-
-
-def test_existing_datasets_are_kept(tmp_path):
-    options = {"games": 8, "games_per_part": 8, "progress": False}
-    generate_in_parts(Counted(), tmp_path / "data", **options)
-    sampler = Counted()
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        generate_in_parts(sampler, tmp_path / "data", **options)
-    assert not sampler.calls
-    generate_in_parts(sampler, tmp_path / "data", overwrite=True, **options)
-    for bad in ({"games": 0}, {"games_per_part": 0}, {"workers": 0}):
-        with pytest.raises(ValueError, match="at least 1"):
-            generate_in_parts(sampler, tmp_path / "other", **{**options, **bad})
 
 
 @pytest.mark.slow

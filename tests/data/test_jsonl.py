@@ -11,22 +11,16 @@ from torchrl_lang.text import Episode, Turn
 
 GOOD = [
     {"turns": [{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo", "reward": 1}]},
-    {
-        "turns": [
-            {"role": "agent", "text": "is it red?"},
-            {"role": "environment", "text": "no"},
-            {"role": "agent", "text": "ok", "reward": -0.5},
-            {"role": "environment", "text": "bye"},
-        ],
-        "reward": 2,
-        "terminated": False,
-    },
-]
+    {"turns": [{"role": "agent", "text": "is it red?"}, {"role": "environment", "text": "no"},
+               {"role": "agent", "text": "ok", "reward": -0.5}, {"role": "environment", "text": "bye"}],
+     "reward": 2, "terminated": False},
+]  # fmt: skip
 EPISODES = [
     Episode([Turn("hi"), Turn("yo", 1.0)], terminated=True),
     Episode([Turn("is it red?", 0.0), Turn("no"), Turn("ok", 1.5), Turn("bye")], terminated=False),
 ]
 USER, AGENT = {"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo"}
+ASKED, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
 
 
 def write(path, *lines):
@@ -47,16 +41,27 @@ def test_a_data_set_of_dialogues(tmp_path, letters):
     ("line", "reason"),
     [
         ([], "a dialogue must be an object with one of the entries .'turns', 'messages'"),
-        ({}, "a dialogue must be an object"),
+        ({"prompt": "a"}, "with one of the entries"),
         ({"turns": []}, 'has .* as "turns", expected .* at least 1 item'),
         ({"turns": [{"role": ["user"], "text": ""}]}, 'as "turns.0.role", expected'),
         ({"turns": [{"role": "user"}]}, 'has no field "turns.0.text"'),
         ({"turns": [{**USER, "reward": 1}]}, "expected a turn of the agent if it has a reward, not of the role 'user'"),
         ({"turns": [{**AGENT, "reward": float("nan")}]}, 'has nan as "turns.0.reward", expected a finite number'),
         ({"turns": [{**AGENT, "rewrad": 1}]}, 'has the unknown field "turns.0.rewrad"'),
+        ({"turns": [AGENT], "reward": None}, "a reward must be a finite number, got None"),
         ({"turns": [USER], "reward": 1}, "there is no turn of the agent"),
         ({"turns": [AGENT], "terminated": 1}, 'has 1 as "terminated", expected'),
         ({"turns": [AGENT], "messages": [AGENT]}, 'has the unknown field "messages"'),
+        ({"messages": [ASKED, SAID], "reward": [1, 2]}, "2 rewards for 1 turns of the agent"),
+        ({"messages": [ASKED, SAID], "reward": True}, "a reward must be a finite number, got True"),
+        ({"chosen": [ASKED, SAID]}, 'has no field "rejected"'),
+        ({"messages": [ASKED, {**SAID, "role": "robot"}]}, """message 2 has 'robot' as "role", expected 'system'"""),
+        ({"messages": [ASKED, {"role": "user"}]}, "message 2 has no text as 'content'"),
+        ({"messages": [ASKED, {**ASKED, "content": [{"type": "image"}]}]}, 'as "content", expected a valid string'),
+        ({"messages": [ASKED, {**ASKED, "reward": 1}]}, "has a reward, but only messages of the assistant may"),
+        ({"messages": [ASKED, {**SAID, "weight": 1}]}, 'message 2 has the unknown field "weight"'),
+        ({"messages": [ASKED, {**SAID, "tool_calls": [{"function": {"name": "f"}}]}]}, "use a ChatTokenizer"),
+        ({"messages": [ASKED, "hi"]}, "message 2 is 'hi', expected a JSON object"),
     ],
 )
 def test_a_bad_line_says_why(line, reason):
@@ -64,25 +69,11 @@ def test_a_bad_line_says_why(line, reason):
         DialogueReader()(line)
 
 
-def test_bad_lines_are_reported_by_number(tmp_path, letters):
-    foreign = {"turns": [{"role": "assistant", "text": "naïve"}]}
-    long = {"turns": [{"role": "assistant", "text": "x" * 40}]}
-    path = write(tmp_path / "d.jsonl", GOOD[0], "{", "", foreign, long, GOOD[1])
-    with pytest.raises(
-        ValueError, match=r"holds 3 bad lines \(line 2: .*; line 4: 'ï' .*; line 5: .*43 tokens.* 32\): fix"
-    ):
-        dataset_from_jsonl(path, tmp_path / "data", letters, 32)
-    assert [file.name for file in tmp_path.iterdir()] == ["d.jsonl"]
-    with pytest.warns(UserWarning, match="3 bad lines"):
-        dataset = dataset_from_jsonl(path, tmp_path / "data", letters, 32, on_error="skip")
-    assert [dataset.episode(index) for index in range(len(dataset))] == EPISODES
-    assert [line["line"] for line in dataset.manifest["notes"]["skipped"]] == [2, 4, 5]
-
-
-def test_reading_stops_where_all_is_bad(tmp_path):
-    path = write(tmp_path / "d.jsonl", *["nonsense"] * 50)
+def test_bad_lines_are_counted_until_there_are_too_many(tmp_path):
+    with pytest.raises(ValueError, match=r"holds 2 bad lines \(line 1: .*; line 3: .*\): fix"):
+        read_jsonl(write(tmp_path / "d.jsonl", "{", GOOD[0], "{"))
     with pytest.raises(ValueError, match=r"holds at least 5 bad lines"):
-        read_jsonl(path)
+        read_jsonl(write(tmp_path / "d.jsonl", *["nonsense"] * 50))
 
 
 def test_long_dialogues_are_truncated_on_demand_and_noted(tmp_path, letters):
@@ -94,22 +85,15 @@ def test_long_dialogues_are_truncated_on_demand_and_noted(tmp_path, letters):
     assert letters.decode(dataset[1]["tokens"][:11]) == "<a>is it red?"
 
 
-def test_a_misspelt_option_is_refused_before_anything_is_read(tmp_path, letters):
-    with pytest.raises(ValueError, match="on_overflow must be one of"):
-        dataset_from_jsonl(tmp_path / "nowhere.jsonl", tmp_path / "data", letters, 12, on_overflow="eror")
-
-
 DAMAGED = {
+    "text of others": b'{"turns": [{"role": "agent", "text": "na\\u00efve"}]}',
     "not UTF-8": b'{"turns": [{"role": "agent", "text": "na\xefve"}]}',
-    "two on a line": json.dumps(GOOD[0]).encode() * 2,
     "a mark inside": "\ufeff".encode() + json.dumps(GOOD[0]).encode(),
-    "NaN": b'{"turns": [{"role": "agent", "text": "a", "reward": NaN}]}',
     "sum beyond float32": b'{"turns": [{"role": "agent", "text": "a", "reward": 3e38}], "reward": 3e38}',
     "digits": b'{"turns": [{"role": "agent", "text": "a", "reward": ' + b"9" * 10_000 + b"}]}",
-    "deep": b'{"turns": ' + b"[" * 100_000,
     "long text": b'{"turns": [{"role": "agent", "text": "' + b"%" * 1_000_000 + b'"}]}',
+    "too long a row": b'{"turns": [{"role": "agent", "text": "' + b"x" * 40 + b'"}]}',
     "key twice, of many": json.dumps({str(n): 0 for n in range(10_000)})[:-1].encode() + b', "9999": 1}',
-    "half a pair": b'{"turns": [{"role": "agent", "text": "a\\ud800"}]}',
 }
 
 

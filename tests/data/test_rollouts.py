@@ -10,16 +10,10 @@ import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.data import MultiStep
-from torchrl.envs import (
-    DTypeCastTransform,
-    RewardClipping,
-    RewardScaling,
-    RewardSum,
-    Transform,
-    TransformedEnv,
-)
+from torchrl.envs import DTypeCastTransform, RewardClipping, RewardScaling, RewardSum, Transform, TransformedEnv
 from torchrl.envs.transforms import Compose
 
+from tests.data.conftest import speak
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.envs import TokenEnv, WordleEnv
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
@@ -28,35 +22,35 @@ from torchrl_lang.text import from_row
 from torchrl_lang.transforms import KLConstrainedTransform, LivingCost, RowReference, frozen_copy
 
 
-def act(td):
-    """A policy without a random stream: what it says hangs on the row."""
-    written = td["attention_mask"].sum(-1, keepdim=True)
-    return td.set("action", (written + torch.arange(4)) % 4)
-
-
 def test_the_last_observation_of_an_episode_is_its_row(talk):
+    """Unfinished ones are dropped or marked."""
     env = talk(seed=0, batch_size=[3], row_length=40)
-    rollout = env.rollout(12, act, break_when_any_done=False)
+    rollout = env.rollout(12, speak, break_when_any_done=False)
     rows = rows_from_rollout(rollout, unfinished="drop")
-    place = rollout["next", "done"].squeeze(-1).nonzero().tolist()
-    assert rows.shape == (len(place),)
-    assert len(place) > 3
-    for row, (env_index, time) in zip(rows.unbind(0), place, strict=True):
-        for key in (*ROW_KEYS, "terminated", "truncated"):
-            assert torch.equal(row[key], rollout[env_index, time]["next", key])
-        assert from_row(row, env.tokenizer).terminated
-
-
-def test_unfinished_episodes_are_dropped_or_marked(talk):
-    env = talk(seed=0, batch_size=[3], row_length=40, patience=1_000)
-    rollout = env.rollout(2, act, break_when_any_done=False)
+    ends = rollout["next"][rollout["next", "done"].squeeze(-1)]
+    assert len(rows) == len(ends) > 3
+    for key in (*ROW_KEYS, "terminated", "truncated"):
+        assert torch.equal(rows[key], ends[key])
+    assert all(from_row(row, env.tokenizer).terminated for row in rows)
+    rollout = talk(seed=0, batch_size=[3], row_length=40, patience=1_000).rollout(2, speak)
     assert rows_from_rollout(rollout, unfinished="drop").shape == (0,)
     rows = rows_from_rollout(rollout, unfinished="truncate")
     assert rows["truncated"].flatten().tolist() == [True] * 3
     assert not rows["terminated"].any()
     assert torch.equal(rows["tokens"], rollout[:, -1]["next", "tokens"])
-    with pytest.raises(ValueError, match="unfinished must be one of"):
-        rows_from_rollout(rollout, unfinished="ignore")
+
+
+def test_episodes_without_their_first_turn_are_rows_where_nothing_of_it_is_needed(talk):
+    def without_first_turn(env):
+        return env.rollout(12, speak, break_when_any_done=False)[:, 1:]
+
+    plain = without_first_turn(talk(seed=0, batch_size=[8], row_length=40))
+    scaled = without_first_turn(TransformedEnv(talk(seed=0, batch_size=[8], row_length=40), RewardScaling(0.0, 10.0)))
+    for rollout, options in ((plain, {}), (scaled, {"reward_key": None})):
+        assert len(rows_from_rollout(rollout, unfinished="drop", **options)) > 8
+    for rollout, options in ((plain, {"carry": ["figure"]}), (scaled, {})):
+        with pytest.raises(ValueError, match=r"episodes began before this batch.*EpisodeRows"):
+            rows_from_rollout(rollout, unfinished="drop", **options)
 
 
 def test_by_hand():
@@ -79,28 +73,17 @@ def test_by_hand():
         rows_from_rollout(rollout, unfinished="drop", carry=["said"])
 
 
-def test_what_is_not_there_raises(talk):
-    env = talk(seed=0, batch_size=[8], row_length=40)
-    rollout = env.rollout(12, speak, break_when_any_done=False)
-    with pytest.raises(KeyError, match="needs 'log_prob'"):
-        rows_from_rollout(rollout, unfinished="drop", carry=["log_prob"])
-    with pytest.raises(ValueError, match="episodes began before this batch"):
-        rows_from_rollout(rollout[:, 1:], unfinished="drop", carry=["figure"])
-
-
-def speak(td):
-    """Says the letters 0, 1, 2, ... from its place in the row on, each with its own place as its figure."""
-    written = td["attention_mask"].sum(-1, keepdim=True)
-    place = written + torch.arange(4)
-    return td.set("action", place % 4).set("figure", place.float() + 0.5).set("turn", written)
-
-
-def batches(env, frames, batches_in_all):
-    collector = Collector(env, speak, frames_per_batch=frames, total_frames=frames * batches_in_all)
+def batches(env, frames, batches_in_all, policy=speak, **options):
+    total = frames * batches_in_all
+    collector = Collector(env, policy, frames_per_batch=frames, total_frames=total, **options)
     try:
         yield from collector
     finally:
         collector.shutdown()
+
+
+def collected(env, policy, **options):
+    return next(batches(env, 96, 1, policy, **options))
 
 
 def sorted_rows(rows):
@@ -111,13 +94,15 @@ def sorted_rows(rows):
 
 @pytest.mark.parametrize("turns", [1, 3])
 def test_batches_of_any_length_give_the_same_episodes(talk, turns):
-    """As many as end in one long rollout; each figure stands where its token does."""
-    env = functools.partial(talk, seed=0, batch_size=[3], row_length=40)
+    """As many as end in one long rollout; figures stand where their tokens do, changed rewards of all turns too."""
+
+    def env():
+        return TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), RewardScaling(0.25, 2.0))
+
     rollout = env().rollout(12, speak, break_when_any_done=False)
     expected = rows_from_rollout(rollout, unfinished="drop", carry=["figure"])
     rows_of = EpisodeRows(carry=["figure"])
-    found = [rows_of(steps) for steps in batches(env(), 3 * turns, 12 // turns)]
-    got = torch.cat([rows for rows in found if len(rows)])
+    got = torch.cat([rows_of(steps) for steps in batches(env(), 3 * turns, 12 // turns)])
     assert len(expected) > 6
     assert rows_of.waiting == 3 - int(rollout["next", "done"][:, -1].sum())
     for key in expected.keys():
@@ -145,64 +130,41 @@ def test_waiting_episodes_are_followed_to_their_end(talk):
 
 
 def test_a_figure_a_turn_goes_to_all_its_tokens(talk):
-    env = talk(seed=0, batch_size=[3], row_length=40)
-    rows_of = EpisodeRows(carry={"when": "turn", "figure": "figure"})
-    for steps in batches(env, 3, 8):
+    """Each token was said in the turn that began at or before it."""
+    rows_of, place = EpisodeRows(carry={"when": "turn"}), torch.arange(40)
+    for steps in batches(talk(seed=0, batch_size=[3], row_length=40), 3, 8):
         rows = rows_of(steps)
-        for row in rows:
-            agent = row["agent_mask"]
-            begins = agent & ~agent.roll(1)
-            place = torch.arange(40)
-            for p in place[agent].tolist():  # each token was said in the turn that began at or before it
-                assert row["when"][p] <= p
-                assert (row["figure"][p] - 0.5) == p
-            assert torch.equal(row["when"][begins], place[begins])
-            assert not row["when"][~agent].any()
+        agent = rows["agent_mask"]
+        begins = agent & ~agent.roll(1, -1)
+        assert (rows["when"] <= torch.where(agent, place, 0)).all()
+        assert torch.equal(rows["when"][begins], place.expand_as(agent)[begins])
 
 
 @pytest.mark.parametrize("unfinished", ["truncate", "drop"])
 def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
     """Nothing waits; what is cut is a truncated row, or none."""
     env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
-    collector = Collector(env, speak, frames_per_batch=48, total_frames=480, reset_at_each_iter=True)
-    rows_of = EpisodeRows(carry=["figure"], unfinished=unfinished)
-    place = torch.arange(60) + 0.5
-    for steps in collector:
+    rows_of, place = EpisodeRows(carry=["figure"], unfinished=unfinished), torch.arange(60) + 0.5
+    for steps in batches(env, 48, 10, reset_at_each_iter=True):
         rows = rows_of(steps)
         assert rows_of.waiting == 0
         done = steps["next", "done"].squeeze(-1)
         assert len(rows) == int(done.sum()) + (unfinished == "truncate") * int((~done[:, -1]).sum())
         assert int(rows["truncated"].sum()) == len(rows) - int(done.sum())
         assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
-    collector.shutdown()
 
 
 def test_waiting_for_what_does_not_come_is_noticed(talk, monkeypatch):
     monkeypatch.setattr("torchrl_lang.data.rollouts._MOST_BATCHES", 4)
     env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
-    collector = Collector(env, speak, frames_per_batch=16, total_frames=160, reset_at_each_iter=True)
-    rows_of = EpisodeRows()
     with pytest.raises(RuntimeError, match=r"episodes of more than 4 batches wait.*unfinished='truncate'"):
-        list(map(rows_of, collector))
-    collector.shutdown()
-    with pytest.raises(ValueError, match="unfinished must be one of"):
-        EpisodeRows(unfinished="keep")
+        list(map(EpisodeRows(), batches(env, 16, 10, reset_at_each_iter=True)))
 
-
-# -- components of TorchRL before the conversion -----------------------------------------------------------------------
 
 CONVERSIONS = {
     "rollout": lambda steps, **options: rows_from_rollout(steps, unfinished="drop", **options),
     "episodes": lambda steps, **options: EpisodeRows(**options)(steps),
 }
-
-
-def collected(env, policy, **options):
-    collector = Collector(env, policy, frames_per_batch=96, total_frames=96, **options)
-    try:
-        return next(iter(collector))
-    finally:
-        collector.shutdown()
 
 
 @pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
@@ -271,21 +233,12 @@ class Noise(Transform):
 
 
 TRANSFORMS = {
-    "DTypeCastTransform": lambda: Compose(
+    "float64": lambda: Compose(
         DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), RewardScaling(0.0, 7.0)
     ),
     "several": lambda: Compose(LivingCost(0.25), RewardScaling(0.0, 2.0), RewardClipping(-1.0, 0.5), RewardSum()),
-    "noise": lambda: Noise(),
+    "noise": Noise,
 }
-
-
-def turn_sums(rows, steps_of_row):
-    """What the tokens of each turn earned in the row, turn by turn; turns are windows between the steps' lengths."""
-    sums = []
-    for row, steps in zip(rows, steps_of_row, strict=True):
-        before, after = steps["attention_mask"].sum(-1).tolist(), steps["next", "attention_mask"].sum(-1).tolist()
-        sums.append([row["token_reward"][a:b].sum().item() for a, b in zip(before, after, strict=True)])
-    return sums
 
 
 def episodes(rollout):
@@ -299,38 +252,22 @@ def episodes(rollout):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_each_turn_earns_what_its_step_did(name, talk):
+    """Turns are windows of the row between the steps' lengths; only the last token of a turn is paid."""
     env = TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), TRANSFORMS[name]())
-    rollout = env.rollout(12, act, break_when_any_done=False)
+    rollout = env.rollout(12, speak, break_when_any_done=False)
     rows = rows_from_rollout(rollout, unfinished="drop")
     own = rows_from_rollout(rollout, unfinished="drop", reward_key=None)
     played = list(episodes(rollout))
     assert len(rows) == len(played) > 3
-    for found, steps in zip(turn_sums(rows, played), played, strict=True):
-        torch.testing.assert_close(torch.tensor(found), steps["next", "reward"].flatten().float())
+    for row, steps in zip(rows, played, strict=True):
+        begins, ends = (td["attention_mask"].sum(-1).tolist() for td in (steps, steps["next"]))
+        found = torch.stack([row["token_reward"][a:b].sum() for a, b in zip(begins, ends, strict=True)])
+        torch.testing.assert_close(found, steps["next", "reward"].flatten().float())
     assert not torch.equal(rows["token_reward"], own["token_reward"])
     assert torch.equal(own["token_reward"], rollout["next", "token_reward"][rollout["next", "done"].squeeze(-1)])
-    # Only the last token of a turn is paid.
     agent = rows["agent_mask"]
     last = agent & ~torch.cat([agent[:, 1:], torch.zeros_like(agent[:, :1])], 1)
     assert not rows["token_reward"][~last].any()
-
-
-def test_episodes_over_several_batches_too(talk):
-    """The first turns of an episode were given in an earlier batch: their rewards are not lost."""
-
-    def env():
-        return TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), Noise())
-
-    expected = rows_from_rollout(env().rollout(12, act, break_when_any_done=False), unfinished="drop")
-    collector, rows_of = Collector(env(), act, frames_per_batch=12, total_frames=36), EpisodeRows()
-    rows = torch.cat([rows for rows in [rows_of(steps).clone() for steps in collector] if len(rows)])
-    collector.shutdown()
-    assert len(rows) == len(expected)
-    assert rows["token_reward"].sum() == pytest.approx(expected["token_reward"].sum().item(), rel=1e-5)
-    for row in rows:
-        same = (expected["tokens"] == row["tokens"]).all(-1)
-        near = (expected["token_reward"][same] - row["token_reward"]).abs().amax(-1)
-        assert near.min() < 1e-4
 
 
 def test_what_is_not_changed_comes_back_bit_by_bit(talk):
@@ -340,7 +277,7 @@ def test_what_is_not_changed_comes_back_bit_by_bit(talk):
         TransformedEnv(talk(seed=0, batch_size=[3], row_length=40), Compose(LivingCost(0.1), LivingCost(0.7))),
     ]
     for env in games:
-        rollout = env.rollout(12, act, break_when_any_done=False)
+        rollout = env.rollout(12, speak, break_when_any_done=False)
         ends = rollout["next", "done"].squeeze(-1)
         rows = rows_from_rollout(rollout, unfinished="drop")
         assert torch.equal(rows["token_reward"], rollout["next", "token_reward"][ends])
@@ -356,82 +293,62 @@ def test_what_is_not_changed_comes_back_bit_by_bit(talk):
     torch.testing.assert_close(given["token_reward"], 10 * own["token_reward"])
 
 
+def hand_made(agent_mask, reward, *, lengths=(1, 3, 5), token_reward=(0.0,) * 5):
+    """One episode whose turns end at these places of the row, and the rewards of its steps and tokens."""
+    steps, width = len(reward), lengths[-1]
+    real = torch.arange(width) < torch.tensor(lengths)[:, None]
+    agent = torch.tensor(agent_mask, dtype=torch.bool) & real
+    done = (torch.arange(steps) == steps - 1).view(1, steps, 1)
+    step = TensorDict(tokens=torch.arange(width).expand(1, steps, width), attention_mask=real[None, 1:],
+                      agent_mask=agent[None, 1:], token_reward=torch.tensor(token_reward).expand(1, steps, width),
+                      reward=torch.tensor(reward).view(1, steps, 1), done=done, terminated=done)  # fmt: skip
+    return TensorDict({"attention_mask": real[None, :-1], "next": step}, batch_size=[1, steps])
+
+
 def test_rounding_of_turns_whose_tokens_are_paid_singly_changes_nothing():
     """0.1 + 0.2 is not 0.3 in float32 whatever the order: the row stays as it is; a real difference is added."""
-    attention = torch.tensor([[[True] + 5 * [False]]])
-    reward = torch.tensor([[[0.0, 0.1, 0.2, 0.7, 0.05, 0.0]]])
-    agent = reward > 0
-    end = torch.ones(1, 1, 1, dtype=torch.bool)
-    step = TensorDict(tokens=torch.arange(6).view(1, 1, 6), attention_mask=attention | True, agent_mask=agent,
-                      token_reward=reward, done=end, terminated=end)  # fmt: skip
+    paid = [0.0, 0.1, 0.2, 0.7, 0.05, 0.0]
     for total, expected in ((1.05, 0.05), (1.05 + 1e-6, 0.05), (2.05, 1.05)):
-        step["reward"] = torch.tensor([[[total]]])
-        rollout = TensorDict({"attention_mask": attention, "next": step}, batch_size=[1, 1])
-        rows = rows_from_rollout(rollout, unfinished="drop")
-        if expected == 0.05:
-            assert torch.equal(rows["token_reward"], reward[0])
-        assert rows["token_reward"][0, 4] == pytest.approx(expected, abs=1e-6)
-
-
-def hand_made(agent_mask, reward):
-    """One episode of two turns, ``0 | 1 2 | 3 4``, and the rewards of its steps."""
-    lengths = torch.tensor([1, 3, 5])
-    real = torch.arange(5) < lengths[:, None]
-    agent = torch.tensor(agent_mask, dtype=torch.bool) & real
-    done = torch.tensor([[[False], [True]]])
-    step = TensorDict(tokens=torch.arange(5).expand(1, 2, 5), attention_mask=real[None, 1:],
-                      agent_mask=agent[None, 1:], token_reward=torch.zeros(1, 2, 5),
-                      reward=torch.tensor(reward).view(1, 2, 1), done=done, terminated=done)  # fmt: skip
-    return TensorDict({"attention_mask": real[None, :-1], "next": step}, batch_size=[1, 2])
+        rollout = hand_made([0, 1, 1, 1, 1, 0], [total], lengths=(1, 6), token_reward=paid)
+        row = rows_from_rollout(rollout, unfinished="drop")["token_reward"][0]
+        assert row.tolist() == pytest.approx([*paid[:4], expected, 0.0], abs=1e-6)
+        assert expected > 0.05 or torch.equal(row, torch.tensor(paid))
 
 
 def test_a_turn_in_which_the_agent_writes_nothing():
-    rows = rows_from_rollout(hand_made([0, 1, 1, 0, 0], [1.0, 2.0]), unfinished="drop")
-    assert rows["token_reward"].tolist() == [[0.0, 0.0, 3.0, 0.0, 0.0]]
-    with pytest.raises(
-        ValueError, match=r"1 steps have another 'reward'.*no token of the agent to place it on.*reward_key=None"
-    ):
+    for agent, reward, expected in (([0, 1, 1, 0, 0], [1.0, 2.0], [0, 0, 3, 0, 0]),
+                                    ([0, 0, 0, 1, 1], [0.0, 2.0], [0, 0, 0, 0, 2])):  # fmt: skip
+        rows = rows_from_rollout(hand_made(agent, reward), unfinished="drop")
+        assert rows["token_reward"].tolist() == [expected]
+    with pytest.raises(ValueError, match=r"1 steps have another 'reward'.*no token of the agent.*reward_key=None"):
         rows_from_rollout(hand_made([0, 0, 0, 1, 1], [1.0, 2.0]), unfinished="drop")
-    rows = rows_from_rollout(hand_made([0, 0, 0, 1, 1], [0.0, 2.0]), unfinished="drop")
-    assert rows["token_reward"].tolist() == [[0.0, 0.0, 0.0, 0.0, 2.0]]
 
 
-def test_changed_rewards_of_a_first_turn_that_is_not_there(talk):
-    env = TransformedEnv(talk(seed=0, batch_size=[8], row_length=40), RewardScaling(0.0, 10.0))
-    rollout = env.rollout(12, act, break_when_any_done=False)
-    with pytest.raises(ValueError, match=r"episodes began before this batch.*EpisodeRows"):
-        rows_from_rollout(rollout[:, 1:], unfinished="drop")
-    assert len(rows_from_rollout(rollout[:, 1:], unfinished="drop", reward_key=None)) > 8
-    plain = talk(seed=0, batch_size=[8], row_length=40).rollout(12, act, break_when_any_done=False)
-    assert len(rows_from_rollout(plain[:, 1:], unfinished="drop")) > 8
-
-
-def test_rewards_that_cannot_be_used_are_named(talk):
-    rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, act, break_when_any_done=False)
-    with pytest.raises(KeyError, match=r"needs \('next', 'score'\), found only.*reward_key="):
-        rows_from_rollout(rollout, unfinished="drop", reward_key="score")
-    rollout["next", "score"] = torch.zeros(3, 12, 2)
-    with pytest.raises(ValueError, match=r"'score' must be one number per step, \[3, 12, 1\], got \[3, 12, 2\]"):
-        rows_from_rollout(rollout, unfinished="drop", reward_key="score")
+def test_rewards_and_entries_that_cannot_be_used_are_named(talk):
+    rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, speak, break_when_any_done=False)
+    rollout["next", "pair"] = torch.zeros(3, 12, 2)
+    for options, error, message in (
+        ({"carry": ["log_prob"]}, KeyError, "needs 'log_prob'"),
+        ({"reward_key": "score"}, KeyError, r"needs \('next', 'score'\), found only.*reward_key="),
+        ({"reward_key": "pair"}, ValueError, r"'pair' must be one number per step, \[3, 12, 1\], got \[3, 12, 2\]"),
+        ({"unfinished": "ignore"}, ValueError, "unfinished must be one of"),
+    ):
+        with pytest.raises(error, match=message):
+            rows_from_rollout(rollout, **{"unfinished": "drop", **options})
     rollout["next", "score"] = torch.full((3, 12, 1), 2.5)
     rows = rows_from_rollout(rollout, unfinished="drop", reward_key="score")
     steps = torch.tensor([len(steps) for steps in episodes(rollout)])
     torch.testing.assert_close(rows["token_reward"].sum(-1), 2.5 * steps)
 
 
-def policy_and_reference(env):
+def test_a_penalty_in_the_environment_reaches_the_rows_once():
+    base = WordleEnv(["crane", "slate", "purge", "mouse"], batch_size=[6], seed=0)
     torch.manual_seed(0)
     actor = language_actor(causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=96))
-    policy = UtteranceActor(actor, env.tokenizer.control, 6, seed=0)
+    policy = UtteranceActor(actor, base.tokenizer.control, 6, seed=0)
     frozen = frozen_copy(policy)
     with torch.no_grad():
         actor[1].module.weight.add_(0.1 * torch.randn_like(actor[1].module.weight))
-    return policy, frozen
-
-
-def test_a_penalty_in_the_environment_reaches_the_rows_once():
-    base = WordleEnv(["crane", "slate", "purge", "mouse"], batch_size=[6], seed=0)
-    policy, frozen = policy_and_reference(base)
     env = TransformedEnv(base, Compose(LivingCost(0.5), KLConstrainedTransform(frozen, 0.5)))
     steps = env.rollout(12, policy, break_when_any_done=False)
     with warnings.catch_warnings():
@@ -474,7 +391,7 @@ def test_episodes_of_several_workers_are_told_apart():
             found.append(rows_of(steps))
     finally:
         collector.shutdown()
-    rows = torch.cat([rows for rows in found if len(rows)])
+    rows = torch.cat(found)
     assert len(rows) >= 15
     assert rows["terminated"].all()
     place = torch.arange(rows["tokens"].shape[-1]) + 0.5

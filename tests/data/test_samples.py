@@ -21,12 +21,9 @@ def test_prompts_and_outputs_alternate():
     long, *short = from_samples([["a", "b", "c", "a"], "ab", ("", "ab")], [2, 0.5, 0.5])
     assert long == Episode([Turn("a"), Turn("b", 0.0), Turn("c"), Turn("a", 2.0)], terminated=True)
     assert short == [Episode([Turn("ab", 0.5)], terminated=True)] * 2
-
-
-@pytest.mark.parametrize("sample", [[], ["a"], ["a", "b", "c"], ["a", 3]])
-def test_other_samples_are_errors(sample):
-    with pytest.raises(ValueError, match="Sample 1 must be a text, or prompts and outputs in turn"):
-        from_samples(["a", sample], [1.0, 1.0])
+    for sample in ([], ["a", "b", "c"], ["a", 3]):
+        with pytest.raises(ValueError, match="Sample 1 must be a text, or prompts and outputs in turn"):
+            from_samples(["a", sample], [1.0, 1.0])
 
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
@@ -69,11 +66,7 @@ def test_a_row_written_out(query, response):
     assert row["agent_mask"].tolist() == [False] * 4 + [True] * 3 + [False] * 3
     assert row["token_reward"].tolist() == [0.0] * 6 + [0.5] + [0.0] * 3
     assert (row["terminated"].tolist(), row["truncated"].tolist()) == ([True], [False])
-    assert (row["tokens"].dtype, row["token_reward"].dtype, row["group"].dtype) == (
-        torch.int64,
-        torch.float32,
-        torch.int64,
-    )
+    assert row["tokens"].dtype == row["group"].dtype == torch.int64
 
 
 def assert_equal_rows(triples, rows):
@@ -151,7 +144,7 @@ def test_equal_queries_are_a_group():
     torch.testing.assert_close(group_advantages(rows["token_reward"].sum(-1), rows["group"]), expected)
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 GOOD = {"queries": ["ab", "c"], "responses": [[0, END], [1, 2]], "rewards": [1.0, 2.0]}
 
 
@@ -160,9 +153,7 @@ GOOD = {"queries": ["ab", "c"], "responses": [[0, END], [1, 2]], "rewards": [1.0
     [
         ({"responses": [[0, END]]}, "got 2 queries, 1 responses, 2 rewards"),
         ({"responses": ["a", ""]}, r"Response 1 is empty: leave it out, or give the ids \[7\]"),
-        ({"responses": [[0], []]}, "Response 1 is empty"),
         ({"responses": [[0], [END, 1]]}, "Response 1 contains the control tokens"),
-        ({"responses": [[0], [PAD, 1]]}, "Response 1 contains the control tokens"),
         ({"responses": [[0], [1.5]]}, "Response 1 must be a text or ids"),
         ({"responses": [[0], [12]]}, r"Row 1 has a token id out of range at position 3: ids lie in \[0, 12\)"),
         ({"queries": ["ab", [CONTROL.begin_state, 0]]}, r"Query 1 contains the control tokens \[9\]"),
@@ -171,17 +162,12 @@ GOOD = {"queries": ["ab", "c"], "responses": [[0, END], [1, 2]], "rewards": [1.0
         ({"rewards": [1.0, [0.0, 1.0, 2.0]]}, r"Reward 1 has the shape \[3\], but its response is 2 ids"),
         ({"responses": [[0, PAD], "ab"], "rewards": [[0.0, 1.0], 1.0]}, "Reward 0 is .*, not 0 on padding"),
         ({"responses": ["a", "b"], "rewards": [0.0, [1.0, 1.0]]}, "Reward 1 .* its response is a text"),
-        ({"responses": ["a", "b"], "log_probs": [[-1.0, -1.0]] * 2}, "Log-probability 0 .* its response is a text"),
         ({"log_probs": [[-1.0, -1.0], [-1.0]]}, r"Log-probability 1 has the shape \[1\], but its response is 2 ids"),
-        ({"log_probs": [[-1.0, -1.0], -2.0]}, r"Log-probability 1 has the shape \[\]"),
-        ({"log_probs": [[-1.0, -INF], [-1.0, 0.0]]}, "Log-probability 0 is .*inf.*must be finite"),
         ({"log_probs": [[-1.0, 0.5], [-1.0, 0.0]]}, "Log-probability 0 is .* at most 0"),
-        ({"row_length": 0}, "row_length must be"),
     ],
 )  # fmt: skip
 def test_bad_triples(changed, reason):
     given = {"row_length": 10, **GOOD, **changed}
-    rows_from_triples(**GOOD, tokenizer=LETTERS, row_length=10)
     with pytest.raises(ValueError, match=reason):
         rows_from_triples(**given, tokenizer=LETTERS)
 

@@ -39,39 +39,18 @@ def of_returns(*returns, **entries):
 
 
 def test_returns_by_hand():
-    """Rewards by turn 1, 2, 4: 1 + 2/2 + 4/4."""
+    """Rewards by turn 1, 2, 4: 1 + 2/2 + 4/4. Every token of a turn has the turn's discount."""
     rows = numbered([episode(1.0, 2.0, 4.0), episode(0.0, 0.0, 8.0), episode(3.0)])
     assert row_returns(rows).tolist() == [7.0, 8.0, 3.0]
     assert row_returns(rows, gamma=0.5).tolist() == [3.0, 2.0, 3.0]
     assert numbers(best_rows(rows, 1)) == [1]
     assert numbers(best_rows(rows, 2, gamma=0.5)) == [0, 2]
-
-
-def test_every_token_of_a_turn_has_the_turn_s_discount():
-    """A KL penalty sits on each token: -1 on the three tokens of turn 0, -2 on the two of turn 1."""
-    agent = torch.tensor([[False, True, True, True, False, True, True]])
-    reward = torch.tensor([[0.0, -1.0, -1.0, -1.0, 0.0, -2.0, -2.0]])
-    row = TensorDict(
-        tokens=torch.zeros(1, 7, dtype=torch.int64),
-        attention_mask=agent | True,
-        agent_mask=agent,
-        shaped=reward,
-        batch_size=[1],
-    )
-    assert row_returns(row, gamma=0.5, reward_key="shaped").tolist() == [-5.0]
-
-
-def test_turns_without_an_answer_are_told_apart_by_their_end():
-    agent = torch.tensor([[False, True, True, True, True]])
-    row = TensorDict(
-        tokens=torch.tensor([[0, 7, 9, 7, 9]]),
-        attention_mask=agent | True,
-        agent_mask=agent,
-        token_reward=torch.tensor([[0.0, 0.0, 2.0, 0.0, 4.0]]),
-        batch_size=[1],
-    )
-    assert row_returns(row, gamma=0.5).tolist() == [6.0]
-    assert row_returns(row, gamma=0.5, end_of_action=9).tolist() == [4.0]
+    agent = torch.tensor([[False, True, True, True, True, False, True]])
+    row = TensorDict(tokens=torch.tensor([[0, 7, 9, 7, 9, 0, 9]]), attention_mask=agent | True, agent_mask=agent,
+                     shaped=torch.tensor([[0.0, -1.0, -1.0, -1.0, -3.0, 0.0, -4.0]]), batch_size=[1])  # fmt: skip
+    assert row_returns(row, gamma=0.5, reward_key="shaped").tolist() == [-8.0]
+    # Turns without an answer between them are told apart by their end.
+    assert row_returns(row, gamma=0.5, reward_key="shaped", end_of_action=9).tolist() == [-5.0]
 
 
 def test_number_and_fraction_and_groups_by_hand():
@@ -176,29 +155,19 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("call", "message"),
     [
-        ({}, "either n or fraction"),
-        ({"n": 1, "fraction": 0.5}, "either n or fraction"),
-        ({"n": 0}, "n must"),
-        ({"n": 1, "per": "prompt"}, "A row needs 'prompt'"),
-        ({"n": 1, "per": torch.zeros(3, dtype=torch.int64)}, "one integer per row"),
-        ({"n": 1, "reward_key": "raw"}, "A row needs 'raw'"),
-        ({"n": 1, "by": torch.tensor([float("nan"), 1.0])}, "got 1 NaN"),
+        (lambda rows: best_rows(rows), "either n or fraction"),
+        (lambda rows: best_rows(rows, 1, fraction=0.5), "either n or fraction"),
+        (lambda rows: best_rows(rows, 0), "n must"),
+        (lambda rows: best_rows(rows, 1, per=torch.zeros(3, dtype=torch.int64)), "one integer per row"),
+        (lambda rows: best_rows(rows, 1, reward_key="raw"), "A row needs 'raw'"),
+        (lambda rows: best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0])), "got 1 NaN"),
+        (lambda rows: BestRows(2, per="group"), "both per and per_group or none"),
+        (lambda rows: BestRows(2).rows, "call extend"),
+        (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), "number"),
     ],
 )
-def test_options_that_select_nothing_sensible(options, message):
-    with pytest.raises((ValueError, KeyError), match=message):
-        best_rows(of_returns(1.0, 2.0), **options)
-
-
-def test_rows_of_a_pool_are_alike():
-    rows = of_returns(1.0, 2.0)
-    with pytest.raises(ValueError, match="both per and per_group or none"):
-        BestRows(2, per="group")
-    with pytest.raises(RuntimeError, match="call extend"):
-        BestRows(2).rows  # noqa: B018
-    narrow = to_rows([episode(1.0)], WORDS, 12)
-    for other in (rows.exclude("number"), narrow.set("number", torch.zeros(1))):
-        with pytest.raises((KeyError, RuntimeError)):
-            BestRows(2).extend(rows).extend(other)
+def test_what_selects_nothing_sensible(call, message):
+    with pytest.raises((ValueError, KeyError, RuntimeError), match=message):
+        call(of_returns(1.0, 2.0))

@@ -14,27 +14,12 @@ LOSSES = [getattr(objectives, name) for name in objectives.__all__ if name.endsw
 
 
 def test_by_hand():
-    lines = [
-        "PPO::",
-        "",
-        "    loss_actor = -mean_j clip(rho_j, 1 - eps, 1)     (arXiv 1707.06347, eq. 7)",
-        "",
-        "End::",
-        "",
-        "  x",
-    ]
-    assert typeset(lines) == [
-        "PPO:",
-        "",
-        ".. math::",
-        "",
-        r"    \begin{aligned}",
-        r"    \text{loss\_actor} &= -\operatorname{mean}_j \operatorname{clip}(\rho_j, 1 - \epsilon, 1)"
-        r"\qquad\text{(arXiv 1707.06347, eq. 7)}",
-        r"    \end{aligned}",
-        "",
-        *lines[4:],
-    ]
+    formula = "    loss_actor = -mean_j clip(rho_j, 1 - eps, 1)     (arXiv 1707.06347, eq. 7)"
+    lines = ["PPO::", "", formula, "", "End::", "", "  x"]
+    typed = r"    \text{loss\_actor} &= -\operatorname{mean}_j \operatorname{clip}(\rho_j, 1 - \epsilon, 1)"
+    typed += r"\qquad\text{(arXiv 1707.06347, eq. 7)}"
+    equations = ["", r"    \begin{aligned}", typed, r"    \end{aligned}", ""]
+    assert typeset(lines) == ["PPO:", "", ".. math::", *equations, *lines[4:]]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)

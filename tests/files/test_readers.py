@@ -15,7 +15,6 @@ from torchrl_lang._files import (
     read_json_list,
     read_tensors,
     read_text,
-    unique_keys,
     write_json,
     write_manifest,
 )
@@ -34,36 +33,32 @@ def error_of(read, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("read", "content", "found"),
     [
-        (b"{", "is not valid JSON"),
-        (b"[1]", "holds [1], not a JSON object"),
-        (b'{"a": NaN}', "NaN is not a JSON number"),
-        (b'{"a": 1, "a": 2}', "the key 'a' is repeated"),
-        (b"\xff\xfe{}", "is not UTF-8 text (byte 0)"),
-        (b"[" * 100_000, "is not valid JSON"),
-        (b'"' + b"x" * 10_000_000 + b'"', "not a JSON object"),
+        (read_json, b"{", "is not valid JSON"),
+        (read_json, b"[1]", "holds [1], not a JSON object"),
+        (read_json, b'{"a": NaN}', "NaN is not a JSON number"),
+        (read_json, b'{"a": 1, "a": 2}', "the key 'a' is repeated"),
+        (read_json, b"\xff\xfe{}", "is not UTF-8 text (byte 0)"),
+        (read_json, b"[" * 100_000, "is not valid JSON"),
+        (read_json, b'"' + b"x" * 10_000_000 + b'"', "not a JSON object"),
+        (read_json_list, b"{}", "not a JSON list"),
+        (read_json_list, b"[NaN]", "NaN is not a JSON number"),
     ],
-    ids=["cut", "list", "nan", "twice", "utf-16", "deep", "long"],
+    ids=["cut", "list", "nan", "twice", "utf-16", "deep", "long", "no list", "nan in a list"],
 )
-def test_json_that_is_damaged(tmp_path, content, found):
+def test_json_that_is_damaged(tmp_path, read, content, found):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
-    assert found in error_of(read_json, path)
+    assert found in error_of(read, path)
 
 
-def test_json_lists_have_the_same_checks_and_a_limit_of_their_own(tmp_path):
+def test_other_files_that_are_not_read(tmp_path):
     path = tmp_path / "rewards.json"
     path.write_text("[1, [2]]")
     assert read_json_list(path, remedy=FIX) == [1, [2]]
     with pytest.raises(FileError, match="has 8 bytes, more than the limit of 7"):
         read_json_list(path, remedy=FIX, max_bytes=7)
-    for content, found in (("{}", "not a JSON list"), ("[NaN]", "NaN is not a JSON number"), ("[1", "not valid JSON")):
-        path.write_text(content)
-        assert found in error_of(read_json_list, path)
-
-
-def test_what_is_no_regular_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in error_of(read_text, tmp_path / "pipe")
     assert "not a regular file" in error_of(read_text, tmp_path)
@@ -94,12 +89,6 @@ def test_what_is_no_json_is_not_written(tmp_path, value):
         with pytest.raises(ValueError, match=r"cannot be written to .*file.json as JSON"):
             write(tmp_path / "file.json", {"x": value})
     assert not list(tmp_path.iterdir())
-
-
-def test_a_long_object_with_a_repeated_key_is_read_in_a_moment():
-    pairs = [(str(number), 0) for number in range(100_000)]
-    with pytest.raises(ValueError, match="the key '99999' is repeated"):
-        unique_keys([*pairs, pairs[-1]])
 
 
 def test_csv_records_by_line_whatever_is_broken(tmp_path):

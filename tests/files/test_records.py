@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from torchrl_lang._files import FileError, Record, RecordFolder
+from torchrl_lang._files import FileError, Record, RecordFolder, write_manifest
 
 
 class Entry(Record):
@@ -35,14 +36,6 @@ class Manifest(Record):
 MANIFEST = Manifest(
     rows=3, mean=1, entries={"tokens": Entry(dtype="int32", shape=(3, 8))}, notes={"é": [1, None, {"a": "\n"}]}
 )
-
-
-def change(path, **fields):
-    """Write other fields into a record's file, with a digest that fits."""
-    from torchrl_lang._files import write_manifest
-
-    content = json.loads(path.read_text()) | fields
-    write_manifest(path, {name: value for name, value in content.items() if name != "digest" and value != ...})
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -72,24 +65,19 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 def test_what_a_record_does_not_hold(tmp_path, fields, message):
     path = tmp_path / "manifest.json"
     MANIFEST.write(path)
-    change(path, **fields)
+    content = json.loads(path.read_text()) | fields
+    write_manifest(path, {name: value for name, value in content.items() if name != "digest" and value != ...})
     with pytest.raises(FileError) as caught:
         Manifest.read(path, remedy="write it again")
-    assert message in str(caught.value)
-    assert str(caught.value).startswith(str(path))
-    assert str(caught.value).endswith(": write it again.")
-    assert "\n" not in str(caught.value)
+    found = str(caught.value)
+    assert message in found
+    assert re.fullmatch(rf"{path} .*: write it again\.", found)  # a point matches no line break
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ('"rows": 3', '"rows": 4'),
-        ('"digest"', '"other"'),
-        ('"mean": 1.0', '"mean": NaN'),
-        ('"mean": 1.0', '"mean": 1e999'),
-    ]
-    + [('"rows": 3', '"rows": 3, "rows": 3'), ("}", "")],
+    [('"rows": 3', '"rows": 4'), ('"digest"', '"other"'), ('"mean": 1.0', '"mean": NaN'), ("}", "")]
+    + [('"mean": 1.0', '"mean": 1e999'), ('"rows": 3', '"rows": 3, "rows": 3')],
 )
 def test_edited_files_are_found(tmp_path, old, new):
     path = tmp_path / "manifest.json"
@@ -99,13 +87,6 @@ def test_edited_files_are_found(tmp_path, old, new):
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(FileError, match="write it again"):
         Manifest.read(path, remedy="write it again")
-
-
-def test_what_is_no_json_is_not_written(tmp_path):
-    for value in (float("nan"), {1, 2}, object()):
-        with pytest.raises(ValueError, match="cannot be written"):
-            Manifest(rows=1, notes={"a": value}).write(tmp_path / "manifest.json")
-    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValidationError):
         Manifest(rows=1, mean=float("inf"))
 
@@ -135,12 +116,10 @@ def test_a_folder_is_read_as_it_was_written(tmp_path):
 def test_every_damaged_file_is_found(tmp_path, name):
     save(tmp_path / "saved")
     path = tmp_path / "saved" / name
-    path.write_text("x" + path.read_text()[1:])
-    with pytest.raises(FileError, match="save the words again"):
-        FOLDERS.read(tmp_path / "saved")
-    path.unlink()
-    with pytest.raises(FileError, match="save the words again"):
-        FOLDERS.read(tmp_path / "saved")
+    for damage in (lambda: path.write_text("x" + path.read_text()[1:]), path.unlink):
+        damage()
+        with pytest.raises(FileError, match="save the words again"):
+            FOLDERS.read(tmp_path / "saved")
 
 
 def test_a_folder_that_lists_too_few_files(tmp_path):

@@ -38,21 +38,18 @@ ALSO = {
 def guards(path: Path) -> list[list[str]]:
     """The tests to run for a file: its examples and those tests that name what it defines, then the others."""
     parts = path.parts
-    layer = "/".join(parts[:2])
-    folder = ROOT / "tests" / parts[1].lstrip("_")  # the tests of ``_files`` are in ``files``
-    if len(parts) > 3 and (folder / parts[2]).is_dir():
-        folder /= parts[2]  # a task of ``envs`` has a folder of its own
-    folders = [folder] if len(parts) > 2 else []
-    files = [file for folder in folders for file in sorted(folder.glob("test_*.py"))]
-    if not folders:
-        files = [ROOT / "tests" / f"test_{path.name}"]
-    for more in ALSO.get(layer, []):
-        files += sorted((ROOT / more).glob("test_*.py"))
+    files = [ROOT / "tests" / f"test_{path.name}"]
+    if len(parts) > 2:
+        folder = ROOT / "tests" / parts[1].lstrip("_")  # the tests of ``_files`` are in ``files``
+        if len(parts) > 3 and (folder / parts[2]).is_dir():
+            folder /= parts[2]  # a task of ``envs`` has a folder of its own
+        files = sorted(folder.glob("test_*.py"))
+    files += [file for more in ALSO.get("/".join(parts[:2]), []) for file in sorted((ROOT / more).glob("test_*.py"))]
     tree = ast.parse((ROOT / path).read_text())
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, [path.stem, *names])) + r")\b")
-    naming = [file for file in files if file.stem == f"test_{path.stem}"]
-    naming += [file for file in files if file not in naming and pattern.search(file.read_text())]
+    own = [file for file in files if file.stem == f"test_{path.stem}"]
+    naming = own + [file for file in files if file not in own and pattern.search(file.read_text())]
     others = [file for file in files if file not in naming]
     first, second = ([str(file.relative_to(ROOT)) for file in part] for part in (naming, others))
     return [stage for stage in ([str(path), *first], second) if stage]
@@ -155,8 +152,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
-    parser.add_argument("--begin", type=int, default=0, help="the first mutant of the sample to try")
-    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument("--write", action="store_true", help=f"add the mutants with their ends to {LIST.name}")
     parser.add_argument("--kept", action="store_true", help=f"try those of {LIST.name} that died, which should again")
     options = parser.parse_args()
@@ -166,10 +161,6 @@ def main() -> None:
             print("Skipped, as no file has these lines any more; replace them by others:", *stale, sep="\n")
     else:
         sample = draw(options.places, options.count, options.seed)
-    sample = sample[options.begin :]
-    if options.list:
-        print("\n".join(str(mutant) for mutant, _ in sample))
-        return
     for name in HEAVY:
         import_module(name)
 

@@ -8,48 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-OPERATORS = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
-METHODS = {
-    "all": "any",
-    "amax": "amin",
-    "amin": "amax",
-    "any": "all",
-    "argmax": "argmin",
-    "clamp_max": "clamp_min",
-    "clamp_min": "clamp_max",
-    "detach": "clone",
-    "log_softmax": "softmax",
-    "logsumexp": "sum",
-    "max": "min",
-    "maximum": "minimum",
-    "mean": "sum",
-    "min": "max",
-    "minimum": "maximum",
-    "softmax": "log_softmax",
-    "sum": "mean",
-}
+PAIRS = [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)]
+PAIRS += [(ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or)]
+OPERATORS = {ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult} | dict(PAIRS) | {b: a for a, b in PAIRS}
+NAMES = [("all", "any"), ("amax", "amin"), ("clamp_max", "clamp_min"), ("log_softmax", "softmax"), ("max", "min")]
+NAMES += [("maximum", "minimum"), ("mean", "sum")]
+METHODS = {"argmax": "argmin", "detach": "clone", "logsumexp": "sum"} | dict(NAMES) | {b: a for a, b in NAMES}
 SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 

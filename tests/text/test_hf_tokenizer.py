@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +9,6 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.rows import to_row
 from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row
-from torchrl_lang.text.tokenizer_files import tokenizer_from_config
-from torchrl_lang.text.tokenizers import fingerprint
 
 
 def byte_level(**special: str) -> PreTrainedTokenizerFast:
@@ -62,13 +58,6 @@ def test_decoding_gives_any_text_again(tokenizer, parts):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert not special & set(ids)
-
-
-def test_the_configuration_rebuilds_it(tokenizer):
-    again = tokenizer_from_config(json.loads(json.dumps(tokenizer.config())))
-    assert isinstance(again, HFTokenizer)
-    assert (again.control, fingerprint(again)) == (tokenizer.control, fingerprint(tokenizer))
-    assert again.encode("is it </a> blue?") == tokenizer.encode("is it </a> blue?")
 
 
 def word_level(**special: str) -> PreTrainedTokenizerFast:

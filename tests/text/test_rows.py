@@ -45,17 +45,13 @@ def test_episode_row_episode(episode):
 @settings(max_examples=50)
 @given(episodes, st.integers(1, 20))
 def test_a_truncated_row_is_well_formed_and_its_own_round_trip(episode, width):
-    with pytest.warns(UserWarning, match="truncated") if _length(episode) > width else contextlib.nullcontext():
+    whole = int(to_row(episode, WORDS, 200)["attention_mask"].sum()) - (episode.terminated and episode.truncated)
+    with pytest.warns(UserWarning, match="truncated") if whole > width else contextlib.nullcontext():
         row = to_row(episode, WORDS, width, on_overflow="truncate")
     check_row(row, vocab_size=WORDS.vocab_size)
     again = to_row(from_row(row, WORDS), WORDS, width)
     for key in KEYS:
         assert torch.equal(row[key], again[key]), key
-
-
-def _length(episode):
-    spare = episode.terminated and episode.truncated
-    return int(to_row(episode, WORDS, 200)["attention_mask"].sum()) - spare
 
 
 @pytest.mark.slow
@@ -123,31 +119,24 @@ def test_token_rewards_are_added_to_what_the_agent_wrote(letters):
     row = to_row(episode, letters, 8, token_reward=lambda ids: [0.25] * len(ids))
     assert row["token_reward"].tolist() == [0, 0, 0, 0, 0.25, 0.25, 1.25, 0]
     assert from_row(row, letters).total_reward == 1.75
-    with pytest.raises(ValueError, match="returned 1 rewards for 8 tokens"):
-        to_row(episode, letters, 8, token_reward=lambda ids: [0.0])
 
 
-def test_what_does_not_fit_is_an_error_with_numbers(letters):
+def test_episodes_that_no_row_can_hold(letters):
     short, long = Episode([Turn("a", 1.0)], True), Episode([Turn("abcdef", 1.0)], True)
-    with pytest.raises(ValueError, match=r"1 of 3 episodes \(the first is 1\).* row_length of 9"):
-        to_rows([short, long, short], letters, 5)
+    for call, message in (
+        (lambda: Turn("a", -1e39), "finite"),
+        (lambda: Turn("a", closed=False), "closed=False"),
+        (lambda: Episode([Turn("a")], terminated=True, cut=True), "cut=True"),
+        (lambda: to_row(Episode([Turn("", 1.0, closed=False)], True), WORDS, 8), "no token of the agent to place it"),
+        (lambda: to_rows([short, long, short], letters, 5), r"1 of 3 episodes \(the first is 1\).* row_length of 9"),
+        (lambda: to_row(short, letters, 8, token_reward=lambda ids: [0.0]), "returned 1 rewards for 4 tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     with pytest.warns(UserWarning, match="1 of 3 episodes"):
         rows = to_rows([short, long, short], letters, 5, on_overflow="truncate")
     assert rows["truncated"].flatten().tolist() == [False, True, False]
     assert rows["terminated"].flatten().tolist() == [True, False, True]
-
-
-def test_malformed_episodes():
-    with pytest.raises(ValueError, match="finite"):
-        Turn("a", float("nan"))
-    with pytest.raises(ValueError, match="finite"):
-        Turn("a", -1e39)
-    with pytest.raises(ValueError, match="closed=False"):
-        Turn("a", closed=False)
-    with pytest.raises(ValueError, match="cut=True"):
-        Episode([Turn("a")], terminated=True, cut=True)
-    with pytest.raises(ValueError, match="no token of the agent to place it on"):
-        to_row(Episode([Turn("", 1.0, closed=False)], True), WORDS, 8)
 
 
 @pytest.mark.parametrize(
@@ -172,21 +161,9 @@ def test_malformed_rows(tokens, agent, terminated, message):
         from_row(row, WORDS)
 
 
-GAME = Episode(
-    [
-        Turn("crane", -1.0),
-        Turn("<b><g><g><b><g>"),
-        Turn("xx", -1.0),
-        Turn("abcdef", -1.0),
-        Turn("geese", -1.0),
-        Turn("<b><y><y><g><g>"),
-        Turn("speed", -1.0),
-        Turn("<y><b><y><y><b>"),
-        Turn("abide", -1.0),
-        Turn("<y><b><b><b><g>"),
-    ],
-    terminated=True,
-)
+SAID = ["crane", "<b><g><g><b><g>", "xx", "abcdef", "geese", "<b><y><y><g><g>", "speed", "<y><b><y><y><b>"]
+SAID += ["abide", "<y><b><b><b><g>"]
+GAME = Episode([Turn(text, None if "<" in text else -1.0) for text in SAID], terminated=True)
 DECISIONS = [*range(6), *range(12, 28), *range(34, 40), *range(46, 52)]
 
 
@@ -209,29 +186,22 @@ def test_a_whole_game(wordle_symbols):
     )
 
 
-@pytest.mark.parametrize(
-    ("width", "n_states", "n_actions", "total"), [(5, 5, 4, 0), (9, 6, 5, 0), (13, 7, 6, -1), (20, 14, 13, -2)]
-)
-def test_the_head_of_a_game(wordle_symbols, width, n_states, n_actions, total):
-    with pytest.warns(UserWarning, match="1 of 1 episodes"):
-        row = to_row(GAME, wordle_symbols, width, on_overflow="truncate")
-    assert states(row) == [state for state in [*DECISIONS, 59] if state < width][:n_states]
-    assert int(row["agent_mask"].sum()) == n_actions == n_states - 1
-    assert row["token_reward"].sum() == total
-    assert not row["terminated"].any()
-    assert row["truncated"].all()
+OF_THE_PAPER = {5: (5, 4, 0), 9: (6, 5, 0), 13: (7, 6, -1), 20: (14, 13, -2)}
+"""By width: states, actions and rewards that the paper's code keeps."""
 
 
 def test_every_cut_keeps_exactly_the_actions_whose_successor_state_is_kept(wordle_symbols):
     whole = to_row(GAME, wordle_symbols, 60)
-    every = [*DECISIONS, 59]
-    for width in range(1, 60, 3):
-        with pytest.warns(UserWarning, match="truncated"):
+    for width in {*range(1, 60, 3), *OF_THE_PAPER}:
+        with pytest.warns(UserWarning, match="1 of 1 episodes"):
             row = to_row(GAME, wordle_symbols, width, on_overflow="truncate")
-        kept = [state for state in every if state < width]
+        kept = [state for state in [*DECISIONS, 59] if state < width]
         # A lone state is a row without an action, which has no states to speak of.
         assert states(row) == (kept if len(kept) > 1 else [])
         length = int(row["attention_mask"].sum())
         assert length == kept[-1] + 1
-        assert torch.equal(row["tokens"][:length], whole["tokens"][:length])
-        assert torch.equal(row["token_reward"][:length], whole["token_reward"][:length])
+        for key in ("tokens", "token_reward"):
+            assert torch.equal(row[key][:length], whole[key][:length])
+        assert (row["terminated"].item(), row["truncated"].item()) == (False, True)
+        found = (len(states(row)), int(row["agent_mask"].sum()), row["token_reward"].sum())
+        assert found == OF_THE_PAPER.get(width, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ from transformers import AutoTokenizer
 from tests.text.test_hf_tokenizer import byte_level, word_level
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.text import CharTokenizer, HFTokenizer
-from torchrl_lang.text.tokenizer_files import transformers_tokenizer, write_tokenizer
-from torchrl_lang.text.tokenizers import UNKNOWN
+from torchrl_lang.text.tokenizer_files import tokenizer_from_config, transformers_tokenizer, write_tokenizer
+from torchrl_lang.text.tokenizers import UNKNOWN, fingerprint
 
 NAMES = list(CharTokenizer.DEFAULT_CONTROL.values())
 ODD = CharTokenizer(
@@ -55,8 +56,9 @@ def texts(tokenizer):
     return st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=3))).map("".join)
 
 
-@pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
-def test_it_gives_the_same_ids(tokenizer):
+@pytest.mark.parametrize("name", KINDS)
+def test_it_gives_the_same_ids(name):
+    tokenizer = KINDS[name]
     written = transformers_tokenizer(tokenizer)
 
     @settings(deadline=None, max_examples=25)
@@ -68,6 +70,9 @@ def test_it_gives_the_same_ids(tokenizer):
             assert written.decode(ids) == tokenizer.decode(ids)
 
     check()
+    again = tokenizer_from_config(MappingProxyType(json.loads(json.dumps(tokenizer.config()))))
+    assert (type(again), again.control) == (type(tokenizer), tokenizer.control)
+    assert [other for other, kind in KINDS.items() if fingerprint(kind) == fingerprint(again)] == [name]
     if isinstance(tokenizer, CharTokenizer):
         assert written.convert_ids_to_tokens(range(tokenizer.vocab_size)) == list(tokenizer.symbols)
     assert written.decode(range(tokenizer.vocab_size)) == tokenizer.decode(range(tokenizer.vocab_size))
