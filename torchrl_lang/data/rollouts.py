@@ -294,7 +294,10 @@ def _tokens_of_steps(
     index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
     known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
     if lost := int((agent_mask & ~known).any(-1).sum()):
-        why = "the policy wrote fewer values, or the episodes began before this batch: use EpisodeRows, or carry less"
+        why = (
+            "the policy wrote fewer values; the episodes began before this batch: use EpisodeRows; or the collector "
+            "dropped steps, as MultiAsyncCollector does while learning takes over a second"
+        )
         lacking = f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r}"
         raise ValueError(f"{lacking}, {width} a turn ({why}).")
     return written, index

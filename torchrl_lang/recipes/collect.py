@@ -186,7 +186,7 @@ class Games:
             share = games // workers
             make = functools.partial(task.env, share, device=device, **env_options)
             makers = [functools.partial(make, seed=seed + 1 + k) for k in range(workers)]
-            multi = MultiSyncCollector if kind == "sync" else MultiAsyncCollector
+            multi = MultiSyncCollector if kind == "sync" else _AsyncCollector
             frames = share * turns * (workers if kind == "sync" else 1)
             self._make = functools.partial(multi, makers, frames_per_batch=frames, **common)
             self._batches = 1 if kind == "sync" else workers  # the same number of games for both kinds
@@ -360,6 +360,18 @@ class Games:
             if scheme is not None:
                 end_scheme(scheme)
             self._closed.set()
+
+
+class _AsyncCollector(MultiAsyncCollector):
+    """With room for a batch of each worker.
+
+    TorchRL 0.14 has room for one: a worker that finds it taken for a second drops its batch and plays the next one, so
+    while this process learns for longer, games lose turns.
+    """
+
+    @property
+    def _queue_len(self) -> int:
+        return self.num_workers
 
 
 def _has_dead_worker(collector: Any) -> bool:
