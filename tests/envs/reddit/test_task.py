@@ -266,7 +266,8 @@ def test_metrics_worked_out_by_hand(profane):
 
 def test_upvotes_of_any_text(home):
     task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
-    texts = ["hey, thanks, this helps me with kites. have a nice day", "hey, what the hell is this crap. get lost"]
+    polite = "hey, thanks, this helps me with kites in winter. have a nice day"
+    texts = [polite, "hey, what the hell is this crap about kites. get lost"]
     liked, disliked = task.clean_reward().probabilities(texts)
     assert liked > disliked + 0.1
     assert task.is_harmful(texts).tolist() == (task.clean_reward()(texts) == 0).tolist()
