@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,19 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(start, tmp_path):
 )
 def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
     assert message in refused(capsys, *arguments("ppo", start, tmp_path / "run", *more))
+
+
+def test_a_slow_learner_loses_no_turns(start):
+    """Workers whose batches wait for over a second deliver them nevertheless."""
+    begun = load_initial_policy(PPO(start=start, out=Path("unused"), collector="async"))
+    options = {"workers": 2, "games": 16, "turns": 1, "seed": 0, "device": torch.device("cpu")}
+    games = Games(begun.task, begun.policy, kind="async", **options)
+    try:
+        for _ in range(6):
+            assert error(begun, games.play().rows) < 1e-3
+            time.sleep(1.5)
+    finally:
+        games.close()
 
 
 def test_workers_do_not_see_weights_that_nobody_sent(start):
