@@ -1,4 +1,4 @@
-"""Two-clock advantages: by hand, against the plain recursion, and against TorchRL's where the clocks are one."""
+"""Two-clock advantages: by hand and against the plain recursion (``test_ppo`` compares them with TorchRL's)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrl.objectives.value.functional import generalized_advantage_estimate, vec_generalized_advantage_estimate
 
 from torchrl_lang.functional import (
     decision_mask,
-    find_decisions,
     group_advantages,
     standardized,
     turn_end_mask,
@@ -34,7 +32,7 @@ def ragged(n=40, width=24, seed=0, dtype=torch.float64):
     reward, value = (torch.randn(n, width, generator=g, dtype=dtype) for _ in range(2))
     ended = torch.rand(n, generator=g) < 0.5
     last = value.gather(-1, (row_length(real) - 1)[:, None]).squeeze(-1)
-    return real, agent, reward, value, torch.where(ended, 0, last), ended
+    return real, agent, reward, value, torch.where(ended, 0, last)
 
 
 def estimate(real, agent, reward, value, last_value, **options):
@@ -75,32 +73,13 @@ def test_turn_ends_by_hand():
     assert turn_end_mask(real, silent, tokens, end_of_action=1).nonzero().flatten().tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("gae", [generalized_advantage_estimate, vec_generalized_advantage_estimate])
-def test_equal_clocks_are_torchrls_gae_on_the_flattened_decisions(gae):
-    real, agent, reward, value, last_value, ended = ragged()
-    got = estimate(real, agent, reward, value, last_value, gamma=0.9, lmbda=0.8, turn_gamma=0.9, turn_lmbda=0.8)
-    found = find_decisions(real, agent)
-    of_row = found.row[found.state]
-    v = value[found.row, found.position]
-    reward = reward[of_row, found.position[found.state]]
-    # The rows one after the other as one long rollout, as a collector would give it.
-    entries = (v[found.state], v[found.state + 1], reward, found.last, found.last & ended[of_row])
-    advantage, target = gae(0.9, 0.8, *(entry.unsqueeze(-1) for entry in entries))
-    decision = decision_mask(agent)
-    assert decision.sum() > 200
-    assert 0 < (found.last & ended[of_row]).sum() < found.last.sum()
-    # TorchRL rounds its discounts to float32, whatever the values are.
-    torch.testing.assert_close(got.advantage[decision], advantage.squeeze(-1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got.value_target[decision], target.squeeze(-1), rtol=1e-5, atol=1e-5)
-
-
 unit = st.floats(0, 1, width=32)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), unit, unit, unit, unit, st.sampled_from(["first", "mean"]))
 def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda, bootstrap):
-    rows = ragged(3, 12, seed)[:-1]
+    rows = ragged(3, 12, seed)
     clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
     options = clocks | {"bootstrap": bootstrap}
     got = estimate(*rows, **options)
@@ -109,7 +88,7 @@ def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda, bootstr
 
 
 def test_padding_order_and_what_stands_elsewhere_change_nothing():
-    real, agent, reward, value, last_value, _ = ragged()
+    real, agent, reward, value, last_value = ragged()
     expected = estimate(real, agent, reward, value, last_value, bootstrap="mean", **CLOCKS)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     shuffled = estimate(*(x[order] for x in (real, agent, reward, value, last_value)), bootstrap="mean", **CLOCKS)

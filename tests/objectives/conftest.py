@@ -63,6 +63,23 @@ def make_rows(n=6, seed=0, width=T):
     return TensorDict(tokens=tokens, token_reward=reward, **masks, batch_size=[n])
 
 
+def by_hand(tokens, agent, reward=None, *, terminated=True, **entries):
+    """Rows without padding, of lists."""
+    tokens, agent = torch.as_tensor(tokens), torch.as_tensor(agent).bool()
+    reward = torch.zeros(tokens.shape) if reward is None else torch.as_tensor(reward)
+    masks = {"attention_mask": torch.ones_like(agent), "agent_mask": agent}
+    masks["terminated"] = torch.as_tensor(terminated).expand(len(tokens)).clone().unsqueeze(-1)
+    return TensorDict(tokens=tokens, token_reward=reward, **masks, **entries, batch_size=[len(tokens)])
+
+
+def with_a_hole(rows):
+    """Row 1 has padding at position 2, between real tokens."""
+    rows = rows.clone()
+    rows["attention_mask"][1, 2] = rows["agent_mask"][1, 2] = False
+    rows["token_reward"][1, 2] = 0.0
+    return rows
+
+
 @functools.cache
 def language_model(seed):
     with torch.random.fork_rng():

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
@@ -18,6 +17,7 @@ from tests.objectives.conftest import (
     CONTROL,
     VOCAB,
     WIDTH,
+    by_hand,
     losses_of,
     make_actor,
     make_bc,
@@ -32,6 +32,7 @@ from tests.objectives.conftest import (
     make_utterance_ilql,
     rows_for,
     total,
+    with_a_hole,
 )
 from tests.objectives.test_contract import with_rewards_of_others
 from torchrl_lang.data import EpisodeRows, best_rows, row_buffer, row_returns
@@ -134,11 +135,9 @@ def test_values_are_checked_in_compiled_calls(rows, monkeypatch):
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(rows)["loss_actor"], loss(rows)["loss_actor"])
-    spoilt = rows.clone()
-    spoilt["attention_mask"][1, 2] = spoilt["agent_mask"][1, 2] = False
     for _ in range(2):
         with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
-            compiled(spoilt)
+            compiled(with_a_hole(rows))
     assert compiled(rows)["loss_actor"].isfinite()
 
 
@@ -181,63 +180,37 @@ def test_a_ppo_loop_over_batches_in_which_no_game_ends():
     assert sum(numbers) > 0
 
 
-def test_an_end_beyond_the_vocabulary_is_refused():
-    """Also where the head's size is unknown: then the model's embeddings count."""
-    trunk, head, output = make_actor()
+def test_an_end_beyond_the_vocabulary_is_refused_where_the_heads_size_is_unknown():
+    """The model's embeddings count."""
     wrapped = TensorDictModule(nn.Sequential(nn.Linear(WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
-    for one in (head, wrapped):
-        actor = ProbabilisticTensorDictSequential(trunk, one, output)
-        ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
-        with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
-            ILQLLoss(actor, *make_heads(), end_of_action=VOCAB)
+    actor = ProbabilisticTensorDictSequential(make_actor()[0], wrapped, make_actor()[-1])
+    ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
+    with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
+        ILQLLoss(actor, *make_heads(), end_of_action=VOCAB)
 
 
 # -- how far a row is read --------------------------------------------------------------------------------------------
 
 # Positions:            0  1  2  3  4  5  6  7
-AGENT = torch.tensor(
-    [
-        [0, 1, 1, 0, 0, 0, 0, 0],  # ended: its last decision is at 1
-        [0, 1, 1, 0, 0, 0, 0, 0],  # not ended: bootstraps from its last token
-        [0, 0, 0, 0, 1, 0, 0, 0],  # ended with its last token, a decision at 3
-        [0, 0, 0, 0, 0, 0, 0, 0],  # nothing to learn, but a model wants something to read
-    ]
-).bool()
-
-
-LENGTH = torch.tensor([6, 6, 5, 4])
-
-
-ENDED = torch.tensor([True, False, True, True])
-
-
-def short_rows():
-    attention = torch.arange(8) < LENGTH[:, None]
-    return TensorDict(
-        tokens=torch.arange(32).reshape(4, 8) % (VOCAB - 1) * attention + attention,
-        attention_mask=attention,
-        agent_mask=AGENT,
-        token_reward=AGENT.float(),
-        terminated=ENDED[:, None],
-        batch_size=[4],
-    )
-
-
-def lengths_read(loss):
-    seen = []
-    trunk = split_actor(loss.actor_network).trunk
-    hook = trunk.register_forward_pre_hook(lambda _, args: seen.append(args[0]["attention_mask"].sum(-1).tolist()))
-    loss(short_rows())
-    hook.remove()
-    return seen
+AGENT = [
+    [0, 1, 1, 0, 0, 0, 0, 0],  # ended: its last decision is at 1
+    [0, 1, 1, 0, 0, 0, 0, 0],  # not ended: bootstraps from its last token
+    [0, 0, 0, 0, 1, 0, 0, 0],  # ended with its last token, a decision at 3
+    [0, 0, 0, 0, 0, 0, 0, 0],  # nothing to learn, but a model wants something to read
+]
 
 
 @pytest.mark.parametrize("make", [make_ilql, make_bc])
 def test_up_to_the_last_decision_or_the_state_that_bootstraps(make):
-    expected = [2, 6, 4, 1] if make is make_ilql else [2, 2, 4, 1]  # copying bootstraps from nothing
-    assert lengths_read(make()) == [expected]
-    expected = [5, 6, 4, 3] if make is make_ilql else [5, 5, 4, 3]  # all but the last token are followed by one
-    assert lengths_read(make(transition_weight=0.5)) == [expected]
+    rows, seen = by_hand(torch.ones(4, 8, dtype=torch.int64), AGENT, terminated=[True, False, True, True]), []
+    rows["attention_mask"] = torch.arange(8) < torch.tensor([6, 6, 5, 4])[:, None]
+    for options in ({}, {"transition_weight": 0.5}):
+        loss = make(**options)
+        trunk = split_actor(loss.actor_network).trunk
+        trunk.register_forward_pre_hook(lambda _, args: seen.append(args[0]["attention_mask"].sum(-1).tolist()))
+        loss(rows)
+    # Copying bootstraps from nothing; with the environment's tokens all but the last token are followed by one.
+    assert seen == ([[2, 6, 4, 1], [5, 6, 4, 3]] if make is make_ilql else [[2, 2, 4, 1], [5, 5, 4, 3]])
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
@@ -273,13 +246,6 @@ def test_others_rewards_count_in_no_return_and_no_report():
     expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, other))
     assert str(found.as_dict()) == str(expected.as_dict())  # NaN where nothing is known
     graph = RandomWalksEnv(batch_size=[1], seed=0).graph
-    walks = TensorDict(
-        tokens=torch.tensor([[0, 3, 5, 7, 0]]),
-        attention_mask=torch.tensor([[True, True, True, True, False]]),
-        agent_mask=torch.tensor([[False, False, True, True, False]]),
-        token_reward=torch.tensor([[0.0, 0.0, -1.0, -1.0, 0.0]]),
-        terminated=torch.tensor([[True]]),
-        batch_size=[1],
-    )
+    walks = by_hand([[0, 3, 5, 7]], [[0, 0, 1, 1]], [[0.0, 0.0, -1.0, -1.0]])
     found = walk_optimality(with_rewards_of_others(walks), graph, 10)
     torch.testing.assert_close(found, walk_optimality(walks, graph, 10))

@@ -17,16 +17,10 @@ from torchrl_lang.objectives import BCLoss
 from torchrl_lang.transforms import ConstantKLController, frozen_copy
 
 
-class Table(torch.nn.Module):
-    """Writes logits ``[B, T, V]`` out of the input."""
-
-    def forward(self, table):
-        return table
-
-
 def headless():
+    """An actor that finds its logits in the input."""
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(Table(), in_keys=["table"], out_keys=["logits"]),
+        TensorDictModule(torch.nn.Identity(), in_keys=["table"], out_keys=["logits"]),
         ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["next_token"], distribution_class=Categorical),
     )
 
@@ -91,8 +85,5 @@ def test_a_reference_and_its_weight_come_together():
     with pytest.raises(ValueError, match="give both or none"):
         BCLoss(make_actor(), reference=frozen_copy(make_actor()))
     assert make_bc().out_keys == ["loss_actor"]
-    assert BCLoss(make_actor(), kl_weight=0.1, reference=frozen_copy(make_actor())).out_keys == [
-        "loss_actor",
-        "loss_kl",
-        "kl",
-    ]
+    both = {"kl_weight": 0.1, "reference": frozen_copy(make_actor())}
+    assert BCLoss(make_actor(), **both).out_keys == ["loss_actor", "loss_kl", "kl"]

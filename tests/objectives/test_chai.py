@@ -6,22 +6,21 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torchrl.objectives import SoftUpdate
 
 from tests.objectives.conftest import (
-    CANDIDATES,
     CONTROL,
     WIDTH,
+    by_hand,
     chai_rows,
     make_actor,
     make_chai,
     make_policy,
     make_rows,
     moved,
-    number_of_utterances,
     total,
     utterances_of,
+    vary,
 )
 from tests.objectives.oracle import chai_losses
 from torchrl_lang.data import row_buffer
@@ -45,19 +44,6 @@ def rows():
     return chai_rows()
 
 
-def test_no_pass_of_a_language_model_and_heads_on_what_counts(rows, passes):
-    loss = make_chai()
-    seen, head = [], loss.qvalue_network.module
-    full = head.forward
-    head.forward = lambda features: seen.append(len(features)) or full(features)
-    assert passes(loss, rows) == []
-    n = number_of_utterances(rows, 1)
-    bootstraps = int(rows["candidate_mask"].sum()) - int((rows["state_mask"].sum(-1) > 1).sum())
-    # Of the states with candidates, all but the first of each row are successors.
-    assert seen == [n, bootstraps * CANDIDATES, n * CANDIDATES]
-    assert all("qvalue" in name for name, _ in loss.named_parameters())
-
-
 # -- the terms ---------------------------------------------------------------------------------------------------------
 
 
@@ -75,16 +61,14 @@ def evaluated(loss, rows):
 def test_terms_match_plain_loops(seed, gamma, variant):
     """In states without room there are no candidates: they give no target to the utterance before."""
     rows, loss = chai_rows(8, seed), make_chai(gamma=gamma, cql_weight=1.0).double()
-    options, some = {}, torch.Generator().manual_seed(seed)
-    if variant == "train-mask":
-        options["trained"] = rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=some) < 0.6
+    trained, room = vary(rows, variant).get("train_mask"), None
     if variant == "no-room":
-        rows["candidate_mask"] &= torch.rand(rows["candidate_mask"].shape, generator=some) < 0.6
-        options["room"] = rows["candidate_mask"]
+        room = torch.rand(rows["candidate_mask"].shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+        rows["candidate_mask"] = room = rows["candidate_mask"] & room
     doubled = rows.apply(lambda value: value.double() if value.is_floating_point() else value)
     q, candidates, target = evaluated(loss, doubled)
     log_prob = doubled["candidate_log_prob"].numpy()
-    expected = chai_losses(rows, q, candidates, target, log_prob, gamma=gamma, **options)
+    expected = chai_losses(rows, q, candidates, target, log_prob, gamma=gamma, trained=trained, room=room)
     out = loss(doubled)
     for term, value in expected.items():
         np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=1e-6, err_msg=term)
@@ -129,26 +113,8 @@ def test_features_of_the_data_and_where_there_are_candidates(rows):
         assert not rows["utterance_feature"][b, len(found) :].any()
 
 
-def appended(prompts, action, control):
-    """Rows of prompts each of which some utterances follow, terminated."""
-    copies = action.shape[0] // prompts.shape[0]
-    rows = []
-    for index, utterance in enumerate(action.tolist()):
-        row = prompts[index // copies]
-        begin = row["tokens"][row["attention_mask"]].tolist()
-        written = utterance[: utterance.index(control.end_of_action) + 1]
-        pad = [0] * (row["tokens"].shape[-1] - len(begin) - len(written))
-        tokens = torch.tensor(begin + written + pad)
-        agent = torch.zeros_like(tokens, dtype=torch.bool)
-        agent[len(begin) : len(begin) + len(written)] = True
-        attention = torch.arange(len(tokens)) < len(begin) + len(written)
-        masks = {"attention_mask": attention, "agent_mask": agent, "terminated": torch.tensor([True])}
-        rows.append(TensorDict(tokens=tokens, token_reward=torch.zeros(len(tokens)), **masks))
-    return torch.stack(rows)
-
-
 def test_candidates_features_are_those_of_rows_into_which_they_were_written():
-    """The same utterance has one feature as a candidate in the dataset, as one in play, and as one of the data."""
+    """So that the same utterance has one feature as a candidate and as one of the data."""
     policy = make_policy(seed=7)
     prefix, length = torch.tensor([[3, 7, 2, 0, 0], [3, 6, 8, 9, 2]]), torch.tensor([3, 5])
     attention = torch.arange(5) < length[:, None]
@@ -161,10 +127,6 @@ def test_candidates_features_are_those_of_rows_into_which_they_were_written():
         row = torch.tensor(prefix[i // 6, : length[i // 6]].tolist() + written)
         torch.testing.assert_close(features[i // 6, i % 6], feature_of(row, len(row) - 2), rtol=1e-4, atol=1e-5)
     assert len(ends) > 1
-    wide = {"tokens": nn.functional.pad(prefix, (0, 4)), "attention_mask": nn.functional.pad(attention, (0, 4))}
-    rows = appended(TensorDict(wide, batch_size=[2]), drawn.action, CONTROL)
-    added = CandidateSampler(policy, 1)(rows)
-    torch.testing.assert_close(added["utterance_feature"][:, 0], features.flatten(0, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_where_the_model_has_no_positions_for_another_utterance_there_are_no_candidates():
@@ -231,14 +193,7 @@ def two_letter_games(n=256):
     reward = torch.zeros(n, 7)
     reward[:, 5] = REWARD[x, y]
     agent = torch.tensor([False, True, True, False, True, True, False]).expand(n, 7)
-    return TensorDict(
-        tokens=tokens,
-        attention_mask=torch.ones(n, 7, dtype=torch.bool),
-        agent_mask=agent.clone(),
-        token_reward=reward,
-        terminated=torch.ones(n, 1, dtype=torch.bool),
-        batch_size=[n],
-    )
+    return by_hand(tokens, agent.clone(), reward)
 
 
 @pytest.mark.slow

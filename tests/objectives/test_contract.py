@@ -25,6 +25,7 @@ from tests.objectives.conftest import (
     number_of_utterances,
     rows_for,
     total,
+    with_a_hole,
 )
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.objectives import BCQLoss, CHAILoss, OREOLoss, PPOLoss, UtteranceILQLLoss, base
@@ -71,31 +72,20 @@ def test_padding_changes_nothing(make_loss, rows):
         assert_same(loss(wide), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_batch_is_the_weighted_sum_of_its_rows(make_loss, rows):
+def test_a_sum_is_that_of_its_rows_and_a_mean_counts_decisions(make_loss, rows):
     """Fails where one row's padding counts in another row's company."""
-    loss = make_loss(reduction="sum")
-    parts = [losses_of(loss(row[None])) for row in rows]
-    summed = {key: sum(part[key] for part in parts) for key in parts[0]}
-    assert_same(losses_of(loss(rows)), summed, rtol=1e-4, atol=1e-5)
-
-
-def test_reductions_agree(make_loss, rows):
-    none, summed = make_loss(reduction="none")(rows), make_loss(reduction="sum")(rows)
-    for key, value in losses_of(summed).items():
+    loss, none = make_loss(reduction="sum"), make_loss(reduction="none")(rows)
+    parts, summed = [losses_of(loss(row[None])) for row in rows], losses_of(loss(rows))
+    assert_same(summed, {key: sum(part[key] for part in parts) for key in summed}, rtol=1e-4, atol=1e-5)
+    n, utterances = rows["agent_mask"][:, 1:].sum(), number_of_utterances(rows)
+    chai = isinstance(loss, CHAILoss)  # its means are over utterances with candidates: test_chai.py
+    mean = make_loss(**({"actor_normalizer": "action"} if hasattr(loss, "actor_normalizer") and not chai else {}))(rows)
+    for key, value in summed.items():
         assert none[key].shape == (6, T)
         torch.testing.assert_close(none[key].sum(), value, rtol=1e-4, atol=1e-5)
-
-
-def test_a_mean_counts_decisions(make_loss, rows):
-    loss = make_loss()
-    if isinstance(loss, CHAILoss):
-        pytest.skip("its means are over utterances with candidates: test_chai.py")
-    options = {"actor_normalizer": "action"} if hasattr(loss, "actor_normalizer") else {}
-    mean, summed = make_loss(**options)(rows), make_loss(reduction="sum", **options)(rows)
-    n, utterances = rows["agent_mask"][:, 1:].sum(), number_of_utterances(rows)
-    for key, value in losses_of(mean).items():
-        by_utterance = isinstance(loss, UtteranceILQLLoss) and key != "loss_actor"
-        torch.testing.assert_close(value, summed[key] / (utterances if by_utterance else n), rtol=1e-4, atol=1e-6)
+        if not chai:
+            by_utterance = isinstance(loss, UtteranceILQLLoss) and key != "loss_actor"
+            torch.testing.assert_close(mean[key], value / (utterances if by_utterance else n), rtol=1e-4, atol=1e-6)
 
 
 def test_loss_mask_takes_rows_out(make_loss, rows):
@@ -113,16 +103,19 @@ def test_loss_mask_takes_rows_out(make_loss, rows):
     assert_same(losses_of(loss(plain)), losses_of(loss(rows)), rtol=1e-5, atol=1e-6)
 
 
-def test_masks_that_are_no_bools_are_named(make_loss, rows):
-    learned = torch.ones(rows["tokens"].shape)
+def test_what_is_no_row_is_refused(make_loss, rows):
+    loss, learned = make_loss(), torch.ones(rows["tokens"].shape)
     for error, key, value, message in (
         (TypeError, "attention_mask", rows["attention_mask"].long(), "attention_mask must be bool"),
         (ValueError, "attention_mask", rows["attention_mask"][:, :-1], "attention_mask must have shape"),
         (TypeError, "train_mask", learned, "train_mask must be bool"),
         (TypeError, ("collector", "mask"), learned, r"'mask'\) must be bool"),
+        (ValueError, "next", rows.clone(), "rows_from_rollout"),
     ):
         with pytest.raises(error, match=message):
-            make_loss()(rows.clone().set(key, value))
+            loss(rows.clone().set(key, value))
+    with pytest.raises(KeyError, match=r"agent_mask.*set_keys"):
+        loss(rows.exclude("agent_mask"))
 
 
 def test_rows_without_an_action_cost_nothing_and_break_nothing(make_loss, rows):
@@ -162,13 +155,6 @@ def test_set_keys(make_loss, rows):
     assert_same(loss(moved), expected, rtol=0, atol=0)
     with pytest.raises(ValueError, match="not an accepted tensordict key"):
         loss.set_keys(nonsense="x")
-
-
-def test_what_is_no_row_is_refused(make_loss, rows):
-    with pytest.raises(KeyError, match=r"agent_mask.*set_keys"):
-        make_loss()(rows.exclude("agent_mask"))
-    with pytest.raises(ValueError, match="rows_from_rollout"):
-        make_loss()(rows.clone().set("next", rows.clone()))
 
 
 def test_states_and_copies(make_loss, rows):
@@ -237,28 +223,14 @@ def test_a_language_model_in_half_precision(make_loss, rows, monkeypatch):
     assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
 
 
-def left_padded(rows):
-    """The same rows, each moved to the right end."""
-    out, length = rows.clone(), rows["attention_mask"].sum(-1)
-    for key in ("tokens", "attention_mask", "agent_mask", "token_reward"):
-        for row, n in enumerate(length.tolist()):
-            out[key][row] = rows[key][row].roll(rows["tokens"].shape[-1] - n)
-    return out
-
-
 def test_values_are_checked_in_every_call(make_loss, rows):
     """Rows that count are named by their number in the batch; masked ones may hold anything."""
-    loss, spoilt = make_loss(), rows.clone()
-    spoilt["attention_mask"][1, 2] = spoilt["agent_mask"][1, 2] = False
-    spoilt["token_reward"][1, 2] = 0.0
+    loss, spoilt, kept = make_loss(), with_a_hole(rows), torch.arange(6)
     for _ in range(2):
         loss(rows)
-        with pytest.raises(ValueError, match="a real token right of padding"):
-            loss(left_padded(rows))
-        kept = torch.arange(6) > 0
         with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
-            loss(spoilt.clone().set(("collector", "mask"), kept))
-        loss(spoilt.clone().set(("collector", "mask"), torch.arange(6) != 1))
+            loss(spoilt.clone().set(("collector", "mask"), kept > 0))
+        loss(spoilt.clone().set(("collector", "mask"), kept != 1))
 
 
 def test_no_rows_give_zero_losses_with_zero_gradients(make_loss, rows):
@@ -337,7 +309,7 @@ def test_compile_gives_the_same_losses_and_values_are_checked(make, request, mon
     compiled = torch.compile(loss, backend="eager")
     assert_same(losses_of(compiled(rows)), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="a real token right of padding"):
-        compiled(left_padded(rows))
+        compiled(with_a_hole(rows))
 
 
 def test_gradient_is_that_of_finite_differences(make_loss, rows):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_dt, make_rows, vary
+from tests.objectives.conftest import CONTROL, VOCAB, WIDTH, by_hand, make_actor, make_dt, make_rows, vary
 from tests.objectives.oracle import dt_loss, numpy_rows
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.data import row_buffer
@@ -23,12 +22,10 @@ from torchrl_lang.modules import (
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
-from torchrl_lang.schema import ControlTokens
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import adamw, train_steps
 
 MODES = ("constant", "decremented")
-CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
 
 
 # -- the returns, by hand ----------------------------------------------------------------------------------------------
@@ -47,24 +44,17 @@ def placed(found):
 def test_returns_by_hand():
     assert placed(return_conditions(REAL, AGENT, REWARD, "constant")) == {0: -0.75}
     assert placed(return_conditions(REAL, AGENT, REWARD, "decremented")) == {0: -0.75, 4: -2.0, 7: -4.0}
-    target = torch.tensor([[10.0]])
-    found = return_conditions(REAL, AGENT, REWARD, "decremented", target=target)
-    assert placed(found) == {0: 10.0, 4: 8.75, 7: 6.75}
 
 
 def test_the_state_that_a_policy_is_asked_in_carries_a_return_before_the_agent_writes():
     """The same at every earlier state, whatever follows: a cache of the row stays valid."""
-    whole = placed(return_conditions(REAL, AGENT, REWARD, "decremented", target=torch.tensor([[10.0]])))
+    target = torch.tensor([[10.0]])
+    whole = placed(return_conditions(REAL, AGENT, REWARD, "decremented", target=target))
+    assert whole == {0: 10.0, 4: 8.75, 7: 6.75}
     for length, states in ((1, [0]), (5, [0, 4]), (8, [0, 4, 7])):
         real = torch.arange(10) < length
-        found = return_conditions(
-            REAL & real,
-            AGENT & real,
-            torch.where(real, REWARD, 0.0),
-            "decremented",
-            target=torch.tensor([[10.0]]),
-            continued=True,
-        )
+        entries, options = (REAL & real, AGENT & real, REWARD * real), {"target": target, "continued": True}
+        found = return_conditions(*entries, "decremented", **options)
         assert placed(found) == {state: whole[state] for state in states}
 
 
@@ -73,13 +63,7 @@ def test_utterances_with_nothing_between_them_are_split_by_their_end():
     agent, real = torch.tensor([[0, 1, 1, 1, 1, 0]]).bool(), torch.ones(1, 6, dtype=torch.bool)
     assert utterance_states(real, agent).nonzero()[:, 1].tolist() == [0]
     assert utterance_states(real, agent, tokens, end_of_action=1).nonzero()[:, 1].tolist() == [0, 2]
-    unfinished = TensorDict(
-        tokens=tokens[:, :5],
-        attention_mask=real[:, :5],
-        agent_mask=agent[:, :5],
-        token_reward=torch.zeros(1, 5),
-        batch_size=[1],
-    )
+    unfinished = by_hand(tokens[:, :5], agent[:, :5])
     policy = ReturnConditionedActor(UtteranceActor(make_dt().actor_network, CONTROL, 4), 3.0)
     assert (policy.conditioned(unfinished)["tokens"] >= VOCAB).nonzero()[:, 1].tolist() == [0, 2, 4]
 

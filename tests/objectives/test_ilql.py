@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from tests.objectives.conftest import make_actor, make_heads, make_ilql, make_rows, vary
+from tests.objectives.conftest import by_hand, make_actor, make_heads, make_ilql, make_rows, vary
 from tests.objectives.oracle import ilql_losses, numpy_rows, utterance_ilql_losses
 from tests.objectives.tables import TableQ, make_table, table_loss, table_networks, with_own_targets
 from torchrl_lang.objectives import ILQLLoss, UtteranceILQLLoss
@@ -96,15 +95,8 @@ def test_terms_of_utterances_match_plain_loops(options, heads, variant):
 
 def two_turns(*, terminated):
     """Two utterances of two tokens, a reply between them; V = (1, 2, 3, 4), after the end 5; target Q = (6, .., 9)."""
-    agent = torch.tensor([[False, True, True, False, True, True]])
-    rows = TensorDict(
-        tokens=agent.long(),
-        attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        agent_mask=agent,
-        token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0, 0.0, -1.0]]),
-        terminated=torch.tensor([[terminated]]),
-        batch_size=[1],
-    )
+    agent = [[0, 1, 1, 0, 1, 1]]
+    rows = by_hand(agent, agent, [[0.0, 0.0, -1.0, 0.0, 0.0, -1.0]], terminated=terminated)
     v = torch.tensor([[1.0, 2.0, 0.0, 3.0, 4.0, 5.0]])
     q, target_q = torch.zeros(1, 6, 1, 2), torch.zeros(1, 6, 1, 2)
     target_q[0, :, 0, 1] = torch.tensor([6.0, 7.0, 0.0, 8.0, 9.0, 0.0])

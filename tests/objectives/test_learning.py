@@ -62,11 +62,11 @@ def walks(env):
     return rows_from_rollout(rollout, unfinished="drop")
 
 
-def train(loss, rows, *phases, batch=64, tau=0.1):
+def train(loss, rows, *phases):
     """Train for some phases of ``(steps, learning rate)``."""
-    has_targets = any(name.startswith("target_q") or name.startswith("target_a") for name, _ in loss.named_children())
-    updater = SoftUpdate(loss, tau=tau) if has_targets else None
-    buffer = row_buffer(rows, batch, seed=0)
+    has_targets = any(name.startswith(("target_q", "target_a")) for name, _ in loss.named_children())
+    updater = SoftUpdate(loss, tau=0.1) if has_targets else None
+    buffer = row_buffer(rows, 64, seed=0)
     for steps, lr in phases:
         options = {"steps": steps, "target_updater": updater, "max_grad_norm": 1.0}
         for _ in train_steps(loss, buffer.sample, adamw(loss, lr), **options):
@@ -132,17 +132,21 @@ def imitation(env, walks):
     return frozen_copy(actor)
 
 
-def soft_values(reward_scale, turn_gamma, rounds=200):
-    """``V(place) = log sum_u p(u) exp(r / c + gamma V(next place))`` by value iteration, and the optimal ``pi(u)``."""
-    prior = torch.tensor([LEFT, RIGHT, NOTHING], dtype=torch.float64).log()
-    value = torch.zeros(LENGTH, dtype=torch.float64)
+def values_of(gamma, combine, scale=1.0, rounds=200):
+    """Value iteration: of each place's three moves ``r / scale + gamma V``, where ``combine`` makes V of them."""
+    value, here = torch.zeros(LENGTH, dtype=torch.float64), torch.arange(LENGTH - 1)
+    after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)
     for _ in range(rounds):
-        here = torch.arange(LENGTH - 1)
-        after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)
-        reward = torch.where(after == LENGTH - 1, 0.0, -1.0)
-        score = prior + reward / reward_scale + turn_gamma * value[after]
-        value = torch.cat([score.logsumexp(-1), torch.zeros(1, dtype=torch.float64)])
-    return value[:-1], score.softmax(-1)
+        found = torch.where(after == LENGTH - 1, 0.0, -1.0) / scale + gamma * value[after]
+        value[:-1] = combine(found)
+    return found
+
+
+def soft_values(scale, gamma):
+    """``V(place) = log sum_u p(u) exp(r / scale + gamma V(next place))`` and the optimal ``pi(u)``."""
+    prior = torch.tensor([LEFT, RIGHT, NOTHING], dtype=torch.float64).log()
+    score = prior + values_of(gamma, lambda found: (prior + found).logsumexp(-1), scale)
+    return score.logsumexp(-1), score.softmax(-1)
 
 
 def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, imitation):
@@ -162,17 +166,6 @@ def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, imitation)
     torch.testing.assert_close(least.softmax(-1), policy, rtol=0, atol=0.03)
 
 
-def best_values(gamma, rounds=100):
-    """``Q*`` of the moves left, right and none at each place, by value iteration."""
-    value = torch.zeros(LENGTH)
-    here = torch.arange(LENGTH - 1)
-    after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)
-    for _ in range(rounds):
-        found = torch.where(after == LENGTH - 1, 0.0, -1.0) + gamma * value[after]
-        value = torch.cat([found.amax(-1), torch.zeros(1)])
-    return found
-
-
 def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
     """``p / pi`` is Q* in units of the interval."""
     gamma, actor, control = 0.9, tabular_actor(env), env.tokenizer.control
@@ -181,7 +174,8 @@ def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
     options = {"gamma": 1.0, "turn_gamma": gamma, "value_min": WORST, "value_max": 0.0, "threshold": 0.1}
     train(QSFTLoss(writes, imitation, rest=control.pad, **options), walks, *SLOW)
     found = probabilities(actor, env) / probabilities(imitation.actor, env)
-    torch.testing.assert_close(found, (best_values(gamma) - WORST) / -WORST, rtol=0, atol=0.05)
+    best = values_of(gamma, lambda values: values.amax(-1)).float()
+    torch.testing.assert_close(found, (best - WORST) / -WORST, rtol=0, atol=0.05)
 
 
 def test_oreo_finds_the_fixed_point_of_kl_control(env, walks, imitation):

@@ -12,9 +12,11 @@ from tests.objectives.conftest import (
     WIDTH,
     losses_of,
     make_actor,
+    make_bcq,
+    make_cql,
     make_heads,
     make_ilql,
-    make_qbackup,
+    make_psi,
     make_rows,
     make_utterance_ilql,
     moved,
@@ -28,14 +30,7 @@ from torchrl_lang.transforms import frozen_copy
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
 
-def oreo(actor, q, v, **options):
-    return OREOLoss(actor, v, frozen_copy(make_actor(seed=5)), **options)
-
-
-def ppo(actor, q, v, **options):
-    return PPOLoss(actor, v, **options)
-
-
+# name: (constructor, entry of Q's values)
 # name: (constructor, entry of Q's values)
 LOSSES = {
     "ilql": (lambda *heads: ILQLLoss(*heads, target="lambda", margin_weight=0.3), "action_value"),
@@ -44,8 +39,8 @@ LOSSES = {
     "psi": (lambda actor, q, v: PsiLoss(actor, q), "action_value"),
     "utterance": (UtteranceILQLLoss, "utterance_value"),
     "chai": (lambda actor, q, v: CHAILoss(q), "utterance_value"),
-    "oreo": (oreo, None),
-    "ppo": (ppo, None),
+    "oreo": (lambda actor, q, v: OREOLoss(actor, v, frozen_copy(make_actor(seed=5))), None),
+    "ppo": (lambda actor, q, v: PPOLoss(actor, v), None),
 }
 
 
@@ -71,13 +66,13 @@ def raw_heads(entry):
 
 def named_heads(entry, *more):
     """Heads that write other entries, as :func:`raw_heads` would, and more of them."""
-    return tuple(
-        TensorDictSequential(
-            TensorDictModule(head, in_keys=["hidden"], out_keys=[key]),
-            *(TensorDictModule(nn.Identity(), in_keys=["hidden"], out_keys=[one]) for one in more),
-        )
-        for head, key in zip(raw_heads(entry), ("q", ("nested", "v")), strict=True)
-    )
+
+    def module(head, key):
+        return TensorDictModule(head, in_keys=["hidden"], out_keys=[key])
+
+    q, v = raw_heads(entry)
+    extra = [module(nn.Identity(), key) for key in more]
+    return TensorDictSequential(module(q, "q"), *extra), TensorDictSequential(module(v, ("nested", "v")), *extra)
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
@@ -103,9 +98,6 @@ def test_raw_modules_without_an_axis_of_heads_and_entries_that_set_keys_names(na
 
 
 class Compared(nn.Linear):
-    def __init__(self):
-        super().__init__(WIDTH, VOCAB)
-
     def forward(self, hidden):
         return super().forward(hidden) > 0
 
@@ -118,7 +110,7 @@ WRONG = {
     "many values": (None, nn.Linear(WIDTH, 5), r"\[N, 1\] or \[N\], got \[3, 5\]"),
     "no module": (torch.sin, None, "needs qvalue_network as a module"),
     "no states": (nn.Flatten(0), None, "fails on states of this model"),
-    "truth values": (Compared(), None, "must write floating-point numbers .*torch.bool"),
+    "truth values": (Compared(WIDTH, VOCAB), None, "must write floating-point numbers .*torch.bool"),
 }
 
 
@@ -128,12 +120,9 @@ def test_a_head_that_does_not_fit_is_refused_at_once(name):
     own = own_heads("action_value")
     with pytest.raises((TypeError, ValueError), match=message):
         ILQLLoss(make_actor(), own[0] if q is None else q, own[1] if v is None else v)
-    for build in (oreo, ppo) if v is not None else ():
-        with pytest.raises(ValueError, match=message):
-            build(make_actor(), None, v)
-    if q is not None:
+    for build in ("oreo", "ppo") if q is None else ("psi",):
         with pytest.raises((TypeError, ValueError), match=message):
-            PsiLoss(make_actor(), q)
+            LOSSES[build][0](make_actor(), q, v)
 
 
 def test_a_trial_leaves_no_trace():
@@ -171,27 +160,16 @@ def own_trunk():
     return {"value_trunk": with_dropout(make_actor(seed=3)[0], 0.5), "target_trunk": True, "detach_qvalue": True}
 
 
-def noisy(head):
-    head = qvalue_module(head)
-    for parameter in head.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    return head
-
-
 def head_alone(kind, head):
-    return kind(make_actor(expose_pre_norm=True), noisy(head), make_heads()[1])
+    return kind(make_actor(expose_pre_norm=True), qvalue_module(moved(head, 1)), make_heads()[1])
 
 
 MAKE = {
-    "trunk of ilql": (lambda: make_ilql(**own_trunk()), "target_qvalue"),
-    "trunk of psi": (lambda: make_qbackup(PsiLoss, **own_trunk()), "td_target"),
-    "head of ilql": (
-        lambda: head_alone(ILQLLoss, QValueHead(WIDTH, VOCAB, kind="residual", dropout=0.5)),
-        "target_qvalue",
-    ),
-    "head of utterances": (
-        lambda: head_alone(UtteranceILQLLoss, UtteranceQValueHead(WIDTH, kind="residual", dropout=0.5)),
-        "target_qvalue",
+    "trunk of ilql": lambda: make_ilql(**own_trunk()),
+    "trunk of psi": lambda: make_psi(**own_trunk()),
+    "head of ilql": lambda: head_alone(ILQLLoss, QValueHead(WIDTH, VOCAB, kind="residual", dropout=0.5)),
+    "head of utterances": lambda: head_alone(
+        UtteranceILQLLoss, UtteranceQValueHead(WIDTH, kind="residual", dropout=0.5)
     ),
 }
 
@@ -199,8 +177,7 @@ MAKE = {
 @pytest.mark.parametrize("name", MAKE)
 def test_a_target_is_the_same_in_every_pass(name):
     torch.manual_seed(0)
-    make, of_target = MAKE[name]
-    loss, rows = make().train(), make_rows()
+    loss, rows, of_target = MAKE[name]().train(), make_rows(), "td_target" if "psi" in name else "target_qvalue"
     with_dropout(loss.actor_network, 0.0)  # GPT-2 has dropout of its own
     first, second = loss(rows), loss(rows)
     torch.testing.assert_close(second[of_target], first[of_target])
@@ -210,8 +187,8 @@ def test_a_target_is_the_same_in_every_pass(name):
 
 SHARED = {
     "utterance-ilql": make_utterance_ilql,
-    "cql": lambda: make_qbackup(CQLLoss),
-    "bcq, trunks of its own": lambda: make_qbackup(BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True),
+    "cql": make_cql,
+    "bcq, trunks of its own": lambda: make_bcq(value_trunk=make_actor(seed=3)[0], target_trunk=True),
 }
 
 

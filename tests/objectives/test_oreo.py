@@ -7,9 +7,8 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from tests.objectives.conftest import make_actor, make_heads, make_rows, total, vary
+from tests.objectives.conftest import by_hand, make_actor, make_heads, make_rows, total, vary
 from tests.objectives.oracle import numpy_rows, oreo_losses
 from tests.objectives.test_ilql import of_oracle
 from tests.objectives.test_qsft import logits_of, uneven
@@ -90,13 +89,10 @@ def test_outputs_and_slopes_match_plain_loops(options, variant):
 
 def spoken_row(*utterances):
     """One row: a token of the environment, then the utterances, with a token of the environment after each."""
-    tokens, agent = [4], [False]
+    tokens, agent = [4], [0]
     for utterance in utterances:
-        tokens, agent = [*tokens, *utterance, 4], [*agent, *[True] * len(utterance), False]
-    row = TensorDict(tokens=torch.tensor([tokens]), agent_mask=torch.tensor([agent]), batch_size=[1])
-    return row.update({"attention_mask": torch.ones(1, len(tokens), dtype=torch.bool),
-                       "token_reward": torch.zeros(1, len(tokens)),
-                       "terminated": torch.ones(1, 1, dtype=torch.bool)})  # fmt: skip
+        tokens, agent = [*tokens, *utterance, 4], [*agent, *[1] * len(utterance), 0]
+    return by_hand([tokens], [agent])
 
 
 UNWRITABLE = [

@@ -17,6 +17,7 @@ from tests.objectives.conftest import (
     PLAIN,
     T,
     acted,
+    by_hand,
     losses_of,
     make_actor,
     make_all_terms,
@@ -38,10 +39,6 @@ from torchrl_lang.transforms import AdaptiveKLController, frozen_copy
 @pytest.fixture
 def rows():
     return rows_for("ppo")
-
-
-def utterance_actor(**options):
-    return UtteranceActor(make_actor(), CONTROL, 4, **({"forbidden": ()} | options))
 
 
 def test_missing_entries_say_where_they_come_from(rows):
@@ -83,12 +80,8 @@ def table_loss(logits, value=0.0, **options):
 def one_decision_each(tokens, **entries):
     """Rows ``<s> token </s>``, with numbers at the token."""
     n = len(tokens)
-    rows = TensorDict(
-        tokens=torch.stack([torch.full((n,), 3), tokens, torch.full((n,), 2)], -1),
-        attention_mask=torch.ones(n, 3, dtype=torch.bool),
-        agent_mask=torch.tensor([False, True, False]).expand(n, 3),
-        batch_size=[n],
-    )
+    around = torch.full((n,), 3), tokens, torch.full((n,), 2)
+    rows = by_hand(torch.stack(around, -1), torch.tensor([False, True, False]).expand(n, 3))
     return rows.update({key: nn.functional.pad(value[:, None], (1, 1)) for key, value in entries.items()})
 
 
@@ -116,10 +109,8 @@ def test_the_divergence_has_its_exact_gradient(estimator):
 
 def test_tokens_that_filters_take_out_leave_finite_gradients():
     """What was said is no longer among the two best: the ratio is 0, and nothing is infinite but the log-ratio."""
-    actor = utterance_actor(top_k=2)
-    rows = acted(make_rows())
-    loss = make_all_terms(actor=actor)
-    out = loss(rows)
+    loss = make_all_terms(actor=UtteranceActor(make_actor(), CONTROL, 4, forbidden=(), top_k=2))
+    out = loss(acted(make_rows()))
     assert out["kl_approx"].isinf()
     total(out).backward()
     assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
@@ -170,10 +161,8 @@ def test_ratios_are_one_on_fresh_data(options):
     rows["value_target"] = torch.zeros_like(rows["token_log_prob"])
     for sign in (1.0, -1.0):
         rows["advantage"] = torch.full_like(rows["token_log_prob"], sign)
-        ratio = PPOLoss(policy, value_module(ValueHead(32)), reduction="none", **PLAIN)(rows)["loss_objective"][
-            decision
-        ]
-        torch.testing.assert_close(ratio, torch.full_like(ratio, -sign), rtol=0, atol=1e-5)
+        ratio = PPOLoss(policy, value_module(ValueHead(32)), reduction="none", **PLAIN)(rows)["loss_objective"]
+        torch.testing.assert_close(ratio[decision], -rows["advantage"][decision], rtol=0, atol=1e-5)
         bare = PPOLoss(policy.decoder.actor, value_module(ValueHead(32)), reduction="none", **PLAIN)(rows)
     assert (bare["loss_objective"][decision] - 1).abs().max() > 0.1
 
@@ -220,40 +209,27 @@ def test_estimates_are_gae_on_the_flattened_tokens():
         assert not rows[key].requires_grad
 
 
-def test_estimates_read_rewards_at_the_agents_tokens_only():
-    loss, rows = make_ppo(), make_rows()
-    rows["token_log_prob"] = torch.full(rows["tokens"].shape, -2.0)
-    with contract.rewards_of_others():
-        found = [loss.estimate(given) for given in (rows.clone(), contract.with_rewards_of_others(rows))]
-    assert_allclose_td(*(each.exclude("token_reward") for each in found))
-
-
-def test_estimates_apply_no_dropout_and_leave_modes_alone():
+def test_estimates_apply_no_dropout_leave_modes_alone_and_read_rewards_at_the_agents_tokens_only():
     loss, rows = make_ppo().train(), make_rows()
     for module in loss.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.5
-    found = [loss.estimate(rows.clone())["state_value"] for _ in range(2)]
-    assert torch.equal(*found)
+    with contract.rewards_of_others():
+        found = [loss.estimate(given) for given in (rows.clone(), contract.with_rewards_of_others(rows))]
+    assert_allclose_td(*(each.exclude("token_reward") for each in found), rtol=0, atol=0)
     assert all(module.training for module in loss.modules())
 
 
 @pytest.mark.parametrize("ends", [{}, {"end_of_action": 1}])
 def test_the_end_of_action_tells_turns_apart_where_nobody_answers(ends):
-    rows = TensorDict(
-        tokens=torch.tensor([[4, 7, 1, 7, 1, 5]]),
-        attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, True, True, True, False]]),
-        token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0, 2.0, 0.0]]),
-        terminated=torch.tensor([[True]]),
-        batch_size=[1],
-    )
+    rows = by_hand([[4, 7, 1, 7, 1, 5]], [[0, 1, 1, 1, 1, 0]], [[0.0, 0.0, 1.0, 0.0, 2.0, 0.0]])
     clocks = {"gamma": 1.0, "lmbda": 1.0, "turn_gamma": 0.5, "turn_lmbda": 1.0}
     expected = [0, 2, 2, 2, 2, 0] if ends else [0, 3, 3, 2, 2, 0]
     got = make_ppo(**clocks, **ends).estimate(rows.clone())["value_target"]
     assert got.tolist() == [expected]
     if ends:  # an utterance actor knows it
-        assert make_ppo(actor=utterance_actor(), **clocks).estimate(rows)["value_target"].tolist() == [expected]
+        actor = UtteranceActor(make_actor(), CONTROL, 4, forbidden=())
+        assert make_ppo(actor=actor, **clocks).estimate(rows)["value_target"].tolist() == [expected]
 
 
 def test_values_of_acting_are_not_computed_again():
@@ -278,16 +254,8 @@ def test_values_of_acting_are_not_computed_again():
 
 def test_a_certain_slot_is_worth_what_follows_it():
     """By hand: two turns of two tokens, the second of each certain; rewards 1 and 2; the row is cut off, worth 5."""
-    acted = torch.tensor([[0.0, 3.0, torch.nan, 0.0, 4.0, torch.nan]])
-    rows = TensorDict(
-        tokens=torch.tensor([[3, 1, 2, 0, 1, 2]]),
-        attention_mask=torch.ones(1, 6, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, True, False, True, True]]),
-        token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]]),
-        terminated=torch.tensor([[False]]),
-        state_value=acted,
-        batch_size=[1],
-    )
+    acted, reward = torch.tensor([[0.0, 3.0, torch.nan, 0.0, 4.0, torch.nan]]), [[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]]
+    rows = by_hand([[3, 1, 2, 0, 1, 2]], [[0, 1, 1, 0, 1, 1]], reward, terminated=False, state_value=acted)
     clocks = {"gamma": 1.0, "lmbda": 1.0, "turn_gamma": 0.5, "turn_lmbda": 0.0}
     loss = table_loss(torch.zeros(1, 6, 4), value=5.0, end_of_action=2, **clocks)
     out = loss.estimate(rows, reuse_values=True)
@@ -344,26 +312,15 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
     prob = ProbabilisticTensorDictModule(
         in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
     )
-    theirs = ClipPPOLoss(
-        ProbabilisticTensorDictSequential(hidden, actor[1], prob),
-        head,
-        clip_epsilon=options.get("clip_epsilon", 0.2),
-        clip_value=options.get("value_clip"),
-        entropy_coeff=0.1,
-        critic_coeff=0.5,
-        loss_critic_type="l2",
-    )
+    weights = {"entropy_coeff": 0.1, "critic_coeff": 0.5, "loss_critic_type": "l2"}
+    clips = {"clip_epsilon": options.get("clip_epsilon", 0.2), "clip_value": options.get("value_clip")}
+    theirs = ClipPPOLoss(ProbabilisticTensorDictSequential(hidden, actor[1], prob), head, **weights, **clips)
     row, last = decision_mask(rows["agent_mask"]).nonzero(as_tuple=True)
-    flat = {key: rows[key][row, last + 1].unsqueeze(-1) for key in ("advantage", "value_target", "state_value")}
     # TorchRL counts from the value that the tensordict holds, and its critic writes over the key in a copy of it.
-    steps = TensorDict(
-        tokens=rows["tokens"][row],
-        last=last,
-        action=rows["tokens"][row, last + 1],
-        action_log_prob=rows["token_log_prob"][row, last + 1],
-        **flat,
-        batch_size=[len(row)],
-    )
+    flat = {key: rows[key][row, last + 1].unsqueeze(-1) for key in ("advantage", "value_target", "state_value")}
+    names = {"tokens": "action", "token_log_prob": "action_log_prob"}
+    flat |= {name: rows[key][row, last + 1] for key, name in names.items()}
+    steps = TensorDict(tokens=rows["tokens"][row], last=last, **flat, batch_size=[len(row)])
     mine, its = loss(rows), theirs(steps)
     for key in ("loss_objective", "loss_critic", "loss_entropy", "clip_fraction", "kl_approx", "entropy"):
         torch.testing.assert_close(mine[key], its[key], rtol=1e-5, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
@@ -373,15 +330,11 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
     (its["loss_objective"] + its["loss_critic"] + its["loss_entropy"]).backward()
     pairs = [*zip(loss.actor_network.parameters(), actor.parameters(), strict=True)]
     pairs += zip(loss.value_network.parameters(), theirs.critic_network_params.parameters(), strict=True)
-    compared = 0
-    for left, right in pairs:
-        if left.grad is not None and right.grad is not None:
-            torch.testing.assert_close(left.grad, right.grad, rtol=1e-4, atol=1e-5)
-            compared += bool(left.grad.any())
-        else:
-            assert left.grad is None
-            assert right.grad is None
-    assert compared > 10
+    assert all((left.grad is None) == (right.grad is None) for left, right in pairs)
+    compared = [(left.grad, right.grad) for left, right in pairs if left.grad is not None and left.grad.any()]
+    assert len(compared) > 10
+    for left, right in compared:
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import make_actor, make_rows, vary
+from tests.objectives.conftest import by_hand, make_actor, make_rows, vary
 from tests.objectives.oracle import numpy_rows, qsft_losses
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.modules import UtteranceActor
@@ -133,16 +133,9 @@ def test_the_target_of_any_actor(form):
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
 
 
-def two_tokens(*, terminated, rewards=(0.25, 0.5)):
+def two_tokens(rewards=(0.25, 0.5)):
     """Two decisions with the tokens 1 and 2."""
-    return TensorDict(
-        tokens=torch.tensor([[4, 1, 2]]),
-        attention_mask=torch.ones(1, 3, dtype=torch.bool),
-        agent_mask=torch.tensor([[False, True, True]]),
-        token_reward=torch.tensor([[0.0, *rewards]]),
-        terminated=torch.tensor([[terminated]]),
-        batch_size=[1],
-    )
+    return by_hand([[4, 1, 2]], [[0, 1, 1]], [[0.0, *rewards]])
 
 
 # -- passes, gradients, parameters -------------------------------------------------------------------------------------
@@ -167,10 +160,10 @@ def test_the_target_follows_the_model():
 
 
 def test_returns_outside_their_interval_are_named():
-    rows = two_tokens(terminated=True, rewards=(0.25, 1.0))
+    rows = two_tokens((0.25, 1.0))
     actor = make_actor()
     loss = QSFTLoss(actor, frozen_copy(actor), gamma=1.0)
-    loss(two_tokens(terminated=True, rewards=(0.0, 1.0)))
+    loss(two_tokens((0.0, 1.0)))
     for _ in range(2):
         with pytest.raises(ValueError, match=r"Row 0 has a return to go outside \[0.0, 1.0\] at position 1.*value_max"):
             loss(rows)
@@ -184,5 +177,5 @@ def test_returns_outside_their_interval_are_named():
 
 def test_a_rest_that_the_agent_writes_is_an_error():
     with pytest.raises(ValueError, match="Row 0 has the token rest=2 at position 2, written by the agent"):
-        make(rest=2)(two_tokens(terminated=True))
-    assert make(rest=4)(two_tokens(terminated=True))["loss_qvalue"].isfinite()  # the environment's
+        make(rest=2)(two_tokens())
+    assert make(rest=4)(two_tokens())["loss_qvalue"].isfinite()  # the environment's

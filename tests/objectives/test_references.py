@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from tests.objectives.conftest import VOCAB, WIDTH, T, make_actor, make_heads, make_rows, total
+from tests.objectives.conftest import VOCAB, WIDTH, acted, make_actor, make_heads, make_rows, total
 from tests.transforms.conftest import stored
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
@@ -51,11 +51,7 @@ def moved(loss, by=0.1):
 
 
 def value(loss):
-    rows = make_rows()
-    generator = torch.Generator().manual_seed(4)
-    for name in ("token_log_prob", "advantage", "value_target"):
-        rows[name] = -torch.rand(rows.shape[0], T, generator=generator)
-    return total(loss(rows)).detach()
+    return total(loss(acted(make_rows()))).detach()
 
 
 def test_the_same_reference_loads_and_gives_the_same_loss(make):
@@ -105,33 +101,30 @@ def test_a_state_without_a_fingerprint(make):
         BCLoss(make_actor()).load_state_dict(MAKE["bc"](make_actor(), frozen_copy(make_actor())).state_dict())
 
 
-def small_lm(seed):
+def lora(seed, **options):
     torch.manual_seed(seed)
-    return causal_lm("llama", vocab_size=VOCAB, layers=2, width=WIDTH, heads=2, max_length=32)
-
-
-def lora(seed, reference, **options):
-    actor = language_actor(get_peft_model(small_lm(seed), LoraConfig(target_modules=["q_proj"])))
-    loss = MAKE["bc"](actor, reference(actor), **options)
+    lm = causal_lm("llama", vocab_size=VOCAB, layers=2, width=WIDTH, heads=2, max_length=32)
+    actor = language_actor(get_peft_model(lm, LoraConfig(target_modules=["q_proj"])))
+    loss = MAKE["bc"](actor, adapters_off(actor), **options)
     moved(loss)
     return loss
 
 
 def test_adapters_switched_off_load_with_the_policy():
     """The reference is the base model, which is part of the policy: loading the policy restores it."""
-    loss, other = lora(0, adapters_off), lora(1, adapters_off)
+    loss, other = lora(0), lora(1)
     assert value(loss) != value(other)
     other.load_state_dict(stored(loss.state_dict()))
     assert value(other) == value(loss)
     assert torch.equal(other.state_dict()["reference_fingerprint"], loss.state_dict()["reference_fingerprint"])
-    embedded = lora(2, adapters_off)
-    embedded.load_state_dict(stored(lora(0, adapters_off, embed_weights=True).state_dict()))
+    embedded = lora(2)
+    embedded.load_state_dict(stored(lora(0, embed_weights=True).state_dict()))
     assert value(embedded) == value(loss)
 
 
 def test_a_loss_in_another_dtype_has_another_reference():
     state = MAKE["bc"](make_actor(), frozen_copy(make_actor()), embed_weights=True).double().state_dict()
     loss = MAKE["bc"](make_actor(), frozen_copy(make_actor()))
-    with pytest.raises(RuntimeError, match=r"convert what holds it first, by \.to\(dtype\)"):
+    with pytest.raises(RuntimeError, match=r"convert it by \.to\(dtype\)"):
         loss.load_state_dict(state)
     loss.double().load_state_dict(state)

@@ -8,7 +8,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.objectives import HardUpdate, SoftUpdate
 
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_ilql, make_tied, total
+from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_ilql, make_tied, total
+from tests.objectives.test_contract import assert_same
 from torchrl_lang.modules import (
     QValueHead,
     TiedQValueHead,
@@ -29,8 +30,8 @@ OPTIONS = [
     {"detach_qvalue": True, "detach_actor": True, "margin_weight": 0.4},
     {"advantage_temperature": 0.8, "transition_weight": 0.3, "actor_normalizer": "action"},
     {"qvalue_weight": 0.0, "value_weight": 0.0, "actor_weight": 0.0},
-    {"margin_weight": 0.3, "cql_temperature": 0.7, "make": make_tied},
 ]
+CASES = [*((make_ilql, options) for options in OPTIONS), (make_tied, {"margin_weight": 0.3, "cql_temperature": 0.7})]
 
 
 def outcome(loss, rows):
@@ -46,29 +47,15 @@ def outcome(loss, rows):
 def assert_equal_outcome(loss, other, rows):
     rows = rows.clone().set("token_reward", rows["token_reward"].double())
     for left, right in zip(outcome(loss.double(), rows), outcome(other.double(), rows), strict=True):
-        assert left.keys() == right.keys()
-        for name, value in left.items():
-            torch.testing.assert_close(
-                value, right[name], rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
-            )
+        assert_same(left, right, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(("reduction", "masked"), [("mean", True), ("sum", False), ("none", True)])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_ilql_equals_the_plain_form(options, reduction, masked, rows):
+@pytest.mark.parametrize(("make", "options"), CASES)
+def test_ilql_equals_the_plain_form(make, options, reduction, masked, rows):
     if masked:
         rows["collector", "mask"] = torch.arange(6) % 3 > 0
-    make = options.get("make", make_ilql)
-    options = {key: value for key, value in options.items() if key != "make"}
     plain, pieces = (make(reduction=reduction, logits_chunk=chunk, **options) for chunk in (None, 4))
-    assert_equal_outcome(pieces, plain, rows)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("options", [{}, {"transition_weight": 0.5}])
-def test_bc_equals_the_plain_form(options, reduction, rows):
-    rows["collector", "mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(0)) < 0.7
-    plain, pieces = (make_bc(reduction=reduction, logits_chunk=chunk, **options) for chunk in (None, 4))
     assert_equal_outcome(pieces, plain, rows)
 
 
@@ -84,9 +71,8 @@ def test_a_masked_row_may_hold_anything(rows):
     expected = loss(rows)
     for name in ("loss_cql", "loss_actor"):
         torch.testing.assert_close(out[name], expected[name])
-    assert all(
-        g.isfinite().all() for g in torch.autograd.grad(out["loss_cql"], loss.qvalue_network_params.parameters())
-    )
+    gradients = torch.autograd.grad(out["loss_cql"], loss.qvalue_network_params.parameters())
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_without_the_table_the_head_never_runs_over_the_vocabulary(rows):
@@ -121,27 +107,17 @@ class Doubled(nn.Linear):
         return 2 * super().forward(hidden)
 
 
-def with_head(head):
-    actor = make_actor()
-    return ProbabilisticTensorDictSequential(
-        actor[0], TensorDictModule(head, in_keys=["hidden"], out_keys=["logits"]), actor[-1]
-    )
-
-
 def test_heads_with_more_to_them_are_run_whole(rows):
     torch.manual_seed(0)
     hooked = nn.Linear(WIDTH, VOCAB)
     hooked.register_forward_hook(lambda module, args, out: out + module.weight.sum(-1))
     for head in (Doubled(WIDTH, VOCAB), nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Tanh()), hooked):
-        actor = with_head(head)
+        layer, (trunk, _, output) = TensorDictModule(head, in_keys=["hidden"], out_keys=["logits"]), make_actor()
+        actor = ProbabilisticTensorDictSequential(trunk, layer, output)
         assert_equal_outcome(BCLoss(actor, logits_chunk=4), BCLoss(actor, logits_chunk=None), rows)
 
 
 # -- tied to the embedding ---------------------------------------------------------------------------------------------
-
-
-def embedding_of(loss):
-    return loss.actor_network[1].module
 
 
 @pytest.mark.parametrize("updater", [lambda loss: SoftUpdate(loss, tau=0.5), HardUpdate])
@@ -152,7 +128,7 @@ def test_targets_hold_no_embedding_and_read_the_present_one(updater, rows):
         assert all(VOCAB not in value.shape for value in params.values(True, True))
     before = loss(rows)["target_qvalue"]
     with torch.no_grad():
-        embedding_of(loss).weight.mul_(2)
+        loss.actor_network[1].module.weight.mul_(2)
     assert not torch.isclose(loss(rows)["target_qvalue"], before)
     follow.step()
     assert total(loss(rows)).isfinite()
