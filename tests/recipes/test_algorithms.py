@@ -139,6 +139,7 @@ def test_a_policy_to_start_from_is_needed_and_not_one_that_is_asked_for_returns(
     out = ["--out", tmp_path / "run"]
     data = ["--data", walks / "data", *out]
     assert "starts from a policy that imitates the data" in refused(capsys, "train", "oreo", *data)
+    assert "chai trains no block" in refused(capsys, "train", "chai", *data, "--start", walks / "bc", "--top-layers", 1)
     for call in (["psi", *data, "--prior"], ["ppo", *out, "--start"]):
         assert "is a decision transformer, which plays by a return" in refused(capsys, "train", *call, walks / "dt")
 

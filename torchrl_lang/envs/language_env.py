@@ -258,3 +258,17 @@ class LanguageEnv(SeededEnv):
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
             self._turns = turns
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Reset the rows that are done, as TorchRL does, without its merge: a reset returns the other rows as well."""
+        if not self.any_done(tensordict):
+            return tensordict
+        fresh = tensordict.get("_reset")
+        out = self._reset(TensorDict({"_reset": fresh}, batch_size=self.batch_size, device=self.device))
+        tensordict.pop("_reset")
+        others = tensordict.exclude(*out.keys())
+        if not (others.is_empty() or fresh.all()):
+            # As in TorchRL: entries of others are set to zero, unless all rows are reset.
+            go_on = ~fresh.reshape(self.batch_size)
+            tensordict.update(others.where(go_on, other=others.empty(), pad=0))
+        return tensordict.update(out)

@@ -372,6 +372,11 @@ class CHAI(UtteranceOptions, algorithm="chai", place="utterance_values:train_cha
     cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", ge=0)
     proposals: int = option(5, "utterances that are sampled in each state of the dataset", ge=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_layers is not None:
+            raise ValueError(f"chai trains no block of the language model: leave out --top-layers {self.top_layers}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class UtteranceILQL(UtteranceOptions, algorithm="utterance-ilql", place="utterance_values:train_utterance_ilql"):

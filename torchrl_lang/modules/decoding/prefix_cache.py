@@ -52,8 +52,10 @@ class WeightSnapshot:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = list(modules)
+        self._probes: dict[torch.device, Tensor] = {}
         tensors = _tensors(modules)
         self._facts = _facts(modules, tensors)
+        self._longest = max((t.numel() // t.shape[0] for t in tensors if t.ndim > 1 and t.numel()), default=0)
         self._values = self._read(tensors)
 
     def unchanged(self, modules: Sequence[nn.Module]) -> bool:
@@ -77,12 +79,13 @@ class WeightSnapshot:
                 parts.setdefault((read.device, read.dtype), []).append(read)
         return [torch.cat(found) for found in parts.values()]
 
-    @staticmethod
-    def _project(tensor: Tensor) -> Tensor:
+    def _project(self, tensor: Tensor) -> Tensor:
         if tensor.ndim < 2 or tensor.numel() == 0:
             return tensor if tensor.ndim == 1 else tensor.reshape(-1)
         matrix = tensor.flatten(1)
-        probe = 1 + torch.arange(matrix.shape[1], device=tensor.device).sin() / 2  # no entry near zero
+        if tensor.device not in self._probes:  # no entry near zero
+            self._probes[tensor.device] = 1 + torch.arange(self._longest, device=tensor.device).sin() / 2
+        probe = self._probes[tensor.device][: matrix.shape[1]]
         if matrix.dtype in (torch.float32, torch.float64):
             return matrix.mv(probe.to(matrix.dtype))
         return torch.cat([chunk.float().mv(probe) for chunk in matrix.split(max(_CHUNK // matrix.shape[1], 1))])

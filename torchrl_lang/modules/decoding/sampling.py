@@ -66,12 +66,6 @@ class Utterances(NamedTuple):
         """A copy with ``other`` at the rows ``rows``, int64 ``[M]``."""
         return Utterances(*(ours.index_put((rows,), theirs) for ours, theirs in zip(self, other, strict=True)))
 
-    def record(self, rows: Tensor, slot: int, finished: Tensor, values: Mapping[str, Tensor], pad: int) -> None:
-        """Write values ``[M]`` of rows ``[M]`` by names of entries, where a row was ``finished`` before padding."""
-        for name, value in values.items():
-            entry = getattr(self, name)
-            entry[rows, slot] = value.masked_fill(finished, pad if name == "action" else 0).to(entry.dtype)
-
 
 def pick(log_prob: Tensor, uniform: Tensor | None) -> Tensor:
     """Sample a token for each row by inverting the distribution function at ``uniform``; without it the most likely.
@@ -142,11 +136,11 @@ def sample_utterances(
         states, position = {key: value[copies] for key, value in states.items()}, position[copies]
     row = torch.arange(out.action.shape[0], device=position.device)
     finished = torch.zeros_like(row, dtype=torch.bool)
-    written = prompt.tokens.new_empty((row.shape[0], 0))
+    records, written = _Records(), prompt.tokens.new_empty((row.shape[0], 0))
     for slot in range(action_length - 1):
         found = _draw(rule, states, None if uniform is None else uniform[:, slot], diagnostics, value)
         token = found["action"]
-        out.record(row, slot, finished, found, control.pad)
+        records.add(row, slot, finished, found)
         if advantage and rule.guidance is not None:
             gained = rule.guidance.advantage(states, token[:, None]).squeeze(-1).masked_fill(finished, 0.0)
             out.advantage[row] += gained.to(out.advantage.dtype)
@@ -162,7 +156,7 @@ def sample_utterances(
             certain = {"action": torch.full_like(token, control.end_of_action)}
             if value is not None:
                 certain["state_value"] = torch.full_like(found["state_value"], torch.nan)
-            out.record(row, slot + 1, finished, certain, control.pad)
+            records.add(row, slot + 1, finished, certain)
             if end_value and rule.guidance is not None:
                 states = runner.decode(token, position, longest + slot + 1)
                 _write_where(out.end_value, row, ~finished, rule.guidance.end_value(states, control.end_of_action))
@@ -178,6 +172,7 @@ def sample_utterances(
             uniform = None if uniform is None else uniform[moves.order]
         states = runner.decode(token, position, longest + slot + 1)
         position = position + 1
+    records.write(out, control.pad)
     return out
 
 
@@ -198,6 +193,34 @@ def _draw(
     if value is not None:
         found["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
     return found
+
+
+class _Records:
+    """Collects values of some rows at each slot, and writes them to the utterances at once."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Tensor, int, Tensor]] = []
+        self._values: dict[str, list[Tensor]] = {}
+
+    def add(self, row: Tensor, slot: int, finished: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Add values ``[M]`` of rows ``[M]`` that were not ``finished`` before, by names of entries.
+
+        A name must be present from the first slot on, or never.
+        """
+        self._places.append((row, slot, finished))
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value)
+
+    def write(self, out: Utterances, pad: int) -> None:
+        """Write all values, with padding after the ends."""
+        k = out.action.shape[1]
+        place = torch.cat([row * k + slot for row, slot, _ in self._places])
+        ended = torch.cat([finished for _, _, finished in self._places])
+        for name, parts in self._values.items():
+            entry, values = getattr(out, name), torch.cat(parts)
+            n = values.shape[0]  # other entries than the tokens have no values in the last slot
+            kept = values.masked_fill(ended[:n], pad if name == "action" else 0).to(entry.dtype)
+            entry.view(-1).index_copy_(0, place[:n], kept)
 
 
 def _write_where(entry: Tensor, row: Tensor, mask: Tensor, values: Tensor) -> None:
