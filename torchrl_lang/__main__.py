@@ -60,7 +60,7 @@ RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit
 
 
 def attribute(place: str) -> Any:
-    """What is at ``module:name``; its module is imported now."""
+    """Import a module and return what it has at ``module:name``."""
     module, _, name = place.partition(":")
     prefix = "torchrl_lang" if module.startswith("envs.") else "torchrl_lang.recipes"
     return getattr(importlib.import_module(f"{prefix}.{module}"), name)

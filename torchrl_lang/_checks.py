@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection
-from typing import SupportsIndex
 
 from torch import Tensor
 
@@ -51,7 +51,13 @@ def _lies_in(value: object, interval: str) -> bool:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # also of tensors and arrays that hold no integer
+        return False
+    return True
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -119,7 +119,7 @@ _FOLLOW_IN_CHATS = {"x": "xec", **dict.fromkeys("^rec", "rxec")}
 
 
 def _faults_of_order(rows: Rows, control: ControlTokens) -> list[tuple[Tensor, str]]:
-    """What environments could not have written, or would not continue, bool ``[N]``, and its words."""
+    """Find rows, bool ``[N]``, that environments could not have written or would not continue; each with its words."""
     tokens, agent, at = rows.tokens, rows.agent_mask, _ROLES.index
     roles = torch.full_like(tokens, at("r"))
     marks = {"c": control.end_of_action}

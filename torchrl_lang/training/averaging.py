@@ -85,10 +85,13 @@ class WeightAverage:
         """Load a state.
 
         Raises:
-            KeyError: it lacks a weight.
+            KeyError: it is of other weights.
         """
-        for name, average in self._average.items():
-            average.copy_(state_dict["average"][name])
+        average = state_dict["average"]
+        if average.keys() != self._average.keys():
+            raise KeyError(f"The state is an average of {sorted(average)}, the weights are {sorted(self._average)}.")
+        for name, weight in average.items():
+            self._average[name].copy_(weight)
         self._steps = int(state_dict["steps"])
 
     def _write(self, values: Mapping[str, Tensor]) -> None:

@@ -344,7 +344,7 @@ class CommentRows(EpisodeSampler):
             raise self._unreadable(numbers, episodes) or error from error
 
     def _unreadable(self, numbers: Sequence[int], episodes: Sequence[Episode]) -> ValueError | None:
-        """What is wrong with the first comment that cannot be encoded, and where it stands."""
+        """Describe the first comment that cannot be encoded, and where it stands."""
         for number, episode in zip(numbers, episodes, strict=True):
             try:
                 encode_episode(episode, self.tokenizer)
