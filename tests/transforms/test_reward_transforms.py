@@ -49,6 +49,9 @@ WRITE = {
 }
 OURS = {
     "LivingCost": lambda: LivingCost(0.25),
+    "LivingCost of float64": lambda: Compose(
+        DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), LivingCost(0.25)
+    ),
     "EntryReward": lambda: EntryReward({"terminated": 3.0, "truncated": -2.0}),
 }
 

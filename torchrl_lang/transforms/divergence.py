@@ -365,8 +365,7 @@ def row_kl(
     Summed over a row it estimates the divergence of the distributions over rows, without bias where the policy wrote
     the row, and with less variance than sampled log-ratios (Rao-Blackwellised: arXiv 2504.10637).
 
-    Lower layers that both models share run once. The logits of a few decisions exist at a time. With
-    ``forward`` it is ``KL(reference || policy)``.
+    The logits of a few decisions exist at a time. With ``forward`` it is ``KL(reference || policy)``.
 
     Raises:
         ValueError: policy and reference are different kinds of actors.

@@ -73,7 +73,7 @@ class TurnRewardTransform(Transform):
         number = torch.where(played, self.earned(tensordict, next_tensordict).reshape(reward.shape), 0).to(reward.dtype)
         place = torch.arange(row.shape[-1], device=row.device)
         last = torch.where(next_tensordict.get(AGENT_MASK), place, 0).max(-1, keepdim=True).values
-        row = torch.where(place < length, earlier, row).scatter_add(-1, last, number)
+        row = torch.where(place < length, earlier, row).scatter_add(-1, last, number.to(row.dtype))
         return next_tensordict.set(TOKEN_REWARD, row).set(REWARD, reward + number)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:

@@ -115,7 +115,7 @@ def test_index_files_select_rows_in_their_order_and_count_malformed_ones(tmp_pat
 
 def test_wrong_index_files(tmp_path):
     path = write_folder(tmp_path, GOOD, BAD) / "train_idxs.json"
-    wrong = {"[0, 1": "JSON", "[0, 1.0]": "row 1.0", "[-1]": "row -1", "[0, 3]": "have 3 rows"}
+    wrong = {"[0, 1": "JSON", "[0, 1.0]": "row 1.0", "[-1]": "row -1", "[0, 3]": "have 3 rows", "[[0]]": r"row \[0\]"}
     for content, noun in (wrong | {"[0, 2, 0]": "row 0, which train_idxs.json has, too"}).items():
         path.write_text(content)
         with pytest.raises(FileError, match=noun):

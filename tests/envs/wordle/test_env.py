@@ -105,16 +105,22 @@ def test_transcripts_that_cannot_go_on():
     env = WordleEnv(["crane", "slate", "abide"], batch_size=[1], max_tries=2)
     one = play(env, env.reset(hidden(1)), "crane")
     rows = one.select(*ROW_KEYS).clone()
+    mute = rows.clone()
+    mute["attention_mask"][0, 7:] = False  # ends in the guess
     strange, solved = rows.clone(), rows.clone()
     strange["tokens"][0, 7:12], solved["tokens"][0, 7:12] = 28, 26  # five yellow squares, five green ones
     lost = play(env, one, "abide").select(*ROW_KEYS)
     for wrong, noun in (
         (rows.clone().update(hidden(0)), "disagree with their hidden_word"),
+        (mute, "do not have colours after each valid guess"),
         (strange, "agree with no word"),
         (solved, "are over"),
         (lost, "have ended"),
     ):
         with pytest.raises(ValueError, match=rf"cannot be continued.*{noun}"):
             env.reset(wrong, set_state=True)
+    words = WordleEnv(["slate", "abide"], guesses="words", batch_size=[1], max_tries=2)
+    with pytest.raises(ValueError, match="after each valid guess and no other"):  # there "crane" is none
+        words.reset(rows, set_state=True)
     # After the errors the environment is as good as new.
     assert text(env.reset(rows, set_state=True)[0]) == "<a>crane</a><b><b><g><b><g></s>"

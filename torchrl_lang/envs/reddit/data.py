@@ -178,7 +178,8 @@ class RedditComments:
         for file, numbers in zip(map(str, indices), wanted, strict=True):
             for number in numbers or ():
                 if type(number) is not int or not 0 <= number < len(every) or number in file_of:
-                    other = f", which {Path(file_of[number]).name} has, too" if number in file_of else ""
+                    first = file_of.get(number) if isinstance(number, int) else None
+                    other = f", which {Path(first).name} has, too" if first else ""
                     problem = f"has the row {shorten(number)}{other}; the files of {folder} have {len(every)} rows"
                     raise FileError(file, problem, _INDICES)
                 file_of[number] = file

@@ -183,6 +183,10 @@ class WordleEnv(LanguageEnv):
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
         refuse(
             fresh,
+            (
+                self._valid_guesses(rows) != turns.answered,
+                "do not have colours after each valid guess and no other: use rows played with these words and rules",
+            ),
             (size == 0, "agree with no word of the list: use rows played with these words and rules"),
             (solved | (turns.tries >= self.max_tries), "are over: the game is solved or out of tries"),
             (~agrees, "disagree with their hidden_word: omit it, or give one that fits the colours"),
@@ -191,6 +195,13 @@ class WordleEnv(LanguageEnv):
         if self.observes_consistent:
             task["possible"] = possible
         return task
+
+    def _valid_guesses(self, rows: Rows) -> Tensor:
+        """Number of valid guesses in each row, int64 ``[N]``."""
+        end = self.tokenizer.control.end_of_action
+        said = torch.where(rows.agent_mask, rows.tokens, end).unfold(-1, WORD_LENGTH + 2, 1)  # between ends
+        alone = (said[..., 0] == end) & (said[..., -1] == end)
+        return (alone & self.is_valid(said[..., 1:-1])).sum(-1)
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
         observed = {}
