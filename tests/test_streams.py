@@ -86,3 +86,4 @@ def test_bugs_keep_their_traceback():
     assert described("int('x')") is described("{}['x']") is described("None.x") is None  # raised by others
     assert described("from torchrl_lang.envs.wordle.words import load_words; load_words([])").startswith("the word")
     assert describe(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")).startswith("out of memory (")
+    assert described("import numpy; numpy.empty(1 << 50)").startswith("out of memory (Unable to allocate")

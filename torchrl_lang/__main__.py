@@ -21,8 +21,6 @@ from torchrl_lang.recipes.options import near
 from torchrl_lang.recipes.stopping import Stopped
 from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, options_of
 
-__all__ = ["main"]
-
 _PROG = "python -m torchrl_lang"
 _DIALOGUES = "tasks.visual_dialogue"
 
@@ -123,20 +121,13 @@ def _find(argv: Sequence[str]) -> tuple[type[Any], str, Sequence[str]] | None:
     name, *words = rest or [""]
     if command in ("list", "-h", "--help") or (command in GROUPS and name in ("-h", "--help")):
         return None
-    if command in OF_TASKS:
-        if ":" not in name and name not in TASKS:
-            raise UsageError(_unknown("task", name, [*TASKS, OWN_TASK], f"{_PROG} {command}"))
+    if command in OF_TASKS and (":" in name or name in TASKS):
         return options_of(name, command), OF_TASKS[command], words  # type: ignore[arg-type]
-    if command in GROUPS:
-        if f"{command} {name}" not in RECIPES:
-            raise UsageError(_unknown("recipe", name, _recipes(command), f"{_PROG} {command}"))
-        command = f"{command} {name}"
-    elif command not in RECIPES:
-        raise UsageError(_unknown("command", command, [*GROUPS, *_recipes(""), "list"], _PROG))
-    else:
-        words = rest
-    options, place = RECIPES[command]
-    return attribute(options), place, words
+    recipe = f"{command} {name}" if command in GROUPS else command
+    if recipe not in RECIPES:
+        raise UsageError(_unknown(command, name))
+    options, place = RECIPES[recipe]
+    return attribute(options), place, words if command in GROUPS else rest
 
 
 def _recipes(group: str) -> list[str]:
@@ -144,7 +135,12 @@ def _recipes(group: str) -> list[str]:
     return [key.split()[-1] for key in RECIPES if " ".join(key.split()[:-1]) == group]
 
 
-def _unknown(kind: str, name: str, names: Sequence[str], prog: str) -> str:
+def _unknown(command: str, name: str) -> str:
+    kind, names, prog = "recipe", _recipes(command), f"{_PROG} {command}"
+    if command in OF_TASKS:
+        kind, names = "task", [*TASKS, OWN_TASK]
+    elif command not in GROUPS:
+        kind, name, names, prog = "command", command, [*GROUPS, *_recipes(""), "list"], _PROG
     if not name or name.startswith("-"):
         return f"The {kind} is missing after `{prog}`: give {', '.join(names)}."
     return f"There is no {kind} {name!r} after `{prog}`{near(name, names)} The choices are {', '.join(names)}."

@@ -146,7 +146,7 @@ def test_keys(made, weights):
     loss.set_keys(action=("agent", "move"), reward="gain")
     renamed = rows.exclude("action", "reward").set(("agent", "move"), rows["action"]).set("gain", rows["reward"])
     assert torch.equal(loss(renamed)["loss_action"], out["loss_action"])
-    with pytest.raises(KeyError, match=r"needs \('agent', 'move'\), 'gain'.*set_keys"):
+    with pytest.raises(KeyError, match=r"needs \('agent', 'move'\), found only"):
         loss(rows)
 
 

@@ -90,7 +90,7 @@ def test_the_model_of_an_environment_and_entries_of_specs():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 4}, "context must cover an episode of 5 steps at least, got 4"),
+        ({"context": 4}, "context must be an integer of at least 5, got 4"),
         ({"width": 15}, "width must be a multiple of heads, got width=15 and heads=2"),
         ({"action": Discrete([2, 2])}, "A discrete action has one component"),
     ],

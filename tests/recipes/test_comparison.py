@@ -37,9 +37,11 @@ def test_a_player_measures_and_plays_once(tmp_path, monkeypatch):
         assert row.summary.guesses == {2: 5}
         assert Counter.asked == [(1, CHOICE), (2, CHOICE), (2, REPORT)]
     assert {path.name for path in tmp_path.iterdir()} == {"choice.json", "test.json"}
-    (tmp_path / "test.json").write_text("{")
-    with pytest.raises(FileError, match=r"test.json .*delete it: the games are played again"):
-        _ = Counter(tmp_path / "run", "bc", tmp_path, 0).reported
+    content = (tmp_path / "test.json").read_text()
+    for damaged in ("{", content.replace("2.0", "7.0"), '{"a": {}}'):
+        (tmp_path / "test.json").write_text(damaged)
+        with pytest.raises(FileError, match=r"test.json .*delete it: the games are played again"):
+            _ = Counter(tmp_path / "run", "bc", tmp_path, 0).reported
 
 
 def test_several_seeds_worked_out_by_hand():

@@ -107,7 +107,7 @@ def test_all_that_is_promised_is_there(first_calls):
     assert [games for split, _, games in evaluations if split == "val"] == [6] * (2 * 2 + 2 * 2 * 2)
     limits = Scorer(load_run(out / "seed-0" / "bc").task, out / "seed-0" / "bc", {CHOICE: 6}).limits
     for title, folder in (("BC", "bc"), ("ILQL", "ilql")):
-        found = json.loads((out / "seed-0" / folder / "choice.json").read_text())
+        found = json.loads((out / "seed-0" / folder / "choice.json").read_text())["summaries"]
         assert results[title]["decodings"] == [choose({way: Summary(**each) for way, each in found.items()}, limits)]
 
 

@@ -185,6 +185,8 @@ def test_values_of_options_are_json_or_texts(home, capsys):
         "number=0": "(RuntimeError: no 0 coins at ",
         "number=many": "(TypeError: '<' not supported between instances of 'str' and 'int'",
         "colour=red": "(TypeError: make_env() got an unexpected keyword argument 'colour')",
+        "seed=3": "got multiple values for keyword argument 'seed'",
+        "device=cpu": "got multiple values for keyword argument 'device'",
     }.items():
         assert message in refused(capsys, *env_of, text)
 

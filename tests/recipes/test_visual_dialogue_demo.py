@@ -78,7 +78,7 @@ def test_all_that_is_promised_is_there(first_call):
             assert player["games"] == 13
             assert {"rounds", "percentile", "yes_no_soft", "yes_no_hard", "yes_no_conservative"} == {*player["metrics"]}
         for title, name in (("BC", "bc"), ("ILQL", f"ilql-{penalty}")):
-            choice = json.loads((out / "seed-0" / name / f"figures-{penalty}" / "choice.json").read_text())
+            choice = json.loads((out / "seed-0" / name / f"figures-{penalty}" / "choice.json").read_text())["summaries"]
             returns = {way: found["mean_return"] for way, found in choice.items()}
             (chosen,) = players[title]["decodings"]
             assert returns[chosen] == max(returns.values())

@@ -15,8 +15,6 @@ from torchrl_lang.algorithm_distillation.rolling_context import RollingContext, 
 from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
-__all__ = ["HistoryActor"]
-
 
 class HistoryActor(StreamPolicy):
     """A :class:`~torchrl_lang.algorithm_distillation.ContextPolicy` whose weights do not change: only its context does.

@@ -11,8 +11,6 @@ from torchrl.data import Categorical, TensorSpec
 
 from torchrl_lang._checks import check_options
 
-__all__ = ["Continuous", "Discrete", "Entry", "entry_of_spec"]
-
 
 @dataclass(frozen=True)
 class Discrete:

@@ -27,8 +27,6 @@ from torchrl_lang.schema import (
     entry,
 )
 
-__all__ = ["LearningHistory", "load_history"]
-
 
 class LearningHistory:
     """The steps of learners, keyed (task, stream, step): a stream is one learner's life on one task.

@@ -36,8 +36,6 @@ from torchrl_lang.algorithm_distillation.history import (
 )
 from torchrl_lang.algorithm_distillation.sources import TabularSource
 
-__all__ = ["HistoryWriter", "record_history"]
-
 
 class HistoryWriter:
     """Context manager that appends parts of a learning history to a folder.

@@ -16,8 +16,6 @@ from torchrl_lang.algorithm_distillation.policies import ContextPolicy
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, TERMINATED, entry
 
-__all__ = ["episode_returns", "evaluate_in_context"]
-
 
 @torch.no_grad()
 def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, seed: int = 0) -> Tensor:

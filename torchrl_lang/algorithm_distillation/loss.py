@@ -17,9 +17,7 @@ from torchrl_lang.algorithm_distillation.model import ADTransformer
 from torchrl_lang.algorithm_distillation.network import Outcomes
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.functional.value_terms import masked_mean
-from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE_STEP, OBSERVATION, REWARD, missing_entry
-
-__all__ = ["ADLoss"]
+from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE_STEP, OBSERVATION, REWARD, entry
 
 
 class ADLoss(LossModule):
@@ -89,15 +87,12 @@ class ADLoss(LossModule):
         reduction: str | None = None,
     ) -> None:
         super().__init__()
-        check_options(label_smoothing=(label_smoothing, "[0, 1]"))
-        if label_smoothing and not isinstance(model.action, Discrete):
-            raise ValueError(f"Continuous actions have no label smoothing, got label_smoothing={label_smoothing}.")
         weights = {"reward": reward_weight, "observation": observation_weight, "log_prob": log_prob_weight}
         self.reduction = "mean" if reduction is None else reduction
-        check_options(
-            reduction=(self.reduction, ("mean", "sum", "none")),
-            **{f"{name}_weight": (weight, "[0, inf)") for name, weight in weights.items()},
-        )
+        check_options(reduction=(self.reduction, ("mean", "sum", "none")), label_smoothing=(label_smoothing, "[0, 1]"))
+        check_options(**{f"{name}_weight": (weight, "[0, inf)") for name, weight in weights.items()})
+        if label_smoothing and not isinstance(model.action, Discrete):
+            raise ValueError(f"Continuous actions have no label smoothing, got label_smoothing={label_smoothing}.")
         self.model, self.label_smoothing = model, label_smoothing
         self._weights = {name: weight for name, weight in weights.items() if weight}
         metrics = ["action_nll", *(["action_accuracy"] if isinstance(model.action, Discrete) else [])]
@@ -125,11 +120,7 @@ class ADLoss(LossModule):
             ValueError: the log-probabilities have another shape than the windows; see also
                 :meth:`ADTransformer.hidden_states`.
         """
-        keys = {name: getattr(self.tensor_keys, name) for name in self._entries}
-        if missing := [key for key in keys.values() if tensordict.get(key, None) is None]:
-            advice = "Sample windows with HistoryWindows.buffer(), or name the entries with set_keys()."
-            raise missing_entry(type(self).__name__, missing, tensordict, advice)
-        windows = TensorDict({name: tensordict.get(key) for name, key in keys.items()})
+        windows = TensorDict({name: entry(tensordict, getattr(self.tensor_keys, name)) for name in self._entries})
         hidden = self.model.hidden_states(windows)
         counted = self._counted(tensordict, hidden[..., 0])
         out = self._action_terms(windows, upcast_half(self.model.action_head(hidden)), counted)

@@ -32,8 +32,6 @@ from torchrl_lang.schema import (
     entry,
 )
 
-__all__ = ["ADTransformer", "load_ad_model", "save_ad_model"]
-
 
 class ADTransformer(TensorDictModuleBase):
     r"""Algorithm distillation (AD, arXiv 2210.14215): predict a learner's actions from all that happened before.
@@ -98,11 +96,9 @@ class ADTransformer(TensorDictModuleBase):
         heads: int = 4,
     ) -> None:
         super().__init__()
-        sizes = {"context": context, "episode_length": episode_length, "width": width, "layers": layers, "heads": heads}
-        check_options(**{name: (size, 1) for name, size in sizes.items()})
+        check_options(episode_length=(episode_length, 1), width=(width, 1), layers=(layers, 1), heads=(heads, 1))
+        check_options(context=(context, episode_length))
         check_heads(width, heads)
-        if context < episode_length:
-            raise ValueError(f"context must cover an episode of {episode_length} steps at least, got {context}.")
         if isinstance(action, Discrete) and len(action.sizes) > 1:
             raise ValueError(f"A discrete action has one component, got sizes={action.sizes}.")
         self.observation, self.action = observation, action

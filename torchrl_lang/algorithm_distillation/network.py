@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry
 
-__all__ = ["ADTrunk", "ActionHead", "KeyValues", "OutcomeHead", "Outcomes", "StepEmbedding", "Steps"]
-
 _LOG_STD = (-5.0, 2.0)
 
 

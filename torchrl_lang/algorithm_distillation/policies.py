@@ -12,8 +12,6 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 
-__all__ = ["ContextPolicy", "OptimalPolicy", "PromptablePolicy", "PromptedPolicy", "RandomPolicy"]
-
 
 @runtime_checkable
 class ContextPolicy(Protocol):

@@ -12,8 +12,6 @@ from torch import Tensor
 from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.evaluation import SeedSummary, over_seeds
 
-__all__ = ["InContextReport", "PairedTest", "TaskResult", "bootstrap_band", "in_context_report", "paired_test"]
-
 _EXACT = 14
 _SIGNS = 1 << 12
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from torchrl_lang.schema import EPISODE_STEP
 
-__all__ = ["RollingContext", "StreamPolicy"]
-
 
 class RollingContext:
     """Up to ``C`` steps of each of ``N`` streams, left-aligned, of which the last one may lack its outcome.
@@ -76,7 +74,7 @@ class RollingContext:
         allowed = begins & fits & (torch.arange(size + 1, device=fits.device) <= self.length[:, None])
         if len(full := (~allowed.any(-1)).nonzero()):
             raise ValueError(
-                f"The running episode of stream {int(full[0])} leaves no room in its context: make it longer."
+                f"The running episode of stream {int(full[0])} leaves no room in its context: lengthen it."
             )
         first = allowed.int().argmax(-1)
         changed = first.nonzero()[:, 0]

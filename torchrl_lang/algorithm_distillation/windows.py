@@ -17,8 +17,6 @@ from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.data.replay import EpochSampler
 from torchrl_lang.schema import EPISODE, EPISODE_STEP
 
-__all__ = ["HistoryWindows", "TaskSplit", "split_tasks"]
-
 
 class HistoryWindows(EpochSampler):
     """A sampler of windows of ``length`` successive steps of one stream, each once per epoch.

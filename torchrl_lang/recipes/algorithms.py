@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from torchrl_lang.recipes.options import Options, option, pairs, required, with_defaults
+from torchrl_lang.recipes.options import Options, dashed, option, pairs, required, with_defaults
 from torchrl_lang.recipes.tasks import OWN_TASK, find_task
 
 if TYPE_CHECKING:
@@ -149,12 +149,10 @@ class DialogueOptions(Options, group="data"):
     ignore: tuple[str, ...] = option((), "keys to ignore in the lines of dialogues")
     reward: str = option("reward", "key of the lines of dialogues that holds their reward")
 
-    def check_unused(self, data: Path) -> None:
-        """Raise ValueError if one of these options was given for a dataset, which has rows already."""
+    def given_of_dialogues(self) -> list[str]:
+        """The names of these options that were given, as the command line writes them."""
         fields = dataclasses.fields(DialogueOptions)
-        given = [field.name.replace("_", "-") for field in fields if getattr(self, field.name) != field.default]
-        if given:
-            raise ValueError(f"{data} is no file of dialogues: leave out their options --{', --'.join(given)}.")
+        return [f"--{dashed(field.name)}" for field in fields if getattr(self, field.name) != field.default]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +167,11 @@ class SizeOptions(Options, group="model"):
         super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"--width must be a multiple of --heads {self.heads}, got {self.width}.")
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes by name."""
+        return {name: getattr(self, name) for name in ("layers", "width", "heads")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -507,9 +510,7 @@ class PPO(OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.value_warmup >= self.iterations:
-            raise ValueError(
-                f"--value-warmup {self.value_warmup} leaves none of {self.iterations} iterations: lower it."
-            )
+            raise ValueError(f"--value-warmup {self.value_warmup} leaves no iteration of {self.iterations}: lower it.")
 
 
 # Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.

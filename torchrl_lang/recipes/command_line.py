@@ -238,7 +238,8 @@ def describe(error: Exception, options: Any = None) -> str | None:
         text = " ".join((error.strerror or str(error)).split())
         return (f"{place}: " if place else "") + text + (f"; {remedy}." if remedy else ".")
     # Torch may not have been imported yet, and on the CPU it has no class of its own for the error.
-    if type(error).__name__ in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error):
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    if of_torch or isinstance(error, MemoryError):
         return f"out of memory ({one_line(error, 200)}): give smaller batches, fewer games or a smaller model."
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     is_ours = not frames or Path(frames[-1].f_code.co_filename).is_relative_to(_PACKAGE)

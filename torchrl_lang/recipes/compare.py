@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +17,15 @@ from statistics import fmean
 from threading import Event
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._files import read_json, write_json
+from torchrl_lang._files import Record, write_file, write_json
 from torchrl_lang.evaluation import SeedSummary, Summary, format_seed_table, format_table, over_seeds
 from torchrl_lang.modules import ReturnEmbedding
 from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.options import plain
 
 
 def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
@@ -188,14 +189,18 @@ def decodings(
 CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
 """Split on which a decoding is chosen, and the one that is reported, each with the seed of games and sampling there."""
 
-_SUMMARIES = TypeAdapter(dict[str, Summary])
+
+class _Kept(Record):
+    """Figures of games by the name of the player or of the decoding."""
+
+    summaries: dict[str, Summary]
 
 
 def kept(path: Path, measure: Callable[[], Mapping[str, Summary]]) -> dict[str, Summary]:
     """Figures of games by name, measured once and read from a file."""
     if not path.exists():
-        write_json(path, {name: summary.as_dict() for name, summary in measure().items()})
-    return _SUMMARIES.validate_python(read_json(path, remedy="delete it: the games are played again"))
+        _Kept(summaries=dict(measure())).write(path)
+    return _Kept.read(path, remedy="delete it: the games are played again").summaries
 
 
 @dataclass(frozen=True)
@@ -251,9 +256,8 @@ class TrainedPlayer(ABC):
     @cached_property
     def reported(self) -> Summary:
         """Figures of the best decoding on test games."""
-        return kept(self.home / "test.json", lambda: {self.best: self.play(self.policies[self.best], REPORT)})[
-            self.best
-        ]
+        best = self.best
+        return kept(self.home / "test.json", lambda: {best: self.play(self.policies[best], REPORT)})[best]
 
 
 @dataclass(frozen=True)
@@ -314,3 +318,22 @@ def format_rows(rows: Sequence[Row]) -> str:
     return format_table([row.summary for row in rows]) + (
         f"\n\n{format_seed_table(seeds, title='return')}" if seeds else ""
     )
+
+
+def publish(
+    options: Any, began: float, report: str, figures: Mapping[Any, Any], *, files: str = "report and all figures"
+) -> None:
+    """Write the report and the figures of a comparison, then print the report: a closed output loses nothing.
+
+    Args:
+        options: of the comparison.
+        began: when the call began, by the monotonic clock.
+        report: the text.
+        figures: further entries of ``results.json``.
+        files: what lies in the folder, in words.
+    """
+    minutes = (time.monotonic() - began) / 60
+    about = {"options": plain(options), "minutes_of_this_call": round(minutes, 2)}
+    write_json(options.out / "results.json", {**about, **figures})
+    write_file(options.out / "report.txt", report + "\n")
+    print(f"\n{report}\n\n{files}: {options.out}; {minutes:.1f} minutes", flush=True)

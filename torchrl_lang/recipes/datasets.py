@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang._files import FileError, folder_lock
+from torchrl_lang._files import FileError, folder_lock, remove_leftovers
 from torchrl_lang.data import (
     DialogueReader,
     RowDataset,
@@ -133,6 +133,20 @@ def check_place(folder: Path, *, new: bool = False) -> None:
             raise FileError(folder, f"lies in the dataset {place}", "give another folder as --out")
 
 
+@contextmanager
+def output_folder(folder: Path, purpose: str = "runs this demo") -> Iterator[None]:
+    """Hold the folder of a command's results exclusively, without what a killed process left there.
+
+    Args:
+        folder: created if it does not exist; not in a dataset.
+        purpose: what the command does there, see :func:`~torchrl_lang._files.folder_lock`.
+    """
+    check_place(folder)
+    with folder_lock(folder, purpose):
+        remove_leftovers(folder)
+        yield
+
+
 def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
     """Write the dialogues as rows into the run's folder, or open what an earlier call wrote there.
 
@@ -148,8 +162,7 @@ def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
         ValueError: the options contradict each other, or no tokenizer fits.
     """
     folder = options.out / "data"
-    check_place(options.out)
-    with folder_lock(options.out, "trains"):
+    with output_folder(options.out, "trains"):
         if not (folder / MANIFEST).exists() or not Checkpointer(options.out / "checkpoints").steps():
             _write_dialogues(options, task, folder)
     return load_dataset(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._files import folder_lock, write_file
+from torchrl_lang._files import write_file, write_json
 from torchrl_lang.data import RowDataset, best_rows
 from torchrl_lang.envs.random_walks import DirectedGraph
 from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
@@ -27,7 +26,7 @@ from torchrl_lang.evaluation import GameRecords, Summary, format_table, imitatio
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
 from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.compare import decodings, planned_runs, train_missing
-from torchrl_lang.recipes.datasets import check_place, generate_once, open_dataset
+from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder
 from torchrl_lang.recipes.demo_options import METHODS, Demo
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
 from torchrl_lang.recipes.offline import held_out_rows
@@ -102,8 +101,7 @@ class PartResults:
 
 def main(options: Demo) -> Path:
     """Run the demo; returns the folder with tables, pictures, transcripts and ``results.json``."""
-    check_place(options.out)
-    with folder_lock(options.out, "runs this demo"):
+    with output_folder(options.out):
         began = time.monotonic()
         found = {}
         for number, name in enumerate(dict.fromkeys(options.parts), 1):
@@ -117,7 +115,7 @@ def main(options: Demo) -> Path:
         chosen = {name: getattr(options, name) for name in ("walks", "words", "games", "eval_games", "seed")}
         blocks: dict[str, Any] = {name: results.as_dict() for name, results in found.items()}
         content = {"options": chosen, "minutes_of_this_call": round(minutes, 2), **blocks}
-        write_file(options.out / "results.json", json.dumps(content, indent=2) + "\n")
+        write_json(options.out / "results.json", content)
         for results in found.values():
             _print(results)
         print(f"\nall figures: {options.out / 'results.json'}; {minutes:.1f} minutes")

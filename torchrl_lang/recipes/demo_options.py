@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.recipes.algorithms import BETAS
-from torchrl_lang.recipes.options import Options, near, option, plain, required, with_defaults
+from torchrl_lang.recipes.options import Options, near, option, required, with_defaults
 from torchrl_lang.recipes.tasks.reddit import CorpusOptions
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS
-
-_RECORD = "options.json"
 
 
 class OfflineMethod(NamedTuple):
@@ -91,22 +89,16 @@ class ComparisonOptions(Options):
         Raises:
             ValueError: another option differs.
         """
-        from torchrl_lang.recipes.records import check_record, write_options
+        from torchrl_lang.recipes.records import keep_record
 
-        record, fixed = self.out / _RECORD, replace(self, folder=self.folder and self.folder.resolve())
-        if record.exists():
-            check_record(record, fixed, free=("out", "methods", "seeds", *free))
-        write_options(record, fixed)
+        fixed = replace(self, folder=self.folder and self.folder.resolve())
+        keep_record(self.out, fixed, free=("out", "methods", "seeds", *free))
 
     def of_training(self, seed: int) -> dict[str, Any]:
         """The options of ``train`` that all runs of a seed share."""
         sizes = {"layers": self.layers, "width": self.width, "batch-size": self.batch_size}
         given = {name: size for name, size in sizes.items() if size is not None}
         return {"steps": self.steps, "seed": seed, **given}
-
-    def as_json(self, minutes: float) -> dict[str, Any]:
-        """First entries of ``results.json``: the options, and how long the call took."""
-        return {"options": plain(self), "minutes_of_this_call": round(minutes, 2)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,12 +204,10 @@ def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     return new_lm(
         options.kind,
         vocab_size=tokenizer.vocab_size,
-        layers=options.layers,
-        width=options.width,
-        heads=options.heads,
         # Without games it must be able to read another utterance after the longest dialogue.
         max_length=places + rows["tokens"].shape[-1] + (data.action_length if data.task is None else 0),
         pad=tokenizer.control.pad,
+        **options.sizes,
     )
 
 

@@ -121,7 +121,8 @@ def open_data(options: OfflineOptions) -> OfflineData:
     if _are_dialogues(options.data):
         task = None if given is None else given.without_notes()
         return OfflineData(dialogue_dataset(options, task), task, options.data)
-    options.check_unused(options.data)
+    if given_options := options.given_of_dialogues():
+        raise ValueError(f"{options.data} is no file of dialogues: leave out {', '.join(given_options)}.")
     dataset = load_dataset(options.data)
     return OfflineData(dataset, open_task(dataset, given), options.data)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from torchrl_lang._files import Record, shorten
-from torchrl_lang.recipes.options import plain
+from torchrl_lang.recipes.options import dashed, plain
 
 
 class OptionsRecord(Record):
@@ -46,12 +46,18 @@ def check_record(path: Path, options: Any, *, free: Collection[str] = (), **more
     """
     before, now = read_options(path).model_dump(), plain(options, **more)
     changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
-    if changed:
-        # The values of options are short, the checksums of a dataset are not.
-        shown = [
-            key if key in more else f"--{key.replace('_', '-')} was {shorten(before.get(key))} and is {now[key]}"
-            for key in changed
-        ]
-        raise ValueError(
-            f"{path.parent} holds a run with other options: {', '.join(shown)}. Give another --out, or delete it."
-        )
+    if changed:  # the values of options are short, the checksums of a dataset are not
+        values = {key: f" was {shorten(before.get(key))} and is {now[key]}" for key in changed if key not in more}
+        found = ", ".join(f"--{dashed(key)}{values[key]}" if key in values else key for key in changed)
+        raise ValueError(f"{path.parent} holds a run with other options: {found}. Give another --out, or delete it.")
+
+
+def keep_record(folder: Path, options: Any, *, free: Collection[str] = (), **more: Any) -> None:
+    """Record the options of a comparison in its folder, or check that earlier results there go together with them.
+
+    Arguments and errors are those of :func:`check_record`.
+    """
+    record = folder / "options.json"
+    if record.exists():
+        check_record(record, options, free=free, **more)
+    write_options(record, options, **more)

@@ -11,7 +11,6 @@ from typing import Any
 
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
 from torchrl_lang.envs.reddit.task import RedditData, RedditTask, generate_corpus
 from torchrl_lang.evaluation import GameRecords, Summary, perplexity
 from torchrl_lang.modules.save import saved_actor
@@ -25,14 +24,13 @@ from torchrl_lang.recipes.compare import (
     decodings,
     format_rows,
     planned_runs,
+    publish,
     train_missing,
 )
-from torchrl_lang.recipes.datasets import check_place, generate_once
+from torchrl_lang.recipes.datasets import generate_once, output_folder
 from torchrl_lang.recipes.demo_options import METHODS, RedditDemo
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.text import to_rows
-
-__all__ = ["main"]
 
 _WAYS: Mapping[str, Any] = {
     "temperatures": (0.2, 0.5, 0.8, 1.0),
@@ -53,9 +51,7 @@ RULE = (
 
 def main(options: RedditDemo) -> Path:
     """Run the demo, or the missing part of it; returns the folder with ``report.txt`` and ``results.json``."""
-    check_place(options.out)
-    with folder_lock(options.out, "runs this demo"):
-        remove_leftovers(options.out)
+    with output_folder(options.out):
         began = time.monotonic()
         if options.folder is not None:
             _data(options).task()  # a folder that cannot be read is not recorded: another one may follow
@@ -64,14 +60,8 @@ def main(options: RedditDemo) -> Path:
         folders = {name: generate_once(each) for name, each in data.items()}
         train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
         rows = _rows(options, data["profanity"].task())
-        minutes = (time.monotonic() - began) / 60
-        # All files are written before anything is printed, so that a closed output loses nothing.
-        players = {row.title: row.as_dict() for row in rows}
-        write_json(options.out / "results.json", {**options.as_json(minutes), "players": players})
         report = f"Comments on test parents, reward without noise\n\n{format_rows(rows)}\n\n{RULE}"
-        write_file(options.out / "report.txt", report + "\n")
-        print(f"\n{report}\n")
-        print(f"report and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
+        publish(options, began, report, {"players": {row.title: row.as_dict() for row in rows}})
     return options.out
 
 

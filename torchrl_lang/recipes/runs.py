@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule, TargetNetUpdater
 
-from torchrl_lang._files import folder_lock, remove_leftovers
 from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
-from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.datasets import output_folder
 from torchrl_lang.recipes.options import write_config
 from torchrl_lang.recipes.records import check_record, write_options
 from torchrl_lang.recipes.stopping import stopping
@@ -54,9 +53,7 @@ def open_run(
     highest ``best_by``.
     """
     options.check_machine()
-    check_place(options.out)
-    with folder_lock(options.out, "trains"):
-        remove_leftovers(options.out)
+    with output_folder(options.out, "trains"):
         checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
         free = (*FREE_OPTIONS, *free)
         if checkpoints.steps():

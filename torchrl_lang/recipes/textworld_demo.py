@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torchrl_lang._files import folder_lock
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.recipes import evaluate
 from torchrl_lang.recipes.algorithms import BC, PPO, Evaluate, train
-from torchrl_lang.recipes.datasets import check_place, generate_once
+from torchrl_lang.recipes.datasets import generate_once, output_folder
 from torchrl_lang.recipes.demo_options import TextWorldDemo
 
 Kind = Literal["coin_collector", "simple"]
@@ -38,8 +37,7 @@ _QUICK: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = (
 
 def main(options: TextWorldDemo) -> Path:
     """Run all stages for each kind, or resume them; returns the folder."""
-    check_place(options.out)
-    with folder_lock(options.out, "runs this demo"):
+    with output_folder(options.out):
         for kind in ("coin_collector",) if options.quick else options.kinds:
             began = time.monotonic()
             folder = options.out / (f"{kind}_quick" if options.quick else kind)

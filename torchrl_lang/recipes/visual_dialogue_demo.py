@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._files import folder_lock, remove_leftovers, write_file, write_json
 from torchrl_lang.envs.visual_dialogue import prepare
 from torchrl_lang.envs.visual_dialogue.data import scene_episode
 from torchrl_lang.envs.visual_dialogue.env import PROGRESS
@@ -28,14 +27,13 @@ from torchrl_lang.recipes.compare import (
     format_rows,
     kept,
     planned_runs,
+    publish,
     train_missing,
 )
-from torchrl_lang.recipes.datasets import check_place, generate_once
+from torchrl_lang.recipes.datasets import generate_once, output_folder
 from torchrl_lang.recipes.demo_options import METHODS, VisualDialogueDemo
 from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue, VisualDialogueData
 from torchrl_lang.text import to_rows
-
-__all__ = ["main"]
 
 _PENALISED_ILQL: Mapping[str, Any] = {"cql-weight": 0.3}
 """Returns with a penalty spread more, and so do the errors of values: ILQL then repeats questions late in a dialogue.
@@ -44,9 +42,7 @@ The larger weight helps there, and harms without a penalty."""
 
 def main(options: VisualDialogueDemo) -> Path:
     """Run the demo, or what is missing of it; returns the folder with ``report.txt`` and ``results.json``."""
-    check_place(options.out)
-    with folder_lock(options.out, "runs this demo"):
-        remove_leftovers(options.out)
+    with output_folder(options.out):
         began = time.monotonic()
         if options.folder is None:
             folder = prepare.main(PrepareVisualDialogue(out=options.out / "prepared"))
@@ -60,17 +56,9 @@ def main(options: VisualDialogueDemo) -> Path:
         data = {penalty: generate_once(_data(options, penalty)) for penalty in rewards}
         train_missing([run for seed in range(options.seeds) for run in _runs(options, data, seed)])
         found = {penalty: _rows(options, task) for penalty, task in tasks.items()}
-        minutes = (time.monotonic() - began) / 60
-        # All files are written before anything is printed, so that a closed output loses nothing.
-        players: dict[str, Any] = {
-            penalty: {row.title: row.as_dict() for row in rows} for penalty, rows in found.items()
-        }
-        write_json(options.out / "results.json", {**options.as_json(minutes), **players})
+        players = {penalty: {row.title: row.as_dict() for row in rows} for penalty, rows in found.items()}
         parts = (f"Reward {penalty!r}, dialogues about test scenes\n\n{format_rows(r)}" for penalty, r in found.items())
-        report = "\n\n\n".join(parts)
-        write_file(options.out / "report.txt", report + "\n")
-        print(f"\n{report}\n")
-        print(f"report and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
+        publish(options, began, "\n\n\n".join(parts), players)
     return options.out
 
 

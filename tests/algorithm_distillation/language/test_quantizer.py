@@ -71,8 +71,8 @@ def test_numbers_are_compared_as_float32(dtype):
     ("make", "message"),
     [
         (lambda: Quantizer([1, 0]), "has increasing values"),
-        (lambda: Quantizer([0, 1], ["a", "a"]), "as many different words"),
-        (lambda: Quantizer([0], ["a b"]), "without white space"),
+        (lambda: Quantizer([0, 1], ["a", "a"]), "and different words"),
+        (lambda: Quantizer([0], ["a b"]), "without spaces"),
         (lambda: Quantizer.decimals().write(torch.tensor([0.0, math.nan])), "writes finite numbers, got nan"),
         (lambda: Quantizer([0], outside="nearest").write(torch.tensor([math.inf])), "writes finite numbers, got inf"),
         (lambda: Quantizer.bins(0, 1, 2, outside="nearest").write(torch.tensor([math.nan])), "got nan"),

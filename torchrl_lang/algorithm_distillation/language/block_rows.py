@@ -21,8 +21,6 @@ from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, stack
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["BlockTemplate", "PackedBlocks", "pack_blocks"]
-
 _TEXTS = ("Prompt: ", "\nCompletion:", "Reward:", "\n\n")
 """Before the prompt, the completion and the reward, and after the reward."""
 _BLOCK = re.compile(r"Prompt: (.*?)\nCompletion: (.*?)\nReward: (\S+)\n\n", re.DOTALL)

@@ -17,8 +17,6 @@ from torchrl_lang.algorithm_distillation.language.step_rows import LossOn, StepR
 from torchrl_lang.algorithm_distillation.windows import HistoryWindows
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["HistoryDataset"]
-
 
 class HistoryDataset(Dataset[TensorDictBase]):
     """Items of a learning history for a ``DataLoader``, in the RL format or in the language format.

@@ -24,8 +24,6 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["RewardWords", "next_token_metrics", "reward_accuracy"]
-
 Prefix = tuple[int, ...]
 
 
@@ -237,7 +235,7 @@ class RewardWords:
         self._after, self.longest = len(after), max(map(len, self._number_of))
         if isinstance(template, StepTemplate) and (self.longest > 1 or template.reward_slot.optional):
             raise ValueError(
-                "Each reward of a step, zeros too, must be one token: use template_tokenizer, no brackets."
+                "Rewards of a step, zeros too, must be one token each: use template_tokenizer, no brackets."
             )
         self.branches = _branches(self._number_of)
 

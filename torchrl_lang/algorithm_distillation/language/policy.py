@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token, moved_left
@@ -22,8 +22,6 @@ from torchrl_lang.modules.hugging_face import eval_mode, is_stochastic
 from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, entry
 from torchrl_lang.text import Tokenizer
-
-__all__ = ["LanguageHistoryPolicy"]
 
 
 class LanguageHistoryPolicy(StreamPolicy):
@@ -83,10 +81,10 @@ class LanguageHistoryPolicy(StreamPolicy):
         cached: bool = True,
     ) -> None:
         super().__init__()
-        check_options(temperature=(temperature, "[0, inf)"), context=(context, 1))
-        check_given(steps=(steps, 1))
+        steps = context if steps is None else steps
+        check_options(temperature=(temperature, "[0, inf)"), context=(context, 1), steps=(steps, 1))
         self.actor, self.template, self.tokenizer = actor, template, tokenizer
-        self.context, self.steps = context, context if steps is None else min(steps, context)
+        self.context, self.steps = context, min(steps, context)
         self.temperature, self.cached = temperature, cached
         self.stream = RandomStream(seed)
         self._words = StepTokens(template, tokenizer)

@@ -13,8 +13,6 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 
-__all__ = ["DECIMAL", "Quantizer"]
-
 DECIMAL = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 """Pattern of the words of :meth:`Quantizer.decimals`."""
 
@@ -61,11 +59,10 @@ class Quantizer:
         self.levels = torch.tensor(list(values), dtype=torch.int64 if is_integer else torch.float32)
         self.words, self.outside = tuple(map(str, values) if words is None else words), outside
         self._edges: Tensor | None = None
-        if not len(set(self.words)) == len(self.words) == len(self.levels) > 0 or (self.levels.diff() <= 0).any():
+        are_words = all(word.split() == [word] for word in self.words) and len(set(self.words)) == len(self.words)
+        if not are_words or not len(self.words) == len(self.levels) > 0 or (self.levels.diff() <= 0).any():
             found = f"{shorten(self.levels.tolist())} and {shorten(self.words)}"
-            raise ValueError(f"A quantizer has increasing values and as many different words, got {found}.")
-        if any(word.split() != [word] for word in self.words):
-            raise ValueError(f"A quantizer has words without white space, got {shorten(self.words)}.")
+            raise ValueError(f"A quantizer has increasing values and different words without spaces, got {found}.")
         self._number = {word: number for number, word in enumerate(self.words)}
 
     @classmethod

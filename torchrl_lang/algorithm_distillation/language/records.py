@@ -15,19 +15,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from torchrl_lang._files import FileError, Record, mistake, read_json_list, read_text, shorten
 
-__all__ = [
-    "TextRecord",
-    "TextSplit",
-    "episode_records",
-    "group_episodes",
-    "in_epoch_order",
-    "read_run_logs",
-    "read_text_records",
-    "run_folders",
-    "shortest_decimal",
-    "split_texts",
-]
-
 Count = Annotated[int, Field(ge=0)]
 
 

@@ -32,8 +32,6 @@ from torchrl_lang.algorithm_distillation.language.records import (
 from torchrl_lang.schema import AGENT_MASK, ROW_KEYS, TOKEN_LOG_PROB, TRAIN_MASK
 from torchrl_lang.text import Tokenizer, from_row
 
-__all__ = ["RunRecorder", "read_run", "run_records"]
-
 _MANIFEST = "manifest.json"
 _REMEDY = "the history of the run is damaged, restore the file or record the run again"
 

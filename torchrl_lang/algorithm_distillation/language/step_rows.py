@@ -14,8 +14,6 @@ from torchrl_lang.algorithm_distillation.language.template import Slot, StepTemp
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD, TOKENS, entry
 from torchrl_lang.text import CharTokenizer, Tokenizer
 
-__all__ = ["TOKEN_KIND", "LossOn", "StepRows", "StepTokens", "begin_token", "stack_rows", "template_tokenizer"]
-
 TOKEN_KIND = "token_kind"
 """int64 ``[*B, T]``: what each token of a row describes, a :class:`TokenKind`."""
 

@@ -18,8 +18,6 @@ from torchrl_lang.algorithm_distillation.language.quantizer import DECIMAL, Quan
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
 
-__all__ = ["TEMPLATES", "Slot", "StepTemplate", "TokenKind", "parse_steps", "slot_words", "steps_to_text"]
-
 Numbers = Quantizer | Sequence[Quantizer]
 """How an entry of a step is written: one quantizer for an entry of one number ``[L]``, or ``D`` for one ``[L, D]``."""
 

@@ -51,8 +51,6 @@ from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.schema import OBSERVATION
 
-__all__ = ["AD", "FORMATS", "FormatOptions", "LanguageFormat", "RLFormat", "Wording", "main"]
-
 _MOVES = ("stay", "up", "down", "left", "right")
 
 _REMEDY = "train again, or copy the folder again"

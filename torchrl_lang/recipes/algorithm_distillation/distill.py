@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._files import folder_lock, read_json, remove_leftovers, write_file, write_json
+from torchrl_lang._files import read_json, write_json
 from torchrl_lang.algorithm_distillation import (
     ContextPolicy,
     OptimalPolicy,
@@ -30,14 +30,11 @@ from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, digest_of, skipped, source_on
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
-from torchrl_lang.recipes.compare import run_in_parallel
-from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import plain
-from torchrl_lang.recipes.records import check_record, write_options
+from torchrl_lang.recipes.compare import publish, run_in_parallel
+from torchrl_lang.recipes.datasets import output_folder
+from torchrl_lang.recipes.options import dashed
+from torchrl_lang.recipes.records import keep_record
 
-__all__ = ["Distill", "TestPlay", "draw_curves", "format_report", "main", "reports"]
-
-_RECORD = "options.json"
 _SEED = 2_000_000
 """Seed of the episodes on test tasks; for models plus their training seed, whose errors would otherwise be related."""
 _DEMONSTRATION_SEED = 3_000_000
@@ -49,15 +46,9 @@ _HEAD = ("policy", "episode 1", "last {last}", "of optimal", "regret", "worst ta
 
 def main(options: Distill) -> Path:
     """Run it, or what is missing; returns the folder with ``report.txt``, ``results.json`` and ``curves.png``."""
-    check_place(options.out)
-    digest = digest_of(options)
-    with folder_lock(options.out, "runs this comparison"):
-        remove_leftovers(options.out)
-        began, record = time.monotonic(), options.out / _RECORD
-        if record.exists():
-            free = ("out", "quick", "methods", "seeds", "history")
-            check_record(record, options, free=free, history_digest=digest)
-        write_options(record, options, history_digest=digest)
+    began, digest = time.monotonic(), digest_of(options)
+    with output_folder(options.out):
+        keep_record(options.out, options, free=("out", "quick", "methods", "seeds", "history"), history_digest=digest)
         commands = {
             f"{method}-{seed}": _command(options, method, seed)
             for method in options.methods
@@ -70,15 +61,9 @@ def main(options: Distill) -> Path:
         }
         play = TestPlay(options, options.episodes, options.test_streams)
         found = reports(play, runs)
-        minutes = (time.monotonic() - began) / 60
-        text = format_report(found)
-        write_file(options.out / "report.txt", text + "\n")
-        content = {name: report.as_dict() for name, report in found.items()}
-        write_json(
-            options.out / "results.json", {"options": plain(options), "minutes_of_this_call": minutes, **content}
-        )
         draw_curves(options.out / "curves.png", found)
-        print(f"\n{text}\n\nreport, curves and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
+        figures = {name: report.as_dict() for name, report in found.items()}
+        publish(options, began, format_report(found), figures, files="report, curves and all figures")
     return options.out
 
 
@@ -95,7 +80,7 @@ def _command(options: Distill, method: str, seed: int) -> list[str]:
     evaluation = {"eval_every": max(1, options.steps // 4), "seed": seed, "out": _place(options, method, seed)}
     words = ["train", "ad"]
     for name, value in (given | evaluation).items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
+        words += [f"--{dashed(name)}", str(value)]
     return words
 
 

@@ -27,18 +27,6 @@ from torchrl_lang.algorithm_distillation.sources import (
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, HiddenTaskEnv, random_bandits
 from torchrl_lang.recipes.algorithm_distillation.options import FAMILIES, FamilyOptions, HistoryOptions, SourceName
 
-__all__ = [
-    "FamilyOptions",
-    "FreshWindows",
-    "HistoryOptions",
-    "TaskFamily",
-    "digest_of",
-    "history_windows",
-    "recording_of",
-    "skipped",
-    "source_on",
-]
-
 
 class _SourceDefaults(NamedTuple):
     """The source algorithm of a name, and the defaults of its histories."""

@@ -10,19 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from torchrl_lang.recipes.algorithms import LoopOptions, SizeOptions
 from torchrl_lang.recipes.options import Options, option, required, with_defaults
 
-__all__ = [
-    "AD",
-    "FAMILIES",
-    "LAST_EPISODES",
-    "OF_RL_LOSS",
-    "Distill",
-    "FamilyOptions",
-    "FormatOptions",
-    "HistoryOptions",
-    "TextAD",
-    "TextHistoryOptions",
-]
-
 FamilyName = Literal["dark_room", "dark_key_door", "bandit"]
 SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
 FormatName = Literal["rl", "language"]
@@ -91,14 +78,13 @@ class HistoryOptions(FamilyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormatOptions(SizeOptions, HistoryOptions):
+class FormatOptions(SizeOptions, HistoryOptions, group="run"):
     """Options of a format and of its model.
 
     Raises:
         ValueError: a template is given with the RL format.
     """
 
-    group: ClassVar[str] = "run"
     of_language: ClassVar[Mapping[str, Any]] = {"context_episodes": 3}
     """Other defaults of the language format, for the command line. A step is several tokens, and attention to twice as
     many episodes would make a training step three times as slow."""
@@ -120,20 +106,14 @@ class FormatOptions(SizeOptions, HistoryOptions):
         """See :meth:`Options.from_given`; with the language format its defaults where no values are given."""
         return super().from_given({**(cls.of_language if given.get("format") == "language" else {}), **given})
 
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """The sizes of a model."""
-        return {"width": self.width, "layers": self.layers, "heads": self.heads}
-
 
 @with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400, steps=400, weight_decay=0.05)
-class AD(LoopOptions, FormatOptions):
+class AD(LoopOptions, FormatOptions, algorithm="ad"):
     """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains.
 
     The command line has other defaults with ``--format language``: 1,000 steps of 32 windows of 3 episodes, and Muon.
     """
 
-    algorithm: ClassVar[str] = "ad"
     of_language: ClassVar[Mapping[str, Any]] = {
         **FormatOptions.of_language,
         "batch_size": 32,

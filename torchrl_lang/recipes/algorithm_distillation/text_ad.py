@@ -35,8 +35,6 @@ from torchrl_lang.recipes.models import new_lm
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 
-__all__ = ["TextAD", "TextHistories", "TextHistoryOptions", "main", "open_histories"]
-
 _MOST = 100
 """Number of different rewards that a model chooses among, without bins."""
 
@@ -181,9 +179,8 @@ def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
             advice = f"give --row-length {positions - longest} or less, or another model"
             raise ValueError(f"The pretrained model has {positions} positions, but rows need {needed}: {advice}.")
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
-    sizes: dict[str, Any] = {"layers": options.layers, "width": options.width, "heads": options.heads}
     length = options.row_length + longest
-    return new_lm(vocab_size=tokenizer.vocab_size, max_length=length, pad=tokenizer.control.pad, **sizes)
+    return new_lm(vocab_size=tokenizer.vocab_size, max_length=length, pad=tokenizer.control.pad, **options.sizes)
 
 
 def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: TensorDict) -> dict[str, float]:

@@ -95,7 +95,9 @@ class EnvTask(Task):
     def env(self, batch_size: int, **options: Any) -> LanguageEnv:
         """See :meth:`Task.env`."""
         try:
-            env = type(self).factory(batch_size=batch_size, **self.options, **options)
+            # All three arguments of the recipes are given, so that no option of a user can have such a name.
+            own: dict[str, Any] = {"batch_size": batch_size, "seed": None, "device": None, **options}
+            env = type(self).factory(**own, **self.options)
         except Exception as error:
             raise ValueError(f"{self.name} failed ({describe_failure(error)}): expected {SIGNATURE}.") from error
         base = env.base_env if isinstance(env, TransformedEnv) else env
