@@ -226,9 +226,9 @@ def test_the_first_step_after_appending_reads_the_policys_action():
 @pytest.mark.slow
 def test_a_changed_reference_is_found_at_a_reset():
     """Where the step is compiled and does not look."""
-    actor = make_actor("tanh-normal")
+    actor = make_actor("categorical")
     shared = next(iter(actor.parameters())).requires_grad_(False)
-    env = TransformedEnv(make_env("tanh-normal", (3,)), KLConstrainedTransform(actor, limit=1.0))
+    env = TransformedEnv(make_env("categorical", (3,)), KLConstrainedTransform(actor, limit=1.0))
     step, td = compiled_step(env, actor)
     with torch.no_grad():
         shared.add_(1.0)

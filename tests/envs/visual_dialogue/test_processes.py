@@ -86,7 +86,7 @@ def test_more_connections_than_descriptors(start):
     """The server closes those beyond its own, logs nothing, and goes on."""
     serving = start(before="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))")
     opened = [socket.create_connection((serving.host, serving.port), timeout=10) for _ in range(350)]
-    time.sleep(0.5)
+    time.sleep(0.2)
     for connection in opened:
         connection.close()
     assert RemoteModels(serving.url).health()["model"] == "small"
@@ -96,19 +96,17 @@ def test_more_connections_than_descriptors(start):
 def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
     """The client goes on; every dialogue is answered, with the numbers of models in process."""
     serving = start(delay=0.02)
-    dialogues, questions, features = make_batch(24)
+    dialogues, questions, features = make_batch(12)
     expected = answer_and_score(models, dialogues, questions, features)
     remote = RemoteModels(serving.url, retries=20)
-    done, kills = {}, []
+    done, started = {}, []
 
     def restart():
-        for count in (4, 12):
-            while len(done) < count:
-                time.sleep(0.001)
-            running = serving if not kills else kills[-1]
-            running.program.kill()
-            time.sleep(0.3)
-            kills.append(start(port=serving.port, delay=0.02))
+        while len(done) < 4:
+            time.sleep(0.001)
+        serving.program.kill()
+        time.sleep(0.3)
+        started.append(start(port=serving.port, delay=0.02))
 
     killer = threading.Thread(target=restart)
     killer.start()
@@ -118,7 +116,7 @@ def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
         done[row] = tuple(each[0] for each in reply)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(24)))
+        list(pool.map(ask, range(12)))
     killer.join()
-    assert len(kills) == 2
-    assert [done[row] for row in range(24)] == list(zip(*expected, strict=True))
+    assert started
+    assert [done[row] for row in range(12)] == list(zip(*expected, strict=True))
