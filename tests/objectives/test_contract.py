@@ -304,6 +304,7 @@ def spoken(actor):
 def test_compile_gives_the_same_losses_and_values_are_checked(make, request, monkeypatch):
     monkeypatch.setattr(GPT2Model, "forward", without_blocks)
     loss, rows = make(), rows_for(request.node.callspec.id)
+    loss._find = torch.compiler.disable(loss._find)  # what all losses read alike is compiled in test_base.py
     expected = losses_of(loss(rows))
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="eager")

@@ -74,7 +74,7 @@ def train(loss, rows, *phases):
 
 
 BETA = 0.5
-FAST, SLOW = ((200, 0.1), (100, 0.02)), ((200, 0.1), (150, 0.02))
+SHORT, LONG, LONGEST = ((80, 0.1), (60, 0.02)), ((200, 0.1), (100, 0.02)), ((200, 0.1), (150, 0.02))
 
 
 class LastThree(nn.Module):
@@ -126,7 +126,7 @@ def probabilities(actor, env):
 @pytest.fixture(scope="module")
 def imitation(env, walks):
     actor = tabular_actor(env)
-    train(BCLoss(actor, actor_normalizer="action"), walks, *SLOW)
+    train(BCLoss(actor, actor_normalizer="action"), walks, *LONGEST)
     expected = torch.tensor([LEFT, RIGHT, NOTHING]).expand(LENGTH - 1, 3)
     torch.testing.assert_close(probabilities(actor, env), expected, rtol=0, atol=0.04)
     return frozen_copy(actor)
@@ -157,7 +157,7 @@ def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, imitation)
     writes = UtteranceActor(tabular_actor(env), control, 2, forbidden=forbidden, cached=False)
     options = {"gamma": 1.0, "turn_gamma": 0.9, "reward_scale": 0.5, "actor_weight": 0.0}
     loss = PsiLoss(writes, qvalue, prior=imitation, **options)
-    train(loss, walks, *FAST)
+    train(loss, walks, *LONG)
     value, policy = soft_values(0.5, 0.9)
     # Where an utterance begins, over what the data write.
     least = loss.target_qvalue_network_params.data["module", "rows"][starts(env)].amin(-2)
@@ -172,7 +172,7 @@ def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
     actor.load_state_dict(imitation.actor.state_dict())
     writes = UtteranceActor(actor, control, 2, cached=False)
     options = {"gamma": 1.0, "turn_gamma": gamma, "value_min": WORST, "value_max": 0.0, "threshold": 0.1}
-    train(QSFTLoss(writes, imitation, rest=control.pad, **options), walks, *SLOW)
+    train(QSFTLoss(writes, imitation, rest=control.pad, **options), walks, *LONGEST)
     found = probabilities(actor, env) / probabilities(imitation.actor, env)
     best = values_of(gamma, lambda values: values.amax(-1)).float()
     torch.testing.assert_close(found, (best - WORST) / -WORST, rtol=0, atol=0.05)
@@ -193,7 +193,7 @@ def test_oreo_finds_the_fixed_point_of_kl_control(env, walks, imitation):
     table = Table(vocabulary, 1)
     value = TensorDictModule(table, in_keys=["hidden"], out_keys=["state_value"])
     loss = OREOLoss(policy, value, frozen_copy(reference), beta=BETA, kl_weight=0.0)
-    train(loss, walks, *SLOW, (100, 0.005))
+    train(loss, walks, *SHORT)
     expected, best = soft_values(BETA, 1.0)
     torch.testing.assert_close(table.rows.detach()[starts(env), 0], BETA * expected.float(), rtol=0, atol=0.2)
     found = probabilities(actor, env)
