@@ -2,8 +2,10 @@
 
 import json
 import subprocess
+import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -15,6 +17,7 @@ from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes import compare as parallel
+from torchrl_lang.recipes import demo
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
 
@@ -139,8 +142,13 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
         assert (out / part / "table.txt").read_text() in text
         for name in ("pictures.png", "transcripts/BC_greedy.txt", "transcripts/ILQL_greedy_beta_8.txt"):
             assert (out / part / name).stat().st_size > 100
-    assert main(["demo", "--out", str(out), *small, "--betas", "2", "--parts", "graph"]) == 0
+    planned = []
+    monkeypatch.setattr(demo, "train_missing", planned.extend)
+    monkeypatch.setattr(demo, "load_run", lambda folder: sys.exit(folder.name))  # the games would be the same
+    with pytest.raises(SystemExit, match="^bc$"):
+        main(["demo", "--out", str(out), *small, "--betas", "2", "--parts", "graph"])
     assert "using the dataset" in capsys.readouterr().out
+    assert [run.finished for run in planned] == [True] * 4
 
 
 def test_solve_wordle(tmp_path, capsys):

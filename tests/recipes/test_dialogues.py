@@ -253,7 +253,7 @@ def test_options_that_do_not_fit(home, more, message, capsys, tmp_path):
 
 def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     call = ["train", "bc", "--data", runs / "bc" / "data", "--out", tmp_path / "run", *TINY]
-    message = "is no file of dialogues: leave out their options --row-length, --on-error"
+    message = "is no file of dialogues: leave out --row-length, --on-error"
     assert message in refused(capsys, *call, "--row-length", "30", "--on-error", "skip")
 
 

@@ -44,7 +44,7 @@ def start(wordle):
 def finished(start, tmp_path_factory):
     """A run of PPO that is over; copy it before you change it."""
     run = tmp_path_factory.mktemp("finished") / "run"
-    assert main(arguments("ppo", start, run)) == 0
+    assert main(arguments("ppo", start, run, "--record-history", str(run.with_name("histories")))) == 0
     return run
 
 
@@ -110,9 +110,8 @@ def test_the_games_of_a_run_are_recorded(start, tmp_path, monkeypatch):
         assert total == pytest.approx(float(log_of(run)[epoch - 1]["return"]))
 
 
-def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, capsys):
-    home = tmp_path / "histories"
-    assert main(arguments("ppo", start, tmp_path / "whole", "--record-history", str(home))) == 0
+def test_an_interrupted_run_records_no_iteration_twice(start, finished, tmp_path, capsys):
+    home, whole = tmp_path / "histories", finished.with_name("histories") / "run-run"
     call = arguments("ppo", start, tmp_path / "broken", "--record-history", str(home))
     with interrupted_at(Games, "play", 4):  # one game after the checkpoint of iteration 2
         assert main(call) == 130
@@ -120,11 +119,11 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, capsys):
     assert "continues after epoch 2, but" in refused(capsys, *call, "--record-history", tmp_path / "other")
     home = Path(shutil.move(home, tmp_path / "moved"))
     call[-1] = str(home)
-    broken, whole = home / "run-broken", home / "run-whole"
+    broken = home / "run-broken"
     assert main(call) == 0
     assert [path.name for path in sorted(broken.glob("epoch-*"))] == [f"epoch-{n:06d}.jsonl" for n in (1, 2, 3, 4)]
     for path in whole.glob("epoch-*"):
-        assert path.read_text() == (broken / path.name).read_text().replace('"broken"', '"whole"')
+        assert path.read_text() == (broken / path.name).read_text().replace('"broken"', '"run"')
     assert main(call) == 0  # a run that is over stays as it is
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
     elsewhere = arguments("ppo", start, tmp_path / "other" / "broken", "--record-history", str(home))
@@ -289,7 +288,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(start, tmp_path):
     [
         (["--start", "nowhere"], "There is no run in nowhere"),
         (["--collector", "sync", "--games", "4", "--workers", "3"], "--games 4 cannot be shared out to 3 workers"),
-        (["--iterations", "1", "--value-warmup", "1"], "--value-warmup 1 leaves none of 1 iterations"),
+        (["--iterations", "1", "--value-warmup", "1"], "--value-warmup 1 leaves no iteration of 1"),
         (["--kl-coef", "0"], "coef must lie in [1e-08, "),
         (["--lora-rank", "2", "--top-layers", "1"], "Give one of --lora-rank"),
     ],
@@ -304,9 +303,9 @@ def test_a_slow_learner_loses_no_turns(start):
     options = {"workers": 2, "games": 16, "turns": 1, "seed": 0, "device": torch.device("cpu")}
     games = Games(begun.task, begun.policy, kind="async", **options)
     try:
-        for _ in range(6):
+        for _ in range(3):
             assert error(begun, games.play().rows) < 1e-3
-            time.sleep(1.5)
+            time.sleep(1.2)
     finally:
         games.close()
 

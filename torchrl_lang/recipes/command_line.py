@@ -110,9 +110,12 @@ def _given(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any] |
 
     hints, names = get_type_hints(kind), [field.name for field in dataclasses.fields(kind)]
     groups: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
+    asks = bool({"-h", "--help"} & {*words})
+    written = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words}
     for field in sorted(dataclasses.fields(kind), key=lambda field: not _is_required(field)):
-        group = field.metadata.get("group") or _group(kind, field.name)
-        groups[group][field.name] = _argument(kind, field, hints[field.name])
+        if asks or {field.name, f"no_{field.name}"} & written:  # tyro takes a millisecond for each option
+            group = field.metadata.get("group") or _group(kind, field.name)
+            groups[group][field.name] = _argument(kind, field, hints[field.name])
     help_of_config = "YAML file with values of these options; those on the command line override it"
     config = tyro.conf.arg(help=help_of_config, metavar="FILE", help_behavior_hint="(default: none)")
     groups["run"]["config"] = Annotated[tuple[str, ...], config]
@@ -122,7 +125,7 @@ def _given(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any] |
         if fields
     }
     os.environ["COLUMNS"] = str(min(shutil.get_terminal_size().columns, _WIDTH))
-    if {"-h", "--help"} & {*words}:
+    if asks:
         for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
             print(textwrap.fill(" ".join(paragraph.split()), _WIDTH), end="\n\n")  # tyro does not wrap it
     try:
