@@ -145,7 +145,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
     planned = []
     monkeypatch.setattr(demo, "train_missing", planned.extend)
     monkeypatch.setattr(demo, "load_run", lambda folder: sys.exit(folder.name))  # the games would be the same
-    with pytest.raises(SystemExit, match="^bc$"):
+    with pytest.raises(SystemExit, match=r"^bc$"):
         main(["demo", "--out", str(out), *small, "--betas", "2", "--parts", "graph"])
     assert "using the dataset" in capsys.readouterr().out
     assert [run.finished for run in planned] == [True] * 4
