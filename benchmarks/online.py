@@ -32,7 +32,7 @@ GAMES, QUICK = {"games": 24, "valid": 4, "test": 4}, 3
 SMOKE = {
     "OPTIONS": {"games": 8, "epochs": 1},
     "MODEL": {"layers": 1, "width": 16, "heads": 2},
-    "GAMES": {"games": 6, "valid": 1, "test": 1},
+    "GAMES": {"games": 3, "valid": 1, "test": 1},
     "QUICK": 1,
 }
 MODEL = {"layers": 3, "width": 64, "heads": 4}

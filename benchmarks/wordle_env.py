@@ -25,7 +25,7 @@ MIN_COMPILED_ON_TWO_CORES = 2_000_000
 MAX_FIRST_MOVE_MS, MAX_EXPERT_SECONDS = 10.0, 60.0
 ROLLOUT_STEPS = 60
 QUICK_GAMES, GAMES = 10_000, 100_000
-SMOKE = {"N_WORDS": 50, "BATCH": 64, "ROLLOUT_STEPS": 6, "QUICK_GAMES": 20}
+SMOKE = {"N_WORDS": 50, "BATCH": 16, "ROLLOUT_STEPS": 2, "QUICK_GAMES": 10}
 SETS = {False: "", True: ", with the sets of consistent words", "packed": ", with these sets packed"}
 
 

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", choices=["mutations", "jsonl", "texts", "kills"])
     parser.add_argument("--count", type=int, default=100, help="attacks; of kills those for each command, 0 for all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="the number of one mutant, line or text, or the name of one command")
+    parser.add_argument("--only", help="the number of one mutant, line or text, or a pattern of commands")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     outcomes = []

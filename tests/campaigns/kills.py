@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import tempfile
@@ -90,12 +91,12 @@ class Reference:
 def campaign(count: int, seed: int, *, only: str | None = None) -> Iterator[Outcome]:
     """Kill each command at ``count`` of its writes, at all where ``count`` is 0.
 
-    ``only`` names one command; ``single`` is all of one process, ``workers`` are all with several.
+    ``only`` is a pattern of commands' names; ``single`` is all of one process, ``workers`` are all with several.
     """
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
         home, references = Path(name), dict[str, Reference]()
         for victim in victims(home):
-            if only in (None, "single", victim.name):
+            if only in (None, "single") or re.fullmatch(only, victim.name):
                 command = victim.name.split(",")[0]  # whatever the signal
                 if command not in references:
                     references[command] = _reference(victim, home / "reference")
