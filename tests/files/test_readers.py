@@ -39,7 +39,7 @@ def error_of(read, *arguments):
         (read_json, b"[1]", "holds [1], not a JSON object"),
         (read_json, b'{"a": NaN}', "NaN is not a JSON number"),
         (read_json, b'{"a": 1, "a": 2}', "the key 'a' is repeated"),
-        (read_json, b"\xff\xfe{}", "is not UTF-8 text (byte 0)"),
+        (read_json, b"\xff\xfe{}", "is not UTF-8 text ('utf-8' codec can't decode byte 0xff in position 0"),
         (read_json, b"[" * 100_000, "is not valid JSON"),
         (read_json, b'"' + b"x" * 10_000_000 + b'"', "not a JSON object"),
         (read_json_list, b"{}", "not a JSON list"),

@@ -53,6 +53,8 @@ WAYS = {
 @pytest.mark.parametrize("way", [*[*WAYS][:-1], pytest.param("compiled", marks=pytest.mark.slow)])
 def test_the_way_rows_are_read_changes_no_state_and_no_gradient(way, monkeypatch):
     monkeypatch.setitem(groups_module._CALL, "cpu", 4)  # or rows this small would all be run together
+    if way == "compiled":  # Dynamo traces the blocks of a model for seconds
+        monkeypatch.setattr(GPT2Model, "forward", without_blocks)
     kind, groups, change = WAYS[way]
     lm, batch, found = tiny_lm(kind, layers=1 if way == "compiled" else 2), rows(n=6).reshape(2, 3), []
     for changed in (False, True):
@@ -62,7 +64,9 @@ def test_the_way_rows_are_read_changes_no_state_and_no_gradient(way, monkeypatch
         lm.zero_grad()
         states = [state[batch["attention_mask"]] for state in trunk(batch["tokens"], batch["attention_mask"])]
         sum(state.square().sum() for state in states).backward()
-        found.append([*(state.detach() for state in states), *(p.grad.clone() for p in trunk.parameters())])
+        found.append(
+            [*(state.detach() for state in states), *(p.grad.clone() for p in trunk.parameters() if p.grad is not None)]
+        )
     for plain, other in zip(*found, strict=True):
         torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-4)
 

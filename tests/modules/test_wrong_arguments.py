@@ -51,6 +51,7 @@ WRONG = [
     (guided(Q, beta=float("nan")), ValueError, r"beta must lie in \(-inf, inf\), got nan"),
     (lambda: policy(value=ValueHead(WIDTH, kind="residual")), KeyError, "ValueHead reads 'hidden_pre_norm'"),
     (lambda: policy(forbidden=[3, V]), ValueError, r"got \[12\]"),
+    (lambda: policy(forbidden=range(V)), ValueError, "leave a token to write"),
     (lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K), ValueError, "12 ids, the model only 9"),
     (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "language_actor"),
     (lambda: policy(action_length=0), ValueError, "action_length must be an integer of at least 1, got 0"),

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tests.rows import to_row
+from tests.rows import UNUSUAL, to_row
 from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row
 
 
@@ -50,7 +50,7 @@ def test_control_tokens_stand_behind_the_vocabulary(source, tokenizer):
 
 
 @settings(deadline=None, max_examples=25)
-@given(parts=st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=6)), max_size=5))
+@given(parts=st.lists(st.one_of(st.sampled_from(NAMES), st.text(UNUSUAL, max_size=6)), max_size=5))
 def test_decoding_gives_any_text_again(tokenizer, parts):
     """Names of special tokens are text, too."""
     special = {*tokenizer.control.ids(), tokenizer.backend.token_to_id("<|end|>")}
@@ -79,7 +79,7 @@ def test_a_control_token_can_have_another_name():
 
 
 def test_only_fast_tokenizers_and_whole_characters(tokenizer):
-    with pytest.raises(ValueError, match="not valid Unicode text"):
+    with pytest.raises(ValueError, match="has no tokens for"):
         tokenizer.encode("a\ud800")
     with pytest.raises(TypeError, match="not a fast tokenizer"):
         HFTokenizer(CharTokenizer.from_alphabet("abc"))

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import UNUSUAL
 from torchrl_lang.training.state import join_state, split_state
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(UNUSUAL, max_size=3)
 TORCH = st.sampled_from([torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")])
 KEYS = st.integers(-2, 2) | st.text(alphabet="a/012'", max_size=3) | st.booleans() | st.none()
 NESTED = st.recursive(

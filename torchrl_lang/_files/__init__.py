@@ -14,8 +14,8 @@ from torchrl_lang._files.folders import (
 from torchrl_lang._files.readers import (
     CSVRecord,
     FileError,
-    TensorHeader,
     file_digest,
+    file_errors,
     file_in,
     one_line,
     parse_rows,

@@ -8,6 +8,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -58,6 +59,24 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+@contextmanager
+def file_errors(path: str | Path, found: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise what a ``with`` block raises of ``errors`` as a :class:`FileError`, with its message in brackets.
+
+    Examples:
+        >>> from torchrl_lang._files import file_errors
+        >>> with file_errors("run/seed", "holds no number", "write 0", ValueError):
+        ...     int("one")
+        Traceback (most recent call last):
+            ...
+        torchrl_lang._files.readers.FileError: run/seed holds no number (invalid literal for int() ...'one'): write 0.
+    """
+    try:
+        yield
+    except errors as error:
+        raise FileError(path, f"{found} ({one_line(error)})", remedy) from error
+
+
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
@@ -97,21 +116,18 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
     path = regular_file(path, remedy)
     if (size := path.stat().st_size) > max_bytes:
         raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
-    try:
+    with (
+        file_errors(path, "cannot be read", remedy, OSError),
+        file_errors(path, "is not UTF-8 text", remedy, UnicodeError),
+    ):
         return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
-    except UnicodeDecodeError as error:
-        raise FileError(path, f"is not UTF-8 text (byte {error.start})", remedy) from error
 
 
 def _json(path: str | Path, kind: type, remedy: str, max_bytes: int) -> Any:
     """Read JSON; ``NaN``, ``Infinity``, integers of more than 64 bits and repeated keys are errors."""
     text = read_text(path, remedy=remedy, max_bytes=max_bytes)
-    try:
+    with file_errors(path, "is not valid JSON", remedy, ValueError, RecursionError):
         content = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_int)
-    except (ValueError, RecursionError) as error:
-        raise FileError(path, f"is not valid JSON ({error})", remedy) from error
     if not isinstance(content, kind):
         expected = "object" if kind is dict else "list"
         raise FileError(path, f"holds {shorten(content)}, not a JSON {expected}", remedy)
@@ -157,10 +173,8 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file  # with torch
 
     path = regular_file(path, remedy)
-    try:
+    with file_errors(path, "is not a complete safetensors file", remedy, *_DAMAGED_TENSORS):
         return load_file(path)
-    except _DAMAGED_TENSORS as error:
-        raise FileError(path, f"is not a complete safetensors file ({error})", remedy) from error
 
 
 class TensorHeader(NamedTuple):
@@ -173,12 +187,12 @@ class TensorHeader(NamedTuple):
 def read_tensor_headers(path: str | Path, *, remedy: str) -> dict[str, TensorHeader]:
     """Read the names, dtypes and shapes of the tensors in a safetensors file, but not the tensors."""
     path = regular_file(path, remedy)
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}
-            return {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-    except _DAMAGED_TENSORS as error:
-        raise FileError(path, f"is not a complete safetensors file ({error})", remedy) from error
+    with (
+        file_errors(path, "is not a complete safetensors file", remedy, *_DAMAGED_TENSORS),
+        safe_open(path, framework="pt") as file,
+    ):
+        slices = {name: file.get_slice(name) for name in file.keys()}
+        return {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
@@ -238,8 +252,7 @@ def read_csv_records(path: str | Path, *, encoding: str = "utf-8", ragged: bool 
         ragged: records need not have as many fields as the first.
 
     Raises:
-        FileError: the file is missing or cannot be read.
-        ValueError: Python has no such encoding.
+        FileError: the file is missing or cannot be read, or Python has no such encoding.
 
     Examples:
         >>> import pathlib, tempfile
@@ -257,13 +270,12 @@ def read_csv_records(path: str | Path, *, encoding: str = "utf-8", ragged: bool 
     remedy = "give a CSV file, UTF-8 or with its encoding as an option"
     path = regular_file(path, remedy)
     codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-    try:
-        with open(path, encoding=codec, errors="surrogateescape", newline="") as file:
-            yield from _records(file, encoding, ragged)
-    except LookupError as error:
-        raise ValueError(f"encoding={encoding!r} is no text encoding of Python: give one such as 'latin-1'.") from error
-    except (OSError, UnicodeError) as error:  # such as UTF-16 without a byte order mark
-        raise FileError(path, f"cannot be read as {encoding} ({one_line(error)})", remedy) from error
+    # A LookupError is an encoding that Python does not have, a UnicodeError such as UTF-16 without a byte order mark.
+    with (
+        file_errors(path, f"cannot be read as {encoding}", remedy, OSError, UnicodeError, LookupError),
+        open(path, encoding=codec, errors="surrogateescape", newline="") as file,
+    ):
+        yield from _records(file, encoding, ragged)
 
 
 def _records(file: Iterator[str], encoding: str, ragged: bool) -> Iterator[CSVRecord]:

@@ -27,6 +27,7 @@ from torchrl_lang._files import (
     FileError,
     Record,
     file_digest,
+    file_errors,
     file_in,
     is_unfinished,
     read_json,
@@ -275,10 +276,12 @@ def load_dataset(
     tokenizer = _tokenizer(folder, manifest.tokenizer, tokenizer)
     files = _files(folder, manifest)
     if verify:
-        states = _states(folder, [folder / MANIFEST, *files.values()])
-        if verify != "once" or not _were_verified(folder, states):
+        path, (stamp, is_settled) = folder / STAMP, _stamp(folder, [folder / MANIFEST, *files.values()])
+        if verify != "once" or not path.is_file() or path.read_bytes() != stamp:
             _verify(folder, files, manifest, tokenizer.vocab_size)
-            _record_verified(folder, states)
+            with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
+                if is_settled:
+                    write_file(path, stamp)
     rows = map_rows(files, manifest.episodes, manifest.on_disk()).lock_()
     return RowDataset(folder, rows, tokenizer, manifest.model_dump())
 
@@ -317,12 +320,10 @@ def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_s
     rows, first = map_rows(files, manifest.episodes, entries := manifest.on_disk()), 0
     bools = [key for key, (dtype, _) in entries.items() if dtype == torch.bool]
     for block in rows.split(max(1, _BLOCK_TOKENS // manifest.row_length)):
-        try:
+        with file_errors(folder / ROWS, "holds a bad row", REMEDY, ValueError):
             if odd := [key for key in bools if int(block.get(key).view(torch.uint8).amax()) > 1]:
                 raise ValueError(f"{entry_file(odd[0])} holds bytes other than 0 and 1")
             _check_block(block, vocab_size, first)
-        except ValueError as error:
-            raise FileError(folder / ROWS, f"holds a bad row: {error}", REMEDY) from error
         first += len(block)
 
 
@@ -337,29 +338,17 @@ def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
         raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
 
 
-def _states(folder: Path, files: Sequence[Path]) -> dict[str, list[int]]:
-    """The size, times and inode of each file of a dataset, to be read before the files are verified.
+def _stamp(folder: Path, files: Sequence[Path]) -> tuple[bytes, bool]:
+    """The size, times and inode of each file as JSON, read before they are verified, and whether these may be stored.
 
     Writing, replacing or copying a file changes one of these numbers (programs cannot set the time of change), so they
     no longer match and the files are verified again. This saves reading unchanged files; it does not protect against
     malicious changes.
     """
     states = {str(path.relative_to(folder)): path.stat() for path in files}
-    return {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino] for name, each in states.items()}
-
-
-def _were_verified(folder: Path, states: dict[str, list[int]]) -> bool:
-    try:
-        return read_json(folder / STAMP, remedy="delete it") == states
-    except FileError:  # missing or damaged: verify
-        return False
-
-
-def _record_verified(folder: Path, states: dict[str, list[int]]) -> None:
-    """Record that the files were verified, if the folder is writable."""
-    if all(time.time_ns() - changed > _SETTLED for _, _, changed, _ in states.values()):
-        with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
-            write_file(folder / STAMP, json.dumps(states))
+    numbers = {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for name, s in states.items()}
+    is_settled = all(time.time_ns() - each.st_ctime_ns > _SETTLED for each in states.values())
+    return json.dumps(numbers).encode(), is_settled
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

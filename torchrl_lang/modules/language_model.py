@@ -29,6 +29,7 @@ from torchrl_lang._files import (
     Record,
     check_loaded_weights,
     check_model_config,
+    file_errors,
     file_in,
     nested_fields,
     one_line,
@@ -306,9 +307,6 @@ def _described(path: Path, config: Mapping[str, Any], tensors: int) -> PreTraine
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
             found = f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors'
             raise FileError(path, found, REMEDY)
-    try:
+    with file_errors(path, "describes no model", REMEDY, Exception), torch.device("meta"):  # model code raises any kind
         described = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(described, trust_remote_code=False)
-    except Exception as error:  # model code raises any kind of exception for unexpected values
-        raise FileError(path, f"describes no model ({one_line(error)})", REMEDY) from error
+        return AutoModelForCausalLM.from_config(described, trust_remote_code=False)

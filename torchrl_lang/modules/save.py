@@ -12,7 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, non_finite
+from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, file_errors, non_finite
 from torchrl_lang.modules.actor import language_actor, split_actor, with_features
 from torchrl_lang.modules.decoding.guidance import (
     LikelihoodGuidance,
@@ -392,14 +392,12 @@ def load_agent(
     for part in (saved.lm, saved.value_lm, *saved.heads.values()):
         if part is not None:
             part.to(device)
-    try:
+    with file_errors(manifest, "describes an agent that cannot be built", _REMEDY, ValueError, TypeError, KeyError):
         tokenizer = tokenizer_from_config(saved.tokenizer or {})
         stop = None if agent.stop is None else StopStrings(agent.stop, tokenizer)
         guidance = None if agent.guidance is None else _read_guidance(saved, **agent.guidance)
         given: Any = {"guidance": guidance, "value": saved.heads.get("state_value"), "seed": seed, "stop": stop}
         policy = UtteranceActor(saved_actor(saved), tokenizer.control, agent.action_length, **given, **agent.decoding)
-    except (ValueError, TypeError, KeyError) as error:
-        raise FileError(manifest, f"describes an agent that cannot be built ({error})", _REMEDY) from error
     return SavedAgent(policy, tokenizer, agent.task)
 
 

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from torchrl_lang._files import FileError, Record, non_finite, read_tensors
+from torchrl_lang._files import FileError, Record, file_errors, non_finite, read_tensors
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.heads import ActionValueHead, QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.hugging_face import is_adapter
@@ -113,11 +113,9 @@ def read_heads(
 def _build(name: str, record: HeadRecord, lm: PreTrainedModel, folder: Path, remedy: str) -> Head:
     """A head on the meta device, so that sizes from a file cannot exhaust the memory."""
     tied = {} if record.embedding is None else {"embedding": _embedding(lm, record.embedding)}
-    try:
-        with torch.device("meta"):
-            return _KINDS[record.kind](**record.options, **tied)
-    except (ValueError, RuntimeError, TypeError, KeyError) as error:
-        raise FileError(folder, f'describes no head as "heads.{name}" ({error})', remedy) from error
+    misfits, found = (ValueError, RuntimeError, TypeError, KeyError), f'describes no head as "heads.{name}"'
+    with file_errors(folder, found, remedy, *misfits), torch.device("meta"):
+        return _KINDS[record.kind](**record.options, **tied)
 
 
 def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, remedy: str) -> dict[str, Tensor]:

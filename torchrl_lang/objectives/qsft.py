@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential
@@ -175,16 +173,14 @@ class QSFTLoss(RowLoss):
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
         pi = frozen_behavior(self.reference, batch)
         model, span = self.language_actor, self.value_max - self.value_min
-        lend = partial(lent, self.target_actor_network_params, model)
-        with lend():
-            states = self._policy_states(self._policy_trunk(batch.rows.copy()))
-        pt = Behavior(RowScorer(model), states, lend)
 
         def backup(s: NextStates) -> Tensor:  # max_a pt(a | s') / pi(a | s'), in units of the rewards
             log_prob, log_behavior = (self._valued(policy.log_softmax(s.place), s) for policy in (pt, pi))
             return self.value_min + span * likelihood_ratio_value(log_prob, log_behavior, self.threshold).clamp_max(1.0)
 
-        next_value = next_values(self, batch, backup)
+        with lent(self.target_actor_network_params, model):  # once, not for each piece of the states
+            pt = Behavior(RowScorer(model), self._policy_states(self._policy_trunk(batch.rows.copy())))
+            next_value = next_values(self, batch, backup)
         found = batch.reward + self._discount(batch, next_value) * next_value
         return found.clamp(self.value_min, self.value_max)
 

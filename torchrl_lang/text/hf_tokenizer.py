@@ -135,9 +135,7 @@ def encode_plain(backend: Backend, text: str) -> list[int]:
     """Ids of a text by a ``tokenizers.Tokenizer``, with nothing added; raises ``ValueError`` if there are none."""
     try:
         return backend.encode(text, add_special_tokens=False).ids
-    except TypeError:  # the library's error for lone surrogates, which JSON strings may contain
-        raise _NotEncodable(f"{shorten(text)} is not valid Unicode text.") from None
-    except Exception as error:  # the library raises plain Exception if it has no token for unknown text
+    except Exception as error:  # plain Exception for unknown text, a TypeError for lone surrogates, which JSON may have
         raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Model
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, non_finite, read_json, read_tensors
+from torchrl_lang._files import FileError, file_errors, non_finite, read_json, read_tensors
 from torchrl_lang.modules.agilerl.export import FORMAT, OPTIONS
 from torchrl_lang.modules.heads import QValueHead, StackedHeads, ValueHead
 
@@ -215,15 +215,14 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         raise FileError(folder, "is a file; AgileRL's checkpoints are pickles, which are never read", _REMEDY)
     described = read_json(folder / "agent.json", remedy=_REMEDY)
     weights = read_tensors(folder / "agent.safetensors", remedy=_REMEDY)
-    try:
+    misfits = (KeyError, ValueError, TypeError, RuntimeError, AttributeError)
+    with file_errors(folder, "holds no agent as ILQL builds it", _REMEDY, *misfits):
         if (described["format"], described["version"]) != FORMAT:
             raise ValueError(f"agent.json is not of {FORMAT}")
         if wrong := non_finite(weights.items()):
             raise ValueError(f"weights are not finite: {', '.join(wrong[:3])}")
         options = {name: described["options"][name] for name in OPTIONS}
         return agilerl_agent(weights, described["net_config"], options)
-    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        raise FileError(folder, f"holds no agent as ILQL builds it ({error})", _REMEDY) from error
 
 
 def agilerl_agent(weights: Weights, network: Mapping[str, Any], options: Mapping[str, Any]) -> AgileRLAgent:

@@ -219,12 +219,14 @@ class Decoder(nn.Module):
 
 def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     """Raise ValueError unless tokenizer, forbidden ids and model go together."""
-    size = math.inf if vocabulary is None else vocabulary
+    size, forbidden = math.inf if vocabulary is None else vocabulary, set(rule.forbidden.tolist())
     if (rule.vocab_size or 0) > size:
         raise ValueError(f"The tokenizer has {rule.vocab_size} ids, the model only {size}: use fit_vocabulary().")
-    beyond = [token for token in {*control.ids(), *rule.forbidden.tolist()} if not 0 <= token < size]
-    if beyond or control.end_of_action >= (rule.vocab_size or size):
-        raise ValueError(f"All control tokens and forbidden ids must lie in the vocabulary of {size}, got {beyond}.")
+    beyond = [token for token in {*control.ids(), *forbidden} if not 0 <= token < size]
+    allowed = rule.vocab_size or size
+    if beyond or control.end_of_action >= allowed or sum(token < allowed for token in forbidden) >= allowed:
+        found = f"the vocabulary of {allowed} and leave a token to write, got {beyond or sorted(forbidden)}"
+        raise ValueError(f"Control tokens and forbidden ids must lie in {found}.")
 
 
 def _check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase, vocabulary: int | None) -> None:
