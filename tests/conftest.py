@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 use_a_server()
+os.fsync = lambda descriptor: None  # it is for a machine that loses its power: a killed process loses nothing it wrote
 
 SMALL = {
     "train": 48,

@@ -16,12 +16,12 @@ STEPS = [(os, name) for name in ("mkdir", "rename", "replace", "fsync", "unlink"
 MAX_STEPS = 300
 
 
-def kills(work: Callable[[], Any]) -> Iterator[int]:
-    """Run ``work`` again and again, each time in a process of its own that is killed one step later.
+def kills(work: Callable[[], Any], every: int = 1) -> Iterator[int]:
+    """Run ``work`` again and again, each time in a process of its own that is killed ``every`` steps later.
 
     Yields the number of steps that were done, after each kill, and ends when the work came to its end.
     """
-    for steps in range(MAX_STEPS):
+    for steps in range(0, MAX_STEPS, every):
         process = os.fork()
         if process == 0:
             _run(work, steps)

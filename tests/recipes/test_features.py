@@ -248,7 +248,7 @@ def test_online_recipes_play_games_with_features(home, recipe, more, tmp_path):
 
 @pytest.mark.slow
 def test_ppo_learns_from_features(home):
-    options = ["--iterations", "40", "--games", "64", "--turns", "1", "--batch-size", "64", "--eval-games", "100"]
+    options = ["--iterations", "28", "--games", "64", "--turns", "1", "--batch-size", "64", "--eval-games", "100"]
     options += ["--kl-coef", "0", "--kl-target", "none", "--lr", "0.01", "--value-warmup", "2", "--task", NAME]
     assert main(["train", "ppo", "--start", str(home / "bc"), "--out", str(home / "ppo-learned"), *options]) == 0
     assert read_columns(home / "ppo-learned" / "log.csv")["eval_return"][-1] > 0.9

@@ -49,8 +49,8 @@ def logged(tmp_path_factory, walks):
         warmup = ["--value-warmup", "0"] if recipe == "ppo" else []
         begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *warmup]
         assert main(["train", recipe, *begun]) == 0
-    assert train_ad(home / "ad", "--reward-weight", 1, "--observation-weight", 1) == 0
-    assert train_text_ad(record(home / "histories"), home / "text-ad") == 0
+    assert train_ad(home / "ad", "--steps", 2, "--reward-weight", 1, "--observation-weight", 1) == 0
+    assert train_text_ad(record(home / "histories", epochs=3), home / "text-ad", "--steps", 1) == 0
     assert main(["evaluate", "--run", str(walks / "ilql"), "--games", "4"]) == 0
     found = set()
     for log in (*home.glob("*/log.csv"), *(walks / name / "log.csv" for name in ALGORITHMS)):

@@ -413,16 +413,16 @@ def test_a_run_in_another_folder_may_continue_but_not_begin_again(tmp_path, rows
 
 @pytest.mark.slow
 def test_a_recorder_that_is_killed_at_any_step_can_be_resumed(tmp_path, rows):
-    expected, found = read_run(write(tmp_path / "whole", rows, (1, 2), config={})), set()
-    for _ in kills(lambda: write(tmp_path / "killed", rows, (1, 2), config={})):
+    expected, found = read_run(write(tmp_path / "whole", rows, (1,), config={})), set()
+    for _ in kills(lambda: write(tmp_path / "killed", rows, (1,), config={})):
         folder = tmp_path / "killed" / "run-ppo"
         if (folder / "manifest.json").exists():
             partial = read_run(folder)
             found.add(len(partial))
             assert partial == expected[: len(partial)]
-        assert read_run(write(tmp_path / "killed", rows, (1, 2), config={})) == expected
+        assert read_run(write(tmp_path / "killed", rows, (1,), config={})) == expected
         shutil.rmtree(tmp_path / "killed")
-    assert found == {0, 3, 5}
+    assert found == {0, 3}
 
 
 def test_other_runs_and_epochs_are_refused(tmp_path, rows):
