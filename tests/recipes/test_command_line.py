@@ -107,7 +107,7 @@ def test_only_the_top_of_a_pretrained_model_trains(wordle, tmp_path):
     for layer, same in ((0, True), (1, False)):
         pairs = zip(before[layer].parameters(), after[layer].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs if a.ndim == 2) == same
-    assert main(["evaluate", "--run", str(run), "--games", "4"]) == 0
+    assert main(["evaluate", "--run", str(run), "--games", "4", "--beta", "2", "--no-plots"]) == 0
 
 
 def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):

@@ -126,14 +126,14 @@ def test_the_saved_model_is_the_average_of_the_steps(walks, monkeypatch):
 
     monkeypatch.setattr(training_loop, "train_steps", recorded)
     options = ["--steps", 6, "--eval-every", 6, "--lr", 0.02]
-    assert train(walks, "ilql", "plain", *options) == 0
+    assert train(walks, "bc", "plain", *options) == 0
     torch.testing.assert_close(position_weights(walks / "plain"), steps[-1])
-    assert train(walks, "ilql", "begin", "--steps", 1, *FROZEN) == 0
+    assert train(walks, "bc", "begin", "--steps", 1, *FROZEN) == 0
     expected = position_weights(walks / "begin")
     for n, weight in enumerate(steps[:6], start=1):
         decay = min(0.3, (1 + n) / (10 + n))
         expected = decay * expected + (1 - decay) * weight
-    assert train(walks, "ilql", "averaged", *options, "--ema-decay", 0.3) == 0
+    assert train(walks, "bc", "averaged", *options, "--ema-decay", 0.3) == 0
     torch.testing.assert_close(position_weights(walks / "averaged"), expected)
     assert not torch.allclose(expected, steps[5], atol=1e-4)
     actor = language_actor(load_run(walks / "averaged").model.lm)

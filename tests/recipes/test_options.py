@@ -187,10 +187,9 @@ def test_every_command_has_a_help(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["train ilql", "distill"])
-def test_a_help_text_imports_no_torch(command):
-    code = f"import sys; from torchrl_lang.__main__ import main; main({[*command.split(), '--help']})"
-    code += "; assert 'torch' not in sys.modules"
+def test_a_help_text_imports_no_torch():
+    code = "import sys; from torchrl_lang.__main__ import main; main(['train', 'ilql', '--help'])"
+    code += "; main(['distill', '--help']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 
