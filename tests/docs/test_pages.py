@@ -69,9 +69,10 @@ def check_visual_dialogue(space):
 
 
 def check_offline_family(space):
-    returns, best = space["returns"], space["shortest"].mean_return
-    assert all(returns[name] > best - 0.1 for name in ("single-step", "awac", "cql", "ilql"))
-    assert all(returns[name] > returns["bc"] + 0.5 for name in ("bcq", "psi", "chai", "utterance-ilql"))
+    returns, walks = space["returns"], space["dataset"].manifest["mean_return"]
+    assert all(returns[name] > space["shortest"].mean_return - 0.5 for name in ("single-step", "ilql"))
+    more = {"awac": 2.0, "utterance-ilql": 2.0, "cql": 1.0, "bcq": 1.0, "chai": 0.2, "psi": 0.2}  # than random walks
+    assert all(returns[name] > walks + gain for name, gain in more.items())
 
 
 def check_wordle_experiments(space):
