@@ -102,7 +102,7 @@ def test_a_text_that_a_tokenizer_lacks_is_named(unicode_home, tmp_path, capsys):
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
     assert generate(tmp_path / "data", "--folder", unicode_home, "--tokenizer", tmp_path / "words") == 2
     error = capsys.readouterr().err
-    assert re.search(r"has a comment that cannot be encoded .*: comments_(positive|negative)\.csv line \d+", error)
+    assert re.search(r"has a text that cannot be encoded .*: comments_(positive|negative)\.csv line \d+", error)
     assert "give a tokenizer that can, as `--tokenizer NAME`" in error
 
 

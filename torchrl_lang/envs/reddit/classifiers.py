@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, check_loaded_weights, check_model_config, one_line, read_json
+from torchrl_lang._files import check_loaded_weights, check_model_config, read_json
+from torchrl_lang.envs.extras import file_errors
 
 __all__ = ["ClassifierReward", "encoded_batches", "pretrained", "readable_tokens"]
 
@@ -94,7 +95,7 @@ def pretrained(
     if Path(model).is_dir():
         path = Path(model) / "config.json"
         check_model_config(read_json(path, remedy=remedy), path, remedy=remedy)
-    try:
+    with file_errors(model, "holds no readable model", remedy, Exception):  # of damaged files, of any kind
         network, info = kind.from_pretrained(
             str(model),
             trust_remote_code=False,
@@ -104,8 +105,6 @@ def pretrained(
             ignore_mismatched_sizes=True,  # so that they are among the loading info
         )
         words = AutoTokenizer.from_pretrained(str(tokenizer), trust_remote_code=False, local_files_only=local)
-    except Exception as error:  # damaged files raise any kind of exception
-        raise FileError(model, f"holds no readable model ({one_line(error)})", remedy) from error
     check_loaded_weights(model, network, info, remedy=remedy, others=others)
     if words.pad_token is None:  # as of GPT-2; padding is masked, so that any token serves
         words.pad_token = words.eos_token or words.convert_ids_to_tokens(0)

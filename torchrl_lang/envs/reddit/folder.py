@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, folder_digest
+from torchrl_lang._files import folder_digest
+from torchrl_lang.envs.extras import most_tokens
 from torchrl_lang.envs.reddit import (
     CachedReward,
     ClassifierReward,
@@ -214,19 +215,13 @@ class CommentFolder:
         Raises:
             FileError: the tokenizer cannot encode a text.
         """
-        encode = cache(self.tokenizer(tokenizer).encode)
-        longest = {"comment": 0, "parent": 0}
-        for part in map(self.split, SPLITS):
-            for kind in ("comment", "parent")[: 1 + include_parent]:
-                for number, text in enumerate(getattr(part, f"{kind}s")):
-                    try:
-                        longest[kind] = max(longest[kind], len(encode(text)))
-                    except ValueError as error:
-                        problem = f"has a {kind} that cannot be encoded ({error}): {part.places[number]}"
-                        raise FileError(
-                            self.folder, problem, "give a tokenizer that can, as `--tokenizer NAME`"
-                        ) from error
-        return 4 + longest["parent"] + longest["comment"], 1 + longest["comment"]
+
+        def longest(kind: str) -> int:
+            parts = (zip(part.places, getattr(part, kind), strict=True) for part in map(self.split, SPLITS))
+            return most_tokens(self.tokenizer(tokenizer), self.folder, chain.from_iterable(parts))
+
+        comment, parent = longest("comments"), longest("parents") if include_parent else 0
+        return 4 + parent + comment, 1 + comment
 
     @lru_cache(maxsize=8)  # noqa: B019
     def reward(self, chosen: RedditReward) -> TextReward:

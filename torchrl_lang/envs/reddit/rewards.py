@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_given, check_options
-from torchrl_lang._files import FileError, one_line, shorten
-from torchrl_lang.envs.extras import needs_extra
+from torchrl_lang._files import shorten
+from torchrl_lang.envs.extras import file_errors, needs_extra
 from torchrl_lang.text.tokenizers import normalized
 
 if TYPE_CHECKING:
@@ -338,7 +338,8 @@ class CachedReward:
         """The stored values of texts, after ``values`` were added where there were none."""
         # Blobs, because texts of an agent may hold NUL characters and lone surrogates.
         keys = [(self.model, text.encode("utf-8", "surrogatepass")) for text in texts]
-        try:
+        problem, remedy = "cannot be used as a cache of rewards", "try again, or give another file"
+        with file_errors(self.path, problem, remedy, sqlite3.Error, OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # A connection of this call alone, so that forks and copies of this object work.
             with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as file, file:
@@ -347,7 +348,4 @@ class CachedReward:
                 file.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, ?)", new)
                 find = "SELECT value FROM rewards WHERE model = ? AND text = ?"
                 rows = [file.execute(find, key).fetchone() for key in keys]
-        except (sqlite3.Error, OSError) as error:
-            problem = f"cannot be used as a cache of rewards ({one_line(error)})"
-            raise FileError(self.path, problem, "try again, or give another file") from error
         return {text: row[0] for text, row in zip(texts, rows, strict=True) if row is not None}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, Record, RecordFolder, one_line, read_tensors
-from torchrl_lang.envs.extras import needs_extra
+from torchrl_lang._files import Record, RecordFolder, read_tensors
+from torchrl_lang.envs.extras import file_errors, needs_extra
 from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, readable_tokens
 from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.envs.reddit.rewards import ProbabilityReward
@@ -144,10 +144,9 @@ class UpvoteModel(ProbabilityReward):
         folder, record = Path(folder), _UPVOTES.read(folder)
         encoder, tokenizer = pretrained(AutoModel, folder / "encoder", folder / "tokenizer", _REMEDY, local=True)
         network = UpvoteNetwork(encoder, freeze=record.freeze)
-        try:
-            network.head.load_state_dict(read_tensors(folder / _HEAD, remedy=_REMEDY))
-        except RuntimeError as error:  # of weights of another encoder
-            raise FileError(folder / _HEAD, f"does not fit the encoder ({one_line(error)})", _REMEDY) from error
+        weights = read_tensors(folder / _HEAD, remedy=_REMEDY)
+        with file_errors(folder / _HEAD, "does not fit the encoder", _REMEDY, RuntimeError):
+            network.head.load_state_dict(weights)
         limits: Any = record.model_dump(include={"threshold", "max_length"})
         return cls(network, tokenizer, batch_size=batch_size, **limits)
 

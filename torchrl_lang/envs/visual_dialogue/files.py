@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from torchrl_lang._files import FileError, mistake, one_line, read_text, regular_file
-from torchrl_lang.envs.extras import needs_extra
+from torchrl_lang.envs.extras import file_errors, needs_extra
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 
 __all__ = ["ROUNDS", "ImageFeatures", "Scene", "SplitFiles", "h5py_module", "read_dialogues", "read_reward_cache"]
@@ -269,10 +269,8 @@ class ImageFeatures:
     def _read(self, rows: np.ndarray) -> Tensor:
         """Increasing rows, normalised."""
         consecutive = rows[-1] - rows[0] == len(rows) - 1  # a slice is far faster than a list of rows
-        try:
+        with file_errors(self.path, f"has a damaged {self._name}", _FEATURES, OSError, RuntimeError):
             read = self._array[int(rows[0]) : int(rows[-1]) + 1] if consecutive else self._array[rows]
-        except (OSError, RuntimeError) as error:
-            raise FileError(self.path, f"has a damaged {self._name} ({one_line(error)})", _FEATURES) from error
         found = torch.from_numpy(np.array(read, dtype=np.float32))
         norm = found.norm(dim=-1, keepdim=True)
         bad = ~norm.isfinite() | (norm == 0 if self.normalize else False)

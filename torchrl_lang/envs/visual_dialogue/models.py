@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchrl_lang._checks import check_options, have_shapes
-from torchrl_lang._files import FileError, Record, RecordFolder, non_finite, one_line, read_tensors
+from torchrl_lang._files import FileError, Record, RecordFolder, non_finite, read_tensors
+from torchrl_lang.envs.extras import file_errors
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.files import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.networks import (
@@ -96,10 +97,8 @@ class TrainedModels(NamedTuple):
             weights = read_tensors(path, remedy=_REMEDY)
             if wrong := non_finite(weights.items()):  # they would make every image the nearest one
                 raise FileError(path, f"has weights that are not finite ({wrong[0]})", _REMEDY)
-            try:
+            with file_errors(path, "does not fit config.json", _REMEDY, RuntimeError):
                 part.load_state_dict(weights, assign=True)
-            except RuntimeError as error:
-                raise FileError(path, f"does not fit config.json ({one_line(error)})", _REMEDY) from error
             part.eval()
         return models
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,7 +14,8 @@ import torch
 from pydantic import Field
 from tqdm import tqdm
 
-from torchrl_lang._files import FileError, Record, folder_lock, remove_leftovers
+from torchrl_lang._files import Record, folder_lock, remove_leftovers
+from torchrl_lang.envs.extras import most_tokens
 from torchrl_lang.envs.visual_dialogue.data import VisualDialogues, ended_scene
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Measure
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS, ImageFeatures, SplitFiles, read_reward_cache
@@ -168,25 +169,20 @@ def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue
     Raises:
         FileError: the tokenizer cannot encode a text.
     """
-
-    @cache
-    def length(text: str) -> int:
-        return len(tokenizer.encode(text))
-
-    longest = {"caption": 1, "question": length(STOP), "answer": 1}  # of empty texts too
+    longest = {"caption": 1, "question": len(tokenizer.encode(STOP)), "answer": 1}  # of empty texts too
     for path, dialogues in files.items():
-        for number, (caption, rounds) in enumerate(dialogues):
-            texts = {"caption": caption}
-            for place, each in enumerate(rounds):
-                texts |= {f"dialog.{place}.{kind}": text for kind, text in each._asdict().items()}
-            for name, text in texts.items():
-                kind = name.rpartition(".")[-1]
-                try:
-                    longest[kind] = max(longest[kind], length(text))
-                except ValueError as error:
-                    problem = f'has a text as "item {number}.{name}" that cannot be encoded ({error})'
-                    raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
+        for kind in longest:
+            longest[kind] = max(longest[kind], most_tokens(tokenizer, path, _placed_texts(dialogues, kind)))
     return DialogueTokens(config=tokenizer.config(), **longest)
+
+
+def _placed_texts(dialogues: Sequence[Dialogue], kind: str) -> Iterator[tuple[str, str]]:
+    """The captions, the questions or the answers of dialogues, each behind its place in their file."""
+    for number, each in enumerate(dialogues):
+        if kind == "caption":
+            yield f"item {number}.caption", each.caption
+        else:
+            yield from ((f"item {number}.dialog.{n}.{kind}", getattr(one, kind)) for n, one in enumerate(each.rounds))
 
 
 def main(options: PrepareVisualDialogue) -> Path:

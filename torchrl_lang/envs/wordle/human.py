@@ -19,8 +19,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, Record, json_digest, one_line, read_csv_records, read_text, write_file
+from torchrl_lang._files import FileError, Record, json_digest, read_csv_records, read_text, write_file
 from torchrl_lang.data.generate import EpisodeSampler, seed_of_games
+from torchrl_lang.envs.extras import file_errors
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_LETTERS,
     CODE_OF_SYMBOLS,
@@ -280,13 +281,11 @@ class HumanGames(EpisodeSampler):
         """
         path = Path(path)
         text = read_text(path, remedy=_REMEDY)
-        try:
+        with file_errors(path, "holds something else", _REMEDY, ValueError):
             file = _File.model_validate_json(text)
             words = load_words(list(file.transitions))
             every = (guess for by_code in file.transitions.values() for some in by_code.values() for guess in some)
             guesses = load_words(list(dict.fromkeys(every)))
-        except ValueError as error:
-            raise FileError(path, f"holds something else ({one_line(error)})", _REMEDY) from error
         place = {guess: index for index, guess in enumerate(guesses)}
         table = torch.full((len(words), len(guesses)), _NO_GUESS, dtype=torch.uint8)
         for row, by_colours in zip(table, file.transitions.values(), strict=True):
