@@ -17,7 +17,7 @@ from torchrl_lang.envs.seeded_env import flags, token_ids
 from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed, require_textworld
 from torchrl_lang.envs.textworld.games import game_files
-from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_meta, refused
+from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_meta, without_reply
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -146,7 +146,7 @@ class TextWorldEnv(TextGameEnv):
         for row, command in commands.items():
             before, entries = self._states[row], self._entries[row]
             entries |= {"points": 0, "invalid": False, "was_admissible": False}
-            state = states.get(row, {**before, "feedback": refused(before["feedback"]), "acted": False})
+            state = states.get(row, {**before, "feedback": without_reply(before["feedback"]), "acted": False})
             if isinstance(state, Failed):
                 entries["engine_failed"] = True
                 yield row, (SILENT.lower() if self.template.lower else SILENT, 0.0, False, True, {})

@@ -42,7 +42,7 @@ def clean_command(text: str) -> str:
     return " ".join("".join(c if c.isprintable() and c != "\\" else " " for c in first).split())
 
 
-def refused(feedback: str) -> str:
+def without_reply(feedback: str) -> str:
     """The engine's last feedback with its text replaced by :data:`REFUSED`; the status line is kept."""
     status = _STATUS.search(feedback)
     return REFUSED + (status[0] if status else "")

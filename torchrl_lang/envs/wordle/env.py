@@ -181,16 +181,14 @@ class WordleEnv(LanguageEnv):
         else:
             word = task["word"]
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
-        refuse(
-            fresh,
-            (
-                self._valid_guesses(rows) != turns.answered,
-                "do not have colours after each valid guess and no other: use rows played with these words and rules",
-            ),
-            (size == 0, "agree with no word of the list: use rows played with these words and rules"),
+        wrong, remedy = self._valid_guesses(rows) != turns.answered, "use rows played with these words and rules"
+        faults = [
+            (wrong, f"do not have colours after each valid guess and no other: {remedy}"),
+            (size == 0, f"agree with no word of the list: {remedy}"),
             (solved | (turns.tries >= self.max_tries), "are over: the game is solved or out of tries"),
             (~agrees, "disagree with their hidden_word: omit it, or give one that fits the colours"),
-        )
+        ]
+        refuse(fresh, *faults)
         task = {**task, "word": word, "tries": turns.tries}
         if self.observes_consistent:
             task["possible"] = possible
