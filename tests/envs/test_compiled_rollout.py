@@ -22,9 +22,9 @@ def corridor_player():
 
 CASES = {
     "wordle": (wordle_env, wordle_player, {}),
-    "wordle_with_sets": (wordle_env, wordle_player, {"consistent": True, "guesses": "words"}),
-    "wordle_with_packed_sets": (wordle_env, lambda: None, {"consistent": "packed", "rules": "ilql"}),
+    "wordle_with_sets": (wordle_env, wordle_player, {"consistent": "packed", "guesses": "words"}),
     "corridor": (CorridorEnv, corridor_player, {}),
+    "corridor_at_random": (CorridorEnv, lambda: None, {}),
 }
 
 
@@ -38,8 +38,8 @@ KEEPS = {
 
 @pytest.mark.parametrize(
     ("case", "batch_size", "keep"),
-    [("wordle_with_packed_sets", [5], "steps"), ("corridor", [], "steps"), ("wordle_with_sets", [5], "steps")]
-    + [("wordle", [2, 3], "rows"), ("corridor", [4], "turns")],
+    [("corridor", [], "steps"), ("wordle_with_sets", [5], "steps")]
+    + [("wordle", [2, 3], "rows"), ("corridor_at_random", [4], "turns")],
 )
 def test_it_equals_the_rollout_of_torchrl(case, batch_size, keep):
     """Twice, from the same seeds."""

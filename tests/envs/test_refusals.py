@@ -29,7 +29,7 @@ REFUSED = [
     (lambda: prompts(["a"], features=[[1.0]]), "features"),
     (lambda: prompts(["a"], features=[[[1.0]]] * 4), "features"),
     (lambda: prompts([]), "prompts"),
-    (lambda: prompts(["a"]).reset(game_seed=torch.tensor([4])), "no prompt 4"),
+    (lambda: prompts(["a"]).reset(game_seed=torch.tensor([4])), r"game_seed must lie in \[0, 1\), got \[4\]"),
     (lambda: CompiledRollout(guess_number_env(), None, 3), r"env\.rollout"),
     (lambda: CompiledRollout(CorridorEnv(), None, 3, keep="games"), "keep"),
     (lambda: TokenEnv(TransformedEnv(CorridorEnv(), StepCounter())), "TransformedEnv\\(TokenEnv\\(env\\)"),

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
-from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
 RewardFunction = Callable[[list[str], list[str]], Sequence[float] | Tensor]
@@ -67,6 +66,7 @@ class PromptEnv(TextGameEnv):
         self.prompts, self.reward = list(prompts), reward
         if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(self.prompts)}.")
+        self._number_of_games = len(self.prompts)
         size, self._of_prompts = None, []
         if features is not None:
             self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
@@ -82,17 +82,11 @@ class PromptEnv(TextGameEnv):
         if seed is not None and hasattr(self.reward, "set_seed"):
             self.reward.set_seed(seed)
 
-    def _draw_seeds(self, episode: Tensor) -> Tensor:
-        return random_index(self._key, episode, len(self.prompts))
-
     def _features(self, place: GamePlace) -> Any:
         return self._of_prompts[place.seed]
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        for row, place in places.items():
-            if not 0 <= place.seed < len(self.prompts):
-                raise ValueError(f"There is no prompt {place.seed}: game_seed is an index below {len(self.prompts)}.")
-            yield row, self.prompts[place.seed]
+        return ((row, self.prompts[place.seed]) for row, place in places.items())
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]

@@ -26,6 +26,7 @@ from torchrl_lang.envs.game_turn import (
     read_turn,
 )
 from torchrl_lang.envs.language_env import LanguageEnv, LanguageOptions, Reply, TaskState
+from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.seeded_env import feature_specs
 from torchrl_lang.functional import random_index
@@ -112,6 +113,8 @@ class TextGameEnv(LanguageEnv):
 
     _reset_entries = ("game_seed",)
     _spared_state = (FEATURES, FEATURES_MASK)
+    _number_of_games: int | None = None
+    """Seeds lie below it; None: any seed makes a game."""
 
     def __init__(
         self,
@@ -138,8 +141,11 @@ class TextGameEnv(LanguageEnv):
         return self._current("game_seed")
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
-        named = self._named(options, "game_seed")
-        seed = self._draw_seeds(episode) if named is None else named
+        seed = self._named(options, "game_seed")
+        if seed is None:
+            seed = self._draw_seeds(episode)
+        elif self._number_of_games is not None:
+            seed = in_range("game_seed", seed, fresh, self._number_of_games)
         texts: list[list[int]] = [[] for _ in self._games]
         cut = [False] * self._n
         with self._all_or_none():
@@ -195,7 +201,7 @@ class TextGameEnv(LanguageEnv):
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         """Seeds of the episodes for which ``reset`` got none, int64 ``[N]``."""
-        return random_index(self._key, episode, 2**31)
+        return random_index(self._key, episode, self._number_of_games or 2**31)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""

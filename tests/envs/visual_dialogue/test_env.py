@@ -216,7 +216,7 @@ def test_wrong_options(data):
         make_env(data, measure="distance")
     make_env(data, measure="distance", rewards=DialogueRewards(cutoff=lambda initial, progress: True))
     for scene in (-1, SCENES):
-        with pytest.raises(ValueError, match=f"no dialogue {scene}: game_seed is a number below {SCENES}"):
+        with pytest.raises(ValueError, match=rf"game_seed must lie in \[0, {SCENES}\), got \[{scene}\]"):
             make_env(data).reset(game_seed=seeds(scene))
 
 

@@ -18,7 +18,6 @@ from torchrl_lang.envs.visual_dialogue.data import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Measure, answer_and_score, measured
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
-from torchrl_lang.functional import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["PROGRESS", "VisualDialogueEnv"]
@@ -139,19 +138,17 @@ class VisualDialogueEnv(TextGameEnv):
         if measure == "distance" and self.rewards.ends_by_percentile:
             raise ValueError("measure='distance' has no percentile to end at: give a cutoff, or another mode.")
         self._plays: dict[int, _Play] = {}
+        self._number_of_games = len(data)
         no_game: Any = lambda: None  # noqa: E731  # the models play all rows at once
         super().__init__(no_game, tokenizer, features=(1, size) if image else None, **options)
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
-        return episode % len(self.data) if self.order == "cycle" else random_index(self._key, episode, len(self.data))
+        return episode % len(self.data) if self.order == "cycle" else super()._draw_seeds(episode)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         if not places:
             return
         scenes = [place.seed for place in places.values()]
-        unknown = [scene for scene in scenes if not 0 <= scene < len(self.data)]
-        if unknown:
-            raise ValueError(f"There is no dialogue {unknown[0]}: game_seed is a number below {len(self.data)}.")
         dialogues = [Dialogue(self.data.dialogues[scene].caption) for scene in scenes]
         images = self.data.features.rows(scenes)
         initial = measured(self.models, dialogues, images, self.measure)

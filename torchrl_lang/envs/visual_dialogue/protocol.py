@@ -162,9 +162,8 @@ def read_request(body: bytes, route: str, *, items: int, feature_size: int) -> t
         raise RequestError(400, f"has lists of the lengths {sorted(lengths)}, expected one length", "body")
     if len(histories) > items:
         raise RequestError(413, f"has {len(histories)} dialogues, this server takes {items} at once", "history")
-    for row in features or []:
-        if len(row) != feature_size:
-            raise RequestError(400, f"has {len(row)} image features, expected {feature_size}", "img_features")
+    if sizes := {len(row) for row in features or []} - {feature_size}:
+        raise RequestError(400, f"has {min(sizes)} image features, expected {feature_size}", "img_features")
     texts = [_texts(history, kind) for history in histories]
     return name, RequestBatch(
         [
