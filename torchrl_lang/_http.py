@@ -67,9 +67,8 @@ class JSONOverHTTP:
         self._address = _address(url)
         self.url = url.rstrip("/")
         check_options(timeout=(timeout, "(0, inf)"), retries=(retries, 0), first_wait=(first_wait, "(0, inf)"))
-        check_options(
-            longest_wait=(longest_wait, f"[{first_wait}, inf)"), longest_asked_wait=(longest_asked_wait, "[0, inf)")
-        )
+        check_options(longest_wait=(longest_wait, f"[{first_wait}, inf)"))
+        check_options(longest_asked_wait=(longest_asked_wait, "[0, inf)"))
         self.key_variable, self.timeout, self.retries = key_variable, timeout, retries
         self.first_wait, self.longest_wait, self.longest_asked_wait = first_wait, longest_wait, longest_asked_wait
         self._before, self._sleep = before, sleep or time.sleep
@@ -106,8 +105,7 @@ class JSONOverHTTP:
             return None
         key = os.environ.get(self.key_variable, "").strip()
         if not key or not all("!" <= character <= "~" for character in key):
-            fault = "has characters other than printable ASCII" if key else "holds no key"
-            raise ValueError(f"The environment variable {self.key_variable} {fault}: set it, or key_variable=None.")
+            raise ValueError(f"{self.key_variable} holds no key of printable ASCII: set it, or key_variable=None.")
         return key
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:

@@ -142,7 +142,10 @@ def test_overwriting_is_asked_for(tmp_path, folder):
         (lambda rows: rows.exclude("truncated", inplace=True), "A row needs 'truncated'"),
         (lambda rows: rows.set("truncated", torch.zeros(3, 1)), "truncated must be bool, got torch.float32"),
         (lambda rows: rows.exclude("tokens", inplace=True), "A row needs 'tokens'"),
-        (lambda rows: rows.set("features", torch.zeros(3, 4, 2)), "These rows have the entries {'features'"),
+        (
+            lambda rows: rows.set("features", torch.zeros(3, 4, 2)),
+            "These rows have .*'features': .*, but this dataset",
+        ),
     ],
 )
 def test_rows_are_checked_on_the_way_in(tmp_path, change, message):
@@ -225,7 +228,7 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
         (lambda m: m["entries"]["tokens"].update(dtype="float32"), "does not describe 'tokens' as int32"),
         (lambda m: m["entries"].pop("tokens"), r"does not describe \['tokens'\]"),
         (lambda m: m["entries"]["kind"].update(dtype="int32"), "bool, int64 or float32"),
-        (lambda m: m["entries"]["kind"].update(shape=[4]), r"as int64 of shape \[3\]"),
+        (lambda m: m["entries"]["kind"].update(shape=[4]), r"as int64 \[3\]"),
         (lambda m: m["entries"].update({"../kind": m["entries"]["kind"]}), "ASCII letters"),
         (lambda m: m.update(episodes=0), 'has 0 as "episodes", expected greater than or equal to 1'),
         (lambda m: m["files"].update({"../../../etc/passwd": "x"}), "lies outside of it"),

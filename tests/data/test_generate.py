@@ -78,7 +78,7 @@ def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
     actor = language_actor(lm)
     policy = UtteranceActor(actor, env.tokenizer.control, 4, seed=0)
     env = TransformedEnv(env, KLConstrainedTransform(frozen_copy(policy), 0.1))
-    with pytest.raises(ValueError, match="which a dataset does not record"):
+    with pytest.raises(ValueError, match="less a divergence penalty"):
         generate_dataset(env, policy, tmp_path / "x", episodes=8, seed=0, progress=False)
     assert list(tmp_path.iterdir()) == []
 

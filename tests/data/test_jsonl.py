@@ -45,7 +45,7 @@ def test_a_data_set_of_dialogues(tmp_path, letters):
         ({"turns": []}, 'has .* as "turns", expected .* at least 1 item'),
         ({"turns": [{"role": ["user"], "text": ""}]}, 'as "turns.0.role", expected'),
         ({"turns": [{"role": "user"}]}, 'has no field "turns.0.text"'),
-        ({"turns": [{**USER, "reward": 1}]}, "expected a turn of the agent if it has a reward, not of the role 'user'"),
+        ({"turns": [{**USER, "reward": 1}]}, "has a reward, but only messages of the assistant may, not of 'user'"),
         ({"turns": [{**AGENT, "reward": float("nan")}]}, 'has nan as "turns.0.reward", expected a finite number'),
         ({"turns": [{**AGENT, "rewrad": 1}]}, 'has the unknown field "turns.0.rewrad"'),
         ({"turns": [AGENT], "reward": None}, "a reward must be a finite number, got None"),

@@ -202,7 +202,7 @@ def test_log_probabilities_of_random_frames_are_refused(talk, convert):
     mixed["collector", "traj_ids"] = torch.cat(
         [mixed["collector", "traj_ids"][:, :-4], 1_000 + steps["collector", "traj_ids"][:, :4]], -1
     )
-    with pytest.raises(ValueError, match="which stands for a probability of one"):
+    with pytest.raises(ValueError, match="is 0 for random actions"):
         convert(mixed, carry=["token_log_prob"])
 
 

@@ -129,8 +129,7 @@ def _json(path: str | Path, kind: type, remedy: str, max_bytes: int) -> Any:
     with file_errors(path, "is not valid JSON", remedy, ValueError, RecursionError):
         content = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_int)
     if not isinstance(content, kind):
-        expected = "object" if kind is dict else "list"
-        raise FileError(path, f"holds {shorten(content)}, not a JSON {expected}", remedy)
+        raise FileError(path, f"holds {shorten(content)}, not a JSON {'object' if kind is dict else 'list'}", remedy)
     return content
 
 

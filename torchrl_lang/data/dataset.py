@@ -139,8 +139,7 @@ class Manifest(Record):
         for key, found in self.entries.items():
             known = every.get(key) or further_entry(key, *found.stored)
             if found.stored != known or found.shape[:1] != (self.episodes,):
-                shape = [self.episodes, *known[1]]
-                raise ValueError(f"does not describe {key!r} as {dtype_name(known[0])} of shape {shape}")
+                raise ValueError(f"does not describe {key!r} as {dtype_name(known[0])} {[self.episodes, *known[1]]}")
         return self
 
     def on_disk(self) -> dict[str, Stored]:
@@ -162,8 +161,7 @@ def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Store
     """An entry beside those that every dataset has; raises ValueError if it cannot be stored."""
     is_name = key.isidentifier() and key.isascii() and not keyword.iskeyword(key)
     if not is_name or dtype not in (torch.bool, torch.int64, torch.float32):
-        expected = "bool, int64 or float32 with names of ASCII letters, digits and underscores"
-        raise ValueError(f"{key!r}, {dtype}, cannot be stored: further entries of a dataset are {expected}.")
+        raise ValueError(f"{key!r}, {dtype}, cannot be stored: give bool, int64 or float32, named in ASCII letters.")
     return dtype, shape
 
 
@@ -450,10 +448,7 @@ class DatasetWriter:
         found = {key: _stored(key, entry(rows, key)) for key in keys}
         entries = self._entries or found | row_entries(self.row_length)
         if found != entries:
-            wrong, expected = (
-                {k: each.get(k) for k in found | entries if found.get(k) != entries.get(k)} for each in (found, entries)
-            )
-            raise ValueError(f"These rows have the entries {wrong}, but this dataset {expected}: give all the same.")
+            raise ValueError(f"These rows have the entries {found}, but this dataset {entries}: give all the same.")
         if rows.shape[0] == 0:
             return
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)

@@ -129,8 +129,7 @@ def _episodes_in_order(
         batch.set(("next", _NUMBER), number.T.to(done.device))
         rows: TensorDict = torch.cat([*waiting, rows_of(batch).cpu()])
         if raw := [key for key in rows.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]:
-            what = f"A divergence penalty was subtracted from the rewards ({raw[0]!r} holds the original ones)"
-            raise ValueError(f"{what}, which a dataset does not record: penalize the rows in training instead.")
+            raise ValueError(f"The rewards are less a divergence penalty, see {raw[0]!r}: penalize rows in training.")
         rows = rows[rows.get(_NUMBER) < episodes]
         rows = rows[rows.get(_NUMBER).argsort()]
         # The rows continue the written ones as far as their numbers have no gap.
@@ -440,8 +439,7 @@ def _begin_parts(home: Path, plan: dict[str, Any], folder: Path, *, overwrite: b
             return
         if not overwrite:
             other = ", ".join(sorted(key for key in plan if found.get(key) != plan[key]))
-            what = f"{home} holds parts of an interrupted call for {folder} with other arguments ({other})"
-            raise ValueError(f"{what}: repeat that call, delete the parts, or give overwrite=True.")
+            raise ValueError(f"{home} holds parts of a call with other arguments ({other}): repeat it, or overwrite.")
         for left in home.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     write_json(path, plan)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, Record, regular_file, shorten, unique_keys, validate
@@ -46,21 +46,10 @@ class TurnRecord(Record):
     text: str
     reward: float = 0.0
 
-    @model_validator(mode="after")
-    def _check_reward(self) -> TurnRecord:
-        if "reward" in self.model_fields_set and not self.by_agent:
-            raise ValueError(f"a turn of the agent if it has a reward, not of the role {self.role!r}")
-        return self
-
-    @property
-    def by_agent(self) -> bool:
-        """Whether it is the agent's."""
-        return self.role in ("assistant", "agent")
-
     def message(self) -> dict[str, Any]:
-        """The turn as a message."""
-        earned = {"reward": self.reward} if self.by_agent else {}
-        return {"role": "assistant" if self.by_agent else "user", "content": self.text, **earned}
+        """The turn as a message, which may have a reward if it is the agent's."""
+        earned = {"reward": self.reward} if "reward" in self.model_fields_set else {}
+        return {"role": "assistant" if self.role in ("assistant", "agent") else "user", "content": self.text, **earned}
 
 
 class Form(Record):

@@ -256,12 +256,10 @@ def row_buffer(
     if rows.ndim != 1:
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
     if not isinstance(data, RowDataset):  # a dataset was checked when it was written
-        has_rewards = TOKEN_REWARD in data.keys()  # losses such as BC need none
-        check_row(
-            rows
-            if has_rewards
-            else rows.copy().set(TOKEN_REWARD, torch.zeros_like(entry(rows, TOKENS), dtype=torch.float32))
-        )
+        whole = rows.copy()
+        if TOKEN_REWARD not in rows.keys():  # losses such as BC need none
+            whole.set(TOKEN_REWARD, torch.zeros_like(entry(rows, TOKENS), dtype=torch.float32))
+        check_row(whole)
     if not rows.shape[0]:
         sampler: EpochSampler = _NoRows(seed=seed, drop_last=drop_last)
     elif bucket:

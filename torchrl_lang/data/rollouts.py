@@ -177,8 +177,7 @@ def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
         raise ValueError("MultiStep has changed these steps: convert the collector's own, losses look ahead anyway.")
     for key in carry:
         if _is_of_random_actions(rollout, key):
-            why = "which stands for a probability of one, for actions that init_random_frames drew"
-            raise ValueError(f"{key!r} is 0, {why}: collect with init_random_frames=0, or do not carry it.")
+            raise ValueError(f"{key!r} is 0 for random actions: collect with init_random_frames=0, or do not carry it.")
 
 
 def _is_of_random_actions(rollout: TensorDictBase, key: NestedKey) -> bool:
@@ -224,9 +223,7 @@ def needed_entries(
     found |= {name: steps.get(key, None) for name, key in carry.items()}
     missing = [key for key, value in found.items() if value is None]
     if missing:
-        advice = (
-            "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key= or None."
-        )
+        advice = "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key=."
         raise missing_entry("A conversion to rows", missing, steps, advice)
     if TRUNCATED in step.keys():
         found["next", TRUNCATED] = step.get(TRUNCATED)
@@ -273,8 +270,9 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
     last = torch.where(step.get(AGENT_MASK), place, -1).max(-1).values
     without_token = int((changed & (last < 0)).sum())
     if without_token:
-        found = f"{without_token} steps have another {key!r} than their rows"
-        raise ValueError(f"{found}, but no token of the agent to place it on: reward its turns, or reward_key=None.")
+        raise ValueError(
+            f"{without_token} steps have another {key!r} but no token of the agent for it: use reward_key=None."
+        )
     _tokens_of_steps(rollout, row, rows.get(AGENT_MASK), own.shape[-1], key)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 

@@ -192,10 +192,7 @@ class _VocabularyTerm(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Scale the saved gradients; compute those of the losses of single positions."""
         if torch.is_grad_enabled():  # create_graph=True would treat the saved gradients as constants
-            raise RuntimeError(
-                "Chunked losses over a vocabulary have no second-order gradients: use cql_term or margin_term on the "
-                "full logits (logits_chunk=None in a loss), or backward without create_graph."
-            )
+            raise RuntimeError("Chunked losses have no second-order gradients: give logits_chunk=None.")
         features, weight, bias, target, position_weight, each = ctx.saved_tensors
         inputs, needs = (features, weight, bias), ctx.needs_input_grad
         if grad_total is not None and grad_each is None and ctx.kept is not None:

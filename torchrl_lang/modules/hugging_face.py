@@ -66,9 +66,8 @@ def check_causal(lm: PreTrainedModel) -> None:
     if found is None:
         return
     if found > (_HALF_ROUNDING if lm.dtype.itemsize < 4 else _ROUNDING):
-        advice = "Use a decoder such as 'gpt2', 'llama' or 'qwen2', or a setting like is_decoder=True."
-        changes = "a token's state changes with those after it"
-        raise ValueError(f"{type(lm.base_model).__name__} is not causal: {changes}. {advice}")
+        name, advice = type(lm.base_model).__name__, "Use one such as 'gpt2', 'llama' or 'qwen2', or is_decoder=True"
+        raise ValueError(f"{name} is not causal: a token's state changes with those after it. {advice}.")
     _checked.add(lm.base_model)
 
 

@@ -294,8 +294,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).exists():
-        safe = "save the model with save_pretrained, which writes safetensors"
-        raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", safe)
+        raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", REMEDY)
     index = _Index.parse(read_json(folder / _INDEX, remedy=REMEDY), folder / _INDEX, remedy=REMEDY)
     names = sorted(set(index.weight_map.values()))
     return [file_in(folder, name, remedy=REMEDY, links=True) for name in names]
@@ -305,8 +304,7 @@ def _described(path: Path, config: Mapping[str, Any], tensors: int) -> PreTraine
     """The model that a configuration describes, on the meta device, for weights with ``tensors`` tensors."""
     for name, value in nested_fields(config):
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
-            found = f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors'
-            raise FileError(path, found, REMEDY)
+            raise FileError(path, f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors', REMEDY)
     with file_errors(path, "describes no model", REMEDY, Exception), torch.device("meta"):  # model code raises any kind
         described = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
         return AutoModelForCausalLM.from_config(described, trust_remote_code=False)

@@ -228,8 +228,7 @@ class RowLoss(ReferenceHolder, LossModule):
         """
         value_type = self.default_value_estimator if value_type is None else value_type
         if value_type not in self._estimators:
-            known = [str(one) for one in self._estimators]
-            raise ValueError(f"{type(self).__name__} supports {known}, got {value_type}.")
+            raise ValueError(f"{type(self).__name__} supports {[*map(str, self._estimators)]}, got {value_type}.")
         fixed = self._estimators[value_type]
         clocks = ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
         names = [name for name in clocks if name not in fixed and hasattr(self, name)]

@@ -66,8 +66,7 @@ def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = 
     """
     kind = loss._kinds[name]
     if not isinstance(network, nn.Module):
-        found = type(network).__name__
-        raise TypeError(f"{type(loss).__name__} needs {name} as a module hidden [N, H] -> {kind}, got {found}.")
+        raise TypeError(f"{type(loss).__name__} needs {name} as a module -> {kind}, got {type(network).__name__}.")
     if not isinstance(network, TensorDictModuleBase):
         network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[kind])
     written = {str(key) for key in network.out_keys}
@@ -110,8 +109,9 @@ def head_values(loss: Any, name: str, states: TensorDictBase, network: TensorDic
         needed, layer = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
         limit = known if layer is None else max(layer, token_limit(actor) or 0)
         if not needed <= known <= limit:
-            numbers = f"{known} tokens, the policy can write {needed} and the model has {limit}"
-            raise ValueError(f"The Q network has values for {numbers}: build both with one vocab_size=.")
+            raise ValueError(
+                f"Q has values for {known} tokens, the policy {needed}, the model {limit}: use one vocab_size=."
+            )
     loss._tried = loss._tried | {name}
     return upcast_half(found)
 
@@ -144,8 +144,7 @@ def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: Nested
 def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
     if missing := [key for key in keys if rows.get(key, None) is None]:
-        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
-        raise missing_entry("A head", missing, rows, advice)
+        raise missing_entry("A head", missing, rows, "The trunk must write it, see expose_pre_norm=.")
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 

@@ -149,9 +149,7 @@ class OREOLoss(RowLoss):
         for actor in (actor_network, reference.actor):
             decoder = RowScorer(actor).decoder
             if decoder is not None and not decoder.rule.only_scales:
-                raise ValueError(
-                    "OREOLoss needs actors without top_k, top_p and min_p, as what these remove has no log-ratio."
-                )
+                raise ValueError("OREOLoss needs actors without top_k, top_p and min_p, which leave no log-ratio.")
         self._set_options(beta=beta, value_weight=value_weight, actor_weight=actor_weight, level=level)
         self._set_options(detach_value=detach_value, transition_weight=transition_weight)
         self._set_options(end_of_action=end_of_action, actor_normalizer=actor_normalizer)

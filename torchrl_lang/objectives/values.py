@@ -93,8 +93,7 @@ class QValueLoss(RowLoss):
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
         head = getattr(network, "module", None)
         if isinstance(head, TiedQValueHead) and all(head.embedding.weight is not one for one in self.parameters()):
-            model = "the actor's head, or an embedding within the trunk that Q reads"
-            raise ValueError(f"The Q head is tied to an embedding that is not part of this loss: tie it to {model}.")
+            raise ValueError("The Q head is tied to an embedding that is not part of this loss: tie it to the actor's.")
 
     @property
     def value_trunk_params(self) -> TensorDict:

@@ -126,8 +126,7 @@ class RunLog:
         whole = text[: text.rfind("\n") + 1]
         header, rows = parse_rows(whole or "step\n", self.path, remedy=_REMEDY)
         if header[:1] != ["step"] or (not whole and not "step".startswith(text[:4])):
-            found = shorten(header if whole else text)
-            raise FileError(self.path, f"is not a log: its first line is {found}, not 'step' and other names", _REMEDY)
+            raise FileError(self.path, f"is not a log: it begins with {shorten(text)}, not with 'step'", _REMEDY)
         self._names = header
         for line, figures in rows:
             step, last = figures.get("step"), self.last_step

@@ -134,7 +134,6 @@ def _draw_from(batches: Iterable[TensorDictBase]) -> Callable[[], TensorDictBase
             for batch in batches:
                 yield batch
             if batch is None:
-                remedy = "give an iterable that can be iterated again, or a function such as replay_buffer.sample"
-                raise ValueError(f"The batches ran out: {remedy}.")
+                raise ValueError("The batches ran out: give an iterable that can be iterated again, or a function.")
 
     return around().__next__

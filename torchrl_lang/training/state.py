@@ -49,8 +49,7 @@ class RandomState:
         if saved.keys() != self.generators.keys():
             raise KeyError(f"The state has the generators {sorted(saved)}, expected {sorted(self.generators)}.")
         if cuda and len(cuda) != devices:
-            remedy = "omit the random state to continue with other numbers"
-            raise ValueError(f"The state is of {len(cuda)} CUDA devices, this machine has {devices}: {remedy}.")
+            raise ValueError(f"The state is of {len(cuda)} CUDA devices, not {devices}: omit the random state.")
         torch.set_rng_state(state_dict["cpu"])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)

@@ -210,10 +210,8 @@ class Decoder(nn.Module):
             raise ValueError("A row without a token cannot be continued: rows begin with a control token.")
         limit, total = self.room(features), longest + self.action_length
         if limit is not None and total > limit:
-            places = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None) - limit
-            beside = f" beside the features' {places}" if places else ""
-            needed = f"{beside}: build the model with max_length={total + places} or more."
-            raise ValueError(f"{longest} tokens and an action exceed the model's {limit} positions{needed}")
+            size = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None) + total - limit
+            raise ValueError(f"{longest} tokens and an action exceed the model's {limit} positions: max_length={size}.")
         return Prompt(tokens[:, :longest], length, features)
 
 

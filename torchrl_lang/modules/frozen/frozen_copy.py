@@ -247,8 +247,7 @@ class FrozenActor(HeldActor):
                 return self._look()
             found = "were modified;"
         if found:
-            what = "The reference changed: weights that the reference shares with the policy"
-            raise RuntimeError(f"{what} {found} use frozen_copy(actor, share=False).")
+            raise RuntimeError(f"The reference changed: shared weights {found} use frozen_copy(actor, share=False).")
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
