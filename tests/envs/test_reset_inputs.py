@@ -186,12 +186,12 @@ def test_every_row_that_is_played_is_accepted(registered):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("", "are empty"),
-        ("<s>0</s>r</a>1</s>r</a>2</s></eod>", "they have ended"),
+        ("", "Row 0 has no token"),
+        ("<s>0</s>r</a>1</s>r</a>2</s></eod>", "Row 0 has ended"),
         ("<s>0</s>l</a>0</s>l</a>0</s>", "no room or no turn left"),
-        *(("<s>0</s>r", "end inside an utterance"), ("<s>0", "end inside a text")),
+        *(("<s>0</s>r", "no end of its last utterance"), ("<s>0", "no end of its last text")),
         ("<s>2</s>", r"place must lie in \[0, 2\)"),
-        ("<s>0</s>r</a>1<s>", "inside a text"),
+        ("<s>0</s>r</a>1<s>", "no end of its last text"),
         *((row, "an order of tokens") for row in ("<s></s></s>", "<s>0</s>r</a>1<s></s>", "<s>0</s>0</s>")),
     ],
 )

@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.functional.decisions import utterance_ends
-from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
+from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry, refuse
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -96,17 +96,15 @@ def rows_to_continue(
         prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)
         place = rows.length[:, None] - len(prompt) + torch.arange(len(prompt), device=tokens.device)
         at_prompt = (tokens.gather(-1, place.clamp_min(0)) == prompt).all(-1) & (place >= 0).all(-1)
-        faults.append((~at_prompt, "do not end with the generation prompt: they have ended, or end inside a text"))
-    faults.append((full, "have no room or no turn left for another utterance: reset them without set_state"))
-    refuse(fresh, *faults)
+        faults.append((~at_prompt, "no generation prompt at its end: it has ended, or ends inside a text"))
+    faults.append((full, "no room or no turn left for another utterance: reset it without set_state"))
+    refuse_rows(rows.tokens, fresh, faults)
     return rows
 
 
-def refuse(rows: Tensor, *faults: tuple[Tensor, str]) -> None:
-    """Raise ValueError if some of the ``rows``, bool ``[N]``, have one of the faults, bool ``[N]`` with its words."""
-    for has, words in faults:
-        if (rows & has).any():
-            raise ValueError(f"Rows {(rows & has).nonzero().flatten().tolist()} cannot be continued, they {words}.")
+def refuse_rows(tokens: Tensor, fresh: Tensor, faults: Sequence[tuple[Tensor, str]]) -> None:
+    """Raise ValueError if a ``fresh`` row has one of the faults, bool ``[N]``; the text says what such a row has."""
+    refuse(tokens, [((fresh & has)[:, None], text) for has, text in faults], tokens)
 
 
 # The roles of tokens in rows, and those that may follow each in what environments write: ^ the beginning of the row,
@@ -119,7 +117,7 @@ _FOLLOW_IN_CHATS = {"x": "xec", **dict.fromkeys("^rec", "rxec")}
 
 
 def _faults_of_order(rows: Rows, control: ControlTokens) -> list[tuple[Tensor, str]]:
-    """Find rows, bool ``[N]``, that environments could not have written or would not continue; each with its words."""
+    """Find rows, bool ``[N]``, that environments could not have written or would not continue, and what they have."""
     tokens, agent, at = rows.tokens, rows.agent_mask, _ROLES.index
     roles = torch.full_like(tokens, at("r"))
     marks = {"c": control.end_of_action}
@@ -138,9 +136,9 @@ def _faults_of_order(rows: Rows, control: ControlTokens) -> list[tuple[Tensor, s
     last = roles.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
     in_text = (last == at("s")) | (last == at("r")) & control.marks_turns
     return [
-        (rows.length == 0, "are empty: a row begins with begin_state or begin_action"),
-        (last == at("d"), "have ended: reset them without set_state"),
-        (last == at("x"), "end inside an utterance: finish it with end_of_action, or use TokenEnv"),
-        (in_text, "end inside a text of the environment: finish it with end_of_state"),
-        (wrong, "have an order of tokens that no environment writes"),
+        (rows.length == 0, "no token: a row begins with begin_state or begin_action"),
+        (last == at("d"), "ended: reset it without set_state"),
+        (last == at("x"), "no end of its last utterance: finish it with end_of_action, or use TokenEnv"),
+        (in_text, "no end of its last text of the environment: finish it with end_of_state"),
+        (wrong, "an order of tokens that no environment writes"),
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_lang.envs.language_env import LanguageEnv
-from torchrl_lang.envs.reset_inputs import merge_keywords, refuse
+from torchrl_lang.envs.reset_inputs import merge_keywords, refuse_rows
 from torchrl_lang.envs.row_state import read_action, read_mask, where_rows
 from torchrl_lang.envs.seeded_env import token_ids
 from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS, check_row
@@ -130,7 +130,7 @@ class TokenEnv(EnvBase):
         tail = real & (position >= begin)
         written = tail.sum(-1)
         full = written >= self.env.action_length
-        refuse(written > 0, (full, "end in an utterance without room for another token: finish it"))
+        refuse_rows(tokens, written > 0, [(full, "an utterance without room for another token: finish it")])
         slot = torch.arange(self.env.action_length, device=tokens.device)
         is_pending = slot < written[:, None]
         source = (begin + slot).clamp_max(tokens.shape[-1] - 1)

@@ -111,16 +111,16 @@ def test_transcripts_that_cannot_go_on():
     strange["tokens"][0, 7:12], solved["tokens"][0, 7:12] = 28, 26  # five yellow squares, five green ones
     lost = play(env, one, "abide").select(*ROW_KEYS)
     for wrong, noun in (
-        (rows.clone().update(hidden(0)), "disagree with their hidden_word"),
-        (mute, "do not have colours after each valid guess"),
-        (strange, "agree with no word"),
-        (solved, "are over"),
-        (lost, "have ended"),
+        (rows.clone().update(hidden(0)), "colours that do not fit its hidden_word"),
+        (mute, "a valid guess without colours"),
+        (strange, "colours that fit no word"),
+        (solved, "no guess left"),
+        (lost, "ended"),
     ):
-        with pytest.raises(ValueError, match=rf"cannot be continued.*{noun}"):
+        with pytest.raises(ValueError, match=rf"Row 0 has {noun}"):
             env.reset(wrong, set_state=True)
     words = WordleEnv(["slate", "abide"], guesses="words", batch_size=[1], max_tries=2)
-    with pytest.raises(ValueError, match="after each valid guess and no other"):  # there "crane" is none
+    with pytest.raises(ValueError, match="colours of another"):  # there "crane" is none
         words.reset(rows, set_state=True)
     # After the errors the environment is as good as new.
     assert text(env.reset(rows, set_state=True)[0]) == "<a>crane</a><b><b><g><b><g></s>"

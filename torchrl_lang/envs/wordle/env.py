@@ -12,7 +12,7 @@ from torchrl.data import Binary, Unbounded
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
-from torchrl_lang.envs.reset_inputs import in_range, refuse
+from torchrl_lang.envs.reset_inputs import in_range, refuse_rows
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.seeded_env import token_ids
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, CandidateSets, Rules, answer, colours_of_codes
@@ -183,12 +183,12 @@ class WordleEnv(LanguageEnv):
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
         wrong, remedy = self._valid_guesses(rows) != turns.answered, "use rows played with these words and rules"
         faults = [
-            (wrong, f"do not have colours after each valid guess and no other: {remedy}"),
-            (size == 0, f"agree with no word of the list: {remedy}"),
-            (solved | (turns.tries >= self.max_tries), "are over: the game is solved or out of tries"),
-            (~agrees, "disagree with their hidden_word: omit it, or give one that fits the colours"),
+            (wrong, f"a valid guess without colours, or colours of another: {remedy}"),
+            (size == 0, f"colours that fit no word of the list: {remedy}"),
+            (solved | (turns.tries >= self.max_tries), "no guess left: the game is solved or out of tries"),
+            (~agrees, "colours that do not fit its hidden_word: omit it, or give one that fits"),
         ]
-        refuse(fresh, *faults)
+        refuse_rows(rows.tokens, fresh, faults)
         task = {**task, "word": word, "tries": turns.tries}
         if self.observes_consistent:
             task["possible"] = possible
