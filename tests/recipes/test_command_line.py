@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +118,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
     for task in (RandomWalksTask, WordleTask):
         presets = {recipe: preset | (model if recipe != "evaluate" else {}) for recipe, preset in task.presets.items()}
         monkeypatch.setattr(task, "presets", presets)
+    monkeypatch.setattr(demo, "decodings", partial(demo.decodings, temperatures=(1.0,)))
     out = tmp_path / "demo"
     small = ["--walks", "20", "--graph-steps", "1", "--words", "12", "--games", "20", "--wordle-steps", "1"]
     small += ["--eval-games", "4"]
@@ -124,9 +126,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
     imitations = {
-        f"{name}, {how}"
-        for name in ("BC", "BC best 30 %", "BC best 10 %")
-        for how in ("greedy", "sampled at 0.2", "sampled at 0.5", "sampled at 1")
+        f"{name}, {how}" for name in ("BC", "BC best 30 %", "BC best 10 %") for how in ("greedy", "sampled at 1")
     }
     learned = {f"ILQL, greedy, beta {beta}" for beta in (0, 2, 8)}
     for part, optimum in {"graph": "shortest path", "wordle": "optimal (exact)"}.items():

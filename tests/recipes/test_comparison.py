@@ -64,6 +64,8 @@ def test_each_kind_of_run_is_decoded_in_its_own_ways(walks):
     names = ("bc", "oreo", "dt", "ilql", "psi", "qsft", "chai", "utterance-ilql")
     ways = {name: [way for way, _ in decodings(load_run(walks / name), temperatures=(0.5,))] for name in names}
     assert ways["bc"] == ways["oreo"] == ["greedy", "sampled at 0.5"]
+    usual = ["greedy", "sampled at 0.2", "sampled at 0.5", "sampled at 1"]
+    assert [way for way, _ in decodings(load_run(walks / "bc"))] == usual
     assert ways["ilql"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
     assert ways["psi"] == ["greedy, beta 1"]
     assert ways["qsft"] == [f"greedy, beta {beta}" for beta in (4, 8, 16, 32, 64)]

@@ -211,15 +211,14 @@ def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
     more = [*size, "--features-hidden", "32", "--transition-weight", "0"]
     values = ["--qvalue-weight", "5", "--value-weight", "5", "--steps", "200"]
     returns = {}
-    assert train(home, "bc", "learned/bc", *more, "--steps", "40") == 0
     assert train(home, "ilql", "learned/ilql", *more, *values) == 0
-    for name, beta in (("bc", "0"), ("ilql", "32")):
-        call = ["evaluate", "--run", str(home / f"learned/{name}"), "--task", NAME, "--games", "200"]
+    for beta in ("0", "32"):  # the first imitates
+        call = ["evaluate", "--run", str(home / "learned/ilql"), "--task", NAME, "--games", "100"]
         assert main([*call, "--beta", beta, "--method", "sample"]) == 0
-        players = json.loads((home / f"learned/{name}" / "evaluation.json").read_text())["players"]
-        returns[name] = players[-1]["mean_return"]
-    assert returns["bc"] < 0.5 < 0.9 < returns["ilql"]
-    assert load_run(home / "learned/ilql", find_task(NAME)).choose_beta(seed=9, games=100, betas=[32.0])[32.0] > 0.9
+        path = max((home / "learned/ilql").glob("evaluation*.json"), key=lambda path: len(path.name))
+        returns[beta] = json.loads(path.read_text())["players"][-1]["mean_return"]
+    assert returns["0"] < 0.5 < 0.9 < returns["32"]
+    assert load_run(home / "learned/ilql", find_task(NAME)).choose_beta(seed=9, games=50, betas=[32.0])[32.0] > 0.9
     watch = ["play", NAME, "--watch", str(home / "learned/ilql"), "--games", "2", "--beta", "32", "--seed", "1"]
     assert main(watch) == 0
     assert capsys.readouterr().out.count("(+1)") == 2

@@ -14,7 +14,7 @@ from torchrl_lang.training import Checkpointer
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "1"]
 OFFLINE = ["--steps", "4", "--eval-every", "3"]
-ONLINE = ["--iterations", "4", "--games", "4", "--turns", "1", "--batch-size", "4", "--eval-games", "4"]
+ONLINE = ["--iterations", "3", "--games", "4", "--turns", "1", "--batch-size", "4", "--eval-games", "4"]
 ONLINE += ["--eval-every", "3", "--kl-horizon", "16", "--lr", "0.01"]
 
 # Runs the command and sends it a signal within a given call of a function, as a person would at some moment.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
@@ -111,16 +112,16 @@ def _with_adapters(lm: Any, rank: int) -> Any:
     return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 
-class Learner:
+class Learner(ABC):
     """How an online algorithm learns from games; a subclass sets ``loss`` and overrides what differs."""
 
     loss: LossModule
     rates: Sequence[tuple[nn.Module, float]] = ()
     """Modules of the loss with their own learning rates."""
 
+    @abstractmethod
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
         """The rows to learn from, with all entries that the loss reads; ``rows`` contain the KL penalty."""
-        raise NotImplementedError
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
         """The losses to minimize in this iteration."""

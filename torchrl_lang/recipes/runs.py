@@ -161,10 +161,7 @@ class TrainableState:
         frozen, state = self._frozen(), dict(state_dict)
         expected = state.pop(_FINGERPRINT, None)
         if frozen and (expected is None or not torch.equal(expected.cpu(), self._fingerprint)):
-            raise ValueError(
-                "it was made beside other frozen weights than those of this run: continue it from the model that it "
-                "started from."
-            )
+            raise ValueError("it was made beside other frozen weights: continue it from the model it started from.")
         self.module.load_state_dict(frozen | state)
 
     def _frozen(self) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions
 
 # The package has the function of that name.
 recipe = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.distill")
-SIZES = {"size": 3, "episode-length": 4, "test": 0.3, "episodes": 6, "seeds": 2, "steps": 2, "streams": 4}
+SIZES = {"size": 3, "episode-length": 4, "test": 0.3, "episodes": 6, "seeds": 2, "steps": 1, "streams": 4}
 SIZES |= {"test-streams": 3, "context-episodes": 2, "width": 8, "heads": 2, "layers": 1}
 RUNS = {"ad-0", "ad-1", "ed-0", "ed-1"}
 POLICIES = ["AD", "AD, prompted", "ED", "source", "random", "optimal"]
@@ -68,7 +68,7 @@ def test_each_method_trains_on_its_source(finished):
     for name in RUNS:
         config = json.loads((finished / name / "config.json").read_text())
         assert config["source"] == ("expert" if name.startswith("ed") else None)
-        assert (config["seed"], config["steps"], config["size"]) == (int(name[-1]), 2, 3)
+        assert (config["seed"], config["steps"], config["size"]) == (int(name[-1]), 1, 3)
         about = json.loads((finished / name / "model" / "ad_model.json").read_text())["trained_on"]
         assert about["source"] == ("expert" if name.startswith("ed") else "posterior")
         assert about["family"]["test"] == split().test.tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,10 +46,9 @@ class VisualDialogueGames(Options, group="data"):
 
     def task(self) -> Any:
         """The task."""
-        names = ("mode", "penalty", "penalty_value", "scale", "shift", "measure", "image", "server")
-        fields = {name: getattr(self, name) for name in names}
+        given = {field.name: getattr(self, field.name) for field in fields(VisualDialogueGames)}
         kind: Any = task_class("visual_dialogue")
-        return kind(str(self.folder.resolve()), **fields)
+        return kind(**given | {"folder": str(self.folder.resolve())})
 
 
 @with_defaults(batch=256)
