@@ -103,7 +103,7 @@ def rows_to_continue(
 
 
 def refuse_rows(tokens: Tensor, fresh: Tensor, faults: Sequence[tuple[Tensor, str]]) -> None:
-    """Raise ValueError if a ``fresh`` row has one of the faults, bool ``[N]``; the text says what such a row has."""
+    """Raise ValueError if a ``fresh`` row has one of the faults, bool ``[N]``, and describe the first."""
     refuse(tokens, [((fresh & has)[:, None], text) for has, text in faults], tokens)
 
 
