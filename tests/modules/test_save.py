@@ -62,15 +62,14 @@ print("FOUND" + json.dumps(found))
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Models of three kinds with tokenizers of two, and the texts that they can read."""
+    """Two models with tokenizers of two kinds, and the texts that they can read."""
     home, letters = tmp_path_factory.mktemp("saved"), CharTokenizer.from_alphabet([*"abcdef </>s", "ab", "</g>"])
     generator = random.Random(0)
     pieces = ["a", "b", "ab", "</g>", "</s>", "<s>", "</a>", "<a>", " ", "fed"]
-    texts = ["".join(generator.choices(pieces, k=generator.randint(0, 9))) for _ in range(200)]
+    texts = ["".join(generator.choices(pieces, k=generator.randint(0, 9))) for _ in range(60)]
     made = []
     for kind, tokenizer, more in (
         ("gpt2", letters, []),
-        ("qwen2", letters, []),
         ("llama", HFTokenizer(byte_level(eos_token="<|end|>")), ["héllo, 日本 </s>", "<|end|>"]),
     ):
         lm = tiny_lm(kind, vocab_size=tokenizer.vocab_size)

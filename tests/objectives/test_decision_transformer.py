@@ -169,16 +169,16 @@ def test_returns_to_go_resolve_what_a_constant_return_leaves_open():
             for first in (0.0, 1.0)
             for letter, second in (("a", 0.0), ("b", 1.0))
         ]
-        * 8
+        * 2
     )
     unlucky, lucky = (of(("x", None), ("x", first), ("x", None)) for first in (0.0, 1.0))
     assert torch.equal(unlucky["tokens"], lucky["tokens"])
-    constant = trained(rows, "constant", 120)
+    constant = trained(rows, "constant", 60)
     for row in (unlucky, lucky):
         assert 0.35 < chance(constant, 1.0, row, "a") < 0.65
         assert chance(constant, 2.0, row, "b") > 0.9
         assert chance(constant, 0.0, row, "a") > 0.9
-    decremented = trained(rows, "decremented", 100)
+    decremented = trained(rows, "decremented", 50)
     assert chance(decremented, 1.0, unlucky, "b") > 0.9  # 1 remains
     assert chance(decremented, 1.0, lucky, "a") > 0.9  # nothing remains
     assert chance(decremented, 2.0, lucky, "b") > 0.9
