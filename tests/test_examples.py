@@ -29,6 +29,9 @@ SHORTER = {
         "tokenizer, 32, seed=2": "tokenizer, 4, seed=2",
         "steps=4,": "steps=1,",
         "row_buffer(rows, 16": "row_buffer(rows, 4",
+        # In the same process: importing everything anew takes seconds.
+        'subprocess.run([sys.executable, __file__, "online"], check=True)': "sys.argv.append('online')\n"
+        "        __import__('runpy').run_path(__file__, run_name='__main__')",
     },
     "collector_loop.py": {"64 * 12": "8 * 12", "64 * 36": "8 * 36", "batch_size=[64]": "batch_size=[8]"},
     "grpo_wordle.py": {"steps=150": "steps=3", "range(19)": "range(3)", "% 6": "% 1"},
