@@ -44,7 +44,7 @@ class ExpertPlayer(TensorDictModuleBase):
         self.epsilon = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
         self.foreign = foreign
         probabilities = {f"epsilon[{n}]": (share, "[0, 1]") for n, share in enumerate(self.epsilon)}
-        check_options(kinds_of_experts=(len(self.epsilon), 1), foreign=(foreign, "[0, 1]"), **probabilities)
+        check_options(**{"len(epsilon)": (len(self.epsilon), 1)}, foreign=(foreign, "[0, 1]"), **probabilities)
         self.random = RandomAdmissiblePlayer(seed=seed) if any(self.epsilon) else None
         self.in_keys = ["expert_action", *(_OFFERED if self.random else ())]
         self.out_keys = [ACTION]
