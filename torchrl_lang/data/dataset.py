@@ -452,8 +452,11 @@ class DatasetWriter:
         if rows.shape[0] == 0:
             return
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)
-        if not self.rows:
-            self._begin(entries)
+        if not self.rows:  # open the files of the entries
+            self._entries = entries
+            self._hashes = {key: hashlib.sha256() for key in entries}
+            paths = {key: self._partial / entry_file(key) for key in entries}
+            self._files = {key: self._open_files.enter_context(path.open("wb")) for key, path in paths.items()}
         for key, (dtype, _) in entries.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
             data = memoryview(block).cast("B")
@@ -467,13 +470,6 @@ class DatasetWriter:
             truncated=int(rows.get(TRUNCATED).sum()),
         )
         self._reward += float(rows.get(TOKEN_REWARD).sum(dtype=torch.float64))
-
-    def _begin(self, entries: dict[str, Stored]) -> None:
-        """Open the files of the entries."""
-        self._entries = entries
-        for key in entries:
-            self._hashes[key] = hashlib.sha256()
-            self._files[key] = self._open_files.enter_context((self._partial / entry_file(key)).open("wb"))
 
     @property
     def rows(self) -> int:

@@ -228,7 +228,8 @@ class Source:
         """Number and value of each item that ``convert`` accepts; collects the others, raises or warns at the end."""
         for number, item in self.items:
             try:
-                value = convert(_parsed(item) if self.path else item)
+                parsed = json.loads(item.decode("utf-8"), object_pairs_hook=unique_keys) if self.path else item
+                value = convert(parsed)
             except (ValueError, RecursionError) as error:
                 bad.append(BadLine(number, _reason(error)))
                 if on_error == "raise" and len(bad) == _SHOWN:
@@ -256,10 +257,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.strip():
                 yield number, line
-
-
-def _parsed(line: bytes) -> Any:
-    return json.loads(line.decode("utf-8"), object_pairs_hook=unique_keys)
 
 
 def _reason(error: ValueError | RecursionError) -> str:

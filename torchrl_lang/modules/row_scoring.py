@@ -177,8 +177,8 @@ class RowScorer:
 
     def parts(self, batch: DecisionBatch, states: States) -> Iterator[slice]:
         """Slices of the decisions whose logits take a few dozen megabytes each."""
-        n, vocabulary = batch.place.shape[0], self._vocabulary(states)
-        size = max(_LOGITS_AT_ONCE // vocabulary, 1)
+        one = self._with_logits({key: value.flatten(0, 1)[:1] for key, value in states.items()})
+        n, size = batch.place.shape[0], max(_LOGITS_AT_ONCE // one[LOGITS].shape[-1], 1)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
     def certain(self, batch: DecisionBatch, place: Tensor | None = None) -> Tensor:
@@ -220,10 +220,6 @@ class RowScorer:
     def _with_logits(self, states: States) -> States:
         head = split_actor(self.language_actor).head
         return states if head is None else states | {LOGITS: apply_head(head, states, LOGITS)}
-
-    def _vocabulary(self, states: States) -> int:
-        one = {key: value.flatten(0, 1)[:1] for key, value in states.items()}
-        return self._with_logits(one)[LOGITS].shape[-1]
 
 
 def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
