@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._files import write_file, write_json
+from torchrl_lang._files import write_file
 from torchrl_lang.data import RowDataset, best_rows
 from torchrl_lang.envs.random_walks import DirectedGraph
 from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
@@ -115,7 +116,7 @@ def main(options: Demo) -> Path:
         chosen = {name: getattr(options, name) for name in ("walks", "words", "games", "eval_games", "seed")}
         blocks: dict[str, Any] = {name: results.as_dict() for name, results in found.items()}
         content = {"options": chosen, "minutes_of_this_call": round(minutes, 2), **blocks}
-        write_json(options.out / "results.json", content)
+        write_file(options.out / "results.json", json.dumps(content, indent=2) + "\n")
         for results in found.values():
             _print(results)
         print(f"\nall figures: {options.out / 'results.json'}; {minutes:.1f} minutes")

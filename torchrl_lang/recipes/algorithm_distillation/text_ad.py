@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -118,11 +118,8 @@ def _word_tokenizer(options: TextHistoryOptions, template: BlockTemplate, split:
     texts = (f"{record.query} {record.response}" for part in split for record in part)
     further = sorted({letter for text in texts for letter in text if not " " <= letter <= "~"} - {"\n"})
     symbols = ["Prompt", "Completion", "Reward", *template.vocabulary(), *options.symbols, *further]
-    return word_tokenizer(_texts(template, split.train), min_count=options.min_count, symbols=symbols)
-
-
-def _texts(template: BlockTemplate, records: Sequence[TextRecord]) -> Iterator[str]:
-    return map(template.write, filter(template.can_write, records))  # pack_blocks leaves the others out
+    written = map(template.write, filter(template.can_write, split.train))  # pack_blocks leaves the others out
+    return word_tokenizer(written, min_count=options.min_count, symbols=symbols)
 
 
 def _count(records: Sequence[TextRecord]) -> dict[str, Any]:
