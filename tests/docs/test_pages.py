@@ -170,6 +170,14 @@ def test_links_between_pages_exist():
             assert ((DOCS / name).parent / f"{target}.md").resolve().exists(), f"{name}: {target}"
 
 
+def test_the_tests_that_pages_name_exist():
+    tests = DOCS.parent / "tests"
+    for name in ("verification.md", "coming_from/agilerl.md"):
+        found = re.findall(r"`(?:tests/)?([\w/]*test_\w+\.py)`", TEXTS[name])
+        assert found
+        assert [file for file in found if not any(tests.rglob(file))] == []
+
+
 MODULE = re.compile(r"^```py(?:thon)?\n# (\w+\.py)\n(.*?)^```", flags=re.S | re.M)
 COMMAND = re.compile(r"^\$ python -m torchrl_lang (.*?)(?: +#.*)?$", flags=re.M)
 
