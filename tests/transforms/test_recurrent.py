@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import Unbounded
-from torchrl.envs import Compose, InitTracker, SerialEnv, TensorDictPrimer, TransformedEnv
+from torchrl.envs import Compose, InitTracker, ParallelEnv, SerialEnv, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import LSTMModule, ProbabilisticActor, TanhNormal, set_recurrent_mode
 
@@ -104,10 +104,14 @@ def test_the_exact_divergence():
     assert play(env, actor, 12)["next", "kl"].abs().max() < 1e-6
 
 
-def test_over_workers():
-    actor = make_recurrent("lstm", layers=2)
+PARALLEL = pytest.param("gru", functools.partial(ParallelEnv, mp_start_method="fork"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("cell", "batched"), [("lstm", SerialEnv), PARALLEL])
+def test_over_workers(cell, batched):
+    actor = make_recurrent(cell, layers=2)
     before = frozen_twin(actor)
-    inside = SerialEnv(2, functools.partial(LinearEnv, "box", (2,)))
+    inside = batched(2, functools.partial(LinearEnv, "box", (2,)))
     primer = actor.module[0][0].make_tensordict_primer()
     env = TransformedEnv(inside, Compose(InitTracker(), primer, KLRewardTransform(actor)))
     try:

@@ -1,4 +1,4 @@
-"""What tasks share: packages that only some need, and errors of their files."""
+"""What tasks share: packages that only some need, and the length of their texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from torchrl_lang._files import FileError, one_line
+from torchrl_lang._files import FileError
 from torchrl_lang.text.tokenizers import Tokenizer
 
 
@@ -27,24 +27,6 @@ def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{what} needs an extra: pip install 'torchrl-lang[{extra}]'{other}.") from error
-
-
-@contextmanager
-def file_errors(path: str | Path, problem: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Makes errors of these kinds in the block a FileError with the problem and the error's text.
-
-    Examples:
-        >>> from torchrl_lang.envs.extras import file_errors
-        >>> with file_errors("a.txt", "holds no number", "write one", ValueError):
-        ...     int("one")
-        Traceback (most recent call last):
-            ...
-        torchrl_lang._files.readers.FileError: a.txt holds no number (invalid literal for int() ...): write one.
-    """
-    try:
-        yield
-    except kinds as error:
-        raise FileError(path, f"{problem} ({one_line(error)})", remedy) from error
 
 
 def most_tokens(tokenizer: Tokenizer, path: str | Path, texts: Iterable[tuple[str, str]]) -> int:

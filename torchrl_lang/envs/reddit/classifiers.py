@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import check_loaded_weights, check_model_config, read_json
-from torchrl_lang.envs.extras import file_errors
+from torchrl_lang._files import check_loaded_weights, check_model_config, file_errors, read_json
 
 __all__ = ["ClassifierReward", "encoded_batches", "pretrained", "readable_tokens"]
 

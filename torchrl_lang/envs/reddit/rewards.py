@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_given, check_options
-from torchrl_lang._files import shorten
-from torchrl_lang.envs.extras import file_errors, needs_extra
+from torchrl_lang._files import file_errors, shorten
+from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.text.tokenizers import normalized
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchrl_lang._checks import check_options, have_shapes
-from torchrl_lang._files import FileError, Record, RecordFolder, non_finite, read_tensors
-from torchrl_lang.envs.extras import file_errors
+from torchrl_lang._files import FileError, Record, RecordFolder, file_errors, non_finite, read_tensors
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.files import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.networks import (

@@ -19,9 +19,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, Record, json_digest, read_csv_records, read_text, write_file
+from torchrl_lang._files import FileError, Record, file_errors, json_digest, read_csv_records, read_text, write_file
 from torchrl_lang.data.generate import EpisodeSampler, seed_of_games
-from torchrl_lang.envs.extras import file_errors
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_LETTERS,
     CODE_OF_SYMBOLS,
