@@ -16,14 +16,7 @@ from benchmarks.packing import pack, packed_states
 from benchmarks.plain import plain_step
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.envs.wordle import wordle_tokenizer
-from torchrl_lang.modules import (
-    QValueHead,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.recipes.algorithms import ILQL

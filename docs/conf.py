@@ -23,12 +23,7 @@ author = "The torchrl_lang developers"
 copyright = "The torchrl_lang developers"
 version = release = installed_version("torchrl-lang")
 
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
-    "sphinx.ext.napoleon",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "torchrl_lang"

@@ -32,17 +32,9 @@ HEADLINES = [
         "rivals",
         "DiscreteIQLLoss step, a trunk in each network / ours without CQL",
     ),
-    (
-        "ILQL step with CQL over 50,257 tokens / plain step",
-        "large_vocabulary",
-        "V=50,257: ILQL, CQL on / plain step",
-    ),
+    ("ILQL step with CQL over 50,257 tokens / plain step", "large_vocabulary", "V=50,257: ILQL, CQL on / plain step"),
     ("the same with tied heads", "large_vocabulary", "V=50,257: ILQL, CQL on, tied heads / plain step"),
-    (
-        "its peak memory beyond the plain step's",
-        "large_vocabulary",
-        "V=50,257: peak beyond the plain step, CQL on",
-    ),
+    ("its peak memory beyond the plain step's", "large_vocabulary", "V=50,257: peak beyond the plain step, CQL on"),
     ("acting / Hugging Face `generate`, 64 games", "decoding", "acting, batch 64: over generate, plain"),
     ("Wordle games with value guidance, 64 at a time", "decoding", "Wordle, 200 words, batch 64, value-guided"),
     (
@@ -50,11 +42,7 @@ HEADLINES = [
         "online",
         "online PPO, Wordle: outside of model and games",
     ),
-    (
-        "a KL penalty on rows / TorchRL's `RetrieveKL`",
-        "kl_transforms",
-        "penalty: KLConstrainedTransform / TorchRL's",
-    ),
+    ("a KL penalty on rows / TorchRL's `RetrieveKL`", "kl_transforms", "penalty: KLConstrainedTransform / TorchRL's"),
 ]
 
 SECTIONS = {

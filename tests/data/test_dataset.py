@@ -142,10 +142,7 @@ def test_overwriting_is_asked_for(tmp_path, folder):
         (lambda rows: rows.exclude("truncated", inplace=True), "A row needs 'truncated'"),
         (lambda rows: rows.set("truncated", torch.zeros(3, 1)), "truncated must be bool, got torch.float32"),
         (lambda rows: rows.exclude("tokens", inplace=True), "A row needs 'tokens'"),
-        (
-            lambda rows: rows.set("features", torch.zeros(3, 4, 2)),
-            "These rows have .*'features': .*, but this dataset",
-        ),
+        (lambda rows: rows.set("features", torch.zeros(3, 4, 2)), "These rows have .*'features': .*, but this dataset"),
     ],
 )
 def test_rows_are_checked_on_the_way_in(tmp_path, change, message):

@@ -9,13 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import (
-    decision_mask,
-    group_advantages,
-    standardized,
-    turn_end_mask,
-    two_clock_advantages,
-)
+from torchrl_lang.functional import decision_mask, group_advantages, standardized, turn_end_mask, two_clock_advantages
 from torchrl_lang.functional.decisions import row_length
 
 CLOCKS = {"gamma": 0.5, "lmbda": 0.5, "turn_gamma": 0.25, "turn_lmbda": 0.75}

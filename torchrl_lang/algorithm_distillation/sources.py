@@ -15,16 +15,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.envs.grids.rooms import RoomEnv
-from torchrl_lang.schema import (
-    ACTION,
-    ACTION_LOG_PROB,
-    DONE,
-    EPISODE,
-    EPISODE_STEP,
-    OBSERVATION,
-    REWARD,
-    TERMINATED,
-)
+from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED
 
 __all__ = ["LinearDecay", "NoisyExpert", "PosteriorSampling", "QLearning", "TabularSource", "UCB"]
 

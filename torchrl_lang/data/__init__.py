@@ -2,17 +2,8 @@
 
 from torchrl_lang._files import FileError
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset, write_dataset
-from torchrl_lang.data.generate import (
-    FreshEpisodes,
-    PolicySampler,
-    generate_dataset,
-    generate_in_parts,
-)
-from torchrl_lang.data.jsonl import (
-    DialogueReader,
-    dataset_from_jsonl,
-    dataset_from_records,
-)
+from torchrl_lang.data.generate import FreshEpisodes, PolicySampler, generate_dataset, generate_in_parts
+from torchrl_lang.data.jsonl import DialogueReader, dataset_from_jsonl, dataset_from_records
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import EpisodeRows, rows_from_rollout
 from torchrl_lang.data.samples import from_samples, rows_from_triples

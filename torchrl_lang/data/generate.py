@@ -104,11 +104,7 @@ def _steps(env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase] | No
     """Endless iterator over batches of steps ``[N, time]``."""
     rows = env.batch_size.numel()
     collector = Collector(
-        env,
-        policy,
-        frames_per_batch=rows * _STEPS_PER_BATCH,
-        total_frames=-1,
-        auto_register_policy_transforms=False,
+        env, policy, frames_per_batch=rows * _STEPS_PER_BATCH, total_frames=-1, auto_register_policy_transforms=False
     )
     try:
         for batch in collector:

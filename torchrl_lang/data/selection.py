@@ -17,11 +17,7 @@ from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_RE
 
 
 def row_returns(
-    rows: TensorDictBase,
-    *,
-    gamma: float = 1.0,
-    reward_key: NestedKey = TOKEN_REWARD,
-    end_of_action: int | None = None,
+    rows: TensorDictBase, *, gamma: float = 1.0, reward_key: NestedKey = TOKEN_REWARD, end_of_action: int | None = None
 ) -> Tensor:
     """The return of each episode, ``sum_j gamma**k_j * r_j``, where token ``j`` belongs to turn ``k_j``.
 

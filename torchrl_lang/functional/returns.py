@@ -69,12 +69,7 @@ def returns_to_go(reward: Tensor, decision: Tensor, gamma: Tensor | float) -> Te
 
 
 def lambda_returns(
-    reward: Tensor,
-    value: Tensor,
-    bootstrap: Tensor,
-    decision: Tensor,
-    gamma: Tensor | float,
-    lmbda: Tensor | float,
+    reward: Tensor, value: Tensor, bootstrap: Tensor, decision: Tensor, gamma: Tensor | float, lmbda: Tensor | float
 ) -> Tensor:
     """Lambda-returns, which interpolate between the estimate at each decision and the return that follows it.
 

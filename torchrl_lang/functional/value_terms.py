@@ -117,10 +117,7 @@ def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0
 
 
 def advantage_weight(
-    advantage: Tensor,
-    temperature: Tensor | float,
-    weighting: Literal["exp", "sign"] = "exp",
-    clip: float | None = None,
+    advantage: Tensor, temperature: Tensor | float, weighting: Literal["exp", "sign"] = "exp", clip: float | None = None
 ) -> Tensor:
     """Weight of an action in the policy's loss, from its advantage ``A = Q - V``.
 

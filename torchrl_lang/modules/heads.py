@@ -451,12 +451,7 @@ Qwen's 151,936 ids would need 620 million, more than the whole model of that wid
 
 
 def default_qvalue_head(
-    lm: PreTrainedModel,
-    *,
-    tied: bool | None = None,
-    n_heads: int = 2,
-    kind: HeadKind = "mlp",
-    dropout: float = 0.0,
+    lm: PreTrainedModel, *, tied: bool | None = None, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0
 ) -> QValueHead | TiedQValueHead:
     """A Q head that fits a language model, on its device.
 

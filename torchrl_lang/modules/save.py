@@ -162,11 +162,7 @@ def write_model(
 
 
 def load_language_model(
-    folder: str | Path,
-    *,
-    heads: Mapping[str, nn.Module] | None = None,
-    trust_remote_code: bool = False,
-    **kwargs: Any,
+    folder: str | Path, *, heads: Mapping[str, nn.Module] | None = None, trust_remote_code: bool = False, **kwargs: Any
 ) -> SavedModel:
     """Load a model that :func:`save_language_model` wrote, on the CPU and in evaluation mode.
 

@@ -65,11 +65,7 @@ class Trunk(nn.Module):
     """
 
     def __init__(
-        self,
-        lm: PreTrainedModel,
-        *,
-        expose_pre_norm: bool = False,
-        length_groups: int | Literal["auto"] = "auto",
+        self, lm: PreTrainedModel, *, expose_pre_norm: bool = False, length_groups: int | Literal["auto"] = "auto"
     ) -> None:
         super().__init__()
         model = unwrapped(lm)

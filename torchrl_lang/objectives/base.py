@@ -424,11 +424,7 @@ class RowLoss(ReferenceHolder, LossModule):
         return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)
 
     def _output(
-        self,
-        batch: TransitionBatch,
-        losses: dict[str, Tensor],
-        metrics: dict[str, Tensor],
-        mask: Tensor | None = None,
+        self, batch: TransitionBatch, losses: dict[str, Tensor], metrics: dict[str, Tensor], mask: Tensor | None = None
     ) -> TensorDict:
         """All ``out_keys``: zero where a term has weight zero, NaN of metrics that no term computed.
 

@@ -14,13 +14,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, values_at
-from torchrl_lang.objectives.policy import (
-    environment_loss,
-    kl_controller,
-    reference_of,
-    score_decisions,
-    unwritable,
-)
+from torchrl_lang.objectives.policy import environment_loss, kl_controller, reference_of, score_decisions, unwritable
 
 
 class OREOLoss(RowLoss):

@@ -14,13 +14,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import frozen_target, lent, set_actor
-from torchrl_lang.objectives.policy import (
-    Behavior,
-    check_frozen,
-    environment_loss,
-    frozen_behavior,
-    over_decisions,
-)
+from torchrl_lang.objectives.policy import Behavior, check_frozen, environment_loss, frozen_behavior, over_decisions
 from torchrl_lang.objectives.values import NextStates, next_values, possible
 
 

@@ -16,15 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from typing_extensions import TypedDict
 
-from torchrl_lang.recipes.options import (
-    GROUPS,
-    Options,
-    dashed,
-    range_in_words,
-    read_config,
-    unknown_option,
-    validated,
-)
+from torchrl_lang.recipes.options import GROUPS, Options, dashed, range_in_words, read_config, unknown_option, validated
 from torchrl_lang.recipes.tasks import TASKS, find_task, presets_of, task_class
 
 _WIDTH = 80

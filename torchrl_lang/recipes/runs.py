@@ -74,11 +74,7 @@ def make_optimizer(
     return optimizer, warmup_cosine(optimizer, steps, warmup=warmup, final=options.final_lr)
 
 
-def resume(
-    options: TrainingOptions,
-    checkpoints: Checkpointer,
-    parts: Mapping[str, Stateful],
-) -> tuple[int, RunLog]:
+def resume(options: TrainingOptions, checkpoints: Checkpointer, parts: Mapping[str, Stateful]) -> tuple[int, RunLog]:
     """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there."""
     for name, part in parts.items():
         checkpoints.register(name, part)

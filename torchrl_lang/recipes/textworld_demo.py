@@ -24,10 +24,7 @@ _BC: Mapping[str, dict[str, Any]] = {
     "coin_collector": {"steps": 300, "eval_every": 100, "weight_decay": 0.01},
     "simple": {"steps": 1000, "eval_every": 250},
 }
-_PPO: Mapping[str, dict[str, Any]] = {
-    "coin_collector": {"iterations": 30, "eval_every": 10, "turns": 8},
-    "simple": {},
-}
+_PPO: Mapping[str, dict[str, Any]] = {"coin_collector": {"iterations": 30, "eval_every": 10, "turns": 8}, "simple": {}}
 _QUICK: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = (
     {"games": 96, "valid": 16, "test": 32, "episodes": 400},
     {"steps": 100, "eval_every": 50, "eval_games": 32},

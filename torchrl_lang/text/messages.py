@@ -22,11 +22,7 @@ _DROPPED = ("name", "tool_call_id")
 
 
 def from_messages(
-    messages: Sequence[Message],
-    tokenizer: Tokenizer | None = None,
-    *,
-    terminated: bool = True,
-    truncated: bool = False,
+    messages: Sequence[Message], tokenizer: Tokenizer | None = None, *, terminated: bool = True, truncated: bool = False
 ) -> Episode:
     """An episode from messages: the assistant is the agent, and the others are the environment.
 

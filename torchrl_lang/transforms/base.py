@@ -43,9 +43,7 @@ class ActionKeys:
 
     @classmethod
     def of_action(
-        cls,
-        action: NestedKey | Sequence[NestedKey] = ACTION,
-        log_prob: NestedKey | Sequence[NestedKey] | None = None,
+        cls, action: NestedKey | Sequence[NestedKey] = ACTION, log_prob: NestedKey | Sequence[NestedKey] | None = None
     ) -> ActionKeys:
         """One action a step, in TorchRL's names; the keys of a nested action are in its group."""
         actions = key_list(action)

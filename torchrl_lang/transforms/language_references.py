@@ -262,9 +262,7 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
 
 
 def _of_actor(
-    held: HeldActor,
-    in_keys: Sequence[NestedKey] | None,
-    action_key: NestedKey | Sequence[NestedKey] | None,
+    held: HeldActor, in_keys: Sequence[NestedKey] | None, action_key: NestedKey | Sequence[NestedKey] | None
 ) -> Reference:
     actor = held.actor
     if isinstance(actor, UtteranceActor):

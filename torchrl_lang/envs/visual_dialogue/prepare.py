@@ -29,11 +29,7 @@ from torchrl_lang.modules.save import FEATURES_HEAD
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.records import check_record, read_options, write_options
-from torchrl_lang.recipes.tasks.visual_dialogue import (
-    PrepareVisualDialogue,
-    ServeVisualDialogue,
-    VisualDialogueRewards,
-)
+from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue, ServeVisualDialogue, VisualDialogueRewards
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 

@@ -278,12 +278,7 @@ class RemoteModels:
         return self._values("rank", dialogues, features)
 
     def answer_and_score(
-        self,
-        dialogues: Sequence[Dialogue],
-        questions: Sequence[str],
-        features: Tensor,
-        *,
-        measure: Measure = "rank",
+        self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor, *, measure: Measure = "rank"
     ) -> tuple[list[str], list[float]]:
         """Answers and rewards of the rounds that they complete; one request a batch."""
         steps = self._replies(_NAMES["step", measure], dialogues, questions, features)

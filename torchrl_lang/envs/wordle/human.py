@@ -101,9 +101,7 @@ def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
 
 
 def read_tweets(
-    path: str | os.PathLike[str],
-    *,
-    answers: Mapping[int, str] | str | os.PathLike[str] = PUZZLES,
+    path: str | os.PathLike[str], *, answers: Mapping[int, str] | str | os.PathLike[str] = PUZZLES
 ) -> TweetGames:
     r"""Read tweeted games from a CSV file: the puzzle's number is the first column, the tweet's text the last.
 
