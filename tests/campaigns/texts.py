@@ -237,7 +237,7 @@ def dialogue_files(world: World, text: str, random: Random, home: Path) -> bool:
     cache.write_text(json.dumps([[0.5] + [0.01] * 10]))
     data = vd.VisualDialogues(train, features, "train", rewards=cache)
     if not set(text) <= set(ALPHABET):
-        place = '"item 0.caption"'
+        place = "item 0.caption"
         refused(partial(measured_tokens, world.plain, {train: data.dialogues}), str(train), place, of=text)
     tokenizer = word_tokenizer(texts_of(data.dialogues), unknown=True)
     tokens = measured_tokens(tokenizer, {train: data.dialogues})
