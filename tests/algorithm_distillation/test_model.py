@@ -9,6 +9,7 @@ from tests.algorithm_distillation import reference
 from tests.algorithm_distillation.models import CONTEXT, EPISODE, model, windows
 from torchrl_lang.algorithm_distillation import ADTransformer, Continuous, Discrete
 from torchrl_lang.algorithm_distillation.entries import entry_of_spec
+from torchrl_lang.algorithm_distillation.network import StepEmbedding, Steps
 from torchrl_lang.envs.grids import DarkRoomEnv
 
 
@@ -114,3 +115,13 @@ def test_numbers_out_of_range(key, value):
     with pytest.raises(RuntimeError, match=f"'{key}' must be at least 0 and below"):
         made.hidden_states(rows)
     made.hidden_states(windows(made))
+
+
+def test_real_numbers_of_the_steps_of_a_context():
+    embedding = StepEmbedding(Continuous(1), Continuous(2), context=2, episode_length=2, width=1)
+    torch.nn.init.zeros_(embedding.table.weight)
+    torch.nn.init.ones_(embedding.reals.weight)
+    observation, action = torch.tensor([[2.0], [11.0]]), torch.tensor([[5.0, 7.0], [5.0, 7.0]])
+    steps = Steps(observation, action, torch.tensor([3.0, 3.0]), torch.arange(2), torch.arange(2))
+    # The first has its observation and the flag; the second its observation, and the action and reward before it.
+    assert embedding(steps).tolist() == [[2 + 1], [11 + 5 + 7 + 3]]

@@ -100,6 +100,19 @@ def test_the_lock_falls_with_its_process(tmp_path):
     assert not list((tmp_path / "run").iterdir())
 
 
+def test_a_folder_that_was_replaced_while_it_was_opened_is_not_locked(tmp_path, monkeypatch):
+    """The lock would be that of the folder which another process has moved away."""
+    run = tmp_path / "run"
+
+    def flock(descriptor, operation):
+        run.rename(tmp_path / "old")
+        run.mkdir()
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(FileExistsError, match="Another process trains"), folder_lock(run, "trains"):
+        pass
+
+
 def test_a_file_system_without_locks_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOTSUP, "not supported")))
     with folder_lock(tmp_path), folder_lock(tmp_path):
