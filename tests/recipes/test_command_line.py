@@ -94,6 +94,8 @@ def test_a_run_is_not_continued_with_other_options_or_on_other_games(wordle, tmp
     assert train("bc", wordle / "data", tmp_path / "run", *once) == 0
     assert train("bc", wordle / "data", tmp_path / "run", *once, "--lr", "0.5") == 2
     assert "--lr was 0.002 and is 0.5" in capsys.readouterr().err
+    assert train("percent-bc", wordle / "data", tmp_path / "run", *once, "--fraction", "1") == 2
+    assert "other options: algorithm. Give another --out" in capsys.readouterr().err
     assert train("bc", other, tmp_path / "run", *once) == 2
     assert "other options: notes, dataset" in capsys.readouterr().err
 

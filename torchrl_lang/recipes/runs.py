@@ -49,13 +49,13 @@ def open_run(
     """Hold the folder of a run exclusively and record its options, or check that a resumed run has the same ones.
 
     The ``free`` options may change when a run is resumed. ``fixed`` and ``more`` are further content of
-    ``config.json``; what is ``fixed``, the task among it, may not change. The best checkpoint has the
-    highest ``best_by``.
+    ``config.json``; what is ``fixed``, the task among it, may not change, nor may the algorithm. The best
+    checkpoint has the highest ``best_by``.
     """
     options.check_machine()
     with output_folder(options.out, "trains"):
         checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
-        free = (*FREE_OPTIONS, *free)
+        free, fixed = (*FREE_OPTIONS, *free), {"algorithm": options.algorithm, **fixed}
         if checkpoints.steps():
             check_record(record, options, free=free, **fixed)
         else:
