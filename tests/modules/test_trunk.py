@@ -71,6 +71,17 @@ def test_the_way_rows_are_read_changes_no_state_and_no_gradient(way, monkeypatch
         torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("groups", "widths"), [(1, [12]), (2, [3, 12]), ("auto", [3, 12])])
+def test_rows_of_like_lengths_are_read_together(groups, widths, monkeypatch):
+    monkeypatch.setitem(groups_module._CALL, "cpu", 1)
+    lm, read = tiny_lm(layers=1), []
+    trunk = Trunk(lm, length_groups=groups)
+    lm.transformer.h[0].register_forward_pre_hook(lambda block, inputs: read.append(inputs[0].shape[1]))
+    length = torch.tensor([3, 12, 2, 11])
+    trunk(torch.zeros(4, 12, dtype=torch.int64), torch.arange(12) < length[:, None])
+    assert sorted(read) == widths
+
+
 def test_a_final_norm_of_another_name_or_none():
     lm = causal_lm("opt", vocab_size=9, layers=1, width=8, heads=2, max_length=16, pad=CONTROL.pad)
     hidden, pre_norm = Trunk(lm, expose_pre_norm=True)(torch.ones(1, 5).long())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,7 +107,30 @@ def test_scalars():
         to_scalars({"loss": torch.zeros(2)})
 
 
-def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path, monkeypatch):
+def test_trackers_that_cannot_be_used(tmp_path, monkeypatch):
+    make_log(tmp_path / "csv", trackers=["csv"]).log(1, {"loss": 1.0})
+    with pytest.raises(ValueError, match=r"one of .*csv.*tensorboard"):
+        make_log(tmp_path, trackers=["pigeon"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install wandb"):
+        make_log(tmp_path, trackers=["csv", "wandb"])
+
+
+def test_a_name_of_a_run_is_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.training.logging.importlib.util.find_spec", Mock())
+    monkeypatch.setattr("torchrl_lang.training.logging.get_logger", opened := Mock())
+    for _ in range(2):
+        make_log(tmp_path, trackers=["tensorboard"])
+    first, second = (call.args for call in opened.call_args_list)
+    name = (tmp_path / "run_name.txt").read_text().strip()
+    assert first == second == ("tensorboard", str(tmp_path / "tensorboard"), name)
+    for name in ("../../elsewhere", "", "two\nlines", ".hidden"):  # it cannot lead elsewhere
+        (tmp_path / "run_name.txt").write_text(name)
+        with pytest.raises(FileError, match=r"run_name\.txt holds"):
+            make_log(tmp_path, trackers=["tensorboard"])
+
+
+def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path):
     pytest.importorskip("tensorboard")
     for step in (1, 2):
         log = make_log(tmp_path, trackers=["tensorboard"])
@@ -115,13 +139,3 @@ def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path, monkeypatch):
     (run,) = (tmp_path / "tensorboard").iterdir()
     assert run.name == (tmp_path / "run_name.txt").read_text().strip()
     assert len(list(run.iterdir())) == 2
-    for name in ("../../elsewhere", "", "two\nlines"):  # it cannot lead elsewhere
-        (tmp_path / "run_name.txt").write_text(name)
-        with pytest.raises(FileError, match=r"run_name\.txt holds"):
-            make_log(tmp_path, trackers=["tensorboard"])
-    make_log(tmp_path / "csv", trackers=["csv"]).log(1, {"loss": 1.0})
-    with pytest.raises(ValueError, match=r"one of .*csv.*tensorboard"):
-        make_log(tmp_path, trackers=["pigeon"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="pip install wandb"):
-        make_log(tmp_path, trackers=["csv", "wandb"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import assert_allclose_td
 from torchrl.collectors import Collector
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
+from torchrl.data import Bounded, LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, Unbounded
 from torchrl.envs import Compose, DoubleToFloat, ParallelEnv, SerialEnv, StepCounter, Transform, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
@@ -305,3 +305,11 @@ def test_the_controller_goes_on_where_it_was(make_controller):
     resumed = KLConstrainedTransform(actor, make_controller())
     resumed.load_state_dict(stored(first.state_dict()))
     assert [*begun, *run(resumed, range(2, 4))] == whole
+
+
+def test_the_raw_reward_has_the_limits_that_the_reward_loses():
+    env, actor = make_env("categorical", (2,)), make_actor("categorical")
+    env.reward_spec = limited = Bounded(-1.0, 1.0, env.reward_spec.shape)
+    env = TransformedEnv(env, KLRewardTransform(actor))
+    assert env.full_observation_spec["raw_reward"] == limited
+    assert env.reward_spec == Unbounded(limited.shape)
