@@ -22,6 +22,15 @@ from torchrl_lang._files import (
 FIX = "write it again"
 
 
+def test_integers_have_64_bits(tmp_path):
+    limits = [-(2**63), 2**63 - 1]
+    write_json(tmp_path / "a.json", limits)
+    assert read_json_list(tmp_path / "a.json", remedy=FIX) == limits
+    for beyond in (limits[0] - 1, limits[1] + 1):
+        (tmp_path / "a.json").write_text(f"[{beyond}]")
+        assert "has more than 64 bits" in error_of(read_json_list, tmp_path / "a.json")
+
+
 def error_of(read, *arguments):
     with pytest.raises(FileError) as caught:
         read(*arguments, remedy=FIX)

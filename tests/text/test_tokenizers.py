@@ -56,6 +56,7 @@ def test_the_alphabet_of_plain_words_has_no_unknown_symbol():
     assert plain.unknown is None
     assert list(plain.config()) == ["kind", "symbols", "control"]
     assert word_tokenizer(["it"], unknown=True).encode("it\xe9") == [96, 97]
+    assert set(plain.symbols) - set(word_tokenizer(["it is red", "he is"], min_count=2).symbols) == {"it", " red"}
 
 
 @pytest.mark.parametrize(
