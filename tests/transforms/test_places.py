@@ -309,7 +309,7 @@ def test_the_controller_goes_on_where_it_was(make_controller):
 
 def test_the_raw_reward_has_the_limits_that_the_reward_loses():
     env, actor = make_env("categorical", (2,)), make_actor("categorical")
-    env.reward_spec = limited = Bounded(-1.0, 1.0, env.reward_spec.shape)
+    env.reward_spec = limited = Bounded(-1.0, 1.0, env.reward_spec.shape, dtype=torch.float64)
     env = TransformedEnv(env, KLRewardTransform(actor))
     assert env.full_observation_spec["raw_reward"] == limited
-    assert env.reward_spec == Unbounded(limited.shape)
+    assert env.reward_spec == Unbounded(limited.shape, dtype=torch.float64)
