@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchrl_lang._files import FileError
-from torchrl_lang.data import DialogueReader, dataset_from_jsonl, load_dataset
+from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records, load_dataset
 from torchrl_lang.data.jsonl import read_jsonl
 from torchrl_lang.text import Episode, Turn
 
@@ -78,11 +78,13 @@ def test_bad_lines_are_counted_until_there_are_too_many(tmp_path):
 
 def test_long_dialogues_are_truncated_on_demand_and_noted(tmp_path, letters):
     path = write(tmp_path / "d.jsonl", GOOD[0], GOOD[1])
-    with pytest.warns(UserWarning, match="1 dialogues .* the first is line 2"):
+    with pytest.warns(UserWarning, match=r"1 dialogues of .*d\.jsonl are longer .* the first is line 2"):
         dataset = dataset_from_jsonl(path, tmp_path / "data", letters, 12, on_overflow="truncate")
     assert dataset.manifest["notes"]["truncated_lines"] == [2]
     assert dataset[:]["truncated"].flatten().tolist() == [False, True]
     assert letters.decode(dataset[1]["tokens"][:11]) == "<a>is it red?"
+    with pytest.warns(UserWarning, match="1 dialogues of the records are longer .* the first is record 2"):
+        dataset_from_records(GOOD, tmp_path / "other", letters, 12, on_overflow="truncate")
 
 
 DAMAGED = {
