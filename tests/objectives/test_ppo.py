@@ -347,7 +347,7 @@ def test_it_finds_the_straight_walk():
     loss = PPOLoss(policy, value_module(ValueHead(32)), entropy_weight=0.01)
     optimizer = adamw(loss, 7e-3, weight_decay=0.0)
     returns = []
-    for _ in range(16):
+    for _ in range(20):
         rows = loss.estimate(play(env, policy))
         returns.append(float(rows["token_reward"].sum(-1).mean()))
         for _ in range(4):
@@ -358,5 +358,5 @@ def test_it_finds_the_straight_walk():
             optimizer.step()
     best = float(corridor_value(3))
     assert returns[0] < best - 3
-    assert sum(returns[-5:]) / 5 > best - 0.3
+    assert sum(returns[-5:]) / 5 > best - 0.15
     assert out["explained_variance"] > 0.5

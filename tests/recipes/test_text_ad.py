@@ -36,7 +36,7 @@ def rows_of_epoch(draw, episodes=20):
     return to_rows(found, LETTERS, 16)
 
 
-def record(home, name="ppo", epochs=5, seed=0):
+def record(home, name="ppo", epochs=8, seed=0):
     draw = random.Random(seed)
     with RunRecorder(home, name, LETTERS, config={"seed": seed}) as recorder:
         for epoch in range(1, epochs + 1):
@@ -75,13 +75,13 @@ def test_all_episodes_are_in_one_part(histories, tmp_path):
     found = opened(histories, tmp_path)
     about = found.about
     assert [part["runs"] for part in about.values()] == [["other", "ppo"]] * 3
-    assert sum(part["episodes"] for part in about.values()) == 2 * 5 * 20
-    assert [about[name]["episodes"] for name in ("validation", "test")] == [2 * 5 * 2] * 2
+    assert sum(part["episodes"] for part in about.values()) == 2 * 8 * 20
+    assert [about[name]["episodes"] for name in ("validation", "test")] == [2 * 8 * 2] * 2
     assert {part["blocks_left_out"] for part in about.values()} == {0}
     assert [part["rows"] for part in about.values()] == [len(part) for part in found.rows.values()]
     whole = opened(histories, tmp_path, test_runs=("other",)).about
     assert whole["test"]["runs"] == ["other"]
-    assert whole["test"]["episodes"] == 5 * 20
+    assert whole["test"]["episodes"] == 160
     assert whole["train"]["runs"] == whole["validation"]["runs"] == ["ppo"]
 
 
@@ -157,13 +157,14 @@ def test_options_that_do_not_fit(histories, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_model_learns_to_predict_rewards(histories, tmp_path, capsys):
     """On held-out episodes; their completions say what is earned."""
-    more = ["--steps", "80", "--eval-every", "80", "--optimizer", "muon", "--lr", "1e-2", "--width", "32"]
-    assert train(histories, tmp_path, *more, "--row-length", "64") == 0
+    more = ["--steps", "120", "--eval-every", "60", "--optimizer", "muon", "--lr", "5e-3", "--width", "32"]
+    assert train(histories, tmp_path, *more) == 0
     report, printed = report_of(tmp_path), capsys.readouterr().out
     rewards, tokens = report["rewards"], report["tokens"]
-    assert rewards["constant_exact"] < 0.7 < 0.8 < rewards["exact"]
-    assert rewards["rank_correlation"] > 0.5
-    assert tokens["accuracy/reward"] > 0.8
+    assert rewards["constant_exact"] < 0.75
+    assert rewards["exact"] > 0.9
+    assert rewards["rank_correlation"] > 0.7
+    assert tokens["accuracy/reward"] > 0.9
     assert tokens["accuracy/format"] < 1  # the letters that are asked are random
     assert report["held_out"] == "a random 10 % of each epoch's episodes"
     assert (tmp_path / "report.txt").read_text().strip() in printed

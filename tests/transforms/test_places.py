@@ -313,3 +313,9 @@ def test_the_raw_reward_has_the_limits_that_the_reward_loses():
     env = TransformedEnv(env, KLRewardTransform(actor))
     assert env.full_observation_spec["raw_reward"] == limited
     assert env.reward_spec == Unbounded(limited.shape, dtype=torch.float64)
+
+
+def test_a_second_penalty_of_one_reward_is_refused_before_the_first_step():
+    env, actor = make_env("categorical", (2,)), make_actor("categorical")
+    with pytest.raises(ValueError, match="was adjusted before"):
+        _ = TransformedEnv(env, Compose(KLRewardTransform(actor), KLRewardTransform(actor))).output_spec

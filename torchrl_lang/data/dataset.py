@@ -275,7 +275,10 @@ def load_dataset(
     files = _files(folder, manifest)
     if verify:
         path, (stamp, is_settled) = folder / STAMP, _stamp(folder, [folder / MANIFEST, *files.values()])
-        if verify != "once" or not path.is_file() or path.read_bytes() != stamp:
+        known = None
+        with contextlib.suppress(OSError):  # a stamp that cannot be read is none
+            known = path.read_bytes() if path.is_file() else None
+        if verify != "once" or known != stamp:
             _verify(folder, files, manifest, tokenizer.vocab_size)
             with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
                 if is_settled:

@@ -1,14 +1,9 @@
-"""What tasks share: packages that only some need, and the length of their texts."""
+"""Packages that only some environments need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-
-from torchrl_lang._files import FileError
-from torchrl_lang.text.tokenizers import Tokenizer
 
 
 @contextmanager
@@ -27,20 +22,3 @@ def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{what} needs an extra: pip install 'torchrl-lang[{extra}]'{other}.") from error
-
-
-def most_tokens(tokenizer: Tokenizer, path: str | Path, texts: Iterable[tuple[str, str]]) -> int:
-    """The largest number of tokens of a file's texts, each given behind its place; 0 for no texts.
-
-    Raises:
-        FileError: the tokenizer cannot encode a text.
-    """
-    encode, longest, last = cache(tokenizer.encode), 0, ""
-    try:
-        for place, text in texts:
-            last = place
-            longest = max(longest, len(encode(text)))
-    except ValueError as error:
-        problem = f"has a text that cannot be encoded ({error}): {last}"
-        raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
-    return longest

@@ -294,7 +294,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).exists():
-        raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", REMEDY)
+        safe = "save the model with save_pretrained, which writes safetensors"
+        raise FileError(folder / _WEIGHTS, "is missing, and pickled weights (.bin) are never read", safe)
     index = _Index.parse(read_json(folder / _INDEX, remedy=REMEDY), folder / _INDEX, remedy=REMEDY)
     names = sorted(set(index.weight_map.values()))
     return [file_in(folder, name, remedy=REMEDY, links=True) for name in names]

@@ -144,7 +144,8 @@ def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: Nested
 def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
     if missing := [key for key in keys if rows.get(key, None) is None]:
-        raise missing_entry("A head", missing, rows, "The trunk must write it: expose_pre_norm=True.")
+        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
+        raise missing_entry("A head", missing, rows, advice)
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 

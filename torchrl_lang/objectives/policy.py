@@ -237,7 +237,8 @@ def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) 
     check_frozen("An exact divergence", "reference", reference, actor)
     scorer = RowScorer(reference.actor)
     if scorer.has_values or _utterances(reference.actor) != _utterances(actor):
-        raise ValueError("Policy and reference must be the same kind of actor, same forbidden tokens: frozen_copy().")
+        same = "action_length and forbidden tokens, without guidance: frozen_copy(actor) or adapters_off(actor)"
+        raise ValueError(f"Policy and reference must be the same kind of actor, with the same {same}.")
     head = split_actor(scorer.language_actor).head
     if reference.actor is actor and head is not None and adapter_layers(head):
         raise ValueError("The head has adapters, which cannot be off and on at a time: use frozen_copy(actor).")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from torchrl_lang._files import Record, json_digest, shorten, validate
+from torchrl_lang._files import FileError, Record, json_digest, shorten, validate
 from torchrl_lang.schema import ControlTokens
 
 T = TypeVar("T")
@@ -182,6 +184,23 @@ def encodes_to(encode: Callable[[T], list[int]], content: T, ids: Sequence[int])
         return encode(content) == list(ids)
     except ValueError:
         return False
+
+
+def most_tokens(tokenizer: Tokenizer, path: str | Path, texts: Iterable[tuple[str, str]]) -> int:
+    """The largest number of tokens of a file's texts, each given behind its place; 0 for no texts.
+
+    Raises:
+        FileError: the tokenizer cannot encode a text.
+    """
+    encode, longest, last = cache(tokenizer.encode), 0, ""
+    try:
+        for place, text in texts:
+            last = place
+            longest = max(longest, len(encode(text)))
+    except ValueError as error:
+        problem = f"has a text that cannot be encoded ({error}): {last}"
+        raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
+    return longest
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -89,6 +89,21 @@ class RewardAdjustmentTransform(ActionTransform):
         self.measured_keys = list(measured_keys)
         self.controller = as_controller(coef)
 
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Adjust the rewards of a batch; the batch given stays as it was.
+
+        Raises:
+            ValueError: the batch already has a raw reward, so it was adjusted before.
+        """
+        step = tensordict.get("next", None)
+        self._refuse_twice((tensordict if step is None else step).keys(True, True))
+        return super().forward(tensordict)
+
+    def _refuse_twice(self, present: Collection[NestedKey]) -> None:
+        for reward, _, raw in self._keys:
+            if raw in present:
+                raise ValueError(f"The reward {reward!r} was adjusted before (it was {raw!r}), {_TWICE}")
+
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         name = type(self).__name__
         kl = find_entry(name, self.kl_key, "Put KLDivergenceTransform before it.", out, root)
@@ -96,8 +111,6 @@ class RewardAdjustmentTransform(ActionTransform):
         # The largest number in place of infinity, since a coefficient of zero times infinity is NaN.
         penalty = self.controller(kl.dtype) * kl_here.clamp_max(torch.finfo(kl.dtype).max)
         for reward_key, out_key, raw_key in self._keys:
-            if out.get(raw_key, None) is not None:
-                raise ValueError(f"The reward {reward_key!r} was adjusted before (it was {raw_key!r}), {_TWICE}")
             reward = find_entry(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
             reward = reward if reward.is_floating_point() else reward.float()
             out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
@@ -139,6 +152,7 @@ class RewardAdjustmentTransform(ActionTransform):
         return torch.where(last, kl.sum(-1, keepdim=True), 0)
 
     def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        self._refuse_twice(specs["full_observation_spec"].keys(True, True))
         rewards, added = specs["full_reward_spec"], {}
         for reward, out, raw in self._keys:
             if reward not in rewards.keys(True, True):

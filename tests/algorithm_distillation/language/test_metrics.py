@@ -122,9 +122,9 @@ def test_a_tiny_model_learns_to_predict_rewards():
     template = StepTemplate("compact", [Quantizer(range(3))] * 2, moves, Quantizer([0, 1]))
     tokenizer = template_tokenizer(template)
     rows_of = StepRows(template, tokenizer, loss_on="all")
-    steps = NoisyExpert(env, 60, seed=0).history().flatten(0, 1).unflatten(1, (5, LENGTH)).flatten(0, 1)
-    rows, draw = rows_of(steps), torch.Generator().manual_seed(1)
-    torch.manual_seed(1)
+    steps = NoisyExpert(env, 60, seed=0).history().flatten(0, 1).unflatten(1, (3, LENGTH)).flatten(0, 1)
+    rows, draw = rows_of(steps), torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     length = rows["tokens"].shape[1]
     actor = language_actor(causal_lm(vocab_size=tokenizer.vocab_size, layers=2, width=32, heads=2, max_length=length))
     loss = BCLoss(actor)
@@ -132,16 +132,17 @@ def test_a_tiny_model_learns_to_predict_rewards():
     def batch():
         return rows[torch.randint(len(rows), (24,), generator=draw)]
 
-    for _ in train_steps(loss, batch, adamw(loss, 1e-2), steps=STEPS, max_grad_norm=1.0):
+    for _ in train_steps(loss, batch, adamw(loss, 8e-3), steps=STEPS, max_grad_norm=1.0):
         pass
     held_out = rows_of(NoisyExpert(env, LENGTH, seed=1).history().flatten(0, 1))  # other histories of the same rooms
     found, tokens = reward_accuracy(actor, held_out, template, tokenizer), next_token_metrics(actor, held_out)
-    assert found["squared_error"] < found["constant_squared_error"]
-    assert found["rank_correlation"] > 0.35
-    assert tokens["accuracy/observation"] > 0.4  # a third without learning
+    assert found["exact"] > found["constant_exact"] + 0.1
+    assert found["squared_error"] < 0.7 * found["constant_squared_error"]
+    assert found["rank_correlation"] > 0.5
+    assert tokens["accuracy/observation"] > 0.45  # a third without learning
 
 
-STEPS, LENGTH = 75, 12
+STEPS, LENGTH = 100, 20
 
 
 VALUES = [-10.0, -1.0006, -1.0005, -1.0, 0.0, 3.0]

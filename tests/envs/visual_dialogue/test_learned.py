@@ -20,11 +20,10 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory):
     """Models, held-out dialogues and the features of their images."""
     home = tmp_path_factory.mktemp("learned")
-    generate_visual_dialogues(home / "data", {"train": 400, "val": 80}, npy=True, seed=5)
+    generate_visual_dialogues(home / "data", {"train": 800, "val": 150}, npy=True, seed=3)
     train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
-    options = {"guesser_epochs": 12, "answerer_epochs": 10, "guesser_rate": 4e-3, "answerer_rate": 1e-2}
-    sizes = {"batch_size": 16, "width": 48, "embedding": 32}
-    train_dialogue_models(train.dialogues, train.features, **options, **sizes).save(home / "models")
+    options = {"guesser_epochs": 10, "answerer_epochs": 10, "batch_size": 16, "width": 64, "guesser_rate": 2e-3}
+    train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
     pool = val.features.all()
     return LocalDialogueModels(home / "models", pool), val.dialogues, pool
 
@@ -36,16 +35,16 @@ def prefixes(dialogues, rounds):
 def test_captions_are_not_informative_and_rounds_help(trained):
     models, dialogues, pool = trained
     mean = torch.stack([models.percentiles(prefixes(dialogues, rounds), pool).mean() for rounds in (0, 3, 6, 10)])
-    assert 0.5 < mean[0] < 0.7
+    assert 0.6 < mean[0] < 0.75
     assert (mean.diff() > 0.01).all()
-    assert mean[-1] > mean[0] + 0.05
+    assert mean[-1] > mean[0] + 0.1
     closed = [[each for each in dialogue.rounds if is_yes_no(each.answer, "conservative")] for dialogue in dialogues]
     only_closed = [each._replace(rounds=tuple(rounds)) for each, rounds in zip(dialogues, closed, strict=True)]
-    assert models.percentiles(only_closed, pool).mean() < mean[-1] - 0.05
+    assert models.percentiles(only_closed, pool).mean() < mean[-1] - 0.1
 
 
 def test_answers_are_right(trained):
-    """Most to open questions; to those with yes or no, of three forms each, more than the half that guesses."""
+    """Nine of ten to open questions; to those with yes or no, of three forms each, more than the half that guesses."""
     models, dialogues, pool = trained
     right = {True: [], False: []}
     for rounds in range(10):
@@ -53,9 +52,9 @@ def test_answers_are_right(trained):
         answers = models.answers(prefixes(dialogues, rounds), [each.question for each in asked], pool)
         for got, each in zip(answers, asked, strict=True):
             right[is_yes_no(each.answer, "conservative")].append(got == each.answer)
-    assert min(map(len, right.values())) > 350
-    assert sum(right[False]) / len(right[False]) > 0.7
-    assert sum(right[True]) / len(right[True]) > 0.53
+    assert min(map(len, right.values())) > 700
+    assert sum(right[False]) / len(right[False]) > 0.9
+    assert sum(right[True]) / len(right[True]) > 0.65
 
 
 def test_asking_the_models_reaches_the_image(trained):
@@ -65,4 +64,4 @@ def test_asking_the_models_reaches_the_image(trained):
         question = f"{attribute.open_questions[0][0]}?"
         answers = models.answers(asked, [question] * len(asked), pool)
         asked = [each.then(question, answer) for each, answer in zip(asked, answers, strict=True)]
-    assert models.percentiles(asked, pool).mean() > 0.65
+    assert models.percentiles(asked, pool).mean() > 0.85

@@ -57,14 +57,16 @@ def test_a_run_writes_its_options_log_and_model(run):
     assert (model.context, model.episode_length, model.width, model.heads) == (12, 6, 8, 2)
 
 
-def test_an_interrupted_run_ends_with_the_same_numbers(run, tmp_path):
+@pytest.mark.parametrize("format", ["rl", pytest.param("language", marks=pytest.mark.slow)])
+def test_an_interrupted_run_ends_with_the_same_numbers(format, tmp_path):
     """Stopped in its third save, it continues after step 4, amid a block of histories."""
-    out = tmp_path / "run"
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert train(whole, "--format", format) == 0
     with interrupted_at(Checkpointer, "save", 3):
-        assert train(out) == 130
+        assert train(out, "--format", format) == 130
     assert not (out / "model").exists()
-    assert train(out) == 0
-    assert_same_runs(out, run)
+    assert train(out, "--format", format) == 0
+    assert_same_runs(out, whole)
 
 
 def test_the_checkpoint_is_the_best_on_validation_tasks(tmp_path, monkeypatch):
@@ -110,16 +112,6 @@ def test_every_family_and_source_trains(more, tmp_path):
     log = read_columns(tmp_path / "run" / "log.csv")
     assert ("loss_reward" in log) == ("--reward-weight" in more)
     assert load_ad_model(tmp_path / "run" / "model").context == 12
-
-
-def test_a_language_model_is_trained_and_plays(tmp_path):
-    assert train(tmp_path / "run", "--format", "language", "--template", "spelled", "--steps", "2") == 0
-    saved = ad.LanguageFormat.load(tmp_path / "run" / "model")
-    assert (saved.wording.template, saved.steps) == ("spelled", 12)
-    assert saved.context == saved.wording.tokens(12, 2)
-    log = read_columns(tmp_path / "run" / "log.csv")
-    assert log["return"][-1] >= 0
-    assert log["loss_actor"][-1] > 0
 
 
 @pytest.mark.parametrize(

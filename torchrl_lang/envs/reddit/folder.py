@@ -14,7 +14,6 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import folder_digest
-from torchrl_lang.envs.extras import most_tokens
 from torchrl_lang.envs.reddit import (
     CachedReward,
     ClassifierReward,
@@ -29,7 +28,7 @@ from torchrl_lang.envs.reddit import (
 from torchrl_lang.envs.reddit.rewards import TextReward
 from torchrl_lang.envs.reddit.upvotes import TfidfModel, UpvoteModel
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
-from torchrl_lang.text.tokenizers import PLAIN
+from torchrl_lang.text.tokenizers import PLAIN, most_tokens
 
 __all__ = ["SPLITS", "WORDS", "CommentFolder", "RedditReward", "RewardName"]
 

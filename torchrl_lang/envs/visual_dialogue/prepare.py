@@ -15,7 +15,6 @@ from pydantic import Field
 from tqdm import tqdm
 
 from torchrl_lang._files import Record, folder_lock, remove_leftovers
-from torchrl_lang.envs.extras import most_tokens
 from torchrl_lang.envs.visual_dialogue.data import VisualDialogues, ended_scene
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Measure
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS, ImageFeatures, SplitFiles, read_reward_cache
@@ -32,6 +31,7 @@ from torchrl_lang.recipes.records import check_record, read_options, write_optio
 from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue, ServeVisualDialogue, VisualDialogueRewards
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
+from torchrl_lang.text.tokenizers import most_tokens
 
 __all__ = ["POOL", "PreparedFolder", "compute_rewards", "main", "serve"]
 

@@ -11,6 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang._checks import check_options
+from torchrl_lang._files import shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner, cacheable_trunks, warn_uncached
@@ -211,7 +212,8 @@ class Decoder(nn.Module):
         limit, total = self.room(features), longest + self.action_length
         if limit is not None and total > limit:
             size = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None) + total - limit
-            raise ValueError(f"{longest} tokens and an action exceed the model's {limit} positions: max_length={size}.")
+            found = f"{longest} tokens and an action exceed the model's {limit} positions"
+            raise ValueError(f"{found}: build the model with max_length={size} or more.")
         return Prompt(tokens[:, :longest], length, features)
 
 
@@ -223,7 +225,7 @@ def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: Con
     beyond = [token for token in {*control.ids(), *forbidden} if not 0 <= token < size]
     allowed = rule.vocab_size or size
     if beyond or control.end_of_action >= allowed or sum(token < allowed for token in forbidden) >= allowed:
-        found = f"the vocabulary of {allowed} and leave a token to write, got {beyond or sorted(forbidden)}"
+        found = f"the vocabulary of {allowed} and leave a token to write, got {shorten(beyond or sorted(forbidden))}"
         raise ValueError(f"Control tokens and forbidden ids must lie in {found}.")
 
 
