@@ -8,7 +8,7 @@ QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/object
 
 .PHONY: demo test test-suites quick check docs bench clean
 
-demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
+demo: $(STAMP)  ## Learn, play and compare: ten to twenty minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
 test: $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation's examples
