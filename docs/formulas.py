@@ -24,7 +24,7 @@ def typeset(lines: list[str]) -> list[str]:
     Examples:
         >>> print(*typeset(["The target::", "", "    y_j = r_j + gamma max_a Qt(s_{j+1}, a)", ""])[4:-1], sep="\n")
         \begin{aligned}
-        y_j &= r_j + \gamma \max_a \text{Qt}(s_{j+1}, a)
+        y_j &= r_j + \gamma \max_a \mathrm{Qt}(s_{j+1}, a)
         \end{aligned}
     """
     out: list[str] = []
@@ -75,4 +75,5 @@ def _word(found: re.Match[str]) -> str:
         return rf"\{head}" if head in _OPERATORS else rf"\operatorname{{{head}}}"
     if found[0] in _CONNECTIVES:
         return rf"\ \text{{{head}}}\ "
-    return head if len(found[0]) == 1 else rf"\text{{{found[0]}}}".replace("_", r"\_")
+    # MathJax 3 shows the backslash of \text{a\_b}, all versions show \mathrm{a\_b} as it should be.
+    return head if len(found[0]) == 1 else rf"\mathrm{{{found[0]}}}".replace("_", r"\_")
