@@ -71,7 +71,7 @@ def test_ctrl_c_while_somebody_guesses(monkeypatch, capsys):
     def interrupted(prompt):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchrl_lang.envs.wordle.task.play_human", lambda env: play_human(env, input_fn=interrupted))
+    monkeypatch.setattr("torchrl_lang.envs.wordle.play_human", lambda env: play_human(env, input_fn=interrupted))
     assert main(["play", "wordle"]) == 130
     assert capsys.readouterr().err == "torchrl_lang: stopped\n"
 

@@ -55,7 +55,7 @@ def guard_lines(text: str) -> set[int]:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = node.value.func
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if name.lstrip("_").startswith(CHECKS):
+            if name.lstrip("_").startswith(CHECKS) and name != "requires_grad_":
                 lines |= _lines(node)
     return lines & code_lines(text)
 

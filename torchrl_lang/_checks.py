@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection
+from typing import Any
 
 from torch import Tensor
 
@@ -26,8 +27,7 @@ def check_options(**options: tuple[object, str | int | Collection[object]]) -> N
         if isinstance(allowed, str):
             good, expected = _lies_in(value, allowed), f"lie in {allowed}"
         elif isinstance(allowed, int):
-            good = _is_integer(value) and value >= allowed  # type: ignore[operator]
-            expected = f"be an integer of at least {allowed}"
+            good, expected = _at_least(value, allowed), f"be an integer of at least {allowed}"
         else:
             good, expected = value in allowed, f"be one of {list(allowed)}"
         if not good:
@@ -50,14 +50,13 @@ def _lies_in(value: object, interval: str) -> bool:
     return math.isfinite(number) and above and (number < high if interval[-1] == ")" else number <= high)
 
 
-def _is_integer(value: object) -> bool:
+def _at_least(value: Any, least: int) -> bool:
     if isinstance(value, int):
-        return not isinstance(value, bool)
+        return not isinstance(value, bool) and value >= least
     try:
-        operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value) >= least
     except TypeError:  # also of tensors and arrays that hold no integer
         return False
-    return True
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -194,13 +194,12 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
         ValueError: Row 0 has an agent's token on padding at position 3: agent_mask must lie within attention_mask.
     """
     entries = {key: entry(tensordict, key) for key in ROW_KEYS}
-    shape = entries[TOKENS].shape
     ends = {key: tensordict.get(key) for key in (TERMINATED, TRUNCATED) if key in tensordict.keys()}
     for key, value in (entries | ends).items():
-        check_entry(key, value, shape, floats=(torch.float32,))
+        check_entry(key, value, entries[TOKENS].shape, floats=(torch.float32,))
     if (features := tensordict.get(FEATURES, None)) is not None:
-        check_row_features(features, tensordict.get(FEATURES_MASK, None), shape[:-1])
-    check_values(*(entries[key] for key in ROW_KEYS), vocab_size=vocab_size)
+        check_row_features(features, tensordict.get(FEATURES_MASK, None), entries[TOKENS].shape[:-1])
+    check_values(*entries.values(), vocab_size=vocab_size)
 
 
 def check_entry(name: str, value: Tensor, shape: torch.Size, *, floats: Sequence[torch.dtype] = ()) -> None:
@@ -244,12 +243,11 @@ def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size)
         >>> check_row_features(torch.zeros(2, 5), None, torch.Size([2]))
         Traceback (most recent call last):
             ...
-        ValueError: 'features' must be [*B, P, F], P features of each row, got (2, 5) for rows of shape (2,).
+        ValueError: 'features' must be [*B, P, F], got (2, 5) for rows (2,).
     """
     check_entry(FEATURES, features, features.shape)
     if features.ndim != len(batch) + 2 or features.shape[:-2] != batch or not features.shape[-2]:
-        found = f"got {tuple(features.shape)} for rows of shape {tuple(batch)}"
-        raise ValueError(f"'{FEATURES}' must be [*B, P, F], P features of each row, {found}.")
+        raise ValueError(f"'{FEATURES}' must be [*B, P, F], got {tuple(features.shape)} for rows {tuple(batch)}.")
     if mask is not None:
         check_entry(FEATURES_MASK, mask, features.shape[:-1])
 

@@ -163,9 +163,9 @@ def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
     assert "show features of width 3, not 6 as" in error
     write_dataset(home / "six-alone", rows, dataset.tokenizer)
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="six-alone", task=None)
-    assert "bc reads features of width 3, those of the data have width 6: start from another run" in error
+    assert "bc has features of width 3, the data 6: start from another run" in error
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="texts", option="features=false")
-    assert "bc reads features of width 3, those of the data have width None" in error
+    assert "bc has features of width 3, the data None" in error
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", "--features-hidden", "5")
     assert "--features-hidden" in error
     assert "bc has its own" in error
@@ -200,7 +200,7 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
     for wrong in ([vectors[0]], [vectors, vectors], []):
         with pytest.raises(ValueError, match=r"Give features \[n, F\] of each of the 1 dialogues"):
             run.replies([["?"]], features=wrong)
-    with pytest.raises(ValueError, match="reads image features, which requests for questions do not have"):
+    with pytest.raises(ValueError, match="reads images, which questioners do not have"):
         run_questioner(home / "seen")
 
 

@@ -152,7 +152,7 @@ def test_comments_are_generated_once(tmp_path, monkeypatch):
         assert {run.out.name for run in runs} == {*RUNS, "best-30"}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reddit_demo, "train_missing", stop)
+    monkeypatch.setattr(reddit_demo.compare, "train_missing", stop)
     for _ in range(2):
         assert main(["reddit", "--out", str(tmp_path / "out"), "--pairs", "150"]) == 130
     assert len(RedditComments.read(tmp_path / "out" / "comments")) == 150

@@ -149,7 +149,7 @@ def test_options_that_do_not_fit(histories, tmp_path, capsys):
         with RunRecorder(tmp_path / name, "ppo", LETTERS, config={}) as recorder:
             recorder.record(1, torch.cat(kept))
     error = refused(capsys, tmp_path / "many", out)
-    assert "have 101 different rewards, more than 100 to choose among: give --reward bins" in error
+    assert "101 different rewards are more than 100 to choose among: give --reward bins" in error
     assert "there is no range for bins" in refused(capsys, tmp_path / "one", out, "--reward", "bins")
     assert not out.exists()
 

@@ -32,9 +32,9 @@ def command(home, out, *more, methods=("bc", "ilql"), rewards=("none", "hard")):
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_decodings():
-    few = partial(visual_dialogue_demo.decodings, temperatures=(0.5,), betas=(4.0,))
+    few = partial(visual_dialogue_demo.compare.decodings, temperatures=(0.5,), betas=(4.0,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(visual_dialogue_demo, "decodings", few)
+        patch.setattr(visual_dialogue_demo.compare, "decodings", few)
         yield
 
 
@@ -155,7 +155,7 @@ def test_runs_of_one_seed(prepared_dialogues, tmp_path, monkeypatch):
         found.extend(runs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(visual_dialogue_demo, "train_missing", stop)
+    monkeypatch.setattr(visual_dialogue_demo.compare, "train_missing", stop)
     assert command(prepared_dialogues, tmp_path, "--seeds", "2", methods=("ilql", "chai"), rewards=("hard",)) == 130
     assert [str(run.out.relative_to(tmp_path)) for run in found] == [
         f"seed-{seed}/{name}" for seed in (0, 1) for name in ("ilql-hard", "chai-hard", "bc")

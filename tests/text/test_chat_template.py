@@ -151,7 +151,7 @@ def test_templates_that_rewrite_history(name):
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        (Family(LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "does not begin with a special token"),
+        (Family(LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "not with one of"),
         (Family(MISTRAL_LAST, ("</s>",), "</s>", bos="<s>"), {"system": "Play."}, "changes the text before the first"),
         (EXACT["gemma"], {"system": "Play."}, "System role not supported"),
         (Family("{{ messages[-1].content }}", IM, "<|im_end|>"), {}, "not once"),

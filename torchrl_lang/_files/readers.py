@@ -74,7 +74,7 @@ def file_errors(path: str | Path, found: str, remedy: str, *errors: type[Excepti
     try:
         yield
     except errors as error:
-        raise FileError(path, f"{found} ({one_line(error)})", remedy) from error
+        raise FileError(path, f"{found} ({one_line(error).rstrip('.')})", remedy) from error
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
@@ -116,11 +116,10 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
     path = regular_file(path, remedy)
     if (size := path.stat().st_size) > max_bytes:
         raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
-    with (
-        file_errors(path, "cannot be read", remedy, OSError),
-        file_errors(path, "is not UTF-8 text", remedy, UnicodeError),
-    ):
-        return path.read_bytes().decode("utf-8-sig")
+    with file_errors(path, "cannot be read", remedy, OSError):
+        content = path.read_bytes()
+    with file_errors(path, "is not UTF-8 text", remedy, UnicodeError):
+        return content.decode("utf-8-sig")
 
 
 def _json(path: str | Path, kind: type, remedy: str, max_bytes: int) -> Any:

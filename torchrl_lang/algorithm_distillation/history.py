@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,18 +13,9 @@ from pydantic import Field, model_validator
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang import schema
 from torchrl_lang._files import FileError, Record, regular_file, shorten
-from torchrl_lang.schema import (
-    ACTION,
-    ACTION_LOG_PROB,
-    DONE,
-    EPISODE,
-    EPISODE_STEP,
-    OBSERVATION,
-    REWARD,
-    TERMINATED,
-    entry,
-)
+from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED
 
 
 class LearningHistory:
@@ -149,7 +139,7 @@ def entries_of(steps: TensorDictBase) -> dict[str, StoredEntry]:
     """
     found = dict[str, StoredEntry]()
     for key in sorted(REQUIRED | set(steps.keys())):
-        value = entry(steps, key)
+        value = schema.entry(steps, key)
         dtype: Any = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
         shape, known = tuple(value.shape[3:]), _KNOWN.get(key)
         if dtype in _DTYPES and 0 not in shape and key.isidentifier():
@@ -310,7 +300,7 @@ def verify_parts(folder: Path, steps: TensorDictBase, parts: Sequence[Part]) -> 
             raise FileError(folder, f"has other {changed} than it recorded in steps {part.first} to {part.end}", REMEDY)
 
 
-def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinished: bool = False) -> LearningHistory:
+def load_history(folder: str | Path, *, verify: bool = True, unfinished: bool = False) -> LearningHistory:
     """Open a learning history that :class:`HistoryWriter` wrote; its steps stay on disk.
 
     Args:

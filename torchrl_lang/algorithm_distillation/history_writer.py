@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,23 +16,8 @@ from tensordict import TensorDictBase
 import torchrl_lang
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import allocate_file, flush, folder_lock
-from torchrl_lang.algorithm_distillation.history import (
-    MANIFEST,
-    ROWS,
-    HistoryManifest,
-    LearningHistory,
-    Part,
-    StoredEntry,
-    check_steps,
-    check_tasks,
-    digests_of,
-    entries_of,
-    entry_file,
-    load_history,
-    map_steps,
-    read_manifest,
-    verify_parts,
-)
+from torchrl_lang.algorithm_distillation import history
+from torchrl_lang.algorithm_distillation.history import MANIFEST, HistoryManifest, LearningHistory, Part, StoredEntry
 from torchrl_lang.algorithm_distillation.sources import TabularSource
 
 
@@ -72,7 +56,7 @@ class HistoryWriter:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | Path,
         tasks: Sequence[Mapping[str, Any]],
         streams: int,
         steps: int,
@@ -80,7 +64,7 @@ class HistoryWriter:
         source: Mapping[str, Any] | None = None,
         resume: bool = False,
     ) -> None:
-        check_tasks(tasks)
+        history.check_tasks(tasks)
         check_options(streams=(streams, 1), steps=(steps, 1))
         self.folder, self.resume = Path(folder), resume
         self._shape = torch.Size([len(tasks), streams, steps])
@@ -101,7 +85,7 @@ class HistoryWriter:
             stack.enter_context(folder_lock(self.folder))
             if (self.folder / MANIFEST).is_file():
                 self._continue()
-            elif any(path.name != ROWS and not path.name.startswith(".") for path in self.folder.iterdir()):
+            elif any(path.name != history.ROWS and not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise FileExistsError(f"{self.folder} holds something other than a learning history.")
             self._open, self._locked = stack.pop_all(), True
         return self
@@ -114,12 +98,12 @@ class HistoryWriter:
         """Continue after the parts in the folder."""
         if not self.resume:
             raise FileExistsError(f"{self.folder} holds a learning history: give another folder, or resume=True.")
-        manifest = read_manifest(self.folder)
+        manifest = history.read_manifest(self.folder)
         if other := [name for name, value in self._about.items() if getattr(manifest, name) != value]:
             raise ValueError(f"The history in {self.folder} was begun with other {other}: give another folder.")
         self._entries, self._parts = manifest.entries, manifest.parts
-        self._steps = map_steps(self.folder, self._entries, self._shape).view(self._shape)
-        verify_parts(self.folder, self._steps, self._parts)
+        self._steps = history.map_steps(self.folder, self._entries, self._shape).view(self._shape)
+        history.verify_parts(self.folder, self._steps, self._parts)
 
     def extend(self, steps: TensorDictBase) -> None:
         """Append steps ``[tasks, streams, L]`` as a part.
@@ -136,17 +120,17 @@ class HistoryWriter:
         if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not first < end <= self._shape[2]:
             planned = [*self._shape[:2], self._shape[2] - first]
             raise ValueError(f"A part has batch size {planned} at most, got {list(steps.shape)}.")
-        entries = entries_of(steps)
+        entries = history.entries_of(steps)
         if entries != (self._entries or entries):
             raise ValueError(f"The steps have the entries {entries}, but those before had {self._entries}.")
-        check_steps(steps, self._steps[..., first - 1 : first] if first else None, first)
+        history.check_steps(steps, self._steps[..., first - 1 : first] if first else None, first)
         if not self._entries:
             self._begin(entries)
         block = self._steps[..., first:end]
         block.update_(steps)
         for key in entries:
-            flush(entry_file(self.folder, key))
-        parts = (*self._parts, Part(first=first, steps=end - first, sha256=digests_of(block)))
+            flush(history.entry_file(self.folder, key))
+        parts = (*self._parts, Part(first=first, steps=end - first, sha256=history.digests_of(block)))
         self._write_manifest(parts)
         self._parts = parts
 
@@ -156,11 +140,11 @@ class HistoryWriter:
 
     def _begin(self, entries: dict[str, StoredEntry]) -> None:
         """Create the files, of zeros, with their space on the disk."""
-        (self.folder / ROWS).mkdir(exist_ok=True)
+        (self.folder / history.ROWS).mkdir(exist_ok=True)
         for key, kind in entries.items():
-            allocate_file(entry_file(self.folder, key), kind.size(math.prod(self._shape)))
-        flush(self.folder / ROWS)
-        self._steps, self._entries = map_steps(self.folder, entries, self._shape).view(self._shape), entries
+            allocate_file(history.entry_file(self.folder, key), kind.size(math.prod(self._shape)))
+        flush(self.folder / history.ROWS)
+        self._steps, self._entries = history.map_steps(self.folder, entries, self._shape).view(self._shape), entries
 
     def _write_manifest(self, parts: tuple[Part, ...]) -> None:
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
@@ -170,7 +154,7 @@ class HistoryWriter:
 
 
 def record_history(
-    folder: str | os.PathLike[str], source: TabularSource, *, part: int = 1000, resume: bool = True
+    folder: str | Path, source: TabularSource, *, part: int = 1000, resume: bool = True
 ) -> LearningHistory:
     """Record the history of a source algorithm, or the rest of one whose recording was killed, and open it.
 
@@ -198,4 +182,4 @@ def record_history(
                 raise ValueError(f"The history in {folder} is that of another source: give another folder.")
             if done < block.shape[-1]:
                 writer.extend(block[..., done:])
-    return load_history(folder, verify=False)  # extend() checked each part
+    return history.load_history(folder, verify=False)  # extend() checked each part

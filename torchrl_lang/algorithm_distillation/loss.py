@@ -167,11 +167,9 @@ class ADLoss(LossModule):
         if not isinstance(self.model.observation, Discrete):
             return (outcomes.observation - following).square().sum(-1), counted & follows
         parts = outcomes.observation.split(list(self.model.observation.sizes), -1)
-        terms = [
-            F.cross_entropy(part.flatten(0, -2), target.flatten(), reduction="none").view(counted.shape)
-            for part, target in zip(parts, following.unbind(-1), strict=True)
-        ]
-        return torch.stack(terms).sum(0), counted & follows
+        pairs = zip(parts, following.unbind(-1), strict=True)
+        terms = [F.cross_entropy(part.flatten(0, -2), target.flatten(), reduction="none") for part, target in pairs]
+        return torch.stack(terms).sum(0).view(counted.shape), counted & follows
 
     def _reduced(self, values: Tensor, counted: Tensor) -> Tensor:
         if self.reduction == "mean":

@@ -15,22 +15,13 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.envs import EnvBase
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_heads, check_options
-from torchrl_lang._files import FileError, Record, RecordFolder, non_finite
+from torchrl_lang._files import Record, RecordFolder, file_errors, non_finite
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry, entry_of_spec
 from torchrl_lang.algorithm_distillation.network import ActionHead, ADTrunk, OutcomeHead, StepEmbedding, Steps
 from torchrl_lang.modules.saved_heads import read_weights
-from torchrl_lang.schema import (
-    ACTION,
-    ACTION_PARAMETERS,
-    EPISODE_STEP,
-    OBSERVATION,
-    PREDICTED_LOG_PROB,
-    PREDICTED_OBSERVATION,
-    PREDICTED_REWARD,
-    REWARD,
-    entry,
-)
+from torchrl_lang.schema import ACTION, ACTION_PARAMETERS, EPISODE_STEP, OBSERVATION, REWARD, entry
 
 
 class ADTransformer(TensorDictModuleBase):
@@ -82,7 +73,7 @@ class ADTransformer(TensorDictModuleBase):
     """
 
     in_keys = [OBSERVATION, ACTION, REWARD, EPISODE_STEP]
-    out_keys = [ACTION_PARAMETERS, PREDICTED_REWARD, PREDICTED_OBSERVATION, PREDICTED_LOG_PROB]
+    out_keys = [ACTION_PARAMETERS, schema.PREDICTED_REWARD, schema.PREDICTED_OBSERVATION, schema.PREDICTED_LOG_PROB]
 
     def __init__(
         self,
@@ -132,9 +123,9 @@ class ADTransformer(TensorDictModuleBase):
         hidden = self.hidden_states(tensordict)
         outcomes = self.outcome_head(hidden, self.actions(tensordict))
         tensordict.set(ACTION_PARAMETERS, self.action_head(hidden))
-        tensordict.set(PREDICTED_REWARD, outcomes.reward[..., None])
-        tensordict.set(PREDICTED_OBSERVATION, outcomes.observation)
-        return tensordict.set(PREDICTED_LOG_PROB, outcomes.log_prob)
+        tensordict.set(schema.PREDICTED_REWARD, outcomes.reward[..., None])
+        tensordict.set(schema.PREDICTED_OBSERVATION, outcomes.observation)
+        return tensordict.set(schema.PREDICTED_LOG_PROB, outcomes.log_prob)
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
         """The distribution of the actions of windows ``[*B, L]``, of that batch shape."""
@@ -166,9 +157,7 @@ class ADTransformer(TensorDictModuleBase):
     def actions(self, tensordict: TensorDictBase) -> Tensor:
         """The actions of windows, int64 ``[*B, L]`` or float ``[*B, L, A]``."""
         shape = tensordict.get(EPISODE_STEP).shape
-        return tensordict.get(ACTION).reshape(
-            shape if isinstance(self.action, Discrete) else (*shape, self.action.size)
-        )
+        return tensordict[ACTION].reshape(shape if isinstance(self.action, Discrete) else (*shape, self.action.size))
 
     def check_entries(self, *entries: Tensor | None, wait: bool = True) -> None:
         """Raise unless observations, actions ``[*S, D]`` and steps in episodes ``[*S, 1]`` lie in their ranges."""
@@ -239,11 +228,9 @@ def load_ad_model(folder: str | Path) -> ADTransformer:
     """
     folder = Path(folder)
     saved = _FOLDER.read(folder)
-    try:
-        with torch.device("meta"):  # sizes from a file cannot exhaust the memory
-            model = ADTransformer(**{name: value for name, value in saved if name != "trained_on"})
-    except ValueError as error:
-        raise FileError(folder, f"describes no model ({error})", _REMEDY) from error
+    # On "meta" sizes from a file cannot exhaust the memory.
+    with file_errors(folder, "describes no model", _REMEDY, ValueError), torch.device("meta"):
+        model = ADTransformer(**{name: value for name, value in saved if name != "trained_on"})
     weights = read_weights(folder / _WEIGHTS, model.state_dict(), "model's", remedy=_REMEDY)
     model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
     return model.eval()

@@ -224,9 +224,8 @@ class OutcomeHead(nn.Module):
             self.action = nn.Linear(action.size, width)
         self.hidden = nn.Linear(width, width)
         self.reward_and_log_prob = nn.Linear(width, 2)
-        self.observation = nn.Linear(
-            width, sum(observation.sizes) if isinstance(observation, Discrete) else observation.size
-        )
+        predicted = sum(observation.sizes) if isinstance(observation, Discrete) else observation.size
+        self.observation = nn.Linear(width, predicted)
 
     def forward(self, hidden: Tensor, action: Tensor) -> Outcomes:
         """The predictions of hidden states ``[*S, W]`` and actions, int64 ``[*S]`` or float ``[*S, A]``."""

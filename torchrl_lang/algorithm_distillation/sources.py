@@ -192,14 +192,9 @@ class TabularSource(ABC):
         following = env.step(TensorDict({ACTION: action.view(shape)}, shape)).get("next")
         outcome = {key: following.get(key) for key in (REWARD, DONE, TERMINATED)}
         self._learn(state, action, outcome[REWARD].flatten(), env.state.flatten(), outcome[TERMINATED].flatten())
-        row = {
-            OBSERVATION: observed.get(OBSERVATION),
-            ACTION: action.view(shape),
-            **outcome,
-            ACTION_LOG_PROB: log_prob.view(shape),
-            EPISODE: self._episode,
-            EPISODE_STEP: self._episode_step,
-        }
+        taken = {ACTION: action.view(shape), ACTION_LOG_PROB: log_prob.view(shape)}
+        counts = {EPISODE: self._episode, EPISODE_STEP: self._episode_step}
+        row = {OBSERVATION: observed.get(OBSERVATION), **taken, **outcome, **counts}
         over = outcome[DONE].squeeze(-1)
         self._episode = self._episode + over
         self._episode_step = torch.where(over, 0, self._episode_step + 1)

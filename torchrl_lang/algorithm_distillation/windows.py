@@ -79,8 +79,7 @@ class HistoryWindows(EpochSampler):
             starts = starts & (steps[EPISODE_STEP].flatten()[order][: len(starts)] == 0)
         self._starts = starts.nonzero().squeeze(-1)
         if not len(self._starts):
-            wanted = f"length={length} with skip_episodes={skip_episodes}"
-            raise ValueError(f"No stream has a window of {wanted}: the streams have {index.shape[1]} steps.")
+            raise ValueError(f"No stream of {index.shape[1]} steps has a window of {length=} with {skip_episodes=}.")
 
     def __len__(self) -> int:
         """The number of windows of an epoch."""
@@ -122,8 +121,7 @@ def _task_positions(history: LearningHistory, tasks: Sequence[int] | Tensor | No
     wanted = torch.as_tensor(tasks, dtype=torch.int64).flatten()
     found = wanted[:, None] == history.task_numbers
     if not len(wanted) or not found.any(-1).all():
-        missing = wanted[~found.any(-1)][:5].tolist()
-        raise ValueError(f"tasks must be numbers of tasks in the history, {missing or 'none'} are not.")
+        raise ValueError(f"tasks must be of the history, {wanted[~found.any(-1)][:5].tolist() or 'none'} are not.")
     return found.int().argmax(-1).unique()
 
 
@@ -165,8 +163,7 @@ def split_tasks(
     numbers = torch.arange(tasks) if isinstance(tasks, int) else torch.as_tensor(tasks, dtype=torch.int64).flatten()
     held_out = [round(share * len(numbers)) for share in (validation, test)]
     if min(validation, test) < 0 or sum(held_out) >= len(numbers) or len(numbers.unique()) < len(numbers):
-        shares = f"validation={validation} and test={test}"
-        raise ValueError(f"{shares} leave none of {len(numbers)} different tasks to train on.")
+        raise ValueError(f"{validation=} and {test=} leave none of {len(numbers)} different tasks to train on.")
     order = numbers[torch.from_numpy(np.random.default_rng(seed).permutation(len(numbers)))]
     parts = order.split([len(numbers) - sum(held_out), *held_out])
     return TaskSplit(*(part.sort().values for part in parts))

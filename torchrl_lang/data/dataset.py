@@ -7,7 +7,6 @@ import hashlib
 import json
 import keyword
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,36 +21,10 @@ from pydantic import Field, model_validator
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
 import torchrl_lang
+from torchrl_lang import _files, schema
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import (
-    FileError,
-    Record,
-    file_digest,
-    file_errors,
-    file_in,
-    is_unfinished,
-    read_json,
-    refuse_content,
-    regular_file,
-    shorten,
-    write_file,
-    write_folder,
-    write_json,
-)
+from torchrl_lang._files import FileError, Record, shorten
 from torchrl_lang.functional import decision_mask
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    FEATURES,
-    FEATURES_MASK,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-    check_row,
-    entry,
-    refuse,
-)
 from torchrl_lang.text.episodes import Episode
 from torchrl_lang.text.rows import from_row
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
@@ -63,14 +36,8 @@ META = f"{ROWS}/meta.json"
 
 REMEDY = "the dataset is damaged, generate it again"
 
-DISK_DTYPES = {
-    TOKENS: torch.int32,
-    ATTENTION_MASK: torch.bool,
-    AGENT_MASK: torch.bool,
-    TOKEN_REWARD: torch.float32,
-    TERMINATED: torch.bool,
-    TRUNCATED: torch.bool,
-}
+DISK_DTYPES = dict.fromkeys((*schema.ROW_KEYS, schema.TERMINATED, schema.TRUNCATED), torch.bool)
+DISK_DTYPES |= {schema.TOKENS: torch.int32, schema.TOKEN_REWARD: torch.float32}
 """The entries that every dataset has, and their dtypes on disk."""
 
 _DTYPES = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
@@ -153,7 +120,7 @@ class Manifest(Record):
 
 def row_entries(row_length: int) -> dict[str, Stored]:
     """The entries that every dataset has."""
-    ends = (TERMINATED, TRUNCATED)
+    ends = (schema.TERMINATED, schema.TRUNCATED)
     return {key: (dtype, (1 if key in ends else row_length,)) for key, dtype in DISK_DTYPES.items()}
 
 
@@ -224,8 +191,8 @@ class RowDataset:
     def __getitem__(self, index: Any) -> TensorDict:
         """Read rows into memory, with int64 ``tokens``."""
         picked = {key: value.clone() for key, value in self.rows[index].items()}
-        picked[TOKENS] = picked[TOKENS].to(torch.int64)
-        return TensorDict(picked, batch_size=picked[TOKENS].shape[:-1])
+        picked[schema.TOKENS] = picked[schema.TOKENS].to(torch.int64)
+        return TensorDict(picked, batch_size=picked[schema.TOKENS].shape[:-1])
 
     def episode(self, index: int) -> Episode:
         """Decode one row."""
@@ -233,7 +200,7 @@ class RowDataset:
 
 
 def load_dataset(
-    folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None, verify: Literal["once"] | bool = "once"
+    folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: Literal["once"] | bool = "once"
 ) -> RowDataset:
     """Open a dataset; its rows stay on disk until they are indexed.
 
@@ -268,11 +235,11 @@ def load_dataset(
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         reason = f"{MANIFEST} is missing" if folder.exists() else "that folder does not exist"
-        reason += ", because writing was interrupted or is still in progress" * is_unfinished(folder)
+        reason += ", because writing was interrupted or is still in progress" * _files.is_unfinished(folder)
         raise FileNotFoundError(f"There is no dataset in {folder}: {reason}. Generate it again.")
     manifest = Manifest.read(folder / MANIFEST, remedy=REMEDY)
     tokenizer = _tokenizer(folder, manifest.tokenizer, tokenizer)
-    files = _files(folder, manifest)
+    files = _file_paths(folder, manifest)
     if verify:
         path, (stamp, is_settled) = folder / STAMP, _stamp(folder, [folder / MANIFEST, *files.values()])
         known = None
@@ -282,7 +249,7 @@ def load_dataset(
             _verify(folder, files, manifest, tokenizer.vocab_size)
             with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
                 if is_settled:
-                    write_file(path, stamp)
+                    _files.write_file(path, stamp)
     rows = map_rows(files, manifest.episodes, manifest.on_disk()).lock_()
     return RowDataset(folder, rows, tokenizer, manifest.model_dump())
 
@@ -290,7 +257,7 @@ def load_dataset(
 def _tokenizer(folder: Path, written_with: TokenizerRecord, given: Tokenizer | None) -> Tokenizer:
     """The tokenizer of the dataset."""
     path, found = folder / TOKENIZER, written_with.fingerprint
-    config = read_json(path, remedy=REMEDY)
+    config = _files.read_json(path, remedy=REMEDY)
     if config_fingerprint(config) != found:
         raise FileError(path, f"was changed: the manifest records its fingerprint as {shorten(found)}", REMEDY)
     if given is None:
@@ -300,13 +267,13 @@ def _tokenizer(folder: Path, written_with: TokenizerRecord, given: Tokenizer | N
     return given
 
 
-def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
+def _file_paths(folder: Path, manifest: Manifest) -> dict[str, Path]:
     """The paths of all files with a checksum in the manifest, by name; checks that they are there, and their sizes."""
-    paths = {name: file_in(folder, name, remedy=REMEDY) for name in manifest.digests()}
+    paths = {name: _files.file_in(folder, name, remedy=REMEDY) for name in manifest.digests()}
     on_disk = manifest.on_disk().items()
     sizes = {entry_file(key): dtype.itemsize * math.prod(shape) * manifest.episodes for key, (dtype, shape) in on_disk}
     for name, path in paths.items():
-        size = regular_file(path, REMEDY).stat().st_size
+        size = _files.regular_file(path, REMEDY).stat().st_size
         if size != sizes.get(name, size):
             raise FileError(path, f"has {size} bytes, expected {sizes[name]}", REMEDY)
     return paths
@@ -315,13 +282,13 @@ def _files(folder: Path, manifest: Manifest) -> dict[str, Path]:
 def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_size: int) -> None:
     """Check the checksums of all files and every row; raises FileError."""
     for name, digest in manifest.digests().items():
-        if file_digest(files[name]) != digest:
+        if _files.file_digest(files[name]) != digest:
             raise FileError(files[name], "was changed after it was written: its checksum differs", REMEDY)
     # A separate mapping, so that the pages read are released from memory afterwards.
     rows, first = map_rows(files, manifest.episodes, entries := manifest.on_disk()), 0
     bools = [key for key, (dtype, _) in entries.items() if dtype == torch.bool]
     for block in rows.split(max(1, _BLOCK_TOKENS // manifest.row_length)):
-        with file_errors(folder / ROWS, "holds a bad row", REMEDY, ValueError):
+        with _files.file_errors(folder / ROWS, "holds a bad row", REMEDY, ValueError):
             if odd := [key for key in bools if int(block.get(key).view(torch.uint8).amax()) > 1]:
                 raise ValueError(f"{entry_file(odd[0])} holds bytes other than 0 and 1")
             _check_block(block, vocab_size, first)
@@ -330,11 +297,11 @@ def _verify(folder: Path, files: Mapping[str, Path], manifest: Manifest, vocab_s
 
 def _check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
     """Check the values of rows ``[M]``, the first of which is row ``first`` of a dataset."""
-    tokens = rows.get(TOKENS)
+    tokens = rows.get(schema.TOKENS)
     rule = f"the id {{token}} at position {{position}}: ids, also those of padding, lie in [0, {vocab_size})"
     try:
-        check_row(rows)
-        refuse(tokens, [((tokens < 0) | (tokens >= vocab_size), rule)], tokens)
+        schema.check_row(rows)
+        schema.refuse(tokens, [((tokens < 0) | (tokens >= vocab_size), rule)], tokens)
     except ValueError as error:
         raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
 
@@ -396,7 +363,7 @@ class DatasetWriter:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | Path,
         tokenizer: Tokenizer,
         row_length: int,
         *,
@@ -421,12 +388,12 @@ class DatasetWriter:
     @contextmanager
     def _written(self) -> Iterator[None]:
         """Open the files; complete the dataset when the block succeeds."""
-        with write_folder(self.folder) as partial:
+        with _files.write_folder(self.folder) as partial:
             # Under the writer's lock, so that no other process completes this dataset meanwhile.
             if self.folder.exists() and not self.overwrite:
                 raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True to replace it.")
             if not (self.folder / MANIFEST).exists():
-                refuse_content(self.folder)
+                _files.refuse_content(self.folder)
             (partial / ROWS).mkdir()
             self._sums, self._reward = Counter[str](), 0.0
             self._entries: dict[str, Stored] = {}
@@ -446,9 +413,9 @@ class DatasetWriter:
             KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer,
                 ``row_length`` or the rows before. No row of the call is written then.
         """
-        features = [key for key in (FEATURES, FEATURES_MASK) if rows.get(key, None) is not None]
+        features = [key for key in (schema.FEATURES, schema.FEATURES_MASK) if rows.get(key, None) is not None]
         keys = dict.fromkeys([*DISK_DTYPES, *self.keep, *features])
-        found = {key: _stored(key, entry(rows, key)) for key in keys}
+        found = {key: _stored(key, schema.entry(rows, key)) for key in keys}
         entries = self._entries or found | row_entries(self.row_length)
         if found != entries:
             raise ValueError(f"These rows have the entries {found}, but this dataset {entries}: give all the same.")
@@ -467,12 +434,12 @@ class DatasetWriter:
             self._hashes[key].update(data)
         self._sums += Counter(
             episodes=len(rows),
-            tokens=int(rows.get(ATTENTION_MASK).sum()),
-            decisions=int(decision_mask(rows.get(AGENT_MASK)).sum()),
-            terminated=int(rows.get(TERMINATED).sum()),
-            truncated=int(rows.get(TRUNCATED).sum()),
+            tokens=int(rows.get(schema.ATTENTION_MASK).sum()),
+            decisions=int(decision_mask(rows.get(schema.AGENT_MASK)).sum()),
+            terminated=int(rows.get(schema.TERMINATED).sum()),
+            truncated=int(rows.get(schema.TRUNCATED).sum()),
         )
-        self._reward += float(rows.get(TOKEN_REWARD).sum(dtype=torch.float64))
+        self._reward += float(rows.get(schema.TOKEN_REWARD).sum(dtype=torch.float64))
 
     @property
     def rows(self) -> int:
@@ -486,7 +453,7 @@ class DatasetWriter:
         files = {name: partial / name for name in map(entry_file, self._entries)}
         map_rows(files, episodes, self._entries).memmap_(partial / ROWS)
         config, vocab_size = self.tokenizer.config(), self.tokenizer.vocab_size
-        write_json(partial / TOKENIZER, config)
+        _files.write_json(partial / TOKENIZER, config)
         digests = {key: found.hexdigest() for key, found in self._hashes.items()}
         kind: Any = {"kind": config.get("kind"), "vocab_size": vocab_size}
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
@@ -502,13 +469,13 @@ class DatasetWriter:
                 key: EntryRecord(dtype=dtype_name(dtype), shape=(episodes, *shape), sha256=digests[key])
                 for key, (dtype, shape) in self._entries.items()
             },
-            files={name: file_digest(partial / name) for name in (TOKENIZER, META)},
+            files={name: _files.file_digest(partial / name) for name in (TOKENIZER, META)},
             created_by={**versions, "torch": str(torch.__version__)},
         ).write(partial / MANIFEST)
 
 
 def write_dataset(
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     rows: TensorDictBase,
     tokenizer: Tokenizer,
     *,
@@ -519,7 +486,7 @@ def write_dataset(
     notes: Mapping[str, Any] | None = None,
 ) -> RowDataset:
     """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for the arguments."""
-    width = entry(rows, TOKENS).shape[-1]
+    width = schema.entry(rows, schema.TOKENS).shape[-1]
     options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
     with DatasetWriter(folder, tokenizer, width, **options) as writer:
         writer.notes = dict(notes or {})

@@ -38,7 +38,7 @@ _STEPS_PER_BATCH = 8
 def generate_dataset(
     env: EnvBase,
     policy: Callable[[TensorDictBase], TensorDictBase] | None,
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     *,
     episodes: int,
     seed: int,
@@ -92,7 +92,7 @@ def generate_dataset(
         env.set_seed(seed)
         written, total = 0, 0.0
         steps, rows_of = _steps(env, policy), EpisodeRows(keep=[_NUMBER], reward_key=reward_key)
-        for rows in _episodes_in_order(steps, env.batch_size.numel(), episodes, rows_of):
+        for rows in _in_order(steps, env.batch_size.numel(), episodes, rows_of):
             writer.extend(rows)
             written, total = written + rows.shape[0], total + float(rows.get(TOKEN_REWARD).sum())
             bar.set_postfix(mean_return=f"{total / written:.3f}", refresh=False)
@@ -102,20 +102,16 @@ def generate_dataset(
 
 def _steps(env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase] | None) -> Iterator[TensorDictBase]:
     """Endless iterator over batches of steps ``[N, time]``."""
-    rows = env.batch_size.numel()
-    collector = Collector(
-        env, policy, frames_per_batch=rows * _STEPS_PER_BATCH, total_frames=-1, auto_register_policy_transforms=False
-    )
+    frames = env.batch_size.numel() * _STEPS_PER_BATCH
+    collector = Collector(env, policy, frames_per_batch=frames, total_frames=-1, auto_register_policy_transforms=False)
     try:
         for batch in collector:
-            yield batch.reshape(rows, _STEPS_PER_BATCH)
+            yield batch.reshape(-1, _STEPS_PER_BATCH)
     finally:
         collector.shutdown(close_env=False)
 
 
-def _episodes_in_order(
-    steps: Iterator[TensorDictBase], n: int, episodes: int, rows_of: EpisodeRows
-) -> Iterator[TensorDict]:
+def _in_order(steps: Iterator[TensorDictBase], n: int, episodes: int, rows_of: EpisodeRows) -> Iterator[TensorDict]:
     """The first ``episodes`` episodes to begin in ``n`` environments, in order, as blocks of rows on the CPU."""
     waiting: list[TensorDict] = []  # rows that finished before an earlier episode
     playing, begun, written = torch.arange(n), torch.tensor(n), 0
@@ -181,14 +177,8 @@ def play_to_end(
     """
     start = env.reset() if start is None else start
     # Each step adds a token or more, so no game has as many steps as a row has tokens.
-    rollout = env.rollout(
-        start.get(TOKENS).shape[-1],
-        policy,
-        auto_reset=False,
-        tensordict=start,
-        break_when_any_done=False,
-        break_when_all_done=True,
-    )
+    until: Any = {"break_when_any_done": False, "break_when_all_done": True}
+    rollout = env.rollout(start.get(TOKENS).shape[-1], policy, auto_reset=False, tensordict=start, **until)
     done = rollout.get(("next", DONE)).squeeze(-1)
     return rows_at(rollout, done & (done.cumsum(-1) == 1), reward_key=reward_key)
 
@@ -350,7 +340,7 @@ _Part = tuple[Path, range]
 
 def generate_in_parts(
     sampler: EpisodeSampler,
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     *,
     games: int,
     seed: int = 0,

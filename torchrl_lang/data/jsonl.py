@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -247,7 +246,7 @@ class Source:
         warnings.warn(f"{count} of {self} skipped ({shown}{more}).", stacklevel=4)
 
 
-def _file(path: str | os.PathLike[str]) -> Source:
+def _file(path: str | Path) -> Source:
     return Source(_lines(Path(path)), "line", Path(path))
 
 
@@ -274,7 +273,7 @@ _NO_DIALOGUE = "give one JSON object per line, or at least one record"
 
 
 def read_jsonl(
-    path: str | os.PathLike[str],
+    path: str | Path,
     tokenizer: Tokenizer | None = None,
     *,
     reader: DialogueReader = _READER,
@@ -306,8 +305,8 @@ def read_jsonl(
 
 
 def dataset_from_jsonl(
-    path: str | os.PathLike[str],
-    folder: str | os.PathLike[str],
+    path: str | Path,
+    folder: str | Path,
     tokenizer: Tokenizer,
     row_length: int,
     *,
@@ -345,7 +344,7 @@ def dataset_from_jsonl(
 
 def dataset_from_records(
     records: Iterable[Mapping[str, Any]],
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     tokenizer: Tokenizer,
     row_length: int,
     *,
@@ -414,9 +413,6 @@ def _write(writer: DatasetWriter, source: Source, read: DialogueReader, on_error
         writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
         writer.notes = {"skipped": [line._asdict() for line in bad], f"truncated_{source.item}s": truncated}
     if truncated:
-        warnings.warn(
-            f"{len(truncated)} dialogues of {source} are longer than row_length={row_length} tokens and were "
-            f"truncated; the first is {source.item} {truncated[0]}.",
-            stacklevel=3,
-        )
+        found = f"{len(truncated)} dialogues of {source} are longer than row_length={row_length} tokens"
+        warnings.warn(f"{found} and were truncated; the first is {source.item} {truncated[0]}.", stacklevel=3)
     return load_dataset(writer.folder, tokenizer=tokenizer, verify=False)

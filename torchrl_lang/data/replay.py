@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +97,16 @@ class EpochSampler(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a saved state, including its seed."""
-        self.seed, self.epoch, self._position, self._size = (
-            int(state_dict[key]) for key in ("seed", "epoch", "position", "size")
-        )
+        numbers = (int(state_dict[key]) for key in ("seed", "epoch", "position", "size"))
+        self.seed, self.epoch, self._position, self._size = numbers
         self._order, self.ran_out = None, False
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: str | Path) -> None:
         """Write the state as JSON into a folder."""
         Path(path).mkdir(parents=True, exist_ok=True)
         (Path(path) / "sampler.json").write_text(json.dumps(self.state_dict()) + "\n")
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: str | Path) -> None:
         """Read the state that :meth:`dumps` wrote."""
         self.load_state_dict(json.loads((Path(path) / "sampler.json").read_text()))
 
@@ -256,27 +254,19 @@ def row_buffer(
     if rows.ndim != 1:
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
     if not isinstance(data, RowDataset):  # a dataset was checked when it was written
-        whole = rows.copy()
+        checked = rows.copy()
         if TOKEN_REWARD not in rows.keys():  # losses such as BC need none
-            whole.set(TOKEN_REWARD, torch.zeros_like(entry(rows, TOKENS), dtype=torch.float32))
-        check_row(whole)
-    if not rows.shape[0]:
-        sampler: EpochSampler = _NoRows(seed=seed, drop_last=drop_last)
-    elif bucket:
-        pool = 16 if bucket is True else int(bucket)
-        lengths = row_length(entry(rows, ATTENTION_MASK))
-        sampler = BucketSampler(lengths, batch_size, seed=seed, pool=pool, drop_last=drop_last)
-    else:
-        sampler = EpochSampler(seed=seed, drop_last=drop_last)
+            checked.set(TOKEN_REWARD, torch.zeros_like(entry(rows, TOKENS), dtype=torch.float32))
+        check_row(checked)
+    options: Any = {"seed": seed, "drop_last": drop_last}
+    sampler = EpochSampler(**options) if rows.shape[0] else _NoRows(**options)
+    if bucket and rows.shape[0]:
+        lengths, pool = row_length(entry(rows, ATTENTION_MASK)), 16 if bucket is True else int(bucket)
+        sampler = BucketSampler(lengths, batch_size, pool=pool, **options)
     first = TrimRows() if trim else DTypeCastTransform(torch.int32, torch.int64, in_keys=[TOKENS])
-    return TensorDictReplayBuffer(
-        storage=TensorStorage(rows),
-        sampler=sampler,
-        writer=ImmutableDatasetWriter(),
-        batch_size=batch_size,
-        prefetch=prefetch,
-        transform=first if transform is None else Compose(first, transform),
-    )
+    parts: Any = {"storage": TensorStorage(rows), "sampler": sampler, "writer": ImmutableDatasetWriter()}
+    whole = first if transform is None else Compose(first, transform)
+    return TensorDictReplayBuffer(**parts, batch_size=batch_size, prefetch=prefetch, transform=whole)
 
 
 class _NoRows(EpochSampler):

@@ -9,27 +9,10 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.schema import (
-    ACTION,
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DONE,
-    FEATURES,
-    FEATURES_MASK,
-    RAW_REWARD,
-    REWARD,
-    ROW_KEYS,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRAIN_MASK,
-    TRUNCATED,
-    check_row,
-    missing_entry,
-)
 
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
@@ -41,10 +24,10 @@ def finished_steps(rollout: TensorDictBase) -> Tensor:
     Without resets TorchRL may step a finished row again, which adds no token, or (with
     ``rollout(break_when_all_done=True)``) repeat its last step until all rows have finished; these steps are False.
     """
-    ended = rollout.get(("next", DONE)).squeeze(-1)
-    before, after = (row_length(rollout.get(key)) for key in (ATTENTION_MASK, ("next", ATTENTION_MASK)))
+    ended = rollout.get(("next", schema.DONE)).squeeze(-1)
+    before, after = (row_length(rollout.get(key)) for key in (schema.ATTENTION_MASK, ("next", schema.ATTENTION_MASK)))
     ended = ended & (after > before)
-    tokens = rollout.get(("next", TOKENS))
+    tokens = rollout.get(("next", schema.TOKENS))
     same = (tokens[..., 1:, :] == tokens[..., :-1, :]).all(-1) & (before[..., 1:] == before[..., :-1])
     repeats = ended[..., :-1] & same
     # Two equal one-turn episodes look like a repeated step, too; but if rows were reset, not all rows would repeat.
@@ -59,7 +42,7 @@ def rows_at(
     *,
     keep: Sequence[str] = (),
     carry: Sequence[NestedKey] = (),
-    reward_key: NestedKey | None = REWARD,
+    reward_key: NestedKey | None = schema.REWARD,
 ) -> TensorDict:
     """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as checked rows ``[N]``.
 
@@ -67,17 +50,18 @@ def rows_at(
     ``keep``; see :func:`rows_from_rollout` for the others.
     """
     step = rollout.get("next")
-    features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
-    rows = {key: step[key][take] for key in (*ROW_KEYS, TERMINATED, *features, *keep)}
+    features = [key for key in (schema.FEATURES, schema.FEATURES_MASK) if step.get(key, None) is not None]
+    rows = {key: step[key][take] for key in (*schema.ROW_KEYS, schema.TERMINATED, *features, *keep)}
     # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
-    truncated = step.get(TRUNCATED, None)
-    rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]
-    out = TensorDict(rows, batch_size=[rows[TERMINATED].shape[0]], device=rollout.device)
+    truncated = step.get(schema.TRUNCATED, None)
+    terminated, done = rows[schema.TERMINATED], step.get(schema.DONE)
+    rows[schema.TRUNCATED] = ~terminated if truncated is None else truncated[take] | ~done[take]
+    out = TensorDict(rows, batch_size=[terminated.shape[0]], device=rollout.device)
     row = row_of_step(take)
     out.update({name: step_rewards(rollout, row, out, key) for name, key in reward_entries(step, reward_key).items()})
     if carry:
-        out.update(token_values(rollout, row, out.get(AGENT_MASK), carry))
-    check_row(out)
+        out.update(token_values(rollout, row, out.get(schema.AGENT_MASK), carry))
+    schema.check_row(out)
     return out
 
 
@@ -87,7 +71,7 @@ def rows_from_rollout(
     unfinished: Literal["drop", "truncate"],
     carry: Sequence[NestedKey] = (),
     keep: Sequence[str] = (),
-    reward_key: NestedKey | None = REWARD,
+    reward_key: NestedKey | None = schema.REWARD,
 ) -> TensorDict:
     """Rows ``[N]`` of the episodes in a rollout or a collector's batch ``[*B, time]``.
 
@@ -145,7 +129,7 @@ def rows_from_rollout(
     take = finished_steps(rollout)
     if unfinished == "truncate":
         is_step = rollout.get(COLLECTED, torch.ones_like(take)).to(take.device)
-        take = take | (is_step & ~shift_left(is_step) & ~rollout.get(("next", DONE)).squeeze(-1))
+        take = take | (is_step & ~shift_left(is_step) & ~rollout.get(("next", schema.DONE)).squeeze(-1))
     return rows_at(rollout, take, keep=keep, carry=carry, reward_key=reward_key)
 
 
@@ -163,6 +147,8 @@ def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tenso
 
 # Rounding tolerance between a step's reward and the sum of several token rewards of its turn.
 _ROUNDING = 1e-5
+_WHY_LACKING = "the policy wrote fewer values; the episodes began before this batch: use EpisodeRows; or the collector "
+_WHY_LACKING += "dropped steps, as MultiAsyncCollector does while learning takes over a second"
 
 
 def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
@@ -172,8 +158,7 @@ def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
         rollout: steps of a language environment, ``[*B, time]``.
         carry: the entries that the policy wrote.
     """
-    ahead = rollout.get("steps_to_next_obs", None)
-    if ahead is not None and bool((ahead > 1).any()):
+    if (rollout.get("steps_to_next_obs", torch.ones(())) > 1).any():
         raise ValueError("MultiStep has changed these steps: convert the collector's own, losses look ahead anyway.")
     for key in carry:
         if _is_of_random_actions(rollout, key):
@@ -185,21 +170,21 @@ def _is_of_random_actions(rollout: TensorDictBase, key: NestedKey) -> bool:
 
     A policy may be as certain, but then its utterances end with the same token.
     """
-    log_prob, action = rollout.get(key), rollout.get(ACTION, None)
+    log_prob, action = rollout.get(key), rollout.get(schema.ACTION, None)
     if not str(key[-1] if isinstance(key, tuple) else key).endswith("log_prob"):
         return False
     if action is None or action.ndim == rollout.ndim or action.shape[-1] < 2:
         return False  # the actions are single tokens
-    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
-    agent = rollout.get(("next", AGENT_MASK))
+    before, after = (row_length(x.get(schema.ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
+    agent = rollout.get(("next", schema.AGENT_MASK))
     place = torch.arange(agent.shape[-1], device=agent.device)
     last = torch.where(agent & (place >= before.unsqueeze(-1)), place, -1).amax(-1)
     # Rows that are full may lack an utterance's end.
     certain = (log_prob == 0).reshape(*rollout.shape, -1).all(-1) & (last >= 0) & (after < agent.shape[-1])
-    trained = rollout.get(TRAIN_MASK, None)
+    trained = rollout.get(schema.TRAIN_MASK, None)
     if trained is not None:  # the turns of other players, as in a MixedPolicy, have zeros as well
         certain = certain & trained.reshape(*rollout.shape, -1).any(-1)
-    end = rollout.get(("next", TOKENS)).gather(-1, last.clamp_min(0).unsqueeze(-1)).squeeze(-1)[certain]
+    end = rollout.get(("next", schema.TOKENS)).gather(-1, last.clamp_min(0).unsqueeze(-1)).squeeze(-1)[certain]
     return bool((end != end[:1]).any())
 
 
@@ -216,17 +201,18 @@ def needed_entries(
         KeyError: an entry is missing.
     """
     step = steps.get("next")
-    features = [key for key in (FEATURES, FEATURES_MASK) if step.get(key, None) is not None]
-    after = (*ROW_KEYS, DONE, TERMINATED, *features, *keep, *reward_entries(step, reward_key).values())
+    features = [key for key in (schema.FEATURES, schema.FEATURES_MASK) if step.get(key, None) is not None]
+    rewards = reward_entries(step, reward_key).values()
+    after = (*schema.ROW_KEYS, schema.DONE, schema.TERMINATED, *features, *keep, *rewards)
     found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
-    found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, *further)}
+    found |= {key: steps.get(key, None) for key in (schema.ATTENTION_MASK, *further)}
     found |= {name: steps.get(key, None) for name, key in carry.items()}
     missing = [key for key, value in found.items() if value is None]
     if missing:
         advice = "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key=."
-        raise missing_entry("A conversion to rows", missing, steps, advice)
-    if TRUNCATED in step.keys():
-        found["next", TRUNCATED] = step.get(TRUNCATED)
+        raise schema.missing_entry("A conversion to rows", missing, steps, advice)
+    if schema.TRUNCATED in step.keys():
+        found["next", schema.TRUNCATED] = step.get(schema.TRUNCATED)
     return TensorDict(found, batch_size=steps.batch_size)
 
 
@@ -238,8 +224,8 @@ def reward_entries(step: TensorDictBase, reward_key: NestedKey | None) -> dict[N
     """
     if reward_key is None:
         return {}
-    raw = [key for key in step.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]
-    return {TOKEN_REWARD: reward_key} | {key: key for key in raw}
+    raw = [key for key in step.keys() if isinstance(key, str) and key.endswith(schema.RAW_REWARD)]
+    return {schema.TOKEN_REWARD: reward_key} | {key: key for key in raw}
 
 
 def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key: NestedKey) -> Tensor:
@@ -250,14 +236,13 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
     rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored. ``row`` is the number of
     each step's row, see :func:`row_of_step`.
     """
-    step, own = rollout.get("next"), rows.get(TOKEN_REWARD)
+    step, own = rollout.get("next"), rows.get(schema.TOKEN_REWARD)
     reward = step.get(key)
     if reward.numel() != row.numel():
-        shapes = f"{[*row.shape, 1]}, got {list(reward.shape)}"
-        raise ValueError(f"{key!r} must be one number per step, {shapes}: combine them, or name another one.")
-    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, step))
+        raise ValueError(f"{key!r} must be {[*row.shape, 1]}, got {[*reward.shape]}: combine them, or name another.")
+    before, after = (row_length(x.get(schema.ATTENTION_MASK)) for x in (rollout, step))
     place = torch.arange(own.shape[-1], device=own.device)
-    earned = torch.where(place >= before.unsqueeze(-1), step.get(TOKEN_REWARD), 0.0)
+    earned = torch.where(place >= before.unsqueeze(-1), step.get(schema.TOKEN_REWARD), 0.0)
     counts = (row >= 0) & (after > before)
     extra = reward.reshape(row.shape).to(own.dtype) - earned.sum(-1)
     changed = counts & (extra != 0)
@@ -267,13 +252,11 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
         changed = changed & ~(extra.abs() <= _ROUNDING * inexact)
     if not changed.any():
         return own.clone()
-    last = torch.where(step.get(AGENT_MASK), place, -1).max(-1).values
+    last = torch.where(step.get(schema.AGENT_MASK), place, -1).max(-1).values
     without_token = int((changed & (last < 0)).sum())
     if without_token:
-        raise ValueError(
-            f"{without_token} steps have another {key!r} but no token of the agent for it: use reward_key=None."
-        )
-    _tokens_of_steps(rollout, row, rows.get(AGENT_MASK), own.shape[-1], key)
+        raise ValueError(f"{without_token} steps have another {key!r} but no agent token for it: use reward_key=None.")
+    _tokens_of_steps(rollout, row, rows.get(schema.AGENT_MASK), own.shape[-1], key)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 
 
@@ -285,19 +268,15 @@ def _tokens_of_steps(
     Raises:
         ValueError: the steps lack tokens of the agent.
     """
-    before, after = row_length(rollout.get(ATTENTION_MASK)), rollout.get(("next", AGENT_MASK))
+    before, after = row_length(rollout.get(schema.ATTENTION_MASK)), rollout.get(("next", schema.AGENT_MASK))
     place = before.unsqueeze(-1) + torch.arange(width, device=before.device)
     inside = place < after.shape[-1]
     written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
     index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
     known = torch.zeros_like(agent_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
     if lost := int((agent_mask & ~known).any(-1).sum()):
-        why = (
-            "the policy wrote fewer values; the episodes began before this batch: use EpisodeRows; or the collector "
-            "dropped steps, as MultiAsyncCollector does while learning takes over a second"
-        )
-        lacking = f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r}"
-        raise ValueError(f"{lacking}, {width} a turn ({why}).")
+        lacking = f"{lost} of {len(agent_mask)} episodes have tokens of the agent without {key!r}, {width} a turn"
+        raise ValueError(f"{lacking} ({_WHY_LACKING}).")
     return written, index
 
 
@@ -385,7 +364,7 @@ class EpisodeRows:
         carry: Sequence[str] | Mapping[str, NestedKey] = (),
         keep: Sequence[str] = (),
         *,
-        reward_key: NestedKey | None = REWARD,
+        reward_key: NestedKey | None = schema.REWARD,
         unfinished: Literal["wait", "truncate", "drop"] = "wait",
     ) -> None:
         check_options(unfinished=(unfinished, ("wait", "truncate", "drop")))
@@ -415,8 +394,8 @@ class EpisodeRows:
         is_step = steps.get(COLLECTED, None)
         flat = flat.reshape(-1) if is_step is None else flat[is_step]
         # A collector that was given no device keeps its own entries on the CPU, those of an environment on a GPU there.
-        if any(value.device != flat.get(("next", DONE)).device for value in flat.values(True, True)):
-            flat = flat.to(flat.get(("next", DONE)).device)
+        if any(value.device != flat.get(("next", schema.DONE)).device for value in flat.values(True, True)):
+            flat = flat.to(flat.get(("next", schema.DONE)).device)
         self._batches += 1
         flat.set(_BATCH, torch.full_like(flat.get(_TRAJECTORY), self._batches))
         if only_waiting:
@@ -426,7 +405,7 @@ class EpisodeRows:
             flat = torch.cat([self._steps, flat])
         # Stable sort: the steps of an episode keep their order. The steps themselves are gathered only once, below.
         trajectory, order = flat.get(_TRAJECTORY).sort(stable=True)
-        ends = flat.get(("next", DONE)).squeeze(-1)[order]
+        ends = flat.get(("next", schema.DONE)).squeeze(-1)[order]
         if self.unfinished == "truncate":
             ends = _is_last(trajectory)
         _, episode, count = trajectory.unique_consecutive(return_inverse=True, return_counts=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -112,15 +112,12 @@ def rows_from_triples(
         ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0], [0, 1, 0])
     """
     check_options(row_length=(row_length, 1))
-    given: dict[str, Sized] = {"queries": queries, "responses": responses, "rewards": rewards}
-    given |= {} if log_probs is None else {"log_probs": log_probs}
-    if len({len(values) for values in given.values()}) > 1:
-        counts = ", ".join(f"{len(values)} {name}" for name, values in given.items())
+    counts = {"queries": len(queries), "responses": len(responses), "rewards": len(rewards)}
+    counts |= {} if log_probs is None else {"log_probs": len(log_probs)}
+    if len({*counts.values()}) > 1:
         raise ValueError(f"Give one of each for every triple, got {counts}.")
-    encoded = [
-        _encode(number, query, response, tokenizer)
-        for number, (query, response) in enumerate(zip(queries, responses, strict=True))
-    ]
+    pairs = enumerate(zip(queries, responses, strict=True))
+    encoded = [_encode(number, query, response, tokenizer) for number, (query, response) in pairs]
     what, longest = overflow(encoded, row_length, "triples")
     if what:
         raise ValueError(f"{what}: give a row_length of {longest}, or leave them out.")

@@ -12,22 +12,10 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
-from torchrl_lang.schema import (
-    ACTION,
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DONE,
-    REWARD,
-    ROW_KEYS,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-    check_row,
-)
+from torchrl_lang import schema
 from torchrl_lang.text.chat_tokenizer import encode_action
 
-_KEYS = (*ROW_KEYS, DONE, TERMINATED, TRUNCATED)
+_KEYS = (*schema.ROW_KEYS, schema.DONE, schema.TERMINATED, schema.TRUNCATED)
 
 
 class LanguageEnvError(AssertionError):
@@ -124,7 +112,7 @@ def _apply_rules(env: Any, make_env: Callable[[int], EnvBase] | None, texts: Seq
 def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
     """One action per token of a row, after which every episode is over."""
     generator, control = torch.Generator().manual_seed(seed), env.tokenizer.control
-    tokens = env.observation_spec[TOKENS]
+    tokens = env.observation_spec[schema.TOKENS]
     by_token = env.action_spec.shape == env.batch_size
     width, steps = env.env.action_length if by_token else env.action_spec.shape[-1], tokens.shape[-1]
 
@@ -148,7 +136,8 @@ def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
 
 def _step(env: EnvBase, moment: TensorDictBase, action: Tensor, **entries: Tensor) -> TensorDictBase:
     """Step with a copy of everything that was returned, because transforms may read it, and the action."""
-    return env.step(moment.exclude(REWARD).clone().update({ACTION: action.clone(), **entries})).get("next")
+    given = moment.exclude(schema.REWARD).clone().update({schema.ACTION: action.clone(), **entries})
+    return env.step(given).get("next")
 
 
 def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool = False) -> list[TensorDictBase]:
@@ -158,15 +147,15 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
     returned = [env.reset()]
     copies = [returned[0].clone()]
     for action in actions:
-        given = copies[-1].exclude(REWARD).clone().set(ACTION, action.clone())
+        given = copies[-1].exclude(schema.REWARD).clone().set(schema.ACTION, action.clone())
         if scribble:
             _scribble(returned[-1])
         returned.append(env.step(given).get("next"))
         copies.append(returned[-1].clone())
-        _hold("stepping", torch.equal(given.get(ACTION), action), "a step changed the action that it was given")
+        _hold("stepping", torch.equal(given.get(schema.ACTION), action), "a step changed the action that it was given")
         if scribble:
             _scribble(given.exclude("next"))
-        if len(copies) > 2 and copies[-3][DONE].all():
+        if len(copies) > 2 and copies[-3][schema.DONE].all():
             break
     _hold("global stream", torch.equal(stream, torch.get_rng_state()), "torch's global random stream has moved")
     if not scribble:
@@ -189,36 +178,34 @@ def _hold(rule: str, holds: Tensor | bool, message: str) -> None:
         raise LanguageEnvError(rule, message)
 
 
-def _same(
-    rule: str, one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], what: str, rows: Any = ...
-) -> None:
+def _same(rule: str, one: Sequence[TensorDictBase], two: Sequence[TensorDictBase], what: str, rows: Any = ...) -> None:
     """Compare two sequences of observations in all rows, or where ``rows`` (bool ``[*B]``) is True."""
-    for step, (a, b) in enumerate(zip(one, other, strict=False)):
-        for key in (key for key in (*_KEYS, REWARD) if key in a.keys() and key in b.keys()):
+    for step, (a, b) in enumerate(zip(one, two, strict=False)):
+        for key in (key for key in (*_KEYS, schema.REWARD) if key in a.keys() and key in b.keys()):
             _hold(rule, torch.equal(a[key][rows], b[key][rows]), f"'{key}' differs at step {step}: {what}")
 
 
 def _inspect(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
     first = game[0]
-    idle = ~(first[DONE].any() | first[AGENT_MASK].any() | (first[TOKEN_REWARD] != 0).any())
-    _hold("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset returned empty rows or rows with a past")
-    earned = torch.zeros_like(first[TOKEN_REWARD].sum(-1, keepdim=True))
+    idle = ~(first[schema.DONE].any() | first[schema.AGENT_MASK].any() | (first[schema.TOKEN_REWARD] != 0).any())
+    _hold("fresh", idle & first[schema.ATTENTION_MASK][..., 0].all(), "a reset returned empty rows or rows with a past")
+    earned = torch.zeros_like(first[schema.TOKEN_REWARD].sum(-1, keepdim=True))
     _row_and_flags(env, first)
     for step, (before, after) in enumerate(pairwise(game)):
         _row_and_flags(env, after)
-        over, real = before[DONE], before[ATTENTION_MASK]
-        for key in (*_KEYS, REWARD):
-            past = 0 if key == REWARD else before[key]
+        over, real = before[schema.DONE], before[schema.ATTENTION_MASK]
+        for key in (*_KEYS, schema.REWARD):
+            past = 0 if key == schema.REWARD else before[key]
             stays = ((after[key] == past) | ~over).all()
             _hold("latch", stays, f"step {step} changed '{key}' of a row that was done")
-        grown = after[ATTENTION_MASK].sum(-1, keepdim=True) > real.sum(-1, keepdim=True)
+        grown = after[schema.ATTENTION_MASK].sum(-1, keepdim=True) > real.sum(-1, keepdim=True)
         _hold("growth", (grown | over).all(), f"step {step} appended nothing to a row")
-        for key in ROW_KEYS:
+        for key in schema.ROW_KEYS:
             kept = ((after[key] == before[key]) | ~real).all()
             _hold("growth", kept, f"step {step} changed '{key}' at tokens that were written before")
-        _typed("reward", env, after[REWARD], torch.float32)
-        earned = earned + after[REWARD]
-        total = after[TOKEN_REWARD].sum(-1, keepdim=True)
+        _typed("reward", env, after[schema.REWARD], torch.float32)
+        earned = earned + after[schema.REWARD]
+        total = after[schema.TOKEN_REWARD].sum(-1, keepdim=True)
         sums = f"{total.flatten().tolist()}, the rewards of the turns to {earned.flatten().tolist()}"
         close = torch.allclose(total, earned, rtol=1e-4, atol=1e-4)
         _hold("reward", close, f"after step {step} the rows' token_reward sum to {sums}")
@@ -231,19 +218,20 @@ def _typed(rule: str, env: EnvBase, value: Tensor, dtype: torch.dtype) -> None:
 
 
 def _row_and_flags(env: Any, moment: TensorDictBase) -> None:
-    control, real = env.tokenizer.control, moment[ATTENTION_MASK]
+    control, tokens, real = env.tokenizer.control, moment[schema.TOKENS], moment[schema.ATTENTION_MASK]
     try:
-        check_row(moment, vocab_size=env.observation_spec[TOKENS].n)
+        schema.check_row(moment, vocab_size=env.observation_spec[schema.TOKENS].n)
     except (KeyError, TypeError, ValueError) as error:
         raise LanguageEnvError("row", str(error)) from error
-    padded = torch.where(real, control.pad, moment[TOKENS]) == control.pad
+    padded = torch.where(real, control.pad, tokens) == control.pad
     _hold("row", padded.all(), "something other than the padding token pads a row")
-    done, terminated, truncated = (moment[key] for key in (DONE, TERMINATED, TRUNCATED))
+    done, terminated, truncated = (moment[key] for key in (schema.DONE, schema.TERMINATED, schema.TRUNCATED))
     for flag in (done, terminated, truncated):
         _typed("flags", env, flag, torch.bool)
     _hold("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
     if control.marks_turns:  # no token of a chat marks its end
-        closed = ((moment[TOKENS] == control.end_of_dialogue) & real & ~moment[AGENT_MASK]).any(-1, keepdim=True)
+        closes = (tokens == control.end_of_dialogue) & real & ~moment[schema.AGENT_MASK]
+        closed = closes.any(-1, keepdim=True)
         _hold("flags", (terminated | ~closed).all(), "a row ends in end_of_dialogue but its task is not 'terminated'")
         _hold("flags", (closed | truncated | ~terminated).all(), "'terminated' without end_of_dialogue: 'truncated'?")
 
@@ -256,8 +244,8 @@ def _alternate(env: EnvBase) -> Tensor:
 def _partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     again = _alternate(env)
     now = _play(env, seed, actions[:2])[-1]
-    came = env.reset(now.exclude(REWARD).clone().set("_reset", again.unsqueeze(-1)))
-    past = came[AGENT_MASK].any(-1) | came[DONE].squeeze(-1)
+    came = env.reset(now.exclude(schema.REWARD).clone().set("_reset", again.unsqueeze(-1)))
+    past = came[schema.AGENT_MASK].any(-1) | came[schema.DONE].squeeze(-1)
     _hold("partial reset", not (past & again).any(), "rows that were reset still have a past")
     played = [came]
     for action in actions[2 : len(game) - 1]:
@@ -271,19 +259,19 @@ def _mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[Ten
     after = _step(env, start, actions[0], _step=stepped.unsqueeze(-1))
     _same("mask", [start], [after], "rows that the mask excludes", rows=~stepped)
     _same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
-    _hold("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask excludes has a reward")
+    _hold("mask", (after[schema.REWARD][~stepped] == 0).all(), "a row that the mask excludes has a reward")
 
 
 def _state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
-    state = game[0] if game[1][DONE].any() else game[1]
+    state = game[0] if game[1][schema.DONE].any() else game[1]
     _play(env, seed + 1, actions[:1])
     given = state.select(*_KEYS).clone()
-    named = {key: given.get(key) for key in ROW_KEYS} if isinstance(env, TransformedEnv) else {}
+    named = {key: given.get(key) for key in schema.ROW_KEYS} if isinstance(env, TransformedEnv) else {}
     try:
         came = env.reset(given, set_state=True, **named)
     except (KeyError, ValueError, NotImplementedError):
         return
-    _same("state", [state.exclude(REWARD)], [came], "passed to reset and returned by it")
+    _same("state", [state.exclude(schema.REWARD)], [came], "passed to reset and returned by it")
     after = _step(env, came, actions[1])
-    kept = ((after[TOKENS] == state[TOKENS]) | ~state[ATTENTION_MASK]).all()
+    kept = ((after[schema.TOKENS] == state[schema.TOKENS]) | ~state[schema.ATTENTION_MASK]).all()
     _hold("state", kept, "a step after reset(observation, set_state=True) continued from other rows")

@@ -58,18 +58,6 @@ def without_thoughts(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
-class GamePlace(NamedTuple):
-    """Row, seed and turn of a game, for error messages."""
-
-    row: int
-    seed: int
-    turn: int
-    """Number of the turn, from 1; 0 for the opening."""
-
-    def __str__(self) -> str:
-        return f"Game {self.row} of the batch (seed {self.seed}, turn {self.turn})"
-
-
 class GameTurn(NamedTuple):
     """The result of a turn of a game."""
 
@@ -79,58 +67,65 @@ class GameTurn(NamedTuple):
     truncated: bool = False
 
 
-def read_opening(returned: Any, place: GamePlace) -> str:
-    """Read the opening text from the result of a game's ``reset``: a text, or a text and an info."""
-    match returned:
-        case str(text) | (str(text), _):
-            return text
-    raise TypeError(f"{place} returned {shorten(returned)} from reset, expected a text, or (text, info).")
+class GamePlace(NamedTuple):
+    """Row, seed and turn of a game, and how its results are read; errors name the place."""
+
+    row: int
+    seed: int
+    turn: int
+    """Number of the turn, from 1; 0 for the opening."""
+
+    def __str__(self) -> str:
+        return f"Game {self.row} of the batch (seed {self.seed}, turn {self.turn})"
+
+    def read_opening(self, returned: Any) -> str:
+        """Read the opening text from the result of a game's ``reset``: a text, or a text and an info."""
+        match returned:
+            case str(text) | (str(text), _):
+                return text
+        raise TypeError(f"{self} returned {shorten(returned)} from reset, expected a text, or (text, info).")
+
+    def read_turn(self, returned: Any) -> GameTurn:
+        """Read the result of a game's ``step``: three values, or five as in Gymnasium.
+
+        Raises:
+            TypeError: the values have other types, or the reward is not a finite number in float32.
+        """
+        match returned:
+            case (str(text), reward, terminated):
+                truncated: Any = False
+            case (str(text), reward, terminated, truncated, _):
+                pass
+            case _:
+                expected = "(text, reward, terminated) or (text, reward, terminated, truncated, info)"
+                raise TypeError(f"{self} returned {shorten(returned)} from step, expected {expected}.")
+        values = {}
+        for name, given in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            is_reward = name == "reward"
+            expected, limit = ("a finite number in float32", LARGEST_REWARD) if is_reward else ("True or False", 1)
+            try:
+                values[name] = float(given if not isinstance(given, str | bytes) else math.nan)
+                good = abs(values[name]) <= limit and (is_reward or values[name] in (0, 1))
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                good = False
+            if not good:  # bool("False") is True, and NaN compares with nothing
+                raise TypeError(f"{self} returned {shorten(given)} as its {name}, expected {expected}.")
+        return GameTurn(text, values["reward"], bool(values["terminated"]), bool(values["truncated"]))
+
+    def read_features(self, given: Any, size: tuple[int, int]) -> Tensor:
+        """The features of a game, float32 ``[n, F]`` with ``n`` up to ``P``, on the CPU."""
+        features = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
+        (most, width), shape = size, tuple(features.shape)
+        if not features.numel():  # a game may show none
+            return torch.zeros(0, width)
+        if not features.isfinite().all() or len(shape) != 2 or shape[0] > most or shape[1] != width:
+            raise ValueError(f"{self} shows features {shape}, expected up to {most} finite ones of {width} numbers.")
+        return features
 
 
-def read_turn(returned: Any, place: GamePlace) -> GameTurn:
-    """Read the result of a game's ``step``: three values, or five as in Gymnasium.
-
-    Raises:
-        TypeError: the values have other types, or the reward is not a finite number in float32.
-    """
-    match returned:
-        case (str(text), reward, terminated):
-            truncated: Any = False
-        case (str(text), reward, terminated, truncated, _):
-            pass
-        case _:
-            expected = "(text, reward, terminated) or (text, reward, terminated, truncated, info)"
-            raise TypeError(f"{place} returned {shorten(returned)} from step, expected {expected}.")
-    values = {}
-    for name, given in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        expected, limit = ("a finite number in float32", LARGEST_REWARD) if name == "reward" else ("True or False", 1)
-        try:
-            values[name] = float(given if not isinstance(given, str | bytes) else math.nan)
-            good = abs(values[name]) <= limit and (name == "reward" or values[name] in (0, 1))
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            good = False
-        if not good:  # bool("False") is True, and NaN compares with nothing
-            raise TypeError(f"{place} returned {shorten(given)} as its {name}, expected {expected}.")
-    return GameTurn(text, values["reward"], bool(values["terminated"]), bool(values["truncated"]))
-
-
-def read_features(given: Any, place: GamePlace, size: tuple[int, int]) -> Tensor:
-    """The features of a game, float32 ``[n, F]`` with ``n`` up to ``P``, on the CPU."""
-    features = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
-    if not features.numel():  # a game may show none
-        return torch.zeros(0, size[1])
-    shape, finite = tuple(features.shape), bool(features.isfinite().all())
-    if not finite or features.ndim != 2 or shape[0] > size[0] or shape[1] != size[1]:
-        found = f"{place} shows features of shape {shape}" + ", not all of them finite" * (not finite)
-        raise ValueError(f"{found}, expected up to {size[0]} vectors of {size[1]} numbers.")
-    return features
-
-
-def padded_features(
-    shown: Mapping[int, Tensor], n: int, size: tuple[int, int], device: torch.device | None
-) -> dict[str, Tensor]:
+def padded_features(shown: Mapping[int, Tensor], n: int, size: tuple[int, int]) -> dict[str, Tensor]:
     """The features of ``n`` rows, padded with zeros, and their mask; of rows without any, zeros."""
     padded, mask = torch.zeros(n, *size), torch.zeros(n, size[0], dtype=torch.bool)
     for row, features in shown.items():
         padded[row, : len(features)], mask[row, : len(features)] = features, True
-    return {FEATURES: padded.to(device), FEATURES_MASK: mask.to(device)}
+    return {FEATURES: padded, FEATURES_MASK: mask}

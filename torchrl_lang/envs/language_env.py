@@ -11,18 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import check_given, check_options
+from torchrl_lang.envs import row_state
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
-from torchrl_lang.envs.row_state import (
-    GrowingRows,
-    Reply,
-    Rows,
-    Utterance,
-    Writes,
-    initial_rows,
-    read_action,
-    read_utterance,
-    where_rows,
-)
+from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, Writes
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, row_specs, token_ids
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.text.tokenizers import Tokenizer
@@ -166,8 +157,8 @@ class LanguageEnv(SeededEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         rows = self._begun()
         shape = (*self.batch_size, self.action_length)
-        action = read_action(f"{type(self).__name__}.step()", tensordict, shape).reshape(self._n, self.action_length)
-        writes, reward = self._plan_turn(action, self._rows_to_step(tensordict))
+        action = row_state.read_action(f"{type(self).__name__}.step()", tensordict, shape)
+        writes, reward = self._plan_turn(action.reshape(self._n, self.action_length), self._rows_to_step(tensordict))
         rows.write_(writes)
         return self._observe().set(REWARD, reward.reshape(*self.batch_size, 1))
 
@@ -176,9 +167,9 @@ class LanguageEnv(SeededEnv):
         control = self.tokenizer.control
         # Ids outside the vocabulary become padding: an error would synchronize with the device at every step.
         action = torch.where((action >= 0) & (action < self.tokenizer.vocab_size), action, control.pad)
-        utterance = read_utterance(action, control)
+        utterance = row_state.read_utterance(action, control)
         reply, task = self._reply(utterance, self._task, live)
-        writes, overflow = self._begun().plan_turn(utterance, reply, live, control)
+        writes, overflow = self._begun().plan_turn(utterance, reply, live)
         turns = self._turns + 1
         # A row also ends if there is no room for another utterance and an end-of-action token of the environment.
         full = overflow | (writes.length + self.action_length + 1 > self.row_length)
@@ -187,10 +178,8 @@ class LanguageEnv(SeededEnv):
         cut = overflow if reply.truncated is None else overflow | reply.truncated
         self._truncated = torch.where(live, full & ~reply.terminated | cut, self._truncated)
         self._terminated = torch.where(live, reply.terminated, self._terminated)
-        self._task = {
-            key: value if key in self._spared_state else where_rows(live, value, self._task[key])
-            for key, value in task.items()
-        }
+        old, spared, where = self._task, self._spared_state, row_state.where_rows
+        self._task = {key: value if key in spared else where(live, value, old[key]) for key, value in task.items()}
         self._turns = torch.where(live, turns, self._turns)
         return writes, torch.where(live, reply.reward, 0.0)
 
@@ -202,9 +191,8 @@ class LanguageEnv(SeededEnv):
         own |= {TERMINATED: terminated[:, None], TRUNCATED: truncated[:, None]}
         if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
             own |= self._task_observation(self._task)
-        out = {
-            key: value.clone() if copy and key not in self._new_observations else value for key, value in own.items()
-        }
+        uncopied = self._new_observations if copy else own
+        out = {key: value if key in uncopied else value.clone() for key, value in own.items()}
         if only is None or ATTENTION_MASK in only:
             out[ATTENTION_MASK] = rows.attention_mask
         out[DONE] = (terminated | truncated)[:, None]
@@ -213,16 +201,11 @@ class LanguageEnv(SeededEnv):
 
     # -- a reset, in order ---------------------------------------------------------------------------------------------
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
-    ) -> TensorDictBase:
-        tensordict = merge_keywords(self, self._reset_entries, tensordict, kwargs, set_state=set_state)
+    def _reset(self, tensordict: TensorDictBase | None = None, set_state: bool = False, **extra: Any) -> TensorDictBase:
+        tensordict = merge_keywords(self, self._reset_entries, tensordict, extra, set_state=set_state)
         options = None if tensordict is None else tensordict.reshape(self._n)
         fresh = self._rows_to_reset(options)
-        given = None
-        if set_state and options is not None:
-            widths = (self.row_length, self.action_length)
-            given = rows_to_continue(options, fresh, self.tokenizer, *widths, self.max_turns)
+        given = rows_to_continue(self, options, fresh) if set_state and options is not None else None
         masked = options is not None and options.get("_reset", None) is not None
         self._begin_rows(fresh, options, given, partial=self._rows is not None and masked)
         return self._observe()
@@ -240,21 +223,21 @@ class LanguageEnv(SeededEnv):
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
         number = self._number_episodes(fresh)
-        opening, opening_length, task = self._open(number, fresh, options)
+        opening, length, task = self._open(number, fresh, options)
         if given is None:
-            control, width = self.tokenizer.control, self.row_length
-            rows = initial_rows(opening, opening_length, control, row_length=width, action_length=self.action_length)
+            sizes = {"row_length": self.row_length, "action_length": self.action_length}
+            rows = row_state.first_rows(opening, length, self.tokenizer.control, **sizes)
             turns = torch.zeros_like(number)
         else:
             rows, task = given, self._restore(given, task, fresh, options)
             turns = count_turns(rows, self.tokenizer.control)
         if partial:
             self._begun().replace_(fresh, rows)
-            self._task = {key: where_rows(fresh, value, self._task[key]) for key, value in task.items()}
+            self._task = {key: row_state.where_rows(fresh, value, self._task[key]) for key, value in task.items()}
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)
         else:
-            self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
+            self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control)
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
             self._turns = turns

@@ -88,14 +88,12 @@ class PromptEnv(TextGameEnv):
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         return ((row, self.prompts[place.seed]) for row, place in places.items())
 
-    def _play_all(
-        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
-    ) -> Iterable[tuple[int, Any]]:
-        if not utterances:
+    def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        if not uttered:
             return ()
-        prompts = [self.prompts[places[row].seed] for row in utterances]
-        completions = [self._read(ids) for ids in utterances.values()]
+        prompts = [self.prompts[places[row].seed] for row in uttered]
+        completions = [self._read(ids) for ids in uttered.values()]
         rewards = self.reward(prompts, completions)
         if not hasattr(rewards, "__len__") or len(rewards) != len(prompts):
             raise ValueError(f"The reward function returned {shorten(rewards)}, expected {len(prompts)} numbers.")
-        return [(row, ("", reward, True)) for row, reward in zip(utterances, rewards, strict=True)]
+        return [(row, ("", reward, True)) for row, reward in zip(uttered, rewards, strict=True)]

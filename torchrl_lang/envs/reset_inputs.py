@@ -67,20 +67,14 @@ def shortest_opening(tokenizer: Tokenizer) -> int:
     return len(tokenizer.encode_opening("")) if isinstance(tokenizer, ChatTokenizer) else 1
 
 
-def rows_to_continue(
-    options: TensorDictBase,
-    fresh: Tensor,
-    tokenizer: Tokenizer,
-    row_length: int,
-    action_length: int,
-    max_turns: int | None,
-) -> Rows:
-    """The transcripts in a flattened (``[N]``) reset tensordict, checked where ``fresh`` (bool ``[N]``).
+def rows_to_continue(env: Any, options: TensorDictBase, fresh: Tensor) -> Rows:
+    """The transcripts in a flattened (``[N]``) reset tensordict of a ``LanguageEnv``, checked where ``fresh``.
 
     Raises:
         ValueError: a row is malformed, has another width, has ended, has no room or turn left, or ends inside an
             utterance or a reply.
     """
+    tokenizer, row_length = env.tokenizer, env.row_length
     check_row(options, vocab_size=tokenizer.vocab_size)
     tokens, attention, action, reward = (options.get(key) for key in ROW_KEYS)
     if tokens.shape[-1] != row_length:
@@ -88,9 +82,9 @@ def rows_to_continue(
     control = tokenizer.control
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
-    full = rows.length + action_length + 1 > row_length
-    if max_turns is not None:
-        full = full | (count_turns(rows, control) >= max_turns)
+    full = rows.length + env.action_length + 1 > row_length
+    if env.max_turns is not None:
+        full = full | (count_turns(rows, control) >= env.max_turns)
     faults = _faults_of_order(rows, control)
     if isinstance(tokenizer, ChatTokenizer):
         prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)

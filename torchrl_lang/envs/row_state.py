@@ -78,9 +78,7 @@ class Rows(NamedTuple):
         return mask.unfold(0, width, 1).index_select(0, width - self.length)
 
 
-def initial_rows(
-    opening: Tensor, length: Tensor, control: ControlTokens, *, row_length: int, action_length: int
-) -> Rows:
+def first_rows(opening: Tensor, length: Tensor, control: ControlTokens, *, row_length: int, action_length: int) -> Rows:
     """Rows of minimal width that begin with the environment's opening, or with the agent's turn if it is empty.
 
     ``opening`` is int64 ``[N, R]`` with ``length`` tokens, int64 ``[N]``, and must leave room for an utterance.
@@ -137,12 +135,12 @@ class GrowingRows:
     Args:
         rows: the transcripts, which may be narrower than ``width``; they are copied.
         width: ``T``.
-        pad: the padding token.
+        control: the control tokens.
     """
 
-    def __init__(self, rows: Rows, width: int, pad: int = 0) -> None:
+    def __init__(self, rows: Rows, width: int, control: ControlTokens) -> None:
         # The spare column after each row is written and never read.
-        self._fill, self.width = (pad, False, 0.0), width
+        self._fill, self.width, self._control = (control.pad, False, 0.0), width, control
         self._wide = tuple(
             torch.nn.functional.pad(entry, (0, width + 1 - entry.shape[1]), value=fill)
             for entry, fill in zip(rows[:3], self._fill, strict=True)
@@ -167,9 +165,7 @@ class GrowingRows:
             mine.index_fill_(0, index, fill)
             mine[:, : given.shape[1]].index_copy_(0, index, given.index_select(0, index))
 
-    def plan_turn(
-        self, utterance: Utterance, reply: Reply, live: Tensor, control: ControlTokens
-    ) -> tuple[Writes, Tensor]:
+    def plan_turn(self, utterance: Utterance, reply: Reply, live: Tensor) -> tuple[Writes, Tensor]:
         """Plan to append the utterance, the reply, their end tokens and the end of the dialogue to the ``live`` rows.
 
         In rows of a chat template the reply is complete, so only the utterance gets its end token.
@@ -177,14 +173,13 @@ class GrowingRows:
         Returns:
             What to write, and where tokens do not fit, bool ``[N]``.
         """
-        like = utterance.length[:, None]
+        like, control, width = utterance.length[:, None], self._control, self.width
         uttered, replied = torch.where(live, utterance.length, 0), torch.where(live, reply.length, 0)
         end = torch.full_like(like, control.end_of_action)
         parts = [(utterance.tokens, uttered), (end, live), (reply.tokens, replied)]
         if control.marks_turns:
             parts.append((torch.full_like(like, control.end_of_state), replied > 0))
             parts.append((torch.full_like(like, control.end_of_dialogue), live & reply.terminated))
-        width = self.width
         place, wanted = [], self._length
         for tokens, number in parts:  # the first ``number`` tokens of each
             column = torch.arange(tokens.shape[-1], device=tokens.device)
@@ -193,15 +188,9 @@ class GrowingRows:
         # The end-of-action token belongs to the agent if it wrote it; the reply is never the agent's.
         agent = torch.cat([torch.ones_like(utterance.tokens, dtype=torch.bool), utterance.closed[:, None]], -1)
         reward_place = torch.where(live, self._length + uttered + utterance.closed - 1, width).clamp_max(width)
-        writes = Writes(
-            place=torch.cat(place, -1).clamp_max_(width),
-            tokens=torch.cat([tokens for tokens, _ in parts], -1),
-            agent=agent,
-            reward_place=reward_place[:, None],
-            reward=reply.reward[:, None],
-            length=wanted.clamp_max(width),
-        )
-        return writes, wanted > width
+        places, tokens = torch.cat(place, -1).clamp_max_(width), torch.cat([tokens for tokens, _ in parts], -1)
+        length = wanted.clamp_max(width)
+        return Writes(places, tokens, agent, reward_place[:, None], reply.reward[:, None], length), wanted > width
 
     def write_(self, writes: Writes) -> None:
         """Write what :meth:`plan_turn` planned."""
@@ -237,6 +226,5 @@ def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...], i
     if action is None:
         raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
     if action.shape != shape or action.dtype != torch.int64:
-        got = f"{action.dtype} of shape {tuple(action.shape)}"
-        raise ValueError(f"{what} expects 'action' as int64 {ids} of shape {shape}, got {got}.")
+        raise ValueError(f"{what} expects int64 {ids} {shape} as 'action', got {action.dtype} {tuple(action.shape)}.")
     return action

@@ -12,18 +12,8 @@ from torch import Tensor
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from torchrl_lang import schema
 from torchrl_lang.envs.row_state import read_mask
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DONE,
-    FEATURES,
-    FEATURES_MASK,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-)
 
 Device = torch.device | str | int | None
 
@@ -72,7 +62,7 @@ class SeededEnv(EnvBase):
         self.observation_spec = Composite(observation, shape=batch, device=device)
         self.action_spec = action
         self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
+        done = {key: flags(batch, 1, device) for key in (schema.DONE, schema.TERMINATED, schema.TRUNCATED)}
         self.full_done_spec = Composite(done, shape=batch, device=device)
 
     def _rows_to_step(self, tensordict: TensorDictBase) -> Tensor:
@@ -127,16 +117,14 @@ def token_ids(vocab_size: int, batch: torch.Size, *shape: int, device: torch.dev
 def row_specs(vocab_size: int, batch: torch.Size, width: int, device: torch.device | None) -> dict[str, TensorSpec]:
     """The four entries of a row, ``[*B, T]``."""
     return {
-        TOKENS: token_ids(vocab_size, batch, width, device=device),
-        ATTENTION_MASK: flags(batch, width, device),
-        AGENT_MASK: flags(batch, width, device),
-        TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
+        schema.TOKENS: token_ids(vocab_size, batch, width, device=device),
+        schema.ATTENTION_MASK: flags(batch, width, device),
+        schema.AGENT_MASK: flags(batch, width, device),
+        schema.TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
     }
 
 
 def feature_specs(batch: torch.Size, size: tuple[int, int], device: torch.device | None) -> dict[str, TensorSpec]:
     """Specs of ``features`` ``[*B, P, F]`` and ``features_mask`` ``[*B, P]`` for a ``size`` of ``(P, F)``."""
-    return {
-        FEATURES: Unbounded(shape=(*batch, *size), dtype=torch.float32, device=device),
-        FEATURES_MASK: flags(batch, size[0], device),
-    }
+    features = Unbounded(shape=(*batch, *size), dtype=torch.float32, device=device)
+    return {schema.FEATURES: features, schema.FEATURES_MASK: flags(batch, size[0], device)}

@@ -15,16 +15,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_given, check_options
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.game_turn import (
-    GamePlace,
-    GameTurn,
-    TextGame,
-    ToolText,
-    padded_features,
-    read_features,
-    read_opening,
-    read_turn,
-)
+from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, ToolText, padded_features
 from torchrl_lang.envs.language_env import LanguageEnv, LanguageOptions, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
@@ -152,7 +143,7 @@ class TextGameEnv(LanguageEnv):
             seeds = seed.tolist()
             places = {row: GamePlace(row, seeds[row], 0) for row in _true(fresh)}
             for row, returned in self._begin_all(places):
-                texts[row], cut[row] = self._fit_opening(read_opening(returned, places[row]), places[row])
+                texts[row], cut[row] = self._fit_opening(places[row].read_opening(returned), places[row])
             standing = self._standing() | self._shown(places)
         was_cut = torch.tensor(cut, dtype=torch.bool, device=self.device)
         return *self._pad(texts), {"game_seed": seed, "cut": was_cut, **standing}
@@ -168,7 +159,7 @@ class TextGameEnv(LanguageEnv):
         with self._all_or_none():
             places = {row: GamePlace(row, seeds[row], turns[row] + 1) for row in _true(live)}
             for row, returned in self._play_all({row: uttered[row][: lengths[row]] for row in places}, places):
-                turn = read_turn(returned, places[row])
+                turn = places[row].read_turn(returned)
                 texts[row], lost = self._fit_reply(turn, places[row], room[row])
                 rewards[row], terminated[row], truncated[row] = turn.reward, turn.terminated, turn.truncated or lost
             standing = self._standing()
@@ -207,32 +198,28 @@ class TextGameEnv(LanguageEnv):
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""
         return self._each("reset", {row: place.seed for row, place in places.items()}, places)
 
-    def _play_all(
-        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
-    ) -> Iterable[tuple[int, Any]]:
+    def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
-        return self._each("step", {row: self._read(ids) for row, ids in utterances.items()}, places)
+        return self._each("step", {row: self._read(ids) for row, ids in uttered.items()}, places)
 
-    def _each(
-        self, method: str, arguments: Mapping[int, Any], places: Mapping[int, GamePlace]
-    ) -> Iterable[tuple[int, Any]]:
+    def _each(self, method: str, args: Mapping[int, Any], places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Each row and the result of its game's ``method(argument)``, in order, ``workers`` of them at a time."""
         is_learning = torch.is_grad_enabled()  # each thread has a flag of its own
 
         def call(row: int) -> tuple[int, Any]:
             try:
                 with torch.set_grad_enabled(is_learning):
-                    return row, getattr(self._games[row], method)(arguments[row])
+                    return row, getattr(self._games[row], method)(args[row])
             except Exception as error:
-                error.add_note(f"{places[row]} was in {method}({arguments[row]!r}).")
+                error.add_note(f"{places[row]} was in {method}({args[row]!r}).")
                 raise
 
-        threads_needed = min(self._workers, len(arguments))
+        threads_needed = min(self._workers, len(args))
         if threads_needed < 2:
-            return map(call, arguments)
+            return map(call, args)
         # New threads for each step: nothing to close or to copy, and none is left after an error.
         with ThreadPoolExecutor(threads_needed) as threads:
-            return list(threads.map(call, arguments))
+            return list(threads.map(call, args))
 
     def _standing(self) -> TaskState:
         """Further state of the games, tensors ``[N, ...]``."""
@@ -246,8 +233,8 @@ class TextGameEnv(LanguageEnv):
         """The features of the games that have begun in some rows; zeros in the others."""
         if self.features is None:
             return {}
-        shown = {row: read_features(self._features(place), place, self.features) for row, place in places.items()}
-        return padded_features(shown, self._n, self.features, self.device)
+        shown = {row: place.read_features(self._features(place), self.features) for row, place in places.items()}
+        return {key: value.to(self.device) for key, value in padded_features(shown, self._n, self.features).items()}
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
         return {key: task[key] for key in (FEATURES, FEATURES_MASK) if key in task}
@@ -261,14 +248,14 @@ class TextGameEnv(LanguageEnv):
         """Replay the agent's turns of a row in a new game; returns the tokens and rewards of the resulting row."""
         end, place = self.tokenizer.control.end_of_action, GamePlace(row, seed, 0)
         begun = dict(self._begin_all({row: place}))[row]
-        opening, _ = self._fit_opening(read_opening(begun, place), place)
+        opening, _ = self._fit_opening(place.read_opening(begun), place)
         ids = complete_opening(opening, self.tokenizer.control)
         rewards = [0.0] * len(ids)
         utterance: list[int] = []
         for token, is_agent, after_agent in zip(tokens, agent, [False, *agent], strict=False):
             if token == end and (is_agent or after_agent):
                 place = place._replace(turn=place.turn + 1)
-                played = read_turn(dict(self._play_all({row: utterance}, {row: place}))[row], place)
+                played = place.read_turn(dict(self._play_all({row: utterance}, {row: place}))[row])
                 reply, lost = self._fit_reply(played, place, self.row_length)
                 if played.truncated or lost:
                     raise ValueError(f"{place} was truncated: reset its row without set_state.")
@@ -329,11 +316,9 @@ class TextGameEnv(LanguageEnv):
         kind = "reply" if place.turn else "opening"
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(
-                f"{place} {found}: the row is truncated, and later ones will be without a warning. To avoid this, "
-                f"{remedy}; on_bad_text='raise' raises an error instead.",
-                stacklevel=2,
-            )
+            done = "the row is truncated, and later ones will be without a warning"
+            advice = f"To avoid this, {remedy}; on_bad_text='raise' raises an error instead."
+            warnings.warn(f"{place} {found}: {done}. {advice}", stacklevel=2)
 
     def _read(self, ids: list[int]) -> str:
         """The game's form of an utterance."""

@@ -82,10 +82,8 @@ class TokenEnv(EnvBase):
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
         return False
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
-    ) -> TensorDictBase:
-        tensordict = merge_keywords(self.env, self.env._reset_entries, tensordict, kwargs, set_state=set_state)
+    def _reset(self, tensordict: TensorDictBase | None = None, set_state: bool = False, **given: Any) -> TensorDictBase:
+        tensordict = merge_keywords(self.env, self.env._reset_entries, tensordict, given, set_state=set_state)
         fresh, begun = read_mask("_reset", tensordict, self._n), self.env._rows is not None
         shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
         pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
@@ -111,10 +109,8 @@ class TokenEnv(EnvBase):
         pending = torch.where(place & live[:, None], token[:, None], self._pending)
         written = self._written + live
         played = live & ((token == control.end_of_action) | (written == self.env.action_length))
-        turn = {
-            ACTION: pending.reshape(*self.batch_size, self.env.action_length),
-            "_step": played.reshape(*self.batch_size, 1),
-        }
+        batch = self.batch_size
+        turn = {ACTION: pending.reshape(*batch, self.env.action_length), "_step": played.reshape(*batch, 1)}
         out = self.env._step(TensorDict(turn, batch_size=self.batch_size, device=self.device))
         self._pending = torch.where(played[:, None], control.pad, pending)
         self._written = torch.where(played, 0, written)
@@ -143,16 +139,12 @@ class TokenEnv(EnvBase):
     def _observe(self, out: TensorDictBase) -> TensorDictBase:
         """The observation of ``env`` with the unfinished utterances appended."""
         self._done = out.get(DONE).reshape(self._n).clone()
-        tokens, real, agent, _ = (out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS)
-        slot = torch.arange(self.env.action_length, device=tokens.device)
+        rows = {key: out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS}
+        slot = torch.arange(self.env.action_length, device=self._written.device)
         is_pending = slot < self._written[:, None]
         # A spare column, which is dropped, takes what is not pending.
-        place = torch.where(is_pending, real.sum(-1, keepdim=True) + slot, self.row_length)
-        for key, value, new in (
-            (TOKENS, tokens, self._pending),
-            (ATTENTION_MASK, real, is_pending),
-            (AGENT_MASK, agent, is_pending),
-        ):
-            grown = torch.nn.functional.pad(value, (0, 1)).scatter_(-1, place, new)[:, :-1]
+        place = torch.where(is_pending, rows[ATTENTION_MASK].sum(-1, keepdim=True) + slot, self.row_length)
+        for key, new in {TOKENS: self._pending, ATTENTION_MASK: is_pending, AGENT_MASK: is_pending}.items():
+            grown = torch.nn.functional.pad(rows[key], (0, 1)).scatter_(-1, place, new)[:, :-1]
             out.set(key, grown.reshape(*self.batch_size, self.row_length))
         return out

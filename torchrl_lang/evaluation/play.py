@@ -13,24 +13,12 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    BEHAVIOR_LOG_PROB,
-    DONE,
-    REWARD,
-    ROW_KEYS,
-    TERMINATED,
-    TOKEN_ENTROPY,
-    TOKEN_LOG_PROB,
-    TRUNCATED,
-    ControlTokens,
-    entry,
-    missing_entry,
-)
+from torchrl_lang.schema import AGENT_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,7 @@ class GameRecords:
         tokens, real, agent, reward = (entry(rows, key) for key in ROW_KEYS)
         ended, truncated = rows.get(TERMINATED, None), rows.get(TRUNCATED, None)
         if ended is None and not control.marks_turns:
-            raise missing_entry("GameRecords of chats", [TERMINATED], rows, "Chats have no token for it.")
+            raise schema.missing_entry("GameRecords of chats", [TERMINATED], rows, "Chats have no token for it.")
         ended = ((tokens == control.end_of_dialogue) & real).any(-1) if ended is None else ended.reshape(len(rows))
         position = torch.arange(tokens.shape[-1])
         last = torch.where(agent, position, 0).amax(-1, keepdim=True)
@@ -195,11 +183,9 @@ def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[
         **{("kept", key): _value(after, key, n) for key in keep},
     }
     added = {key: record.get(key, 0) + torch.where(live, value, 0) for key, value in sums.items()}
-    kept = {
-        key: torch.where(live.reshape(n, *[1] * (value.ndim - 1)), value, record.get(key, value))
-        for key, value in states.items()
-    }
-    return added | kept
+    for key, value in states.items():
+        added[key] = torch.where(live.reshape(n, *[1] * (value.ndim - 1)), value, record.get(key, value))
+    return added
 
 
 def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
@@ -210,10 +196,10 @@ def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
 
 def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
     """Sums of the policy's log-ratio and entropy over the tokens just written."""
-    log_prob, behavior = td.get(TOKEN_LOG_PROB, None), td.get(BEHAVIOR_LOG_PROB, None)
+    log_prob, behavior = td.get(schema.TOKEN_LOG_PROB, None), td.get(schema.BEHAVIOR_LOG_PROB, None)
     log_ratio = None if log_prob is None or behavior is None else log_prob - behavior
     sums: _Record = {}
-    for name, values in (("log_ratio", log_ratio), ("entropy", td.get(TOKEN_ENTROPY, None))):
+    for name, values in (("log_ratio", log_ratio), ("entropy", td.get(schema.TOKEN_ENTROPY, None))):
         if values is not None:
             values = values.reshape(len(written), -1)
             is_written = torch.arange(values.shape[-1], device=values.device) < written[:, None]

@@ -111,10 +111,8 @@ def format_columns(lines: Sequence[Sequence[str]], sides: str) -> str:
         ILQL      -2.5
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    rows = ([f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)] for line in lines)
+    texts = ["  ".join(row).rstrip() for row in rows]
     return "\n".join([texts[0], "-" * max(map(len, texts)), *texts[1:]])
 
 

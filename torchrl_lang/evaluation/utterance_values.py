@@ -62,9 +62,8 @@ def last_values(
             tokens = pad_sequence(list(chosen), batch_first=True, padding_value=control.pad).to(device)
             length = torch.tensor([len(row) for row in chosen], device=device)
             attention = torch.arange(tokens.shape[1], device=device) < length[:, None]
-            part = None if features is None else features[first : first + batch_size]
+            part = None if features is None else features[first : first + batch_size].to(device)
             own = None if part is None else RowFeatures.read(part, part.batch_size, "last_values")
-            own = None if own is None else own.to(device)
             states = read_rows(split_actor(actor).trunk, tokens, attention, own)
             place = length[:, None] - 1 - torch.arange(count, -1, -1, device=device)
             number = torch.arange(len(chosen), device=device)[:, None]

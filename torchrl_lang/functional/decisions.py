@@ -188,12 +188,7 @@ def find_utterances(attention_mask: Tensor, agent_mask: Tensor, turn_end: Tensor
     state = (~is_bootstrap).nonzero(as_tuple=True)[0]
     number = torch.where(ends_later, finished.flatten().cumsum(0).reshape(end.shape) - 1, state.shape[0])
     return UtteranceSpans(
-        row=row,
-        position=position,
-        state=state,
-        end=end.nonzero(as_tuple=True)[1],
-        last=is_bootstrap[state + 1],
-        of_decision=number[decision],
+        row, position, state, end.nonzero(as_tuple=True)[1], is_bootstrap[state + 1], number[decision]
     )
 
 

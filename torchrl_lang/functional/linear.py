@@ -209,10 +209,7 @@ class _VocabularyTerm(torch.autograd.Function):
         if grad_taken is not None:
             _add_taken(grads, features, weight, target, grad_taken)
         grad_position = None if not needs[4] or grad_total is None else grad_total * each.sum(0)
-        cast = [
-            gradient if x is None or gradient is None else gradient.to(x.dtype)
-            for gradient, x in zip(grads, inputs, strict=True)
-        ]
+        cast = [g if x is None or g is None else g.to(x.dtype) for g, x in zip(grads, inputs, strict=True)]
         return (*cast, None, grad_position, None, None)
 
 

@@ -285,11 +285,9 @@ class CHAIActor(TensorDictModuleBase):
         if not is_stochastic():
             return self.policy(tensordict)
         tokens, attention = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
-        done, batch = tensordict.get(DONE, None), tokens.shape[:-1]
-        features = self.policy.decoder.features(type(self).__name__, tensordict, batch)
-        drawn = self.policy.decoder.generate(
-            tokens, attention, done=done, candidates=self.candidates, features=features
-        )
+        done, batch, decoder = tensordict.get(DONE, None), tokens.shape[:-1], self.policy.decoder
+        features = decoder.features(type(self).__name__, tensordict, batch)
+        drawn = decoder.generate(tokens, attention, done=done, candidates=self.candidates, features=features)
         rows, length = tokens.reshape(batch.numel(), -1).long(), row_length(attention).flatten()
         active = torch.ones_like(length, dtype=torch.bool) if done is None else ~done.flatten()
         choice = torch.zeros_like(length)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.heads import ActionValueHead, StackedHeads, UtteranceQValueHead, ValueHead
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
+from torchrl_lang.modules.hugging_face import eval_mode
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, trunk_of
 
 ACTION_VALUE = "action_value"
 STATE_VALUE = "state_value"
 UTTERANCE_VALUE = "utterance_value"
 
-_SHAPES = {ACTION_VALUE: "[N, n_q, V] or [N, V]", UTTERANCE_VALUE: "[N, n_q] or [N]", STATE_VALUE: "[N, 1] or [N]"}
+SHAPES = {ACTION_VALUE: "[N, n_q, V] or [N, V]", UTTERANCE_VALUE: "[N, n_q] or [N]", STATE_VALUE: "[N, 1] or [N]"}
 _STATES = 3  # more than one, so that other orders of the axes show
 
 
@@ -59,7 +60,7 @@ def checked_values(head: str, kind: str, states: TensorDictBase, run: Callable[[
     fits = values.ndim == axes and values.shape[0] == states.shape[0] and values.shape[-1] == last
     if not fits or not values.is_floating_point():
         got = f"{[*found.shape]} of {found.dtype}"
-        raise ValueError(f"{head} must write floating-point numbers {_SHAPES[kind]}, got {got}.")
+        raise ValueError(f"{head} must write floating-point numbers {SHAPES[kind]}, got {got}.")
     return values
 
 
@@ -136,3 +137,19 @@ def missing_state(key: NestedKey, written: Iterable[NestedKey], head: nn.Module)
     if key == HIDDEN_PRE_NORM:
         advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
     return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(map(str, written))}: {advice}.")
+
+
+def check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase, vocabulary: int | None) -> None:
+    """Raise unless the head reads states of the trunk; it is tried out on zeros."""
+    model = trunk_of(trunk)
+    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    check_writes(name, head, kind)
+    if unwritten := [key for key in keys if key not in trunk.out_keys]:
+        raise missing_state(unwritten[0], trunk.out_keys, getattr(head, "module", head))
+    states = None if model is None else zero_states(keys, model.width, [model, head])
+    if states is None:
+        return
+    with torch.no_grad(), eval_mode(head):
+        values = checked_values(name, kind, states, lambda: apply_head(head, dict(states.items()), kind))
+    if kind == ACTION_VALUE and vocabulary not in (None, values.shape[-1]):
+        raise ValueError(f"The Q head has values for {values.shape[-1]} tokens, but the model logits for {vocabulary}.")

@@ -13,41 +13,19 @@ from typing import Annotated, Any, Literal
 import torch
 from huggingface_hub import snapshot_download
 from pydantic import ConfigDict, Field
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
+from transformers.utils.quantization_config import BitsAndBytesConfig
 
+from torchrl_lang import _files
 from torchrl_lang._checks import check_heads, check_options
-from torchrl_lang._files import (
-    FileError,
-    Record,
-    check_loaded_weights,
-    check_model_config,
-    file_errors,
-    file_in,
-    nested_fields,
-    one_line,
-    read_json,
-    read_tensor_headers,
-    shorten,
-)
+from torchrl_lang._files import FileError, Record, file_errors, file_in, nested_fields, one_line, read_json, shorten
 from torchrl_lang.modules.agilerl.checkpoint import register_agilerl
 from torchrl_lang.modules.hugging_face import check_causal
 
 # Files to download: configuration and weights, but no code and no pickles.
-_DOWNLOADED = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*.safetensors",
-)
+_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_DOWNLOADED = (_CONFIG, "generation_config.json", _WEIGHTS, _INDEX, "model-*.safetensors")
 _DOWNLOAD_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
@@ -163,7 +141,7 @@ def load_causal_lm(
         raise
     except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
         raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error
-    check_loaded_weights(folder, lm, info, remedy=REMEDY)
+    _files.check_loaded_weights(folder, lm, info, remedy=REMEDY)
     check_causal(lm)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
     return lm if tokenizer is None else fit_vocabulary(lm, tokenizer.vocab_size)
@@ -233,7 +211,6 @@ def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False
 REMEDY = "save or download the model again"
 TRUST = "if you trust its author, load it with trust_remote_code=True"
 
-_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Fields of a configuration that are counts of modules or list entries.
 _COUNTS = re.compile(r"(layers|n_layer|experts|blocks|labels)$")
 _MANY = 1024
@@ -269,10 +246,10 @@ def check_model_folder(folder: Path) -> None:
         if "auto_map" in config:
             raise FileError(folder, f"needs code of its own for the model type {kind!r}, which is not run", TRUST)
         raise FileError(path, f"has the model type {shorten(kind)}", "give a causal language model")
-    check_model_config(config, path, remedy=REMEDY)
+    _files.check_model_config(config, path, remedy=REMEDY)
     weights: dict[str, Any] = {}
     for file in _weight_files(folder):
-        weights |= read_tensor_headers(file, remedy=REMEDY)
+        weights |= _files.read_tensor_headers(file, remedy=REMEDY)
     lm = _described(path, config, len(weights))
     # A model far larger than the weights could exhaust the memory. Quantized weights are packed, for instance sixteen
     # numbers of two bits in an int32.

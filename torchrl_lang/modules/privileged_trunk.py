@@ -65,8 +65,7 @@ class PrivilegedTrunk(TensorDictModuleBase):
         tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
         privileged, real = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
         if privileged is None:
-            advice = "EpisodeRows(keep=['privileged']) keeps it."
-            raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, advice)
+            raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, "Use EpisodeRows(keep=['privileged']).")
         real = torch.ones_like(privileged, dtype=torch.bool) if real is None else real
         joined = in_front(privileged.to(tokens.dtype), real, tokens)
         number = real.sum(-1)  # [*B]

@@ -224,7 +224,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
     def conditioned(self, tensordict: TensorDictBase) -> TensorDictBase:
         """A shallow copy of unfinished rows whose ``tokens`` carry the returns that the agent is asked for."""
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor)
-        tokens, attention_mask, agent_mask, token_reward = (entry(tensordict, key) for key in ROW_KEYS)
+        tokens, attention, agent_mask, token_reward = (entry(tensordict, key) for key in ROW_KEYS)
         target = tensordict.get(TARGET_RETURN, None)
         shape = (*tokens.shape[:-1], 1)
         if target is None:
@@ -233,9 +233,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
             have_shapes((TARGET_RETURN, target, shape))
             returns.check(target, TARGET_RETURN)
         options = {"target": target, "tokens": tokens, "end_of_action": self.actor.decoder.control.end_of_action}
-        conditions = return_conditions(
-            attention_mask, agent_mask, token_reward, returns.mode, continued=True, **options
-        )
+        conditions = return_conditions(attention, agent_mask, token_reward, returns.mode, continued=True, **options)
         return tensordict.copy().set(TOKENS, returns.condition(tokens, conditions, trunk.vocab_size))
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:

@@ -14,12 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, file_errors, non_finite
 from torchrl_lang.modules.actor import language_actor, split_actor, with_features
-from torchrl_lang.modules.decoding.guidance import (
-    LikelihoodGuidance,
-    TokenProbabilities,
-    UtteranceValueGuidance,
-    ValueGuidance,
-)
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, UtteranceValueGuidance, ValueGuidance
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.heads import TiedQValueHead
@@ -413,7 +408,7 @@ def _describe_guidance(
     if trunk is None:
         raise ValueError(f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk is saved.")
     # The model's head is the layer that reads the states, if one does.
-    head: Any = guidance.qvalue.head if isinstance(guidance.qvalue, TokenProbabilities) else own_head(guidance.qvalue)
+    head: Any = guidance.qvalue.head if by_likelihood else own_head(guidance.qvalue)
     layer = head.module if by_likelihood else None
     if isinstance(head, TiedQValueHead) and head.embedding is not trunk.model.get_input_embeddings():
         layer = head.embedding

@@ -13,6 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torchrl.objectives import LossModule, ValueEstimators
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
@@ -26,20 +27,7 @@ from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer, refuse_steps
 from torchrl_lang.objectives.networks import token_limit, vocabulary
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    FEATURES,
-    FEATURES_MASK,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRAIN_MASK,
-    check_entry,
-    check_values,
-    missing_entry,
-    refuse,
-)
+from torchrl_lang.schema import check_entry, check_values, missing_entry, refuse
 
 ActorNormalizer = Literal["all", "action"]
 """Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
@@ -161,14 +149,14 @@ class RowLoss(ReferenceHolder, LossModule):
     class _AcceptedKeys:
         """Keys that ``set_keys`` can change, with their defaults: entries of rows, and of heads."""
 
-        tokens: NestedKey = TOKENS
-        attention_mask: NestedKey = ATTENTION_MASK
-        agent_mask: NestedKey = AGENT_MASK
-        token_reward: NestedKey = TOKEN_REWARD
-        terminated: NestedKey = TERMINATED
-        train_mask: NestedKey = TRAIN_MASK
-        features: NestedKey = FEATURES
-        features_mask: NestedKey = FEATURES_MASK
+        tokens: NestedKey = schema.TOKENS
+        attention_mask: NestedKey = schema.ATTENTION_MASK
+        agent_mask: NestedKey = schema.AGENT_MASK
+        token_reward: NestedKey = schema.TOKEN_REWARD
+        terminated: NestedKey = schema.TERMINATED
+        train_mask: NestedKey = schema.TRAIN_MASK
+        features: NestedKey = schema.FEATURES
+        features_mask: NestedKey = schema.FEATURES_MASK
         action_value: NestedKey = ACTION_VALUE
         utterance_value: NestedKey = UTTERANCE_VALUE
         state_value: NestedKey = STATE_VALUE
@@ -389,10 +377,11 @@ class RowLoss(ReferenceHolder, LossModule):
         rows.set(self.tensor_keys.tokens, tokens).set(self.tensor_keys.attention_mask, read)
         if self._reads_features:
             self._needed(rows, "features")
-        for key, given in ((FEATURES, self.tensor_keys.features), (FEATURES_MASK, self.tensor_keys.features_mask)):
+        keys = self.tensor_keys
+        for key, given in ((schema.FEATURES, keys.features), (schema.FEATURES_MASK, keys.features_mask)):
             value = rows.get(given, None)
             rows = rows if value is None else rows.set(key, value)
-        return rows.set(TOKENS, tokens).set(ATTENTION_MASK, read)
+        return rows.set(schema.TOKENS, tokens).set(schema.ATTENTION_MASK, read)
 
     # -- clocks and results --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_lang import schema
 from torchrl_lang._checks import have_shapes
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.returns import td_target
@@ -18,15 +19,6 @@ from torchrl_lang.modules.head_values import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import least_target, online_values
 from torchrl_lang.objectives.values import QValueLoss
-from torchrl_lang.schema import (
-    CANDIDATE_FEATURE,
-    CANDIDATE_LOG_PROB,
-    CANDIDATE_MASK,
-    STATE_MASK,
-    STATE_POSITION,
-    UTTERANCE_FEATURE,
-    check_entry,
-)
 
 
 class CHAILoss(QValueLoss):
@@ -95,25 +87,19 @@ class CHAILoss(QValueLoss):
     class _AcceptedKeys(RowLoss._AcceptedKeys):
         """The keys of :class:`RowLoss` and the columns."""
 
-        state_position: NestedKey = STATE_POSITION
-        state_mask: NestedKey = STATE_MASK
-        utterance_feature: NestedKey = UTTERANCE_FEATURE
-        candidate_mask: NestedKey = CANDIDATE_MASK
-        candidate_feature: NestedKey = CANDIDATE_FEATURE
-        candidate_log_prob: NestedKey = CANDIDATE_LOG_PROB
+        state_position: NestedKey = schema.STATE_POSITION
+        state_mask: NestedKey = schema.STATE_MASK
+        utterance_feature: NestedKey = schema.UTTERANCE_FEATURE
+        candidate_mask: NestedKey = schema.CANDIDATE_MASK
+        candidate_feature: NestedKey = schema.CANDIDATE_FEATURE
+        candidate_log_prob: NestedKey = schema.CANDIDATE_LOG_PROB
 
     default_keys = _AcceptedKeys
     out_keys = ["loss_qvalue", "loss_cql", "qvalue", "candidate_value"]
     _kinds = {"qvalue_network": UTTERANCE_VALUE}
     _has_actor = False
-    _more_entries = (
-        "state_position",
-        "state_mask",
-        "utterance_feature",
-        "candidate_mask",
-        "candidate_feature",
-        "candidate_log_prob",
-    )
+    _more_entries: tuple[str, ...] = ("state_position", "state_mask", "utterance_feature")
+    _more_entries += ("candidate_mask", "candidate_feature", "candidate_log_prob")
     _sources = dict.fromkeys(_more_entries, "add the columns to the dataset once, CandidateSampler(policy, 5)(rows)")
 
     def __init__(
@@ -173,14 +159,11 @@ class CHAILoss(QValueLoss):
         found = {name: self._needed(tensordict, name) for name in self._more_entries}
         shape = (*batch.shape[:-1], found["state_mask"].shape[-1])
         candidates, width = found["candidate_feature"].shape[-2:]
-        trailing: dict[str, tuple[int, ...]] = {
-            "utterance_feature": (width,),
-            "candidate_feature": (candidates, width),
-            "candidate_log_prob": (candidates,),
-        }
+        trailing: dict[str, tuple[int, ...]] = {"utterance_feature": (width,), "candidate_log_prob": (candidates,)}
+        trailing["candidate_feature"] = (candidates, width)
         have_shapes(*((name, value, shape + trailing.get(name, ())) for name, value in found.items()))
         for name in ("state_mask", "candidate_mask"):
-            check_entry(name, found[name], found[name].shape)
+            schema.check_entry(name, found[name], found[name].shape)
         return {name: value.reshape(-1, *trailing.get(name, ())) for name, value in found.items()}
 
 

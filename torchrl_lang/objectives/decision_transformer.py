@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
@@ -66,13 +68,8 @@ class DecisionTransformerLoss(BCLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(
-            actor_network,
-            transition_weight=transition_weight,
-            actor_normalizer=actor_normalizer,
-            logits_chunk=logits_chunk,
-            reduction=reduction,
-        )
+        options: Any = {"transition_weight": transition_weight, "actor_normalizer": actor_normalizer}
+        super().__init__(actor_network, logits_chunk=logits_chunk, reduction=reduction, **options)
         conditioned_trunk(type(self).__name__, actor_network)
         decoder = self.scorer.decoder
         known = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action
@@ -81,14 +78,8 @@ class DecisionTransformerLoss(BCLoss):
     def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
         batch = super()._find(tensordict)
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor_network)
-        conditions = return_conditions(
-            batch.attention_mask,
-            batch.agent_mask,
-            shift_right(batch.next_reward),
-            returns.mode,
-            tokens=batch.tokens,
-            end_of_action=self.end_of_action,
-        )
+        row = batch.attention_mask, batch.agent_mask, shift_right(batch.next_reward)
+        conditions = return_conditions(*row, returns.mode, tokens=batch.tokens, end_of_action=self.end_of_action)
         mask = batch.decision if batch.mask is None else batch.decision & batch.mask
         outside = conditions.mask & returns.outside(conditions.returns) & mask.any(-1, keepdim=True)
         text = f"a return outside [{returns.low:g}, {returns.high:g}], the range of the ReturnEmbedding, at position"

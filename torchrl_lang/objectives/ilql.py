@@ -10,15 +10,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
-from torchrl_lang.functional import (
-    cql_term,
-    expectile_loss,
-    lambda_returns,
-    margin_term,
-    returns_to_go,
-    two_clock_advantages,
-)
-from torchrl_lang.functional.returns import td_target
+from torchrl_lang.functional import cql_term, expectile_loss, margin_term, two_clock_advantages
+from torchrl_lang.functional.returns import lambda_returns, returns_to_go, td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, values_at
@@ -141,10 +134,8 @@ class ILQLLoss(QValueLoss):
     value_network_params: TensorDictParams
     target_value_network_params: TensorDictParams
 
-    out_keys = [
-        *("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor"),
-        *("value", "qvalue", "target_qvalue", "advantage"),
-    ]
+    out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor"]
+    out_keys += ["value", "qvalue", "target_qvalue", "advantage"]
     _estimators = {
         ValueEstimators.TD0: {"target": "td"},
         ValueEstimators.TD1: {"target": "mc"},
@@ -231,13 +222,8 @@ class ILQLLoss(QValueLoss):
         """Targets of Q at the decisions, ``[N]``: ``r + gamma V(s')``, or with ``qvalue_lmbda`` TD(lambda) over V."""
         if not self.qvalue_lmbda:
             return td_target(batch.reward, next_value, batch.terminated, self._discount(batch, next_value))
-        found = two_clock_advantages(
-            batch.next_reward,
-            batch.at_decisions(value),
-            batch.bootstrap(next_value),
-            batch.decision,
-            batch.decision,  # all steps have the discount that ``turn_gamma`` gives here
-            turn_gamma=self._clock(batch, self.gamma, self.turn_gamma, next_value),
-            turn_lmbda=self.qvalue_lmbda,
-        )
+        gamma = self._clock(batch, self.gamma, self.turn_gamma, next_value)
+        row = batch.next_reward, batch.at_decisions(value), batch.bootstrap(next_value), batch.decision
+        # All steps count as ends of turns, and have the discount that ``turn_gamma`` gives here.
+        found = two_clock_advantages(*row, batch.decision, turn_gamma=gamma, turn_lmbda=self.qvalue_lmbda)
         return found.value_target.flatten()[batch.place]

@@ -15,14 +15,7 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.lower_layers import applies_dropout
-from torchrl_lang.modules.head_values import (
-    ACTION_VALUE,
-    STATE_VALUE,
-    UTTERANCE_VALUE,
-    checked_values,
-    with_heads,
-    zero_states,
-)
+from torchrl_lang.modules.head_values import ACTION_VALUE, SHAPES, checked_values, with_heads, zero_states
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import HIDDEN, trunk_of
@@ -70,7 +63,7 @@ def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = 
     if not isinstance(network, TensorDictModuleBase):
         network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[kind])
     written = {str(key) for key in network.out_keys}
-    if kind not in written and written & {ACTION_VALUE, UTTERANCE_VALUE, STATE_VALUE}:
+    if kind not in written and written & SHAPES.keys():
         raise _wrong_entry(loss, name, network, kind)
     actor = getattr(loss, "actor_network", None)
     if actor is not None and (len(network.out_keys) == 1 or kind in network.out_keys):
@@ -109,9 +102,7 @@ def head_values(loss: Any, name: str, states: TensorDictBase, network: TensorDic
         needed, layer = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
         limit = known if layer is None else max(layer, token_limit(actor) or 0)
         if not needed <= known <= limit:
-            raise ValueError(
-                f"Q has values for {known} tokens, the policy {needed}, the model {limit}: use one vocab_size=."
-            )
+            raise ValueError(f"Q has values for {known} tokens, policy {needed}, model {limit}: use one vocab_size=.")
     loss._tried = loss._tried | {name}
     return upcast_half(found)
 
@@ -144,8 +135,7 @@ def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: Nested
 def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
     if missing := [key for key in keys if rows.get(key, None) is None]:
-        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
-        raise missing_entry("A head", missing, rows, advice)
+        raise missing_entry("A head", missing, rows, "The trunk must write it; 'residual' heads: expose_pre_norm=True.")
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 

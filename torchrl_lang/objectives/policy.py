@@ -76,15 +76,10 @@ def actor_loss(
     inputs = inputs.detach() if detach else inputs
     layer = linear_layer(head)
     if head is not None and layer is not None and in_chunks(loss.logits_chunk, layer.out_features):
-        total, losses, _ = linear_cross_entropy(
-            inputs.get(head.in_keys[0]),
-            layer.weight,
-            layer.bias,
-            target,
-            position_weight=weight,
-            chunk_size=loss.logits_chunk if isinstance(loss.logits_chunk, int) else None,
-            recompute=loss.reduction == "none",
-        )
+        chunk = loss.logits_chunk if isinstance(loss.logits_chunk, int) else None
+        options: Any = {"position_weight": weight, "chunk_size": chunk, "recompute": loss.reduction == "none"}
+        features = inputs.get(head.in_keys[0])
+        total, losses, _ = linear_cross_entropy(features, layer.weight, layer.bias, target, **options)
     else:
         logits = (inputs if head is None else head(inputs)).get(LOGITS)
         losses = F.cross_entropy(upcast_half(logits), target, reduction="none")
@@ -211,10 +206,8 @@ def unwritable(scorer: RowScorer, batch: DecisionBatch) -> list[tuple[Tensor, st
     text = "the token {token} at position {position}, which the policy cannot write:"
     advice = "leave such rows out, or exclude the token with a train_mask"
     too_long = f"its actor ends an utterance within action_length={length} tokens; give it a larger action_length"
-    return [
-        (~last & torch.isin(batch.action, forbidden), f"{text} it is forbidden; {advice}"),
-        (last & (batch.action != end), f"{text} {too_long}, {advice}"),
-    ]
+    not_allowed, late = ~last & torch.isin(batch.action, forbidden), last & (batch.action != end)
+    return [(not_allowed, f"{text} it is forbidden; {advice}"), (late, f"{text} {too_long}, {advice}")]
 
 
 # -- references --------------------------------------------------------------------------------------------------------

@@ -28,12 +28,10 @@ from torchrl_lang.objectives.networks import as_head, set_actor, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
-_ESTIMATED = "call loss.estimate(rows) once a batch, before the first epoch"
+_ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
+    **dict.fromkeys(_ESTIMATED, "call loss.estimate(rows) once a batch, before the first epoch"),
     "token_log_prob": "take it along from acting, rows_from_rollout(..., carry=['token_log_prob'])",
-    "advantage": _ESTIMATED,
-    "value_target": _ESTIMATED,
-    "state_value": _ESTIMATED,
     "ref_log_prob": "have ReferenceModelLogProbTransform write it into the rows, or use kl_estimator='exact'",
 }
 
@@ -148,10 +146,8 @@ class PPOLoss(RowLoss):
         ValueEstimators.TD1: {"lmbda": 1.0, "turn_lmbda": 1.0},
     }
     _sources = _SOURCES
-    out_keys = [
-        *("loss_objective", "loss_critic", "loss_entropy", "loss_kl"),
-        *("kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"),
-    ]
+    out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl"]
+    out_keys += ["kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"]
 
     def __init__(
         self,
@@ -195,13 +191,11 @@ class PPOLoss(RowLoss):
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
         self.embed_weights = embed_weights
-        read = {
-            "value_target": bool(self.value_weight),
-            "state_value": bool(self.value_weight) and value_clip is not None,
-            "ref_log_prob": self.kl_controller is not None and not exact,
-        }
-        always = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
-        self._row_entries = (*always, *(name for name, is_read in read.items() if is_read))
+        self._row_entries = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
+        if value_weight:
+            self._row_entries += ("value_target",) if value_clip is None else ("value_target", "state_value")
+        if self.kl_controller is not None and not exact:
+            self._row_entries += ("ref_log_prob",)
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -286,11 +280,10 @@ class PPOLoss(RowLoss):
             KeyError: an entry is missing.
             ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`.
         """
-        written = ("advantage", "value_target", "state_value")
         tokens = rows.get(self.tensor_keys.tokens, None)
         if tokens is not None and not tokens.numel():
             nothing = torch.zeros(tokens.shape, device=tokens.device)
-            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in written})
+            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in _ESTIMATED})
         reader = RowLoss()  # reads rewards and ends, which the loss itself does not
         names = (*RowLoss._row_entries, "features", "features_mask")
         reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in names})
@@ -307,13 +300,11 @@ class PPOLoss(RowLoss):
                 last_value = value.gather(-1, last[:, None]).squeeze(-1)
         last_value, ends = torch.where(batch.row_terminated, 0.0, last_value), self._turn_ends(batch)
         gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
-        lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda}
+        lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda, "bootstrap": self.bootstrap}
         reward = batch.next_reward.to(value.dtype)
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
-        found = two_clock_advantages(
-            reward, value, last_value, batch.decision, ends, bootstrap=self.bootstrap, **gammas, **lambdas
-        )
-        for name, dense in zip(written, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
+        found = two_clock_advantages(reward, value, last_value, batch.decision, ends, **gammas, **lambdas)
+        for name, dense in zip(_ESTIMATED, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
 

@@ -192,14 +192,9 @@ class QSFTLoss(RowLoss):
         ended = batch.row_terminated[batch.place // batch.decision.shape[-1]]
         slack = 1e-4 * (self.value_max - self.value_min)
         outside = (found < self.value_min - slack) | (found > self.value_max + slack)
-        interval = f"[{self.value_min}, {self.value_max}]"
-        rules = [
-            (
-                ended & outside,
-                f"a return to go outside {interval} at position {{position}}: values are probabilities, so give "
-                "value_min and value_max that contain the returns of the data",
-            )
-        ]
+        text = f"a return to go outside [{self.value_min}, {self.value_max}] at position {{position}}"
+        advice = "values are probabilities, so give value_min and value_max that contain the returns of the data"
+        rules = [(ended & outside, f"{text}: {advice}")]
         if self.rest is not None:
             text = "the token rest={token} at position {position}, written by the agent: name one that it never writes"
             rules.append((batch.action == self.rest, f"{text}, or None"))

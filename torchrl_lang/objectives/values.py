@@ -20,19 +20,8 @@ from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with
 from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives import networks
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, in_chunks
-from torchrl_lang.objectives.networks import (
-    as_head,
-    frozen_target,
-    gather_inputs,
-    head_key,
-    lent,
-    online_values,
-    read_head,
-    set_actor,
-    vocabulary,
-    without_dropout,
-)
 from torchrl_lang.objectives.policy import Behavior, pieces
 
 
@@ -76,14 +65,14 @@ class QValueLoss(RowLoss):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         if self._has_actor:
-            set_actor(self, actor_network)
-        network = as_head(self, "qvalue_network", qvalue_network, value_trunk)
+            networks.set_actor(self, actor_network)
+        network = networks.as_head(self, "qvalue_network", qvalue_network, value_trunk)
         if next(network.parameters(), None) is None:
             raise ValueError("The qvalue_network has no parameters: give the module that holds them, not a function.")
         self.convert_to_functional(network, "qvalue_network", create_target_params=True)
         self.value_trunk, self.has_target_trunk = value_trunk, target_trunk
         if target_trunk:
-            self.target_value_trunk_params = frozen_target(self.value_trunk_params)
+            self.target_value_trunk_params = networks.frozen_target(self.value_trunk_params)
             self._has_update_associated["value_trunk"] = False
         self._set_options(gamma=gamma, turn_gamma=turn_gamma, end_of_action=end_of_action)
         self._set_options(qvalue_weight=qvalue_weight, actor_weight=actor_weight, transition_weight=transition_weight)
@@ -148,7 +137,7 @@ class Passes:
     def still_values(self) -> TensorDictBase:
         """States for targets from the online heads, without dropout."""
         if self._still is None:
-            self._still = without_dropout(self._loss._value_trunk, self._batch.rows, self.values)
+            self._still = networks.without_dropout(self._loss._value_trunk, self._batch.rows, self.values)
         return self._still
 
     @property
@@ -158,7 +147,7 @@ class Passes:
         if not loss.has_target_trunk:
             return self.still_values
         if self._target is None:
-            with torch.no_grad(), lent(loss.target_value_trunk_params, loss._value_trunk):
+            with torch.no_grad(), networks.lent(loss.target_value_trunk_params, loss._value_trunk):
                 self._target = loss._value_trunk(self._batch.rows.copy())
         return self._target
 
@@ -168,7 +157,7 @@ class Passes:
         if loss.value_trunk is None:
             rows = self.still_values
         else:
-            rows = without_dropout(loss._policy_trunk, self._batch.rows, self.policy)
+            rows = networks.without_dropout(loss._policy_trunk, self._batch.rows, self.policy)
         actor = loss.language_actor
         return Behavior(RowScorer(actor), loss._policy_states(rows), partial(eval_mode, actor))
 
@@ -177,11 +166,11 @@ class QValues:
     """Online Q at the ``N`` decisions of a batch, each form computed at most once, when a term first asks for it."""
 
     def __init__(self, loss: QValueLoss, batch: TransitionBatch, rows: TensorDictBase) -> None:
-        self._loss, self._batch, self._key = loss, batch, head_key(loss, "qvalue_network")
-        states = gather_inputs(loss.qvalue_network.in_keys, rows, batch.place)
+        self._loss, self._batch, self._key = loss, batch, networks.head_key(loss, "qvalue_network")
+        states = networks.gather_inputs(loss.qvalue_network.in_keys, rows, batch.place)
         if "qvalue_network" not in loss._tried:
             with torch.no_grad():
-                online_values(loss, "qvalue_network", states[:1])
+                networks.online_values(loss, "qvalue_network", states[:1])
         self._states = states.detach() if loss.detach_qvalue else states
         self._taken: Tensor | None = None
         self._table: Tensor | None = None
@@ -190,7 +179,7 @@ class QValues:
     def table(self) -> Tensor:
         """Q(s, .) of all tokens, ``[N, n_q, V]``."""
         if self._table is None:  # no cached_property: before Python 3.12 its lock breaks the compiler's graph
-            self._table = online_values(self._loss, "qvalue_network", self._states)
+            self._table = networks.online_values(self._loss, "qvalue_network", self._states)
         return self._table
 
     @property
@@ -236,9 +225,9 @@ class QValues:
 def target_qvalues(loss: QValueLoss, batch: TransitionBatch, rows: TensorDictBase) -> Tensor:
     """``Qt(s, a)``, the clipped minimum of the target heads at the taken action, ``[N]``."""
     network = loss.qvalue_network
-    states = gather_inputs(network.in_keys, rows, batch.place).detach()
-    with lent(loss.target_qvalue_network_params, network):
-        target = _taken_values(network, states, batch.action, head_key(loss, "qvalue_network")).amin(-1)
+    states = networks.gather_inputs(network.in_keys, rows, batch.place).detach()
+    with networks.lent(loss.target_qvalue_network_params, network):
+        target = _taken_values(network, states, batch.action, networks.head_key(loss, "qvalue_network")).amin(-1)
     return loss._clipped(target)
 
 
@@ -270,15 +259,15 @@ def possible(loss: RowLoss, values: Tensor, at: NextStates) -> Tensor:
 
     A model's matrix may be larger than the vocabulary.
     """
-    return loss.scorer.possible(values, at.forced)[:, : vocabulary(loss.actor_network)]
+    return loss.scorer.possible(values, at.forced)[:, : networks.vocabulary(loss.actor_network)]
 
 
 def _table(loss: QValueLoss, params: TensorDictBase, rows: TensorDictBase, at: NextStates) -> Tensor:
     """The minimum over heads of Q, ``[M, V]``."""
     network = loss.qvalue_network
-    states = gather_inputs(network.in_keys, rows, at.place)
-    with lent(params, network):
-        return read_head(network, states, head_key(loss, "qvalue_network"), ACTION_VALUE).amin(-2)
+    states = networks.gather_inputs(network.in_keys, rows, at.place)
+    with networks.lent(params, network):
+        return networks.read_head(network, states, networks.head_key(loss, "qvalue_network"), ACTION_VALUE).amin(-2)
 
 
 def _taken_values(network: TensorDictModule, states: TensorDictBase, action: Tensor, key: Any) -> Tensor:
@@ -286,7 +275,7 @@ def _taken_values(network: TensorDictModule, states: TensorDictBase, action: Ten
     method = getattr(getattr(network, "module", None), "taken", None)
     if method is not None:
         return upcast_half(with_heads(method(*(states.get(key) for key in network.in_keys), action), UTTERANCE_VALUE))
-    return _pick(read_head(network, states, key, ACTION_VALUE), action)
+    return _pick(networks.read_head(network, states, key, ACTION_VALUE), action)
 
 
 def _pick(action_value: Tensor, action: Tensor) -> Tensor:

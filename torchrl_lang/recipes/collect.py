@@ -246,11 +246,8 @@ class Games:
 
         The environments' replies follow from it. Games of workers are not stored.
         """
-        return {
-            "step": self.step,
-            "updates": self._updates,
-            "batches": [{"updates": updates, "written": batch.to_dict()} for updates, batch in self._written],
-        }
+        batches = [{"updates": updates, "written": batch.to_dict()} for updates, batch in self._written]
+        return {"step": self.step, "updates": self._updates, "batches": batches}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Repeat the games of a state without calling the policy; closed games stay closed."""
@@ -396,13 +393,12 @@ class _RepeatingPolicy(TensorDictModuleBase):
 class AutocastPolicy(TensorDictModuleBase):
     """A policy that computes under autocast, also in the workers of a collector."""
 
-    def __init__(self, policy: TensorDictModuleBase, dtype: torch.dtype) -> None:
+    def __init__(self, policy: TensorDictModuleBase) -> None:
         super().__init__()
-        self.policy, self.dtype = policy, dtype
-        self.in_keys, self.out_keys = policy.in_keys, policy.out_keys
+        self.policy, self.in_keys, self.out_keys = policy, policy.in_keys, policy.out_keys
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """See the policy."""
         device = next(self.policy.parameters()).device.type
-        with torch.autocast(device, dtype=self.dtype):
+        with torch.autocast(device, dtype=torch.bfloat16):
             return self.policy(tensordict)

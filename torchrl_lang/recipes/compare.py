@@ -244,9 +244,8 @@ class TrainedPlayer(ABC):
     @cached_property
     def measured(self) -> Mapping[str, Summary]:
         """Figures of each way to decode, on validation games."""
-        return kept(
-            self.home / "choice.json", lambda: {name: self.play(each, CHOICE) for name, each in self.policies.items()}
-        )
+        file = self.home / "choice.json"
+        return kept(file, lambda: {name: self.play(each, CHOICE) for name, each in self.policies.items()})
 
     @property
     def best(self) -> str:
@@ -293,12 +292,8 @@ class Row:
         won, turns = (fmean(getattr(each, name) for each in self.summaries) for name in ("win_rate", "mean_turns"))
         entropies = [each.entropy for each in self.summaries if each.entropy is not None]
         metrics = {name: fmean(each.metrics[name] for each in self.summaries) for name in first.metrics}
-        errors = returns.error, math.sqrt(won * (1 - won) / games)
-        return Summary(
-            *(returns.name, games, returns.mean, errors[0], won, errors[1], turns),
-            entropy=fmean(entropies) if entropies else None,
-            metrics=metrics,
-        )
+        figures = (games, returns.mean, returns.error, won, math.sqrt(won * (1 - won) / games), turns)
+        return Summary(returns.name, *figures, entropy=fmean(entropies) if entropies else None, metrics=metrics)
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
@@ -315,9 +310,8 @@ def compared(players: Sequence[TrainedPlayer], title: str | None = None) -> Row:
 def format_rows(rows: Sequence[Row]) -> str:
     """A table of players, and with several seeds the return of each."""
     seeds = [row.returns for row in rows if len(row.summaries) > 1]
-    return format_table([row.summary for row in rows]) + (
-        f"\n\n{format_seed_table(seeds, title='return')}" if seeds else ""
-    )
+    table = format_table([row.summary for row in rows])
+    return f"{table}\n\n{format_seed_table(seeds, title='return')}" if seeds else table
 
 
 def publish(

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from torchrl_lang._files import FileError, folder_lock, remove_leftovers
-from torchrl_lang.data import (
-    DialogueReader,
-    RowDataset,
-    dataset_from_jsonl,
-    generate_dataset,
-    generate_in_parts,
-    load_dataset,
-)
+from torchrl_lang.data import DialogueReader, RowDataset, dataset_from_jsonl, load_dataset
 from torchrl_lang.data.dataset import MANIFEST, ROWS
-from torchrl_lang.data.generate import EpisodeSampler
+from torchrl_lang.data.generate import EpisodeSampler, generate_dataset, generate_in_parts
 from torchrl_lang.data.jsonl import read_jsonl
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.load_run import load_model
@@ -43,35 +36,22 @@ def main(options: DataOptions) -> Path:
 
 def _made(options: DataOptions, task: Task, maker: EpisodeSampler) -> RowDataset:
     """The games of a maker, in parts, so that the same command continues an interrupted one."""
-    return generate_in_parts(
-        maker,
-        options.out,
-        games=task.number_of_episodes(options),
-        seed=options.seed,
-        games_per_part=options.batch,
-        source=f"{type(maker).__name__} in {task.name}",
-        notes=_notes(options, task, maker),
-        overwrite=options.overwrite,
-    )
+    number, shared = task.number_of_episodes(options), _shared(options, task, maker, maker)
+    return generate_in_parts(maker, options.out, games=number, games_per_part=options.batch, **shared)
 
 
 def _played(options: DataOptions, task: Task) -> RowDataset:
     """Games of one player."""
-    player = task.behavior_policy(options)
-    env = task.env(min(options.batch, task.number_of_episodes(options)), **player.env_options)
-    try:
-        return generate_dataset(
-            env,
-            player.policy,
-            options.out,
-            episodes=task.number_of_episodes(options),
-            seed=options.seed,
-            source=f"{type(player.policy).__name__} in {task.name}",
-            notes=_notes(options, task, None),
-            overwrite=options.overwrite,
-        )
-    finally:
-        env.close()
+    player, number = task.behavior_policy(options), task.number_of_episodes(options)
+    with closing(task.env(min(options.batch, number), **player.env_options)) as env:
+        shared = _shared(options, task, player.policy)
+        return generate_dataset(env, player.policy, options.out, episodes=number, **shared)
+
+
+def _shared(options: DataOptions, task: Task, player: object, maker: EpisodeSampler | None = None) -> dict[str, Any]:
+    """The arguments of both ways to generate a dataset, with what plays or makes its episodes as their source."""
+    notes, source = _notes(options, task, maker), f"{type(player).__name__} in {task.name}"
+    return {"seed": options.seed, "source": source, "notes": notes, "overwrite": options.overwrite}
 
 
 def _notes(options: DataOptions, task: Task, maker: EpisodeSampler | None) -> dict[str, Any]:

@@ -71,11 +71,6 @@ class PartResults:
     minutes: float = 0.0
 
     @property
-    def optimum(self) -> str:
-        """Name of the optimal player."""
-        return list(self.summaries)[-1]
-
-    @property
     def ilql(self) -> str:
         """Name of the ILQL player with the chosen beta."""
         return f"ILQL, greedy, beta {self.chosen_beta:g}"
@@ -124,39 +119,17 @@ def main(options: Demo) -> Path:
 
 
 def _graph(options: Demo) -> Part:
-    return Part(
-        title="shortest paths on a graph of 20 nodes with 3 exits each, from random walks; reward -1 a move",
-        data=RandomWalksData(
-            out=options.out / "graph" / "data",
-            games=options.walks,
-            seed=options.seed,
-            nodes=20,
-            out_degree=3,
-            graph_seed=7,
-            max_turns=12,
-        ),
-        steps=options.graph_steps,
-        scripted=_scripted_walks,
-        illustrate=draw_paths,
-        options=options,
-    )
+    title = "shortest paths on a graph of 20 nodes with 3 exits each, from random walks; reward -1 a move"
+    graph: Any = {"nodes": 20, "out_degree": 3, "graph_seed": 7, "max_turns": 12}
+    data = RandomWalksData(out=options.out / "graph" / "data", games=options.walks, seed=options.seed, **graph)
+    return Part(title, data, options.graph_steps, _scripted_walks, draw_paths, options)
 
 
 def _wordle(options: Demo) -> Part:
-    return Part(
-        title=f"Wordle with {options.words} words, from games with a poor favourite first word",
-        data=WordleData(
-            out=options.out / "wordle" / "data",
-            games=options.games,
-            seed=options.seed,
-            words=str(options.words),
-            player="habit",
-        ),
-        steps=options.wordle_steps,
-        scripted=_scripted_games,
-        illustrate=draw_tiles,
-        options=options,
-    )
+    title = f"Wordle with {options.words} words, from games with a poor favourite first word"
+    games: Any = {"games": options.games, "seed": options.seed, "words": str(options.words), "player": "habit"}
+    data = WordleData(out=options.out / "wordle" / "data", **games)
+    return Part(title, data, options.wordle_steps, _scripted_games, draw_tiles, options)
 
 
 def _run(part: Part, folder: Path) -> PartResults:
@@ -186,18 +159,14 @@ def _run(part: Part, folder: Path) -> PartResults:
 def _trained(part: Part, runs: Mapping[str, FinishedRun]) -> dict[str, Player]:
     """All players that were trained; a name contains the way of decoding."""
     options: Any = {"betas": (0.0, *part.options.betas), "seed": part.options.seed + 1000}
-    return {
-        f"{METHODS[method].title}, {decoding}": Player(policy)
-        for method, run in runs.items()
-        for decoding, policy in decodings(run, **options)
-    }
+    found = ((METHODS[name].title, *way) for name, run in runs.items() for way in decodings(run, **options))
+    return {f"{title}, {decoding}": Player(policy) for title, decoding, policy in found}
 
 
 def _play(results: PartResults, name: str, player: Player, dataset: RowDataset) -> None:
     options = results.part.options
-    summary, records = results.task.evaluate(
-        player.policy, games=options.eval_games, seed=options.seed + 1000, name=name, **player.env_options
-    )
+    games: Any = {"games": options.eval_games, "seed": options.seed + 1000, **player.env_options}
+    summary, records = results.task.evaluate(player.policy, name=name, **games)
     results.summaries[name], results.records[name] = summary, records
     print(f"{name}: mean return {summary.mean_return:.2f}", flush=True)
     path = results.folder / "transcripts" / f"{name.replace(' ', '_').replace(',', '').replace('%', 'percent')}.txt"
@@ -217,13 +186,11 @@ def _print(results: PartResults) -> None:
 def _scripted_walks(task: Task, data: RowDataset, seed: int) -> Mapping[str, Player]:
     """The most frequent move of the best walks at each node, and a shortest path."""
     graph, tokenizer = cast(RandomWalksTask, task).graph, task.tokenizer()
-    copies = {
-        f"perfect copy of the best {round(100 * fraction)} %, greedy": Player(
-            FrequentMovePlayer(graph, tokenizer, best_rows(data, fraction=fraction))
-        )
-        for fraction in (0.3, 0.1)
-    }
-    return copies | {"shortest path": task.player("shortest")}
+    players = dict[str, Player]()
+    for fraction in (0.3, 0.1):
+        copy = FrequentMovePlayer(graph, tokenizer, best_rows(data, fraction=fraction))
+        players[f"perfect copy of the best {round(100 * fraction)} %, greedy"] = Player(copy)
+    return players | {"shortest path": task.player("shortest")}
 
 
 def _scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Player]:
@@ -234,13 +201,11 @@ def _scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Pla
     favourite = first.most_common(1)[0][0]
     players = [OptimalPlayer(words, rules=rules, openers=[word], seed=seed + i) for i, word in enumerate(best)]
     shares = [count / best.total() for count in best.values()]
+    copy = OptimalPlayer(words, rules=rules, openers=[favourite], seed=seed)
+    of_best = MixturePlayer(players, shares, per="game", seed=seed)
     return {
-        f"perfect copy, greedy: {favourite}, then optimal": Player(
-            OptimalPlayer(words, rules=rules, openers=[favourite], seed=seed)
-        ),
-        "perfect copy of the best 30 %'s first words, then optimal": Player(
-            MixturePlayer(players, shares, per="game", seed=seed)
-        ),
+        f"perfect copy, greedy: {favourite}, then optimal": Player(copy),
+        "perfect copy of the best 30 %'s first words, then optimal": Player(of_best),
         "optimal (myopic)": task.player("optimal", seed),
         "optimal (exact)": Player(TreePlayer(solve(words, rules=rules, progress=False))),
     }
@@ -281,8 +246,9 @@ def _draw_betas(axes: Any, results: PartResults) -> None:
     errors = [summary.return_error or 0.0 for summary in found]
     places = range(len(betas))
     axes.errorbar(places, [s.mean_return for s in found], errors, marker="o", capsize=3, color="tab:red", label="ILQL")
-    lines = {"best trained imitation: " + results.best("BC"): results.best("BC"), results.optimum: results.optimum}
-    lines = {"data": "data", "best perfect imitation": results.best("perfect copy"), **lines}
+    trained, optimum = results.best("BC"), list(results.summaries)[-1]
+    lines = {"data": "data", "best perfect imitation": results.best("perfect copy")}
+    lines |= {f"best trained imitation: {trained}": trained, optimum: optimum}
     styles = [":", "-.", "--", "-"]
     for (label, name), style in zip(lines.items(), styles, strict=True):
         axes.axhline(results.summaries[name].mean_return, color="0.4", linewidth=1, linestyle=style, label=label)

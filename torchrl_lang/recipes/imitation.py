@@ -59,24 +59,20 @@ def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: 
     """
     wholes, lows, highs = [], [], []
     for part in rows.split(10_000):
-        tokens, attention_mask, agent_mask, token_reward = (part.get(key) for key in ROW_KEYS)
+        tokens, attention, agent, reward = (part.get(key) for key in ROW_KEYS)
         wholes.append(row_returns(part))
-        found = return_conditions(
-            attention_mask, agent_mask, token_reward, options.mode, tokens=tokens, end_of_action=end_of_action
-        )
+        found = return_conditions(attention, agent, reward, options.mode, tokens=tokens, end_of_action=end_of_action)
         read: Tensor = torch.cat([found.returns[found.mask], wholes[-1]])
         lows.append(float(read.min()))
         highs.append(float(read.max()))
     trained = torch.cat(wholes)[: number_to_train(len(rows), options.held_out)]
     best = trained.topk(max(round(_BEST * len(trained)), 1)).values.mean()
     target = float(best) if options.target_return == "best" else options.target_return
-    if not min(lows) <= target <= max(highs):
-        warnings.warn(
-            f"target_return={target:g} lies outside the returns of the data, [{min(lows):g}, {max(highs):g}]: what the "
-            "policy does then was never trained.",
-            stacklevel=2,
-        )
-    return ReturnEmbedding(width, min(*lows, target), max(*highs, target), mode=options.mode, target=target)
+    low, high = min(lows), max(highs)
+    if not low <= target <= high:
+        known = f"the returns of the data, [{low:g}, {high:g}]: what the policy does then was never trained"
+        warnings.warn(f"target_return={target:g} lies outside {known}.", stacklevel=2)
+    return ReturnEmbedding(width, min(low, target), max(high, target), mode=options.mode, target=target)
 
 
 @torch.no_grad()

@@ -12,20 +12,12 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from transformers import PreTrainedModel
 
-from torchrl_lang._files import FileError, Record, read_json
+from torchrl_lang._files import Record, file_errors, read_json
 from torchrl_lang.envs.game_turn import padded_features
-from torchrl_lang.modules import (
-    CHAIActor,
-    ReturnConditionedActor,
-    ReturnEmbedding,
-    UtteranceActor,
-    UtteranceValueGuidance,
-    ValueGuidance,
-    condition_on_returns,
-    load_language_model,
-)
-from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
-from torchrl_lang.modules.save import SavedModel, saved_actor, saved_value_actor, saved_value_trunk
+from torchrl_lang.modules import CHAIActor, ReturnConditionedActor, UtteranceActor
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, UtteranceValueGuidance, ValueGuidance
+from torchrl_lang.modules.returns import ReturnEmbedding, condition_on_returns
+from torchrl_lang.modules.save import SavedModel, load_language_model, saved_actor, saved_value_actor, saved_value_trunk
 from torchrl_lang.recipes.algorithms import BETAS
 from torchrl_lang.recipes.records import read_options
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
@@ -253,7 +245,7 @@ def _shown(features: Sequence[Any], dialogues: int) -> dict[str, torch.Tensor]:
     if len(given) != dialogues or any(len(shape) != 2 for shape in shapes):
         raise ValueError(f"Give features [n, F] of each of the {dialogues} dialogues, got shapes {shapes[:3]}.")
     size = max(count for count, _ in shapes), given[0].shape[-1]
-    return padded_features(dict(enumerate(given)), dialogues, size, None)
+    return padded_features(dict(enumerate(given)), dialogues, size)
 
 
 def _turns_of(texts: Sequence[str]) -> list[Turn]:
@@ -298,10 +290,8 @@ def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
     if not (folder / "model").is_dir():
         raise FileNotFoundError(f"The run in {folder} has not finished: continue it with its `train` command.")
     model = load_language_model(folder / "model")
-    try:
+    with file_errors(folder / "model", "has no tokenizer that can be read", "train again", ValueError):
         return model, tokenizer_from_config(model.tokenizer or {})
-    except ValueError as error:
-        raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
 
 
 def refuse_returns(folder: Path, model: SavedModel) -> None:

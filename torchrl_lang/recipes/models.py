@@ -17,24 +17,16 @@ from torchrl.objectives import LossModule, SoftUpdate
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.evaluation import imitation_loss
-from torchrl_lang.modules import (
-    FeatureEmbedding,
-    UtteranceActor,
-    causal_lm,
-    default_qvalue_head,
-    load_causal_lm,
-    save_language_model,
-    train_top_layers,
-)
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.language_model import fit_vocabulary
-from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
+from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, default_qvalue_head, train_top_layers
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
+from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, save_language_model, saved_actor
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.load_run import RunDecoding, load_model, refuse_returns
 from torchrl_lang.recipes.offline import OfflineData, open_data, train_offline
 from torchrl_lang.schema import FEATURES, ControlTokens
-from torchrl_lang.transforms import frozen_copy
+from torchrl_lang.text import Tokenizer
 
 
 class Start(NamedTuple):
@@ -183,8 +175,9 @@ def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
     embedding: Any = model.heads.get(FEATURES_HEAD)
     width = _width_of_features(data)
     if embedding is not None and embedding.features != width:
-        widths = f"width {embedding.features}, those of the data have width {width}"
-        raise ValueError(f"The run in {folder} reads features of {widths}: start from another run.")
+        raise ValueError(
+            f"{folder} has features of width {embedding.features}, the data {width}: start from another run."
+        )
     return SavedModel(model.lm, {} if embedding is None else {FEATURES_HEAD: embedding}, model.tokenizer)
 
 
@@ -198,22 +191,18 @@ def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     """A language model from scratch, with positions for the rows and their features."""
     if options.kind not in CONFIG_MAPPING:
         raise ValueError(f"--kind {options.kind} is no model type of Hugging Face: give gpt2, llama, qwen2 or another.")
-    rows, tokenizer = data.dataset.rows, data.dataset.tokenizer
+    rows = data.dataset.rows
     features = rows.get(FEATURES, None)
     places = 0 if features is None or not options.feature_positions else features.shape[-2]
-    return new_lm(
-        options.kind,
-        vocab_size=tokenizer.vocab_size,
-        # Without games it must be able to read another utterance after the longest dialogue.
-        max_length=places + rows["tokens"].shape[-1] + (data.action_length if data.task is None else 0),
-        pad=tokenizer.control.pad,
-        **options.sizes,
-    )
+    # Without games it must be able to read another utterance after the longest dialogue.
+    length = places + rows["tokens"].shape[-1] + (data.action_length if data.task is None else 0)
+    return new_lm(data.dataset.tokenizer, length, options.kind, **options.sizes)
 
 
-def new_lm(kind: str = "gpt2", *, width: int, **config: Any) -> PreTrainedModel:
+def new_lm(tokenizer: Tokenizer, max_length: int, kind: str = "gpt2", *, width: int, **sizes: int) -> PreTrainedModel:
     """A :func:`~torchrl_lang.modules.causal_lm` whose initial weights have a standard deviation of ``width ** -0.5``.
 
     Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
     """
-    return causal_lm(kind, width=width, initializer_range=width**-0.5, **config)
+    config: Any = {"max_length": max_length, "pad": tokenizer.control.pad, "initializer_range": width**-0.5}
+    return causal_lm(kind, vocab_size=tokenizer.vocab_size, width=width, **sizes, **config)

@@ -21,7 +21,7 @@ from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, train_top_layers
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions
@@ -29,20 +29,13 @@ from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.load_run import load_run, refuse_returns
 from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.stopping import stopping
-from torchrl_lang.recipes.tasks.base import Task, check_features
+from torchrl_lang.recipes.tasks.base import Player, Task, check_features
 from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.training import Checkpointer, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
-from torchrl_lang.transforms import (
-    AdaptiveKLController,
-    ConstantKLController,
-    KLConstrainedTransform,
-    RowReference,
-    adapters_off,
-    frozen_copy,
-)
+from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
 
 
 @dataclass(frozen=True)
@@ -63,9 +56,8 @@ class InitialPolicy:
 
     def save(self, folder: Path) -> Path:
         """Save the current model, with adapters merged."""
-        return save_language_model(
-            folder, self.lm, {"value": self.value, **self.projector}, tokenizer=self.tokenizer.config()
-        )
+        heads = {"value": self.value, **self.projector}
+        return save_language_model(folder, self.lm, heads, tokenizer=self.tokenizer.config())
 
 
 def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
@@ -96,9 +88,8 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
         train_top_layers(actor, top_layers)
     value = run.model.heads.get("value")
     value = (value if isinstance(value, ValueHead) else ValueHead(lm.config.hidden_size)).to(device)
-    make_policy = partial(
-        UtteranceActor, actor, run.tokenizer.control, run.task.action_length, temperature=options.temperature
-    )
+    control, longest = run.tokenizer.control, run.task.action_length
+    make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
     policy = make_policy(value=value, seed=options.seed if options.collector == "single" else None)
     reference = frozen_copy(make_policy()) if rank is None else adapters_off(make_policy())
     return InitialPolicy(run.task, run.tokenizer, lm, value, projector, policy, reference)
@@ -145,16 +136,14 @@ def kl_transform(options: OnlineOptions, start: InitialPolicy) -> KLConstrainedT
     return KLConstrainedTransform(RowReference(start.reference), controller, estimator="k1", mask_key=mask)
 
 
-def _player(
-    options: OnlineOptions, start: InitialPolicy, policy: TensorDictModuleBase
-) -> tuple[TensorDictModuleBase, Mapping[str, Any]]:
+def _player(options: OnlineOptions, start: InitialPolicy, policy: TensorDictModuleBase) -> Player:
     """The behaviour policy, and the environment options that it needs."""
     if not options.examples:
-        return policy, {}
+        return Player(policy)
     # In several processes each copy draws its own seed, as the policy does.
     seeds = (options.seed + 1, options.seed + 2) if options.collector == "single" else (None, None)
     player = start.task.player("random", seeds[0])
-    return MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options
+    return Player(MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options)
 
 
 _FREE = ("start", "workers", "record_history")
@@ -175,13 +164,13 @@ class OnlineRun:
     ) -> None:
         self.options, self.start, self.kl, self.learner, self.recorder = options, start, kl, learner, recorder
         self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
-        self.policy = AutocastPolicy(start.policy, torch.bfloat16) if options.bf16 else start.policy
-        player, env_options = _player(options, start, self.policy)
-        self._streams = generators(player)
+        self.policy = AutocastPolicy(start.policy) if options.bf16 else start.policy
+        player = _player(options, start, self.policy)
+        self._streams = generators(player.policy)
         self.games = Games(
             start.task,
-            player,
-            env_options=env_options,
+            player.policy,
+            env_options=player.env_options,
             kind=options.collector,
             workers=options.workers,
             games=options.games,
@@ -234,10 +223,8 @@ class OnlineRun:
     def evaluate(self) -> dict[str, float]:
         """Metrics of the policy alone, sampled as in training, on games that are not learned from."""
         options = self.options
-        summary, _ = self.start.task.evaluate(
-            self.policy, games=options.eval_games, seed=options.seed + 1, device=options.torch_device()
-        )
-        return summary.scalars()
+        games: Any = {"games": options.eval_games, "seed": options.seed + 1, "device": options.torch_device()}
+        return self.start.task.evaluate(self.policy, **games)[0].scalars()
 
     def _learn(self, rows: TensorDictBase, iteration: int) -> dict[str, Tensor]:
         """Train for some epochs on the rows; returns the means of the steps' metrics."""
@@ -281,11 +268,8 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
     ``start`` is refused. Returns the best mean return of the evaluations.
     """
     reference = f"the model in {options.start / 'model'}, frozen"
-    fixed = {"notes": start.task.notes()}
-    with (
-        open_run(options, free=_FREE, fixed=fixed, reference=reference) as checkpoints,
-        _recorder(options, start) as recorder,
-    ):
+    about: Any = {"fixed": {"notes": start.task.notes()}, "reference": reference}
+    with open_run(options, free=_FREE, **about) as checkpoints, _recorder(options, start) as recorder:
         run = OnlineRun(options, start, kl, learner, recorder)
         with closing(run.games):
             _iterate(run, checkpoints)

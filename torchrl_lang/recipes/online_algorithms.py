@@ -62,10 +62,8 @@ class BestGames(Learner):
             reference=start.reference if options.kl_coef else None,
         )
         self.fraction = options.fraction
-        self.ranking: dict[str, Any] = {
-            "gamma": options.turn_gamma,
-            "end_of_action": start.tokenizer.control.end_of_action,
-        }
+        end = start.tokenizer.control.end_of_action
+        self.ranking: dict[str, Any] = {"gamma": options.turn_gamma, "end_of_action": end}
         self.pool = None if options.best_so_far is None else BestRows(options.best_so_far, **self.ranking)
 
     def choose(self, rows: TensorDictBase) -> TensorDictBase:

@@ -342,7 +342,7 @@ def read_config(path: Path, kind: type) -> dict[str, Any]:
     """
     import yaml
 
-    from torchrl_lang._files import FileError, one_line, read_text, shorten
+    from torchrl_lang._files import FileError, file_errors, read_text, shorten
 
     class Loader(yaml.SafeLoader):
         """Plain values only, and no key twice: PyYAML would take the last one."""
@@ -355,19 +355,15 @@ def read_config(path: Path, kind: type) -> dict[str, Any]:
             return super().construct_mapping(node, deep)
 
     text = read_text(path, remedy=_REMEDY)
-    try:
+    with file_errors(path, "is not valid YAML", _REMEDY, yaml.YAMLError, ValueError, RecursionError):
         content = Loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FileError(path, f"is not valid YAML ({one_line(error)})", _REMEDY) from error
     if content is None:  # an empty file
         return {}
     if not isinstance(content, dict):
         raise FileError(path, f"holds {shorten(content)}, not names of options with values", _REMEDY)
     names = [str(key).replace("-", "_") for key in content]
-    try:
+    with file_errors(path, "cannot be used", "see --help for the options", ValueError):
         return validated(kind, dict(zip(names, content.values(), strict=True)))
-    except ValueError as error:
-        raise FileError(path, f"cannot be used ({str(error).rstrip('.')})", "see --help for the options") from error
 
 
 def write_config(path: Path, options: Any) -> None:

@@ -14,19 +14,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_lang.envs.reddit.task import RedditData, RedditTask, generate_corpus
 from torchrl_lang.evaluation import GameRecords, Summary, perplexity
 from torchrl_lang.modules.save import saved_actor
-from torchrl_lang.recipes.compare import (
-    CHOICE,
-    REPORT,
-    PlannedRun,
-    Row,
-    TrainedPlayer,
-    compared,
-    decodings,
-    format_rows,
-    planned_runs,
-    publish,
-    train_missing,
-)
+from torchrl_lang.recipes import compare
 from torchrl_lang.recipes.datasets import generate_once, output_folder
 from torchrl_lang.recipes.demo_options import METHODS, RedditDemo
 from torchrl_lang.recipes.load_run import load_run
@@ -58,10 +46,10 @@ def main(options: RedditDemo) -> Path:
         options.record()
         data = {name: _data(options, name) for name in ("profanity", "profanity_noised")}
         folders = {name: generate_once(each) for name, each in data.items()}
-        train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
+        compare.train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
         rows = _rows(options, data["profanity"].task())
-        report = f"Comments on test parents, reward without noise\n\n{format_rows(rows)}\n\n{RULE}"
-        publish(options, began, report, {"players": {row.title: row.as_dict() for row in rows}})
+        report = f"Comments on test parents, reward without noise\n\n{compare.format_rows(rows)}\n\n{RULE}"
+        compare.publish(options, began, report, {"players": {row.title: row.as_dict() for row in rows}})
     return options.out
 
 
@@ -74,32 +62,32 @@ def _data(options: RedditDemo, reward: Any = "profanity") -> RedditData:
     return RedditData(out=options.out / "data" / reward, folder=folder, reward=reward, **shared)
 
 
-def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[PlannedRun]:
+def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[compare.PlannedRun]:
     """The runs of a training seed on the datasets in ``folders``."""
     home, shared = options.out / f"seed-{seed}", {**options.of_training(seed), "eval-every": options.steps}
     places = {name: home / name for name in METHODS}
-    runs = planned_runs((*options.methods, "bc"), places, {**shared, "data": folders["profanity"]})
+    runs = compare.planned_runs((*options.methods, "bc"), places, {**shared, "data": folders["profanity"]})
     if "ilql" in options.methods:
-        runs.insert(0, PlannedRun("ilql", home / _NOISED, {**shared, "data": folders["profanity_noised"]}))
+        runs.insert(0, compare.PlannedRun("ilql", home / _NOISED, {**shared, "data": folders["profanity_noised"]}))
     return runs
 
 
 _NOISED = "ilql-noised"
 
 
-def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
+def _rows(options: RedditDemo, task: RedditTask) -> list[compare.Row]:
     players = {name: (name, METHODS[name].title) for name in METHODS if name in (*options.methods, "bc")}
     if "ilql" in options.methods:
         players[_NOISED] = ("ilql", "ILQL, noised reward")
-    sizes = {CHOICE: options.choice_comments, REPORT: options.comments}
+    sizes = {compare.CHOICE: options.choice_comments, compare.REPORT: options.comments}
     sizes = {place: min(wanted, len(task.data(place[0]))) for place, wanted in sizes.items()}
     scorers = [Scorer(task, options.out / f"seed-{seed}" / "bc", sizes) for seed in range(options.seeds)]
     rows = []
     for key, (method, title) in players.items():
         homes = [scorer.bc.with_name(key) for scorer in scorers]
         found = [CommentPlayer(home, method, home, seed, scorers[seed]) for seed, home in enumerate(homes)]
-        rows.append(compared(found, title))
-    return [*rows, Row("comments of the data", [scorer.data(REPORT) for scorer in scorers])]
+        rows.append(compare.compared(found, title))
+    return [*rows, compare.Row("comments of the data", [scorer.data(compare.REPORT) for scorer in scorers])]
 
 
 @dataclass(frozen=True)
@@ -124,7 +112,7 @@ class Scorer:
     @cached_property
     def limits(self) -> Summary:
         """Figures of the comments of the data that decodings are compared with."""
-        return self.data(CHOICE)
+        return self.data(compare.CHOICE)
 
     def data(self, place: tuple[str, int]) -> Summary:
         """Figures of the first comments of a split."""
@@ -137,9 +125,8 @@ class Scorer:
     def ask(self, policy: TensorDictModuleBase, place: tuple[str, int], seed: int) -> Summary:
         """Figures of a policy's comments on parents of a split."""
         split, first = place
-        return self._with_perplexity(
-            *self.task.evaluate(policy, split=split, games=self.sizes[place], seed=first + seed)
-        )
+        found = self.task.evaluate(policy, split=split, games=self.sizes[place], seed=first + seed)
+        return self._with_perplexity(*found)
 
     def _with_perplexity(self, summary: Summary, records: GameRecords) -> Summary:
         metrics = summary.metrics | {"perplexity": perplexity(self.actor, records.rows)}
@@ -147,14 +134,14 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class CommentPlayer(TrainedPlayer):
+class CommentPlayer(compare.TrainedPlayer):
     """A finished run and its comments, measured by the scorer of its seed."""
 
     scorer: Scorer
 
     def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
         """All ways to decode the run, by name; values both greedily and sampled."""
-        return decodings(self.finished, by_values=METHODS[self.method].by_values, **_WAYS)
+        return compare.decodings(self.finished, by_values=METHODS[self.method].by_values, **_WAYS)
 
     def play(self, policy: TensorDictModuleBase, place: tuple[str, int]) -> Summary:
         """Comments on parents of a split."""

@@ -14,15 +14,8 @@ from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import imitation_loss, value_report
 from torchrl_lang.evaluation.value_report import ValueReport
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
-from torchrl_lang.modules import (
-    ValueGuidance,
-    ValueHead,
-    default_qvalue_head,
-    qvalue_module,
-    save_language_model,
-    value_module,
-)
-from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
+from torchrl_lang.modules import ValueHead, default_qvalue_head, qvalue_module, save_language_model, value_module
+from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, ValueGuidance
 from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, language_model_of, saved_actor
 from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss
@@ -149,14 +142,14 @@ def train_qsft(options: QSFT) -> float:
         save_language_model(folder, begun, heads, tokenizer=tokenizer.config(), value_lm=start.model.lm)
 
     @torch.no_grad()
-    def check(rows: TensorDictBase) -> dict[str, float]:
+    def held_out(rows: TensorDictBase) -> dict[str, float]:
         out = loss(rows)
         return {"held_out_value_loss": float(out["loss_qvalue"]), "held_out_likelihood": float(out["likelihood"])}
 
     guidance = LikelihoodGuidance(start.actor, beta=options.beta, ratio=decoding.likelihood_ratio)
     limit = decoding.min_p if decoding.likelihood_ratio else None
     guided = start._replace(actor=imitates).policy(guidance=guidance, method="greedy", min_p=limit)
-    return start.train(options, loss, guided, save, check)
+    return start.train(options, loss, guided, save, held_out)
 
 
 def return_range(rows: TensorDictBase, tokenizer: Tokenizer, gamma: float, turn_gamma: float) -> tuple[float, float]:

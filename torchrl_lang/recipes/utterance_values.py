@@ -41,7 +41,7 @@ def train_chai(options: CHAI) -> float:
     checked = with_candidates(kept.to(lm.device)) if len(kept) else kept
 
     @torch.no_grad()
-    def check(rows: TensorDictBase) -> dict[str, float]:
+    def held_out(rows: TensorDictBase) -> dict[str, float]:
         """The loss of the values on held-out rows. No checkpoint is chosen by it: it is least where Q is still zero."""
         return {"held_out_value_loss": float(total_loss(loss(checked)))}
 
@@ -50,7 +50,7 @@ def train_chai(options: CHAI) -> float:
         loss,
         policy,
         lambda folder: start.save(folder, **start.with_target("chai_qvalue", qvalue, loss)),
-        check,
+        held_out,
         prepare=with_candidates,
     )
 

@@ -18,18 +18,7 @@ from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import Penalty
 from torchrl_lang.envs.visual_dialogue.task import VisualDialogueTask
 from torchrl_lang.evaluation import GameRecords, Summary
-from torchrl_lang.recipes.compare import (
-    REPORT,
-    Row,
-    TrainedPlayer,
-    compared,
-    decodings,
-    format_rows,
-    kept,
-    planned_runs,
-    publish,
-    train_missing,
-)
+from torchrl_lang.recipes import compare
 from torchrl_lang.recipes.datasets import generate_once, output_folder
 from torchrl_lang.recipes.demo_options import METHODS, VisualDialogueDemo
 from torchrl_lang.recipes.tasks.visual_dialogue import PrepareVisualDialogue, VisualDialogueData
@@ -54,11 +43,13 @@ def main(options: VisualDialogueDemo) -> Path:
         shares_bc = any("bc" in (name, METHODS[name].start) for name in options.methods)  # one run for all rewards
         rewards: Any = dict.fromkeys((*options.rewards, *(["none"] if shares_bc else [])))
         data = {penalty: generate_once(_data(options, penalty)) for penalty in rewards}
-        train_missing([run for seed in range(options.seeds) for run in _runs(options, data, seed)])
+        compare.train_missing([run for seed in range(options.seeds) for run in _runs(options, data, seed)])
         found = {penalty: _rows(options, task) for penalty, task in tasks.items()}
         players = {penalty: {row.title: row.as_dict() for row in rows} for penalty, rows in found.items()}
-        parts = (f"Reward {penalty!r}, dialogues about test scenes\n\n{format_rows(r)}" for penalty, r in found.items())
-        publish(options, began, "\n\n\n".join(parts), players)
+        parts = (
+            f"Reward {name!r}, dialogues about test scenes\n\n{compare.format_rows(r)}" for name, r in found.items()
+        )
+        compare.publish(options, began, "\n\n\n".join(parts), players)
     return options.out
 
 
@@ -78,7 +69,9 @@ def _runs(options: VisualDialogueDemo, data: Mapping[Penalty, Path], seed: int) 
     shared = {**options.of_training(seed), "eval-every": every, "eval-games": options.choice_games}
     runs = {}
     for penalty in dict.fromkeys(options.rewards):
-        for run in planned_runs(options.methods, _places(options, seed, penalty), {**shared, "data": data[penalty]}):
+        for run in compare.planned_runs(
+            options.methods, _places(options, seed, penalty), {**shared, "data": data[penalty]}
+        ):
             more: Any = {"data": data["none"]} if run.method == "bc" else {}
             if run.method == "ilql" and penalty != "none":
                 more = _PENALISED_ILQL
@@ -87,7 +80,7 @@ def _runs(options: VisualDialogueDemo, data: Mapping[Penalty, Path], seed: int) 
 
 
 @dataclass(frozen=True)
-class DialoguePlayer(TrainedPlayer):
+class DialoguePlayer(compare.TrainedPlayer):
     """A finished run and its dialogues under one reward."""
 
     task: VisualDialogueTask
@@ -95,11 +88,11 @@ class DialoguePlayer(TrainedPlayer):
 
     def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
         """All ways to decode the run."""
-        return decodings(self.finished, by_values=METHODS[self.method].by_values)
+        return compare.decodings(self.finished, by_values=METHODS[self.method].by_values)
 
     def play(self, policy: TensorDictModuleBase, place: tuple[str, int]) -> Summary:
         """The first scenes of a split, each once."""
-        games = self.options.eval_games if place == REPORT else self.options.choice_games
+        games = self.options.eval_games if place == compare.REPORT else self.options.choice_games
         return _played(self.task, policy, games, (place[0], place[1] + self.seed))
 
     def choose(self, found: Mapping[str, Summary]) -> str:
@@ -107,7 +100,7 @@ class DialoguePlayer(TrainedPlayer):
         return max(found, key=lambda name: found[name].mean_return)
 
 
-def _rows(options: VisualDialogueDemo, task: VisualDialogueTask) -> list[Row]:
+def _rows(options: VisualDialogueDemo, task: VisualDialogueTask) -> list[compare.Row]:
     """The players under the reward of a task."""
     rows = []
     for name in [name for name in METHODS if name in options.methods]:
@@ -115,13 +108,13 @@ def _rows(options: VisualDialogueDemo, task: VisualDialogueTask) -> list[Row]:
         for seed in range(options.seeds):
             run = _places(options, seed, task.penalty)[name]
             players.append(DialoguePlayer(run, name, run / f"figures-{task.penalty}", seed, task, options))
-        rows.append(compared(players))
+        rows.append(compare.compared(players))
     title, games = "random questions", options.eval_games  # of the data, none asked twice
-    found = kept(
+    found = compare.kept(
         options.out / f"random-{task.penalty}.json",
-        lambda: {title: _played(task, task.player("data", 0).policy, games, REPORT)},
+        lambda: {title: _played(task, task.player("data", 0).policy, games, compare.REPORT)},
     )
-    return [*rows, Row("dialogues of the data", [_of_data(task, games)]), Row(title, [found[title]])]
+    return [*rows, compare.Row("dialogues of the data", [_of_data(task, games)]), compare.Row(title, [found[title]])]
 
 
 def _played(task: VisualDialogueTask, policy: Any, games: int, place: tuple[str, int]) -> Summary:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -67,7 +67,7 @@ class RowFormat:
     @classmethod
     def from_chat_template(
         cls,
-        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+        source: str | Path | PreTrainedTokenizerBase,
         *,
         system: str | None = None,
         tools: Sequence[Any] | None = None,
@@ -117,11 +117,8 @@ class RowFormat:
         tokenizer, render = template_renderer(source, system, tools, template_options)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         template = tokenizer.chat_template
-        row_format = cls(
-            **derive_format(render, special, history),
-            history=history,
-            template=template if isinstance(template, str) else None,
-        )
+        own = template if isinstance(template, str) else None
+        row_format = cls(**derive_format(render, special, history), history=history, template=own)
         if difference := first_difference(row_format, render):
             raise ValueError(difference)
         return derive_joins(row_format, render, special, has_system=system is not None)
@@ -129,13 +126,8 @@ class RowFormat:
     @cached_property
     def all_joins(self) -> Mapping[str, str]:
         """:attr:`joins` with ``opening``, ``prompt``, ``between`` and ``close``."""
-        own = {
-            "start>user": self.opening,
-            "user>assistant": self.prompt,
-            "assistant>user": self.between,
-            "user>end": self.close,
-        }
-        return {**self.joins, **own}
+        own = {"start>user": self.opening, "user>assistant": self.prompt, "assistant>user": self.between}
+        return {**self.joins, **own, "user>end": self.close}
 
     def join(self, first: str, second: str) -> str:
         """Text between two messages of these roles; after an utterance, after its ``end_of_action``.
@@ -207,7 +199,7 @@ Render = Callable[..., str]
 
 
 def template_renderer(
-    source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+    source: str | Path | PreTrainedTokenizerBase,
     system: str | None,
     tools: Sequence[Any] | None,
     options: Mapping[str, Any],
@@ -224,14 +216,9 @@ def template_renderer(
 
     def render(messages: Sequence[Message], prompt: bool = True) -> str:
         first = [] if system is None else [{"role": "system", "content": system}]
+        given: Any = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt, **options}
         try:
-            return tokenizer.apply_chat_template(
-                [*first, *messages],
-                tools=None if tools is None else list(tools),
-                tokenize=False,
-                add_generation_prompt=prompt,
-                **options,
-            )
+            return tokenizer.apply_chat_template([*first, *messages], tokenize=False, **given)
         except Exception as error:  # templates raise Jinja's errors, with a message of their own
             raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
 
@@ -274,22 +261,15 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
         lead = ""
     end = max((token for token in special if ending.startswith(token)), key=len, default=None)
     if end is None:
-        found = f"{shorten(ending)} after an utterance, which does not begin with a special token"
-        raise ValueError(f"The chat template writes {found}, {shorten(str(special))}, to end it with.")
+        raise ValueError(f"The chat template ends an utterance with {shorten(ending)}, not with one of {special}.")
     between = ending.removeprefix(end)
     closed = render(_chat([one, _ACTION, two]), False)
     close = _split(closed, two)[1] if two in closed else ""
     padded = [_split(render(_chat([f"  {one}  "])), one), _split(render(_chat([one, f"  {_ACTION}  ", two])), "a1")]
-    return {
-        "opening": opening,
-        "prompt": prompt,
-        "end_of_action": end,
-        "between": between,
-        "close": _without_final_token(close, special, between),
-        "lead": lead,
-        "strips_text": not padded[0][0].endswith("  "),
-        "strips_action": not padded[1][1].startswith("X  "),
-    }
+    close = _without_final_token(close, special, between)
+    strips = {"strips_text": not padded[0][0].endswith("  "), "strips_action": not padded[1][1].startswith("X  ")}
+    own = {"opening": opening, "prompt": prompt, "end_of_action": end, "between": between, "close": close}
+    return {**own, "lead": lead, **strips}
 
 
 def _split(text: str, mark: str) -> tuple[str, str]:
@@ -328,16 +308,12 @@ def first_difference(row_format: RowFormat, render: Render) -> str:
             texts = _chat(messages[:length])
             expected, found = render(texts), row_format.render(texts)
             if found != expected:
-                return (
-                    f"Rows cannot be written as the chat template writes the messages {shorten(str(messages))}: it "
-                    f"writes {shorten(expected)}, the derived strings give {shorten(found)}."
-                )
+                differs = f"Rows cannot be written as the chat template writes the messages {shorten(str(messages))}"
+                return f"{differs}: it writes {shorten(expected)}, the derived strings give {shorten(found)}."
     thinking = f"<think>\n{_THOUGHT}\n</think>\n\nanswer"
     if exact and _THOUGHT not in render(_chat([_TEXTS[0], thinking, _TEXTS[1]])):
-        return (
-            "The chat template drops the thoughts of earlier turns (<think> ... </think>), but a row keeps what the "
-            "agent wrote: history='kept' allows that; then only the first prompt equals the template's."
-        )
+        drops = "The chat template drops the thoughts of earlier turns (<think> ... </think>), but a row keeps them"
+        return f"{drops}: history='kept' allows that; then only the first prompt equals the template's."
     return ""
 
 
@@ -367,7 +343,7 @@ def derive_joins(row_format: RowFormat, render: Render, special: Sequence[str], 
     joins: dict[str, str] = {}
     sequences = [roles for roles in _SEQUENCES if not (has_system and "system" in roles)]
     for roles in sequences:
-        for pair, string in _strings_between(row_format, render, special, roles).items():
+        for pair, string in _strings_in(row_format, render, special, roles).items():
             if pair not in row_format.all_joins:
                 joins.setdefault(pair, string)
     found = replace(row_format, joins=joins)
@@ -379,18 +355,15 @@ def derive_joins(row_format: RowFormat, render: Render, special: Sequence[str], 
     return replace(found, joins={pair: joins[pair] for pair in joins if pair in equal[True] - equal[False]})
 
 
-def _strings_between(
-    row_format: RowFormat, render: Render, special: Sequence[str], roles: Sequence[str]
-) -> dict[str, str]:
+def _strings_in(row_format: RowFormat, render: Render, special: Sequence[str], roles: Sequence[str]) -> dict[str, str]:
     """Texts that the template writes between messages, by their roles; nothing if it refuses the dialogue."""
     marks = [f"Xm{index}X" for index in range(len(roles))]
     dialogue = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
     found = {}
     try:
         rest = render(dialogue)
-        if "tool" in roles and rest == render(
-            [{**m, "role": m["role"].replace("tool", "assistant")} for m in dialogue]
-        ):
+        renamed = [{**m, "role": m["role"].replace("tool", "assistant")} for m in dialogue]
+        if "tool" in roles and rest == render(renamed):
             return {}  # the template has no tools and takes them for the agent
         for mark, pair in zip(marks, pairwise(["start", *roles]), strict=True):
             found[pair], rest = _split(rest, mark)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_lang._files import Record, shorten, validate
@@ -83,7 +83,7 @@ class ChatTokenizer:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+        source: str | Path | PreTrainedTokenizerBase,
         row_format: RowFormat,
         *,
         pad: str | None = None,
@@ -96,18 +96,16 @@ class ChatTokenizer:
         candidates = [*([] if own is None else [own]), *roles.values()] if pad is None else [pad]
         self._build(backend_text(tokenizer), row_format, roles, candidates, strict=pad is not None)
 
-    def _build(
-        self, serialized: str, row_format: RowFormat, roles: Mapping[str, str], pads: Sequence[str], *, strict: bool
-    ) -> None:
-        self.backend = read_backend(serialized)
+    def _build(self, text: str, row_format: RowFormat, roles: dict[str, str], pads: list[str], *, strict: bool) -> None:
+        self.backend = read_backend(text)
         """The underlying ``tokenizers.Tokenizer``."""
         self.row_format = row_format
         self._plain = PlainTextEncoder(self.backend)
         end = self._plain.special.get(row_format.end_of_action)
         if end is None:
-            found = f"{row_format.end_of_action!r}, which is not a special token of this tokenizer"
+            found = f"{row_format.end_of_action!r}, not a special token of this tokenizer"
             raise ValueError(f"The row format ends utterances with {found}: derive the format from the same tokenizer.")
-        self.roles = dict(roles)
+        self.roles = roles
         """Names of the tokens for unknown words and for the ends of texts, as in transformers."""
         self._pad = self._choose_pad(pads if strict else [*pads, *self._plain.special])
         self.vocab_size = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
@@ -137,13 +135,8 @@ class ChatTokenizer:
 
     def config(self) -> dict[str, Any]:
         """The whole tokenizer and the row format as JSON."""
-        return {
-            "kind": "chat",
-            "tokenizer": json.loads(self.backend.to_str()),
-            "row_format": self.row_format.config(),
-            "roles": dict(self.roles),
-            "pad": self._pad,
-        }
+        own = {"tokenizer": json.loads(self.backend.to_str()), "row_format": self.row_format.config()}
+        return {"kind": "chat", **own, "roles": dict(self.roles), "pad": self._pad}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ChatTokenizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +139,7 @@ class TokenRewardTable:
         self._values = values * scale + shift
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, scale: float = 1.0, shift: float = 0.0) -> TokenRewardTable:
+    def read(cls, path: str | Path, *, scale: float = 1.0, shift: float = 0.0) -> TokenRewardTable:
         """Read a JSON file of values by token id, as :meth:`write` and the ILQL paper's code write it.
 
         Raises:
@@ -153,7 +152,7 @@ class TokenRewardTable:
             raise FileError(path, mistake(error), _REMEDY) from None
         return cls({int(token): value for token, value in table.items()}, scale=scale, shift=shift)
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write(self, path: str | Path) -> None:
         """Write the table, without scale and shift, as JSON."""
         write_json(Path(path), {str(token): value for token, value in self.table.items()})
 

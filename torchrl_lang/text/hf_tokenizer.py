@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_lang._files import Record, one_line, shorten, validate
@@ -61,7 +62,7 @@ class HFTokenizer:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+        source: str | Path | PreTrainedTokenizerBase,
         *,
         control: Mapping[str, str] | None = None,
         trust_remote_code: bool = False,
@@ -112,11 +113,8 @@ class HFTokenizer:
 
     def config(self) -> dict[str, Any]:
         """The whole tokenizer as JSON."""
-        return {
-            "kind": "huggingface",
-            "tokenizer": json.loads(self.backend.to_str()),
-            "control": dict(self._control_names),
-        }
+        own = json.loads(self.backend.to_str())
+        return {"kind": "huggingface", "tokenizer": own, "control": dict(self._control_names)}
 
 
 class HFConfig(Record):
@@ -139,11 +137,9 @@ def encode_plain(backend: Backend, text: str) -> list[int]:
         raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
 
 
-def load_hf_tokenizer(
-    source: str | os.PathLike[str] | PreTrainedTokenizerBase, trust_remote_code: bool
-) -> PreTrainedTokenizerBase:
+def load_hf_tokenizer(source: str | Path | PreTrainedTokenizerBase, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The tokenizer itself, or the one of this name or path."""
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, str | Path):
         return source
     from transformers import AutoTokenizer  # a local import, because it takes one or two seconds
 

@@ -185,11 +185,8 @@ def read_utterance(text: str, tokenizer: ChatTokenizer) -> dict[str, Any]:
 
 def _candidates(text: str, calls: Sequence[Mapping[str, Any]], tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]]:
     """Messages with these calls, and the contents that ``text`` may have beside them."""
-    message = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": dict(call)} for call in calls],
-    }
+    called = [{"type": "function", "function": dict(call)} for call in calls]
+    message = {"role": "assistant", "content": "", "tool_calls": called}
     yield message
     before, found, after = _written({**message, "content": _MARK}, tokenizer).partition(_MARK)
     if found and text.startswith(before) and text.endswith(after):

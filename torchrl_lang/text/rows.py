@@ -13,19 +13,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    ROW_KEYS,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-    check_row,
-    missing_entry,
-)
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, ROW_KEYS, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.text.chat_template import RowFormat
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action, encode_action
 from torchrl_lang.text.episodes import ROLES, Episode, Turn
@@ -76,7 +67,7 @@ def to_rows(
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
         warnings.warn(f"{what}: they were truncated.", stacklevel=2)
     rows = stack_episodes([cut_episode(layout, row_length) for layout in encoded], tokenizer.control.pad, row_length)
-    check_row(rows, vocab_size=tokenizer.vocab_size)
+    schema.check_row(rows, vocab_size=tokenizer.vocab_size)
     return rows
 
 
@@ -97,7 +88,7 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
         >>> from_row(to_rows([episode], tokenizer, 12)[0], tokenizer) == episode
         True
     """
-    check_row(row, vocab_size=tokenizer.vocab_size)
+    schema.check_row(row, vocab_size=tokenizer.vocab_size)
     tokens, attention, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
     length = sum(attention)
     real = tokens[:length], agent[:length], reward[:length]
@@ -118,8 +109,7 @@ def read_control_turns(
     """The turns of a row, whether the end token of the last is missing, and whether the dialogue has ended."""
     control = tokenizer.control
     if not tokens or tokens[0] not in (control.begin_state, control.begin_action):
-        opening = tokenizer.decode(tokens[:1]) or "nothing"
-        raise ValueError(f"A row must begin with a begin-of-state or begin-of-action token, got {opening!r}.")
+        raise ValueError(f"A row begins with begin-of-state or begin-of-action, got {tokenizer.decode(tokens[:1])!r}.")
     ended = tokens[-1] == control.end_of_dialogue and not agent[-1]
     agent_first, stop = tokens[0] == control.begin_action, len(tokens) - ended
     turns, start, cut = [], 1, False
@@ -146,7 +136,7 @@ def read_control_turns(
 def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
     value = row.get(key, None)
     if value is None and default is None:
-        raise missing_entry("A row of a chat", [key], row, "No token of a chat shows how its episode ended.")
+        raise schema.missing_entry("A row of a chat", [key], row, "No token of a chat shows how its episode ended.")
     return bool(default) if value is None else bool(value.any())
 
 

@@ -86,14 +86,9 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     if isinstance(tokenizer, ChatTokenizer):
         roles |= tokenizer.roles
         options = {"split_special_tokens": False, "chat_template": tokenizer.row_format.template}
-    special = sorted({*control.ids(), *control.forbidden})
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        additional_special_tokens=[backend.id_to_token(index) for index in special],
-        clean_up_tokenization_spaces=False,
-        **roles,
-        **options,
-    )
+    names = [backend.id_to_token(index) for index in sorted({*control.ids(), *control.forbidden})]
+    options |= {"additional_special_tokens": names, "clean_up_tokenization_spaces": False, **roles}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
 def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:

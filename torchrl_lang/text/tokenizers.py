@@ -83,14 +83,8 @@ class CharTokenizer:
     """Number of token ids, control tokens included."""
     control: ControlTokens
     """Ids of the control tokens; ``forbidden`` has the unknown symbol."""
-    DEFAULT_CONTROL = {
-        "pad": "<|pad|>",
-        "end_of_action": "</a>",
-        "end_of_state": "</s>",
-        "begin_state": "<s>",
-        "begin_action": "<a>",
-        "end_of_dialogue": "</eod>",
-    }
+    DEFAULT_CONTROL = {"pad": "<|pad|>", "end_of_action": "</a>", "end_of_state": "</s>"}
+    DEFAULT_CONTROL |= {"begin_state": "<s>", "begin_action": "<a>", "end_of_dialogue": "</eod>"}
 
     def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None, *, unknown: bool = False) -> None:
         self.symbols = tuple(symbols)
@@ -141,10 +135,8 @@ class CharTokenizer:
         return ids
 
     def _no_symbol(self, text: str, position: int) -> ValueError:
-        return ValueError(
-            f"{text[position]!r} at position {position} of {shorten(text)} is not in this tokenizer's alphabet "
-            f"{shorten(self._alphabet)}."
-        )
+        found = f"{text[position]!r} at position {position} of {shorten(text)}"
+        return ValueError(f"{found} is not in this tokenizer's alphabet {shorten(self._alphabet)}.")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; control tokens are written by name."""
@@ -198,8 +190,8 @@ def most_tokens(tokenizer: Tokenizer, path: str | Path, texts: Iterable[tuple[st
             last = place
             longest = max(longest, len(encode(text)))
     except ValueError as error:
-        problem = f"has a text that cannot be encoded ({error}): {last}"
-        raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
+        remedy = "give a tokenizer that can, as `--tokenizer NAME`"
+        raise FileError(path, f"has a text that cannot be encoded ({error}): {last}", remedy) from error
     return longest
 
 
@@ -215,9 +207,8 @@ def config_fingerprint(config: Mapping[str, Any]) -> str:
 
 def check_control(names: Mapping[str, str]) -> None:
     """Raise ValueError unless exactly the six control tokens have names."""
-    fields = CharTokenizer.DEFAULT_CONTROL
-    if names.keys() != fields.keys():
-        raise ValueError(f"A tokenizer has the control tokens {[*fields]}, got {[*names]}.")
+    if names.keys() != CharTokenizer.DEFAULT_CONTROL.keys():
+        raise ValueError(f"A tokenizer has the control tokens {[*CharTokenizer.DEFAULT_CONTROL]}, got {[*names]}.")
 
 
 CONFIG = "the tokenizer's configuration"

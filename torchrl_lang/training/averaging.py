@@ -50,10 +50,8 @@ class WeightAverage:
         check_options(decay=(decay, "[0, 1)"))
         self.module, self.decay = module, decay
         # In float32 at least: in bfloat16 the steps of an average would be rounded away.
-        self._average = {
-            name: weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-            for name, weight in self._weights().items()
-        }
+        weights = self._weights().items()
+        self._average = {name: w.to(torch.promote_types(w.dtype, torch.float32), copy=True) for name, w in weights}
         self._steps = 0
 
     def update(self) -> None:

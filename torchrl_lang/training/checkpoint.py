@@ -16,19 +16,9 @@ from pydantic import Field
 from safetensors.torch import save_file
 
 import torchrl_lang
+from torchrl_lang import _files
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import (
-    FileError,
-    Record,
-    RecordFolder,
-    read_json,
-    read_tensors,
-    remove_folder,
-    remove_leftovers,
-    shorten,
-    verify_checksums,
-    write_json,
-)
+from torchrl_lang._files import FileError, Record, RecordFolder, shorten
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
@@ -53,9 +43,7 @@ class _Manifest(Record):
     versions: dict[str, str]
 
 
-_FOLDER = RecordFolder(
-    _Manifest, _MANIFEST, (_TENSORS, _STATE), remedy="delete the folder of this checkpoint to continue without it"
-)
+_FOLDER = RecordFolder(_Manifest, _MANIFEST, (_TENSORS, _STATE), remedy="delete this folder to continue without it")
 
 
 class Stateful(Protocol):
@@ -146,7 +134,7 @@ class Checkpointer:
         # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
-        remove_leftovers(self.folder)
+        _files.remove_leftovers(self.folder)
         tree, tensors = split_state({name: obj.state_dict() for name, obj in self._objects.items()})
         modules = {"torchrl_lang": torchrl_lang, "torch": torch, "torchrl": torchrl, "tensordict": tensordict}
         versions = {name: str(module.__version__) for name, module in modules.items()}
@@ -154,7 +142,7 @@ class Checkpointer:
         manifest = _Manifest(step=step, metrics=scores, objects=tuple(self._objects), versions=versions)
         with _FOLDER.write(path, manifest) as folder:
             save_file(tensors, folder / _TENSORS)
-            write_json(folder / _STATE, tree)
+            _files.write_json(folder / _STATE, tree)
         self.prune()
         return path
 
@@ -166,7 +154,7 @@ class Checkpointer:
         wanted = {*list(self._at_hand().values())[-self.keep :], self._best()}
         for _, _, path in self._folders():
             if path not in wanted:
-                remove_folder(path)
+                _files.remove_folder(path)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +174,7 @@ class Checkpointer:
             CheckpointError: there is no checkpoint of that step, it is damaged (for "latest": all are), or it lacks a
                 registered object. Damaged or missing files are detected before any object changes.
         """
-        remove_leftovers(self.folder)
+        _files.remove_leftovers(self.folder)
         if step != "latest":
             path = self.path(step)
             if path is None and isinstance(step, int):
@@ -257,10 +245,8 @@ class Checkpointer:
 
     def _folders(self) -> list[tuple[int, int, Path]]:
         """``(step, attempt, folder)`` of every checkpoint, in order."""
-        matches = {path: _NAME.fullmatch(path.name) for path in self.folder.glob("step-*")}
-        return sorted(
-            (int(match["step"]), int(match["attempt"] or 0), path) for path, match in matches.items() if match
-        )
+        found = {path: _NAME.fullmatch(path.name) for path in self.folder.glob("step-*")}
+        return sorted((int(match["step"]), int(match["attempt"] or 0), path) for path, match in found.items() if match)
 
 
 def _read(path: Path, *, with_state: bool = True) -> tuple[_Manifest, dict[str, Any]]:
@@ -269,9 +255,9 @@ def _read(path: Path, *, with_state: bool = True) -> tuple[_Manifest, dict[str, 
     try:
         manifest = _Manifest.read(path / _MANIFEST, remedy=remedy)
         if with_state:
-            verify_checksums(path, remedy=remedy, needs=(_MANIFEST, _TENSORS, _STATE))
-            tensors = read_tensors(path / _TENSORS, remedy=remedy)
-            state = join_state(read_json(path / _STATE, remedy=remedy), tensors)
+            _files.verify_checksums(path, remedy=remedy, needs=(_MANIFEST, _TENSORS, _STATE))
+            tensors = _files.read_tensors(path / _TENSORS, remedy=remedy)
+            state = join_state(_files.read_json(path / _STATE, remedy=remedy), tensors)
     except FileError as error:
         raise CheckpointError(str(error)) from error
     if (match := _NAME.fullmatch(path.name)) and int(match["step"]) != manifest.step:

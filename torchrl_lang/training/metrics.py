@@ -128,14 +128,9 @@ def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
 
     Synchronizes with each device once.
     """
-    parameters = {
-        name: value.detach()
-        for key, item in objects.items()
-        for name, value in _parameters(key, item)
-        if value.is_floating_point() and value.numel()
-    }
-    finite = to_scalars({name: value.isfinite().all() for name, value in parameters.items()})
-    return [name for name, good in finite.items() if not good]
+    named = [each for key, item in objects.items() for each in _parameters(key, item)]
+    finite = {name: value.isfinite().all() for name, value in named if value.is_floating_point() and value.numel()}
+    return [name for name, good in to_scalars(finite).items() if not good]
 
 
 def _parameters(key: str, item: Any) -> Iterator[tuple[str, Tensor]]:

@@ -225,14 +225,10 @@ class KLDivergenceTransform(ReferenceTransform):
             raise ValueError("An exact divergence needs both distributions: pass policy= and reference=.")
         reference = None if reference is None else as_reference(reference)
         super().__init__(key_list(out_key), reference, embed_weights=embed_weights)
-        self.estimator = estimator
+        self.estimator, self.per, self.mask_key = estimator, per, mask_key
         self.direction: KLDirection = direction
-        self.per = per
-        self.log_prob_keys = key_list(log_prob_key)
-        self.ref_log_prob_key = key_list(ref_log_prob_key)[0]
-        self.mask_key = mask_key
-        self.chunk_size = chunk_size
-        self.differentiable = differentiable
+        self.log_prob_keys, self.ref_log_prob_key = key_list(log_prob_key), key_list(ref_log_prob_key)[0]
+        self.chunk_size, self.differentiable = chunk_size, differentiable
         self.missing: MissingLogProb = missing
         self.acting: Reference | None = None  # scores actions in an environment that have no log-probability
         rows = reference is not None and reference.action_keys == ActionKeys.row()
@@ -340,9 +336,7 @@ def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024)
         tensor(0.1438)
     """
     if isinstance(p, CompositeDistribution) and isinstance(q, CompositeDistribution):
-        return sum_heads(
-            [distribution_kl(head, q.dists[name], chunk_size=chunk_size) for name, head in p.dists.items()]
-        )
+        return sum_heads([distribution_kl(own, q.dists[name], chunk_size=chunk_size) for name, own in p.dists.items()])
     if _is_categorical(p) and _is_categorical(q):
         return categorical_kl(p.logits, q.logits, chunk_size=chunk_size)  # type: ignore[attr-defined]
     return kl_divergence(p, q)
@@ -395,20 +389,8 @@ def _token_kl(
         places = [batch.place[part] for part in p.parts(batch, p_states)]
         pairs = ((p.log_softmax(p_states, place), q.log_softmax(q_states, place)) for place in places)
         return torch.cat([categorical_kl(*pair, chunk_size=chunk_size) for pair in pairs])
-    return torch.cat(
-        [
-            projected_kl(
-                p_states[a.key].flatten(0, 1)[place],
-                a.weight,
-                q_states[b.key].flatten(0, 1)[place],
-                b.weight,
-                bias=a.bias,
-                ref_bias=b.bias,
-                temperature=a.temperature,
-                ref_temperature=b.temperature,
-                forbidden=a.forbidden,
-                chunk_size=chunk_size,
-            )
-            for place in batch.place.split(_DECISIONS_AT_ONCE)
-        ]
-    )
+    own, other = p_states[a.key].flatten(0, 1), q_states[b.key].flatten(0, 1)
+    options: dict[str, Any] = {"bias": a.bias, "ref_bias": b.bias, "forbidden": a.forbidden, "chunk_size": chunk_size}
+    options |= {"temperature": a.temperature, "ref_temperature": b.temperature}
+    places = batch.place.split(_DECISIONS_AT_ONCE)
+    return torch.cat([projected_kl(own[place], a.weight, other[place], b.weight, **options) for place in places])

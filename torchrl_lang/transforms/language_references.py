@@ -166,18 +166,14 @@ class WrapperReference(Reference):
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        advice = "It is part of TorchRL's layout of conversations."
+        name, advice = type(self).__name__, "It is part of TorchRL's layout of conversations."
         try:
-            tokens, attention, scored = (
-                find_entry(type(self).__name__, key, advice, tensordict) for key in self.in_keys
-            )
+            tokens, attention, scored = (find_entry(name, key, advice, tensordict) for key in self.in_keys)
         except (RuntimeError, ValueError) as error:  # a lazy stack without a common shape; "tokens" is a tensor
             raise ValueError("These are no conversations of one length: make them with pad_output=True.") from error
         order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens
         entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), AGENT_MASK: scored.bool() & attention.bool()}
-        rows = TensorDict(
-            {key: value.gather(-1, order) for key, value in entries.items()}, batch_size=tokens.shape[:-1]
-        )
+        rows = TensorDict({key: value.gather(-1, order) for key, value in entries.items()}, tokens.shape[:-1])
         with self.frozen.eval_mode():
             log_prob = row_log_prob(self.frozen.actor, rows)
         return torch.zeros_like(log_prob).scatter(-1, order, log_prob)

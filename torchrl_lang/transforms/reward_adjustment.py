@@ -83,9 +83,7 @@ class RewardAdjustmentTransform(ActionTransform):
         self._keys = list(zip(rewards, out, raw, strict=True))
         super().__init__([*out, *(raw for reward, adjusted, raw in self._keys if adjusted == reward)])
         self.kl_key = key_list(kl_key)[0]
-        self.placement = placement
-        self.mask_key = mask_key
-        self.auto_update = auto_update
+        self.placement, self.mask_key, self.auto_update = placement, mask_key, auto_update
         self.measured_keys = list(measured_keys)
         self.controller = as_controller(coef)
 
@@ -229,9 +227,7 @@ class KLLimitTransform(ActionTransform):
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([sibling(candidates[0], EPISODE_KL)])
-        self.limit = limit
-        self.kl_key = kl_key
-        self.mask_out_key = mask_out_key
+        self.limit, self.kl_key, self.mask_out_key = limit, kl_key, mask_out_key
         self.done_key = candidates[0]  # in an environment, the first that it has
         self._candidates = candidates
 

@@ -15,7 +15,7 @@ from torchrl_lang.envs.visual_dialogue import (
     train_dialogue_models,
 )
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
-from torchrl_lang.envs.visual_dialogue.models import TrainedModels, answerer_loss, guesser_loss, rank_percentile
+from torchrl_lang.envs.visual_dialogue.models import TrainedModels, rank_percentile
 from torchrl_lang.envs.visual_dialogue.networks import (
     BEGIN,
     END,
@@ -99,7 +99,7 @@ def test_percentiles_by_hand():
 
 
 def test_guesser_loss_averages_the_rounds_that_exist(saved, words, pool):
-    found = guesser_loss(saved.guesser, DialogueBatch.of(DIALOGUES, words), pool[:4])
+    found = saved.guesser.loss(DialogueBatch.of(DIALOGUES, words), pool[:4])
     errors = []
     for dialogue, feature in zip(DIALOGUES, pool, strict=False):
         predicted = saved.guesser(DialogueBatch.of([dialogue], words))[0]
@@ -111,7 +111,7 @@ def test_guesser_loss_averages_the_rounds_that_exist(saved, words, pool):
 def test_answerer_loss_against_a_plain_loop(saved, words, pool):
     some, answerer = DIALOGUES[:3], saved.answerer
     rows = torch.tensor([2, 0])
-    found = answerer_loss(answerer, DialogueBatch.of(some, words).rows(rows), pool[rows])
+    found = answerer.loss(DialogueBatch.of(some, words).rows(rows), pool[rows])
     terms = []
     for row in rows.tolist():
         for number, (question, answer) in enumerate(some[row].rounds):

@@ -88,11 +88,12 @@ def test_the_checkpoint_is_the_best_on_validation_tasks(tmp_path, monkeypatch):
 def test_options_reach_the_loss(monkeypatch, tmp_path):
     seen = []
 
-    def stop(model, **options):
-        seen.append((model, options))
-        raise KeyboardInterrupt
+    class StoppedLoss(ad.ADLoss):
+        def __init__(self, model, **options):
+            seen.append((model, options))
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchrl_lang.recipes.algorithm_distillation.ad.ADLoss", stop)
+    monkeypatch.setattr(ad, "ADLoss", StoppedLoss)
     more = ["--label-smoothing", "0.1", "--reward-weight", "0.2", "--observation-weight", "0.3", "--layers", "2"]
     assert train(tmp_path / "run", *more) == 130
     ((model, options),) = seen

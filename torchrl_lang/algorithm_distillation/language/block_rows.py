@@ -88,8 +88,7 @@ class BlockTemplate:
             ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
         """
         if not self.can_write(record):
-            texts = f"{shorten(record.query)} and {shorten(record.response)}"
-            raise ValueError(f"{texts} contain lines of the template and could not be read back: leave them out.")
+            raise ValueError(f"Leave out {shorten(record.query)}: it or its response has lines of the template.")
         return "".join(text for text, _ in self.segments(record))
 
     def vocabulary(self) -> list[str]:
@@ -161,11 +160,8 @@ def pack_blocks(
     if not rows:
         raise ValueError(f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give longer rows.")
     if left_out:
-        warnings.warn(
-            f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens, or "
-            f"with lines of the template in a text, and were left out.",
-            stacklevel=2,
-        )
+        found = f"longer than {row_length=} tokens, or with lines of the template in a text, and were left out"
+        warnings.warn(f"{len(left_out)} of {len(records)} blocks are of episodes {found}.", stacklevel=2)
     columns = zip(*(map(torch.cat, zip(*blocks, strict=True)) for blocks in rows), strict=True)
     padded = (pad_sequence(list(column), batch_first=True, padding_value=-1) for column in columns)
     stacked = stack_rows(*padded, tokenizer=tokenizer, row_length=row_length, loss_on=loss_on)

@@ -227,16 +227,11 @@ class RewardWords:
             after = tuple(tokenizer.encode(template.after))[:1]
         else:
             endings = template.reward_slot.endings
-        self._number_of: dict[Prefix, int] = {
-            (*tokenizer.encode(f" {word}{ending}"), *after): number
-            for number, word in enumerate(words)
-            for ending in endings
-        }
+        texts = {f" {word}{ending}": number for number, word in enumerate(words) for ending in endings}
+        self._number_of = {(*tokenizer.encode(text), *after): number for text, number in texts.items()}
         self._after, self.longest = len(after), max(map(len, self._number_of))
         if isinstance(template, StepTemplate) and (self.longest > 1 or template.reward_slot.optional):
-            raise ValueError(
-                "Rewards of a step, zeros too, must be one token each: use template_tokenizer, no brackets."
-            )
+            raise ValueError("Rewards, zeros too, must be one token each: use template_tokenizer, no brackets.")
         self.branches = _branches(self._number_of)
 
     def read(self, ids: Tensor, is_reward: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from decimal import Decimal
@@ -13,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from torchrl_lang._files import FileError, Record, mistake, read_json_list, read_text, shorten
+from torchrl_lang._files import FileError, Record, file_errors, mistake, read_json_list, read_text, shorten
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -71,7 +70,7 @@ def to_lines(records: Iterable[TextRecord]) -> str:
     return "".join(f"{record.model_dump_json()}\n" for record in records)
 
 
-def read_text_records(path: str | os.PathLike[str], *, remedy: str = "correct the line") -> list[TextRecord]:
+def read_text_records(path: str | Path, *, remedy: str = "correct the line") -> list[TextRecord]:
     """Read the records of a JSON Lines file.
 
     Args:
@@ -240,12 +239,11 @@ def _held_out(sizes: Sequence[int], validation: float, test: float | None) -> li
 # -- logs of trlx ------------------------------------------------------------------------------------------------------
 
 _CONFIG, _LOG_REMEDY = "config.json", "log the run again, or remove it"
+_BAD_LOG = (ValueError, TypeError, KeyError, IndexError, AttributeError)
 _NUMBER = re.compile(r"\d+(\.\d+)?$")
 
 
-def read_run_logs(
-    folder: str | os.PathLike[str], decode: Callable[[Sequence[int]], str] | None = None
-) -> list[TextRecord]:
+def read_run_logs(folder: str | Path, decode: Callable[[Sequence[int]], str] | None = None) -> list[TextRecord]:
     """Read logs of PPO runs that the fork of trlx behind Algorithm-Distillation-RLHF wrote, by run and epoch.
 
     A folder holds ``run-<id>/config.json`` and one ``run-<id>/epoch-<time>.json`` for each epoch: a list of objects
@@ -282,10 +280,8 @@ def read_run_logs(
         epochs = sorted((path for path in run.glob("*.json") if path.name != _CONFIG), key=_epoch_number)
         for epoch, path in enumerate(epochs):
             for place, content in enumerate(read_json_list(path, remedy=_LOG_REMEDY)):
-                try:
+                with file_errors(path, f"holds a bad rollout {place}", _LOG_REMEDY, *_BAD_LOG):
                     records.append(_logged(content, epoch, run.name, decode))
-                except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-                    raise FileError(path, f"holds a bad rollout {place} ({error})", _LOG_REMEDY) from error
     return records
 
 

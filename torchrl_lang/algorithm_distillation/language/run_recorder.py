@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,23 +11,10 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
-from torchrl_lang._files import (
-    FileError,
-    Record,
-    file_digest,
-    folder_lock,
-    refuse_content,
-    regular_file,
-    remove_leftovers,
-    shorten,
-    write_file,
-)
-from torchrl_lang.algorithm_distillation.language.records import (
-    TextRecord,
-    read_text_records,
-    shortest_decimal,
-    to_lines,
-)
+from torchrl_lang import _files
+from torchrl_lang._files import FileError, Record, shorten
+from torchrl_lang.algorithm_distillation.language import records
+from torchrl_lang.algorithm_distillation.language.records import TextRecord
 from torchrl_lang.schema import AGENT_MASK, ROW_KEYS, TOKEN_LOG_PROB, TRAIN_MASK
 from torchrl_lang.text import Tokenizer, from_row
 
@@ -85,13 +71,13 @@ class RunRecorder:
 
     def __init__(
         self,
-        home: str | os.PathLike[str],
+        home: str | Path,
         name: str,
         tokenizer: Tokenizer,
         *,
         config: Mapping[str, Any],
         free: Sequence[str] = (),
-        out: str | os.PathLike[str] | None = None,
+        out: str | Path | None = None,
     ) -> None:
         if not name or Path(name).name != name:
             raise ValueError(f"The name of a run is one part of a path, got {name!r}.")
@@ -108,12 +94,12 @@ class RunRecorder:
 
     def __enter__(self) -> RunRecorder:
         with ExitStack() as stack:
-            stack.enter_context(folder_lock(self.folder, "records"))
-            remove_leftovers(self.folder)
+            stack.enter_context(_files.folder_lock(self.folder, "records"))
+            _files.remove_leftovers(self.folder)
             if (self.folder / _MANIFEST).is_file():
                 self._continue()
             else:
-                refuse_content(self.folder)
+                _files.refuse_content(self.folder)
                 self._write()
             self._open = stack.pop_all()
         return self
@@ -125,8 +111,7 @@ class RunRecorder:
         before = _Run.read(self.folder / _MANIFEST, remedy=_REMEDY)
         keys = sorted((before.config.keys() | self._config.keys()) - self._free)
         if changed := [key for key in keys if before.config.get(key) != self._config.get(key)]:
-            found = f"{self.folder} holds the history of a run with other {shorten(changed)}"
-            raise ValueError(f"{found}: give another folder, or delete it.")
+            raise ValueError(f"{self.folder} has a run with other {shorten(changed)}: give another folder.")
         self._config, self._epochs, self._recorded_out = before.config, before.epochs, before.out
 
     def _write(self) -> None:
@@ -165,8 +150,8 @@ class RunRecorder:
         """
         if epoch != self.epochs + 1:
             raise ValueError(f"Epoch {self.epochs + 1} of {self.folder} is the next, got {epoch}: call rewind() first.")
-        content = to_lines(run_records(rows, self.tokenizer, epoch=epoch, run=self._name)).encode()
-        write_file(self.folder / _epoch_file(epoch), content)
+        content = records.to_lines(run_records(rows, self.tokenizer, epoch=epoch, run=self._name)).encode()
+        _files.write_file(self.folder / _epoch_file(epoch), content)
         self._epochs = (*self._epochs, hashlib.sha256(content).hexdigest())
         self._write()
 
@@ -175,7 +160,7 @@ def _epoch_file(number: int) -> str:
     return f"epoch-{number:06}.jsonl"
 
 
-def read_run(folder: str | os.PathLike[str]) -> list[TextRecord]:
+def read_run(folder: str | Path) -> list[TextRecord]:
     """The records of a run that :class:`RunRecorder` wrote, by epoch, episode and turn; see there for an example.
 
     Args:
@@ -184,13 +169,13 @@ def read_run(folder: str | os.PathLike[str]) -> list[TextRecord]:
     Raises:
         FileError: there is no recorded run, or a file is missing, damaged, or was changed.
     """
-    folder, records = Path(folder), list[TextRecord]()
+    folder, found = Path(folder), list[TextRecord]()
     for number, digest in enumerate(_Run.read(folder / _MANIFEST, remedy=_REMEDY).epochs, start=1):
-        path = regular_file(folder / _epoch_file(number), _REMEDY)
-        if file_digest(path) != digest:
+        path = _files.regular_file(folder / _epoch_file(number), _REMEDY)
+        if _files.file_digest(path) != digest:
             raise FileError(path, f"differs from what {_MANIFEST} records", _REMEDY)
-        records += read_text_records(path, remedy=_REMEDY)
-    return records
+        found += records.read_text_records(path, remedy=_REMEDY)
+    return found
 
 
 def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: str) -> Iterator[TextRecord]:
@@ -208,18 +193,11 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
         texts, before = _texts(row, tokenizer), 0
         spans = _responses(tokens, agent, tokenizer.control.end_of_action)
         for turn, ((first, end), (query, response)) in enumerate(zip(spans, texts, strict=True)):
-            yield TextRecord(
-                query=query,
-                response=response,
-                query_tokens=tuple(tokens[before:first]),
-                response_tokens=tuple(tokens[first:end]),
-                reward=shortest_decimal(sum(rewards[first:end])),
-                log_probs=() if known is None or not trained[number, first] else tuple(known[first:end]),
-                episode=number,
-                turn=turn,
-                epoch=epoch,
-                run=run,
-            )
+            where: Any = {"run": run, "epoch": epoch, "episode": number, "turn": turn}
+            ids: Any = {"query_tokens": tuple(tokens[before:first]), "response_tokens": tuple(tokens[first:end])}
+            log_prob = () if known is None or not trained[number, first] else tuple(known[first:end])
+            earned = records.shortest_decimal(sum(rewards[first:end]))
+            yield TextRecord(query=query, response=response, reward=earned, log_probs=log_prob, **ids, **where)
             before = end
 
 

@@ -180,8 +180,7 @@ class StepRows:
 def begin_token(tokenizer: Tokenizer) -> int:
     """The control token before a row that the environment begins; raises ValueError if the tokenizer has none."""
     if not tokenizer.control.marks_turns:
-        name = type(tokenizer).__name__
-        raise ValueError(f"{name} has no control tokens for turns: use a CharTokenizer or HFTokenizer.")
+        raise ValueError("The tokenizer has no control tokens for turns: use a CharTokenizer or HFTokenizer.")
     return tokenizer.control.begin_state
 
 

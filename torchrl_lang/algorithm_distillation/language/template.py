@@ -251,13 +251,13 @@ def slot_words(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> tup
 
 def _entry_values(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> Tensor:
     """The numbers ``[*B]`` of the steps that a slot describes."""
-    values = entry(steps, slot.kind.name.lower())
+    name = slot.kind.name.lower()
+    values = entry(steps, name)
     if slot.kind == TokenKind.REWARD:
         return values.squeeze(-1)
     numbers = template.observation if slot.kind == TokenKind.OBSERVATION else template.action
     expected = [] if isinstance(numbers, Quantizer) else [len(numbers)]
     if (found := list(values.shape[steps.ndim :])) != expected:
-        name = slot.kind.name.lower()
         raise ValueError(f"'{name}' of a step has shape {found}, but the template has quantizers for {expected}.")
     return values if slot.component is None else values[..., slot.component]
 
@@ -296,18 +296,11 @@ def parse_steps(text: str, template: StepTemplate) -> TensorDict:
     done, number = end > 0, torch.arange(len(end))
     over = shift_right(done)
     begin = torch.where(over | (number == 0), number, 0).cummax(0).values
-    return TensorDict(
-        {
-            OBSERVATION: _together(values[TokenKind.OBSERVATION], template.observation),
-            ACTION: _together(values[TokenKind.ACTION], template.action),
-            REWARD: reward[:, None],
-            DONE: done[:, None],
-            TERMINATED: (end == 1)[:, None],
-            EPISODE: over.cumsum(0),
-            EPISODE_STEP: number - begin,
-        },
-        batch_size=[len(end)],
-    )
+    steps = {OBSERVATION: _together(values[TokenKind.OBSERVATION], template.observation)}
+    steps |= {ACTION: _together(values[TokenKind.ACTION], template.action), REWARD: reward[:, None]}
+    steps |= {DONE: done[:, None], TERMINATED: (end == 1)[:, None]}
+    steps |= {EPISODE: over.cumsum(0), EPISODE_STEP: number - begin}
+    return TensorDict(steps, batch_size=[len(end)])
 
 
 def _step_part(slots: Iterable[Slot], may_lack: bool) -> str:

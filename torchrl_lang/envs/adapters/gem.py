@@ -11,7 +11,7 @@ TERMINAL_STATE = "<\N{FULLWIDTH VERTICAL LINE}TERMINAL_STATE\N{FULLWIDTH VERTICA
 """GEM's observation for "there is none"."""
 
 
-def _unchanged(text: Any) -> Any:
+def _as_is(text: Any) -> Any:
     return text
 
 
@@ -50,9 +50,7 @@ class GemGame:
         ('', 1.0, True, False, {})
     """
 
-    def __init__(
-        self, env: Any, *, observe: Callable[[Any], str] = _unchanged, act: Callable[[str], str] = str
-    ) -> None:
+    def __init__(self, env: Any, *, observe: Callable[[Any], str] = _as_is, act: Callable[[str], str] = str) -> None:
         self.env, self.observe, self.act, self._random = env, observe, act, PrivateRandom()
 
     def reset(self, seed: int) -> str:

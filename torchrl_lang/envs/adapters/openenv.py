@@ -77,10 +77,9 @@ class OpenEnvGame:
         """Send an utterance as an action."""
         if self._socket is None:
             raise RuntimeError(f"There is no session at {self.url}, or it has ended: call reset first.")
-        try:
+        answer = None
+        with suppress(ValueError):
             answer = self._ask("step", self.act(text))
-        except ValueError:
-            answer = None
         if answer is None:
             return self.invalid
         return self.observe(answer["observation"]), answer.get("reward") or 0.0, answer.get("done", False)

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from torchrl_lang.envs.game_turn import GamePlace, TextGame, read_opening, read_turn
+from torchrl_lang.envs.game_turn import GamePlace, TextGame
 
 
 def trl_environment(
@@ -60,7 +60,7 @@ def trl_environment(
         def reset(self, **row: Any) -> str | None:
             """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
             self._place, self._over, self.reward = GamePlace(0, operator.index(row[seed_key]), 0), False, 0.0
-            return read_opening(self._game.reset(self._place.seed), self._place) or None
+            return self._place.read_opening(self._game.reset(self._place.seed)) or None
 
         def get_reward(self) -> float:
             """The sum of the rewards since the last reset."""
@@ -70,7 +70,7 @@ def trl_environment(
             if self._over:
                 return finished
             self._place = self._place._replace(turn=self._place.turn + 1)
-            turn = read_turn(self._game.step(text), self._place)
+            turn = self._place.read_turn(self._game.step(text))
             self.reward += turn.reward
             self._over = turn.terminated or turn.truncated or self._place.turn == max_turns
             return "\n".join(filter(None, (turn.text, finished if self._over else "")))

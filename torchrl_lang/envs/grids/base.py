@@ -181,12 +181,8 @@ class HiddenTaskEnv(SeededEnv):
         return self._observe()
 
     def _observe(self) -> TensorDict:
-        batch, terminated, truncated = self.batch_size, self._terminated, self._truncated
-        observation = self._observation(self._begun())
-        out = {
-            OBSERVATION: observation.reshape(*batch, observation.shape[-1]),
-            TERMINATED: terminated.reshape(*batch, 1).clone(),
-            TRUNCATED: truncated.reshape(*batch, 1).clone(),
-            DONE: (terminated | truncated).reshape(*batch, 1),
-        }
-        return TensorDict(out, batch_size=batch, device=self.device)
+        batch, terminated, truncated = self.batch_size, self._terminated.clone(), self._truncated.clone()
+        out = {TERMINATED: terminated, TRUNCATED: truncated, DONE: terminated | truncated}
+        out[OBSERVATION] = self._observation(self._begun())
+        shaped = {key: value.reshape(*batch, *(value.shape[1:] or (1,))) for key, value in out.items()}
+        return TensorDict(shaped, batch_size=batch, device=self.device)

@@ -11,22 +11,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.envs.random_walks import (
-    DirectedGraph,
-    RandomWalkPlayer,
-    RandomWalksEnv,
-    ShortestPathPlayer,
-    random_graph,
-    walk_optimality,
-)
-from torchrl_lang.envs.random_walks.env import walk_tokenizer
+from torchrl_lang.envs.random_walks import RandomWalkPlayer, ShortestPathPlayer, walk_optimality
+from torchrl_lang.envs.random_walks.env import DirectedGraph, RandomWalksEnv, random_graph, walk_tokenizer
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.random_walks import PRESETS, RandomWalksData, RandomWalksPlay
 from torchrl_lang.schema import TOKENS
 from torchrl_lang.text import Tokenizer
-
-__all__ = ["RandomWalksData", "RandomWalksPlay", "RandomWalksTask"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +36,7 @@ class RandomWalksTask(Task):
     presets = PRESETS
     baselines = ("random", "shortest")
     turns_name = "moves"
-    metric_meanings: ClassVar[Mapping[str, str]] = {
-        "optimality": "1: a shortest path, 0: the goal was not reached; mean over walks"
-    }
+    metric_meanings: ClassVar[Mapping[str, str]] = {"optimality": "1: shortest path, 0: not reached; mean of walks"}
     action_length = 2  # a node and the end of the action
 
     nodes: int = 20

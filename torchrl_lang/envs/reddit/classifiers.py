@@ -12,8 +12,6 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import check_loaded_weights, check_model_config, file_errors, read_json
 
-__all__ = ["ClassifierReward", "encoded_batches", "pretrained", "readable_tokens"]
-
 
 class ClassifierReward:
     """The value of a text's label, by a text classification model.
@@ -95,14 +93,9 @@ def pretrained(
         path = Path(model) / "config.json"
         check_model_config(read_json(path, remedy=remedy), path, remedy=remedy)
     with file_errors(model, "holds no readable model", remedy, Exception):  # of damaged files, of any kind
-        network, info = kind.from_pretrained(
-            str(model),
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=local,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are among the loading info
-        )
+        # sizes that do not match are ignored, so that they are among the loading info
+        more = {"local_files_only": local, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        network, info = kind.from_pretrained(str(model), trust_remote_code=False, use_safetensors=True, **more)
         words = AutoTokenizer.from_pretrained(str(tokenizer), trust_remote_code=False, local_files_only=local)
     check_loaded_weights(model, network, info, remedy=remedy, others=others)
     if words.pad_token is None:  # as of GPT-2; padding is masked, so that any token serves

@@ -76,9 +76,7 @@ def _read_rows(folder: str | Path, encoding: str) -> Iterator[CommentRow]:
             raise FileError(Path(folder) / file, problem, _COLUMNS)
         for record in records:
             place = f"{file} line {record.line}"
-            text, score, parent = (
-                (record.fields[i] for i in (COMMENT, SCORE, PARENT)) if not record.error else ("",) * 3
-            )
+            text, score, parent = ("",) * 3 if record.error else (record.fields[i] for i in (COMMENT, SCORE, PARENT))
             if record.error or not text.strip():
                 yield CommentRow(row, place, error=record.error or "has an empty comment")
             elif not _INTEGER.fullmatch(score.strip()):
@@ -192,10 +190,10 @@ class RedditComments:
         parts = []
         for numbers in wanted:
             chosen = every if numbers is None else [every[number] for number in numbers]
-            names = {"parents": "parent", "comments": "text", "scores": "score", "places": "place"}
             good = [row for row in chosen if not row.error]
-            columns: Any = {key: [getattr(row, name) for row in good] for key, name in names.items()}
-            parts.append(cls(**columns, report=report))
+            names = ("parent", "text", "score", "place")
+            parents, comments, scores, places = ([getattr(row, name) for row in good] for name in names)
+            parts.append(cls(parents, comments, scores, places, report))
         return parts
 
     def __len__(self) -> int:

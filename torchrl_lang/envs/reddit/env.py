@@ -21,8 +21,6 @@ from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.rows import encode_episode
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["CommentPlayer", "RedditEnv"]
-
 
 class RedditEnv(PromptEnv):
     r"""Each episode shows the parent of a comment of the dataset; the agent writes another comment, which is rewarded.

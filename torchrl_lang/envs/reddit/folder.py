@@ -14,23 +14,12 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import folder_digest
-from torchrl_lang.envs.reddit import (
-    CachedReward,
-    ClassifierReward,
-    ModerationAPIReward,
-    ProfanityReward,
-    RedditComments,
-    ScoreReward,
-    SentimentReward,
-    ThreeLevels,
-    WorstSentence,
-)
+from torchrl_lang.envs import reddit
+from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.envs.reddit.rewards import TextReward
 from torchrl_lang.envs.reddit.upvotes import TfidfModel, UpvoteModel
 from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizers import PLAIN, most_tokens
-
-__all__ = ["SPLITS", "WORDS", "CommentFolder", "RedditReward", "RewardName"]
 
 SPLITS = ("test", "val", "train")
 WORDS = "words"
@@ -116,30 +105,30 @@ class RedditReward:
             ImportError: its package is not installed; the message names the extra.
         """
         if self.name == "score":
-            return ScoreReward(comments, unknown=0.0)
+            return reddit.ScoreReward(comments, unknown=0.0)
         if self.name == "upvotes":
             if self.model is None:
                 return TfidfModel.fit(train.comments, [score > 0 for score in train.scores])
             return self._cached(UpvoteModel.load(self.model), folder)
         if self.name == "sentiment":
-            return self._cached(SentimentReward(), folder, version("vaderSentiment"))
+            return self._cached(reddit.SentimentReward(), folder, version("vaderSentiment"))
         if self.name == "classifier":
-            return self._cached(ClassifierReward(str(self.model), dict(self.labels)), folder)
+            return self._cached(reddit.ClassifierReward(str(self.model), dict(self.labels)), folder)
         if self.name == "moderation":
             url = self.url or os.environ.get(_ADDRESS)
             if not url:
                 raise ValueError(f"The reward 'moderation' needs an address now, none is recorded: set {_ADDRESS}.")
-            endpoint = ModerationAPIReward(url, str(self.model), score="largest")
-            return ThreeLevels(self._cached(endpoint, folder, url, batch_size=endpoint.batch_size))
-        profanity = self._cached(ProfanityReward(), folder, version("alt-profanity-check"))
-        return ThreeLevels(WorstSentence(profanity))
+            endpoint = reddit.ModerationAPIReward(url, str(self.model), score="largest")
+            return reddit.ThreeLevels(self._cached(endpoint, folder, url, batch_size=endpoint.batch_size))
+        profanity = self._cached(reddit.ProfanityReward(), folder, version("alt-profanity-check"))
+        return reddit.ThreeLevels(reddit.WorstSentence(profanity))
 
-    def _cached(self, reward: TextReward, folder: str | Path, source: str = "", **options: int) -> CachedReward:
+    def _cached(self, reward: TextReward, folder: str | Path, source: str = "", **options: int) -> TextReward:
         """``reward`` with a file of values, stored under all that defines them."""
         content = folder_digest(self.model) if self.model is not None and Path(self.model).is_dir() else ""
         parts = (self.measure, self.name.removesuffix("_noised"), self.model, content, self.labels, source)
         name = " ".join(str(part) for part in parts if part)
-        return CachedReward(reward, Path(folder) / _CACHE, model=name, **options)
+        return reddit.CachedReward(reward, Path(folder) / _CACHE, model=name, **options)
 
 
 @dataclass(frozen=True)
@@ -191,8 +180,7 @@ class CommentFolder:
             found = {"test": test, "val": val, "train": train}
         for name, part in found.items():
             if not len(part):
-                total = sum(map(len, found.values()))
-                raise ValueError(f"None of the {total} comments of {self.folder} is in the split {name}: add some.")
+                raise ValueError(f"No comment of {self.folder} is in the split {name}: add some.")
         return found
 
     @lru_cache(maxsize=8)  # noqa: B019

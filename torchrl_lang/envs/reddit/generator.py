@@ -7,7 +7,6 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -16,22 +15,14 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._files import refuse_content, write_file, write_folder
 from torchrl_lang.envs.reddit.data import FILES
 
-__all__ = ["GeneratedComment", "generate_reddit_comments", "generated_comments"]
-
-_HEADER = (
-    *("id", "parent_id", "subreddit", "author", "text", "score", "ups", "created", "kind", "parent_kind"),
-    *("parent_text", "parent_score"),
-)
+_HEADER = "id,parent_id,subreddit,author,text,score,ups,created,kind,parent_kind,parent_text,parent_score"
 _SPLITS = {"train": 0.8, "eval": 0.1, "test": 0.1}
 _MOST = 1 << 20
 _NAME = re.compile(r"{(\w+)}")
 
 
-@cache
-def _phrases() -> dict[str, Any]:
-    """The phrases of comments, polite and rude ones by kind; a name in braces is replaced by one of its ``words``."""
-    content: dict[str, Any] = json.loads(Path(__file__).with_name("phrases.json").read_text("utf-8"))
-    return content
+_PHRASES: dict[str, Any] = json.loads(Path(__file__).with_name("phrases.json").read_text("utf-8"))
+"""The phrases of comments, polite and rude ones by kind; a name in braces is replaced by one of its ``words``."""
 
 
 class GeneratedComment(NamedTuple):
@@ -50,7 +41,7 @@ class GeneratedComment(NamedTuple):
     @property
     def is_rude(self) -> bool:
         """Whether a sentence of it is rude."""
-        return self.kind in _phrases()["rude"]
+        return self.kind in _PHRASES["rude"]
 
 
 def generated_comments(
@@ -89,7 +80,7 @@ def generated_comments(
     """
     check_options(pairs=(pairs, f"[1, {_MOST}]"), sentences=(sentences, "[1, 20]"), provoking=(provoking, "[0, 1]"))
     check_options(rude_when_calm=(rude_when_calm, "[0, 1]"), rude_when_provoked=(rude_when_provoked, "[0, 1]"))
-    phrases, random, found = _phrases(), Random(seed), dict[tuple[str, str], GeneratedComment]()
+    phrases, random, found = _PHRASES, Random(seed), dict[tuple[str, str], GeneratedComment]()
     while len(found) < pairs:
         parent_kind = "provoking" if random.random() < provoking else "calm"
         topic = random.choice(phrases["words"]["topic"])
@@ -145,7 +136,7 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
 
 def _comment(rate: float, sentences: int, topic: str, random: Random) -> tuple[str, str]:
     """A comment's kind and text."""
-    phrases, found = _phrases(), list[str]()
+    phrases, found = _PHRASES, list[str]()
     text, shares = random.choice(phrases["openings"]), phrases["rude_shares"]
     for _ in range(sentences):
         tone = "rude" if random.random() < rate else "polite"
@@ -164,14 +155,14 @@ def _continued(text: str, sentence: str) -> str:
 
 
 def _filled(phrase: str, topic: str, random: Random) -> str:
-    words = _phrases()["words"]
+    words = _PHRASES["words"]
     return _NAME.sub(lambda name: topic if name[1] == "topic" else random.choice(words[name[1]]), phrase)
 
 
 def _csv(comments: Sequence[GeneratedComment], random: Random) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(_HEADER)
+    writer.writerow(_HEADER.split(","))
     for number, each in enumerate(comments):
         ids = (f"c{number}", f"p{random.randrange(_MOST)}", "generated", f"user{random.randrange(1000)}")
         parent = (each.parent, random.randrange(1, 50))

@@ -15,8 +15,6 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.extras import needs_extra
 
-__all__ = ["ModerationAPIReward"]
-
 
 class ModerationAPIReward:
     """Scores texts by ``POST base_url/moderations`` with ``{"model": ..., "input": [texts]}``.

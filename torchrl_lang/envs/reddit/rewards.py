@@ -22,24 +22,9 @@ from torchrl_lang.text.tokenizers import normalized
 if TYPE_CHECKING:
     from torchrl_lang.envs.reddit.data import RedditComments
 
-__all__ = [
-    "CachedReward",
-    "Noised",
-    "ProbabilityReward",
-    "ProfanityReward",
-    "ScoreReward",
-    "SentimentReward",
-    "TextReward",
-    "ThreeLevels",
-    "WorstSentence",
-    "rewards_of",
-]
-
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS rewards (model TEXT NOT NULL, text BLOB NOT NULL, value REAL NOT NULL, "
-    "PRIMARY KEY (model, text)) WITHOUT ROWID"
-)
+_COLUMNS = "model TEXT NOT NULL, text BLOB NOT NULL, value REAL NOT NULL, PRIMARY KEY (model, text)"
+_TABLE = f"CREATE TABLE IF NOT EXISTS rewards ({_COLUMNS}) WITHOUT ROWID"
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 

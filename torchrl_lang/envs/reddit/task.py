@@ -24,8 +24,6 @@ from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.reddit import PRESETS, CorpusOptions, RedditData, RedditGames, RedditPlay
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["CorpusOptions", "RedditData", "RedditPlay", "RedditTask", "comments_of", "distinct", "generate_corpus"]
-
 
 @dataclass(frozen=True)
 class RedditTask(Task):

@@ -62,18 +62,13 @@ class EngineProcess:
         """Rows whose games in this process are in the state of the last answer."""
         self.connection, theirs = Pipe()
         self.folder = folder = tempfile.mkdtemp(prefix="textworld-")
+        options: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        options |= {"cwd": folder, "env": {**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}}
+        options["start_new_session"] = True  # the terminal's Ctrl-C does not reach it, and its compilers end with it
         with theirs:
-            self.process = subprocess.Popen(
-                # -P: the script's folder is not added to sys.path.
-                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder, str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                cwd=folder,
-                env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C does not reach it, and its compilers end with it
-            )
+            # -P: the script's folder is not added to sys.path.
+            command = [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder, str(os.getpid())]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **options)
         self._finalizer = weakref.finalize(self, _end, self.process, self.connection, folder, os.getpid())
         self._ready = False
         self._send({"infos": list(infos), "expert": expert})
@@ -148,11 +143,10 @@ class EnginePool:
         self._played |= {row: (path, []) for row, path in paths.items()}
         for process in self._processes.values():
             process.held -= paths.keys()
-        answers = {}
-        for row, answer in self._play({row: {"row": row} for row in paths}).items():
+        answers: dict[int, Any] = self._play({row: {"row": row} for row in paths})
+        for row, answer in answers.items():
             if isinstance(answer, Failed):
                 raise FileError(paths[row], f"cannot be begun by the engine ({answer})", REMEDY)
-            answers[row] = answer
         return answers
 
     def step(self, commands: Mapping[int, str]) -> dict[int, Answer | Failed]:
@@ -183,7 +177,8 @@ class EnginePool:
         answers: dict[int, Answer | Failed] = {}
         try:
             for number in waiting.keys() - self._processes.keys():
-                self._start(number)  # start all of them before waiting for the first
+                # start all of them before waiting for the first
+                self._processes[number] = EngineProcess(self.infos, expert=self.expert)
             for number, queue in waiting.items():
                 self._send(number, queue)
             for number, queue in waiting.items():
@@ -192,9 +187,6 @@ class EnginePool:
             self.close()  # pending answers would be read as answers to later jobs
             raise
         return answers
-
-    def _start(self, number: int) -> None:
-        self._processes[number] = EngineProcess(self.infos, expert=self.expert)
 
     def _send(self, number: int, queue: deque[Answer], *, singly: bool = False) -> None:
         """Send a process all its jobs, with all that was played in games that it does not have."""
@@ -224,7 +216,7 @@ class EnginePool:
             if failed_before:  # the first waiting command is the one that failed, for the second time
                 answers[queue.popleft()["row"]] = Failed(f"its process {why}")
             failed_before = True
-            self._start(number)
+            self._processes[number] = EngineProcess(self.infos, expert=self.expert)
             self._send(number, queue, singly=True)
 
     def _without_error(self, job: Answer, answer: Answer) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import torch
@@ -22,10 +23,8 @@ from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
 _OF_THE_TURN = ("invalid", "was_admissible")
-_ENTRIES = {
-    **{"game": torch.int64, "score": torch.float32, "points": torch.float32},
-    **dict.fromkeys(("won", "lost", "engine_failed", *_OF_THE_TURN), torch.bool),
-}
+_NUMBERS = {"game": torch.int64, "score": torch.float32, "points": torch.float32}
+_ENTRIES = _NUMBERS | dict.fromkeys(("won", "lost", "engine_failed", *_OF_THE_TURN), torch.bool)
 """The entries that have one value per row."""
 Offer = Literal["expert", "admissible", "invalid", "was_admissible"]
 
@@ -88,7 +87,7 @@ class TextWorldEnv(TextGameEnv):
 
     def __init__(
         self,
-        games: Sequence[str | os.PathLike[str]],
+        games: Sequence[str | Path],
         tokenizer: Tokenizer,
         *,
         template: Template | str = "plain",
@@ -138,10 +137,8 @@ class TextWorldEnv(TextGameEnv):
             self._entries[row] = {**dict.fromkeys(_ENTRIES, 0), "game": number[row], "score": state["score"]}
             yield row, self.template.write("opening", state)
 
-    def _play_all(
-        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
-    ) -> Iterator[tuple[int, Any]]:
-        commands = {row: clean_command(self._read(ids)) for row, ids in utterances.items()}
+    def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
+        commands = {row: clean_command(self._read(ids)) for row, ids in uttered.items()}
         states = self.pool.step({row: command for row, command in commands.items() if not is_meta(command)})
         for row, command in commands.items():
             before, entries = self._states[row], self._entries[row]

@@ -87,7 +87,7 @@ class TextWorldSpec:
 
 
 def build_games(
-    specs: Sequence[TextWorldSpec], folder: str | os.PathLike[str] | None = None, *, workers: int | None = None
+    specs: Sequence[TextWorldSpec], folder: str | Path | None = None, *, workers: int | None = None
 ) -> list[Path]:
     """Build games that do not exist yet and return their files; this takes 2 to 5 seconds per game and core.
 
@@ -120,10 +120,7 @@ def build_games(
 
 def _build(missing: Mapping[Path, TextWorldSpec], workers: int) -> None:
     """Build game ``k`` in process ``k`` modulo their number; send all jobs before waiting for an answer."""
-    jobs = [
-        {"path": str(path), "kind": spec.kind, "seed": spec.seed, "options": dict(spec.options)}
-        for path, spec in missing.items()
-    ]
+    jobs = [{"path": str(path), **vars(spec)} for path, spec in missing.items()]
     processes = [EngineProcess() for _ in range(workers)]
     try:
         for number, process in enumerate(processes):
@@ -142,7 +139,7 @@ def _build(missing: Mapping[Path, TextWorldSpec], workers: int) -> None:
 
 
 def game_texts(
-    games: Sequence[str | os.PathLike[str]], template: Template | None = None, *, workers: int = 1, steps: int = 100
+    games: Sequence[str | Path], template: Template | None = None, *, workers: int = 1, steps: int = 100
 ) -> list[str]:
     """The texts and commands of games played by an expert, from which to make a tokenizer.
 
@@ -179,9 +176,9 @@ _HEADER = 64
 """Bytes of the header of a Z-machine file (Z-Machine Standard 1.1, section 11)."""
 
 
-def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+def game_files(games: Sequence[str | Path]) -> tuple[str, ...]:
     """The absolute paths of games, each checked: the engine hangs or crashes on damaged files."""
-    if isinstance(games, str | os.PathLike) or not games:
+    if isinstance(games, str | Path) or not games:
         raise ValueError(f"games must be a sequence of files, at least one, got {games!r}: see build_games(specs).")
     for path in map(Path, dict.fromkeys(games)):
         content = path.read_bytes() if path.is_file() else b""

@@ -23,8 +23,6 @@ from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
 from torchrl_lang.text import CharTokenizer, word_tokenizer
 
-__all__ = ["TextWorldData", "TextWorldPlay", "TextWorldTask"]
-
 _BY_KIND: dict[str, dict[str, Any]] = {
     "coin_collector": {"template": "exits", "row_length": 192, "action_length": 4, "max_turns": 15},
     "simple": {"template": "orders", "row_length": 512, "action_length": 12, "max_turns": 25},
@@ -123,9 +121,7 @@ class TextWorldTask(Task):
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> TextWorldEnv:
         """The environment on the games of a split."""
         fixed = {name: getattr(self, name) for name in ("template", "row_length", "action_length", "max_turns")}
-        return TextWorldEnv(
-            getattr(self.sets(), split), self.tokenizer(), batch_size=[batch_size], **{**fixed, **options}
-        )
+        return TextWorldEnv(getattr(self.sets(), split), self.tokenizer(), batch_size=[batch_size], **fixed | options)
 
     def behavior_policy(self, options: TextWorldData) -> Player:
         """The experts."""

@@ -122,8 +122,7 @@ class Template:
     lower: bool = False
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.fields - set(_INFOS))
-        if unknown:
+        if unknown := sorted(self.fields - set(_INFOS)):
             raise ValueError(f"A template names {unknown}, the fields are {list(_INFOS)}.")
 
     @property
@@ -160,6 +159,7 @@ class Template:
         return {name for _, name, _, _ in Formatter().parse(getattr(self, which)) if name}
 
 
+_STATE = "\n{description}\n{inventory}\nYou can {commands}."
 _DULL = ("close", "drop", "examine", "inventory", "look")
 
 TEMPLATES: Mapping[str, Template] = {
@@ -169,10 +169,7 @@ TEMPLATES: Mapping[str, Template] = {
     "short": Template("{objective}\n{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
     "plain": Template(),
     "commands": Template("{feedback}\nYou can {commands}.", "{feedback}\nYou can {commands}."),
-    "state": Template(
-        "{objective}\n{description}\n{inventory}\nYou can {commands}.",
-        "{feedback}\n{description}\n{inventory}\nYou can {commands}.",
-    ),
+    "state": Template("{objective}" + _STATE, "{feedback}" + _STATE),
 }
 """Templates by name, from few words to many. All but ``plain``, ``commands`` and ``state`` hide the commands that the
 engine's quests rarely need, and write rooms as names.

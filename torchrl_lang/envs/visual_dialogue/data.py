@@ -10,23 +10,14 @@ from tensordict import TensorDict
 
 from torchrl_lang._files import FileError
 from torchrl_lang.data.generate import EpisodeSampler
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure
-from torchrl_lang.envs.visual_dialogue.files import (
-    ROUNDS,
-    ImageFeatures,
-    Scene,
-    SplitFiles,
-    read_additional_scenes,
-    read_dialogues,
-    read_reward_cache,
-)
+from torchrl_lang.envs.visual_dialogue import files
+from torchrl_lang.envs.visual_dialogue.dialogue import Measure
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS, Scene
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.episodes import Episode, Turn
 from torchrl_lang.text.rows import to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
-
-__all__ = ["SceneRows", "VisualDialogues"]
 
 
 def scenes_of(scene: Scene, rewards: DialogueRewards) -> Iterator[Scene]:
@@ -101,14 +92,13 @@ class VisualDialogues:
         additional: str | Path | None = None,
         normalize: bool = True,
     ) -> None:
-        self.dialogues: list[Dialogue]
-        self.dialogues, self.image_ids = read_dialogues(dialogues)
-        self.features = ImageFeatures(features, split, normalize=normalize)
+        self.dialogues, self.image_ids = files.read_dialogues(dialogues)
+        self.features = files.ImageFeatures(features, split, normalize=normalize)
         if len(self.features) != len(self.dialogues):
             found = f"holds {len(self.features)} images, but {dialogues} holds {len(self.dialogues)} dialogues"
             raise FileError(features, found, "give the features of the same split, in the same order")
-        self.rewards = None if rewards is None else read_reward_cache(rewards, len(self.dialogues))
-        self.additional = [] if additional is None else read_additional_scenes(additional, len(self.features))
+        self.rewards = None if rewards is None else files.read_reward_cache(rewards, len(self.dialogues))
+        self.additional = [] if additional is None else files.read_additional_scenes(additional, len(self.features))
         self._additional_path = additional
 
     def __len__(self) -> int:
@@ -118,9 +108,9 @@ class VisualDialogues:
     @classmethod
     def in_folder(cls, folder: str | Path, split: str, *, rewards: Measure | None = None) -> VisualDialogues:
         """The data of a split in a folder of files with the names of the real ones, with rewards of a measure."""
-        files = SplitFiles.in_folder(folder, split)
-        cache = {None: None, "rank": files.rank_rewards, "distance": files.distance_rewards}[rewards]
-        return cls(files.dialogues, files.features, split, rewards=cache)
+        found = files.SplitFiles.in_folder(folder, split)
+        cache = {None: None, "rank": found.rank_rewards, "distance": found.distance_rewards}[rewards]
+        return cls(found.dialogues, found.features, split, rewards=cache)
 
     def scenes(self, rewards: DialogueRewards) -> list[Scene]:
         """The dialogues cut where they end, in order, then the additional scenes; see :func:`scenes_of`.

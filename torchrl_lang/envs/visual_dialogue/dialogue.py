@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-__all__ = ["Dialogue", "DialogueModels", "Measure", "Round", "answer_and_score", "last_round_rewards", "measured"]
 
 Measure = Literal["rank", "distance"]
 """Measure of a reward: the percentile of the true image, or the distance of the guessed feature to the true one."""
@@ -96,10 +94,9 @@ def answer_and_score(
 
     Models behind HTTP do it in one request.
     """
-    in_one_call: Any = getattr(models, "answer_and_score", None)
+    in_one_call: Callable[..., tuple[list[str], list[float]]] | None = getattr(models, "answer_and_score", None)
     if in_one_call is not None:
-        answered: tuple[list[str], list[float]] = in_one_call(dialogues, questions, features, measure=measure)
-        return answered
+        return in_one_call(dialogues, questions, features, measure=measure)
     answers = models.answers(dialogues, questions, features)
     completed = [dialogue.then(*turn) for dialogue, *turn in zip(dialogues, questions, answers, strict=True)]
     return answers, last_round_rewards(models, completed, features, measure=measure)

@@ -20,8 +20,6 @@ from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["PROGRESS", "VisualDialogueEnv"]
-
 PROGRESS = "progress"
 """float32 ``[*B, 11]``: the initial percentile or distance and its change in each round so far, then zeros."""
 
@@ -156,23 +154,16 @@ class VisualDialogueEnv(TextGameEnv):
             self._plays[row] = _Play(*begun)
             yield row, self._plays[row].dialogue.caption
 
-    def _play_all(
-        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
-    ) -> Iterable[tuple[int, Any]]:
-        texts = {row: self._read(ids) for row, ids in utterances.items()}
+    def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        texts = {row: self._read(ids) for row, ids in uttered.items()}
         stops = [row for row, text in texts.items() if self.rewards.mode == "agent_stops" and STOP in text]
         yield from ((row, ("", self.rewards.stop, True)) for row in stops)
         asked = {row: _question(text) for row, text in texts.items() if row not in stops}
         if not asked:
             return
         plays = [self._plays[row] for row in asked]
-        replies = answer_and_score(
-            self.models,
-            [play.dialogue for play in plays],
-            list(asked.values()),
-            torch.stack([play.image for play in plays]),
-            measure=self.measure,
-        )
+        dialogues, images = [play.dialogue for play in plays], torch.stack([play.image for play in plays])
+        replies = answer_and_score(self.models, dialogues, list(asked.values()), images, measure=self.measure)
         for (row, question), play, answer, gain in zip(asked.items(), plays, *replies, strict=True):
             play.dialogue = play.dialogue.then(question, answer)
             play.gains.append(gain)

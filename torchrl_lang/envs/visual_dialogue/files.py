@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
@@ -16,18 +16,13 @@ from torchrl_lang._files import FileError, file_errors, mistake, one_line, read_
 from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 
-__all__ = ["ROUNDS", "ImageFeatures", "Scene", "SplitFiles", "h5py_module", "read_dialogues", "read_reward_cache"]
-
 ROUNDS = 10
 """Rounds of a dialogue in the files."""
 
 _MAX_BYTES = 1 << 33
 """Dialogues with a hundred candidate answers a round have more than a gigabyte."""
 _DIALOGUES = 'give a list of {"caption": ..., "image_id": ..., "dialog": [10 times {"question": ..., "answer": ...}]}'
-_NUMBERED = (
-    "give a file of train or val as VisDial 0.9 and 1.0 have them (the test split of 1.0 has no answers to its last "
-    "questions): split test dialogues off from one of these"
-)
+_NUMBERED = "give train or val of VisDial 0.9 or 1.0, or a part of one as test: the test split of 1.0 lacks answers"
 _REWARDS = f"give a list with {1 + ROUNDS} numbers for each dialogue, or compute the cache again"
 _SCENES = 'give a list of {"caption": ..., "image": row, "dialog": [...], "rewards": [1 + number of rounds numbers]}'
 
@@ -139,10 +134,8 @@ class _Scene(_Part):
 _ITEMS = TypeAdapter(Annotated[list[_Item[_Texts]], Field(min_length=1)])
 _NUMBERED_ITEMS = TypeAdapter(_Numbered)
 _SCENE_LIST = TypeAdapter(list[_Scene])
-_CACHE = TypeAdapter(
-    list[Annotated[list[float], Field(min_length=1 + ROUNDS, max_length=1 + ROUNDS)]],
-    config=ConfigDict(strict=True, allow_inf_nan=False),
-)
+_Row = Annotated[list[float], Field(min_length=1 + ROUNDS, max_length=1 + ROUNDS)]
+_CACHE = TypeAdapter(list[_Row], config=_Part.model_config)
 
 
 def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | None]]:
@@ -164,13 +157,9 @@ def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | N
     data = _parsed(_NUMBERED_ITEMS, path, _NUMBERED, text).data
     dialogues = []
     for number, item in enumerate(data.dialogs):
-        try:
-            rounds = [
-                _Texts(question=data.questions[each.question], answer=data.answers[each.answer]) for each in item.dialog
-            ]
-        except IndexError as error:
-            found = f'has a number in "data.dialogs.{number}.dialog" for which there is no text'
-            raise FileError(path, found, _NUMBERED) from error
+        found = f'has a number in "data.dialogs.{number}.dialog" for which there is no text'
+        with file_errors(path, found, _NUMBERED, IndexError):
+            rounds = [Round(data.questions[each.question], data.answers[each.answer]) for each in item.dialog]
         dialogues.append(_dialogue(item.caption, rounds))
     return dialogues, [item.image_id for item in data.dialogs]
 
@@ -214,9 +203,8 @@ def _parsed(expected: TypeAdapter[Any], path: str | Path, remedy: str, text: str
         raise FileError(path, mistake(error), remedy) from None
 
 
-def _dialogue(caption: str, rounds: Sequence[_Texts]) -> Dialogue:
-    asked = [each.question if each.question.endswith("?") else f"{each.question}?" for each in rounds]
-    return Dialogue(caption, tuple(Round(one, each.answer) for one, each in zip(asked, rounds, strict=True)))
+def _dialogue(caption: str, rounds: Iterable[_Texts | Round]) -> Dialogue:
+    return Dialogue(caption, tuple(Round(f"{each.question.removesuffix('?')}?", each.answer) for each in rounds))
 
 
 # -- image features ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -14,15 +14,13 @@ from torchrl_lang._checks import check_options
 from torchrl_lang._files import refuse_content, write_file, write_folder
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS, SplitFiles, h5py_module
 
-__all__ = ["ATTRIBUTES", "CAPTIONS", "YES_NO", "generate_visual_dialogues", "image_features"]
-
 
 class Attribute(NamedTuple):
     """A property of an image and how people ask about it."""
 
     name: str
-    values: tuple[str, ...]
-    open_questions: tuple[tuple[str, str], ...]
+    values: Sequence[str]
+    open_questions: Sequence[tuple[str, str]]
     """Question, and the reply with ``{}`` for the value."""
     claim: str
     """Of a yes-or-no question, with ``{}`` for the value asked about."""
@@ -30,15 +28,10 @@ class Attribute(NamedTuple):
 
 _WORLD: dict[str, Any] = json.loads(Path(__file__).with_name("world.json").read_text(encoding="utf-8"))
 
-ATTRIBUTES = tuple(
-    Attribute(each["name"], tuple(each["values"]), tuple(map(tuple, each["open_questions"])), each["claim"])
-    for each in _WORLD["attributes"]
-)
-CAPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = tuple(
-    (tuple(names), tuple(forms)) for names, forms in _WORLD["captions"]
-)
+ATTRIBUTES = tuple(Attribute(**each) for each in _WORLD["attributes"])
+CAPTIONS: Sequence[tuple[Sequence[str], Sequence[str]]] = _WORLD["captions"]
 """Attributes that a caption names, and its forms."""
-YES_NO: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _WORLD["yes_no"]))
+YES_NO: Sequence[tuple[str, str, str]] = _WORLD["yes_no"]
 """Forms of yes-or-no questions with ``{}`` for the claim, and their replies if it holds and if not.
 
 The first replies are yes-or-no answers under all of the paper's definitions, the second ones under "soft" and
@@ -149,10 +142,8 @@ def _item(values: list[int], image_id: int, yes_no: float, random: Random) -> di
     shown = {each.name: each.values[value] for each, value in zip(ATTRIBUTES, values, strict=True)}
     named, forms = random.choice(CAPTIONS)
     others = [each for each in ATTRIBUTES if each.name not in named]
-    rounds = [
-        _round(each, shown[each.name], random, closed=random.random() < yes_no)
-        for each in random.sample(others, ROUNDS)
-    ]
+    asked = random.sample(others, ROUNDS)
+    rounds = [_round(each, shown[each.name], random, closed=random.random() < yes_no) for each in asked]
     caption = random.choice(forms).format(*(shown[name] for name in named))
     return {"caption": caption, "image_id": image_id, "dialog": rounds}
 

@@ -11,23 +11,12 @@ import torch
 from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang._files import FileError, Record, RecordFolder, file_errors, non_finite, read_tensors
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.files import ImageFeatures
-from torchrl_lang.envs.visual_dialogue.networks import (
-    PAD,
-    WHITENED,
-    Answerer,
-    DialogueBatch,
-    ImageGuesser,
-    WordIndex,
-    with_begin_and_end,
-)
-
-__all__ = ["LocalDialogueModels", "TrainedModels", "train_dialogue_models"]
+from torchrl_lang.envs.visual_dialogue.networks import WHITENED, Answerer, DialogueBatch, ImageGuesser, WordIndex
 
 _REMEDY = "train and save the models again"
 _Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -295,18 +284,16 @@ def train_dialogue_models(
         models = TrainedModels.untrained(words, **sizes)
         guesser, answerer = models.guesser.to(device), models.answerer.to(device)
         answerer.components.fit(features.rows(torch.randperm(len(features))[:WHITENED]))
-        runs: Any = (
-            ("guesser", guesser, guesser_loss, guesser_epochs, guesser_rate),
-            ("answerer", answerer, answerer_loss, answerer_epochs, answerer_rate),
-        )
-        for name, model, loss_of, epochs, rate in runs:
+        plans = {"guesser": (guesser_epochs, guesser_rate), "answerer": (answerer_epochs, answerer_rate)}
+        for name, (epochs, rate) in plans.items():
+            model: Any = getattr(models, name)
             steps = epochs * -(-len(features) // batch_size)
             optimizer = torch.optim.Adam(model.parameters(), lr=rate)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / steps, 0.0))  # noqa: B023
             for epoch in range(1, epochs + 1):
                 total = 0.0
                 for rows in torch.randperm(len(features)).split(batch_size):
-                    loss = loss_of(model, batch.rows(rows).to(device), features.rows(rows).to(device))
+                    loss = model.loss(batch.rows(rows).to(device), features.rows(rows).to(device))
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
@@ -314,26 +301,3 @@ def train_dialogue_models(
                     total += float(loss.detach()) * len(rows)
                 report(name, epoch, total / len(features))
     return TrainedModels(words, guesser.cpu().eval(), answerer.cpu().eval())
-
-
-def guesser_loss(guesser: ImageGuesser, batch: DialogueBatch, features: Tensor) -> Tensor:
-    """Mean over dialogues and the rounds that they have of ``|p - f|^2``.
-
-    Args:
-        guesser: the model.
-        batch: N dialogues.
-        features: of their images, ``[N, F]``.
-    """
-    error = (guesser(batch) - features[:, None]).square().sum(-1)  # [N, 1 + R]
-    real = torch.arange(error.shape[1], device=error.device) <= batch.rounds[:, None]
-    return error[real].mean()
-
-
-def answerer_loss(answerer: Answerer, batch: DialogueBatch, features: Tensor) -> Tensor:
-    """Mean cross entropy of the words of all answers, with the end; arguments as of :func:`guesser_loss`."""
-    real = torch.arange(batch.questions.shape[1], device=features.device) < batch.rounds[:, None]  # [N, R]
-    history = answerer.encoder(batch)[:, :-1][real]  # before each question
-    images = features[:, None].expand(-1, real.shape[1], -1)[real]
-    answers = with_begin_and_end(batch.answers[real])
-    logits = answerer(answerer.start(history, batch.questions[real], images), answers[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), answers[:, 1:].flatten(), ignore_index=PAD)

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 
-__all__ = ["Answerer", "DialogueBatch", "ImageGuesser", "Whitening", "WordIndex", "join_words", "split_words"]
-
 PAD, UNKNOWN, BEGIN, END = range(4)
 """Ids that are not words."""
 MAX_WORDS = 40
@@ -177,6 +175,17 @@ class ImageGuesser(nn.Module):
         """The feature predicted after the last round, ``[N, F]``."""
         return self.feature(self.encoder.last(batch))
 
+    def loss(self, batch: DialogueBatch, features: Tensor) -> Tensor:
+        """Mean over dialogues and the rounds that they have of ``|p - f|^2``.
+
+        Args:
+            batch: N dialogues.
+            features: of their images, ``[N, F]``.
+        """
+        error = (self(batch) - features[:, None]).square().sum(-1)  # [N, 1 + R]
+        real = torch.arange(error.shape[1], device=error.device) <= batch.rounds[:, None]
+        return error[real].mean()
+
 
 WHITENED = 4096
 """Images whose features are enough to find the components."""
@@ -267,6 +276,15 @@ class Answerer(nn.Module):
     def forward(self, start: Tensor, answer: Tensor) -> Tensor:
         """Logits ``[N, L, V]`` of the word after each word of an answer ``[N, L]`` that begins with the begin id."""
         return self.logits(self.decoder(self.words(answer), start[None])[0])
+
+    def loss(self, batch: DialogueBatch, features: Tensor) -> Tensor:
+        """Mean cross entropy of the words of all answers, with the end; arguments as of :meth:`ImageGuesser.loss`."""
+        real = torch.arange(batch.questions.shape[1], device=features.device) < batch.rounds[:, None]  # [N, R]
+        history = self.encoder(batch)[:, :-1][real]  # before each question
+        images = features[:, None].expand(-1, real.shape[1], -1)[real]
+        answers = with_begin_and_end(batch.answers[real])
+        logits = self(self.start(history, batch.questions[real], images), answers[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), answers[:, 1:].flatten(), ignore_index=PAD)
 
     def answer(self, start: Tensor, *, max_words: int = 20) -> Tensor:
         """The most probable word at each place, int64 ``[N, L]``, with the end id; never an unknown word."""

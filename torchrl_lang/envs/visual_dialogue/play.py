@@ -18,8 +18,6 @@ from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.rows import from_row
 from torchrl_lang.text.tokenizers import Tokenizer
 
-__all__ = ["QuestionPlayer", "played_rounds", "yes_no_rate"]
-
 
 class QuestionPlayer(TensorDictModuleBase):
     """Asks random questions of a dataset, each as often as it occurs there.
@@ -62,17 +60,13 @@ class QuestionPlayer(TensorDictModuleBase):
         if different < ROUNDS:
             raise ValueError(f"QuestionPlayer needs at least {ROUNDS} different questions, got {different}.")
         self.questions, self.tokenizer, self.action_length = questions, tokenizer, action_length
-        self.repeat = repeat
-        self.stream = RandomStream(seed)
+        self.repeat, self.stream = repeat, RandomStream(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``action``, int64 ``[*B, K]``."""
-        tokens, agent = tensordict.get(TOKENS), tensordict.get(AGENT_MASK)
-        width, end = tokens.shape[-1], self.tokenizer.control.end_of_action
-        asked = [
-            set() if self.repeat else _utterances(row, mask, end)
-            for row, mask in zip(tokens.reshape(-1, width).tolist(), agent.reshape(-1, width).tolist(), strict=True)
-        ]
+        tokens, end = tensordict.get(TOKENS), self.tokenizer.control.end_of_action
+        rows, masks = (tensordict.get(key).reshape(-1, tokens.shape[-1]).tolist() for key in (TOKENS, AGENT_MASK))
+        asked = [set() if self.repeat else _utterances(row, mask, end) for row, mask in zip(rows, masks, strict=True)]
         asked = [each if len(each) < ROUNDS else set() for each in asked]  # it has ended, so its action is ignored
         drawn = [self._encoded(number) for number in self._draw(len(asked))]
         # At most nine of at least ten different questions were asked.

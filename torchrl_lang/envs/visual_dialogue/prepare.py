@@ -33,8 +33,6 @@ from torchrl_lang.text import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 from torchrl_lang.text.tokenizers import most_tokens
 
-__all__ = ["POOL", "PreparedFolder", "compute_rewards", "main", "serve"]
-
 RECORD, TOKENS, FIGURES = "prepare.json", "tokens.json", "figures.json"
 """The options of ``prepare``; the tokenizer and its lengths; what was measured, which is written last."""
 
@@ -84,14 +82,12 @@ class _Figures(Record):
     answer_accuracy: float
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"dialogues: {', '.join(f'{many} {split}' for split, many in self.dialogues.items())}",
-                f"tokens: actions of at most {self.action_length}, rows of at most {self.row_length}",
-                f"held-out percentile by round: {' '.join(f'{value:.3f}' for value in self.percentile_by_round)}",
-                f"held-out rounds until the cutoff: {self.rounds_to_cutoff:.1f}",
-                f"held-out accuracy of the answerer: {self.answer_accuracy:.3f}",
-            ]
+        return (
+            f"dialogues: {', '.join(f'{many} {split}' for split, many in self.dialogues.items())}\n"
+            f"tokens: actions of at most {self.action_length}, rows of at most {self.row_length}\n"
+            f"held-out percentile by round: {' '.join(f'{value:.3f}' for value in self.percentile_by_round)}\n"
+            f"held-out rounds until the cutoff: {self.rounds_to_cutoff:.1f}\n"
+            f"held-out accuracy of the answerer: {self.answer_accuracy:.3f}"
         )
 
 
@@ -154,9 +150,7 @@ def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
 
 def texts_of(dialogues: Sequence[Dialogue]) -> Iterable[str]:
     """All captions, questions and answers, and ``<stop>``."""
-    yield STOP
-    for dialogue in dialogues:
-        yield from dialogue.texts
+    return STOP, *(text for dialogue in dialogues for text in dialogue.texts)
 
 
 def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue]]) -> DialogueTokens:
@@ -224,8 +218,8 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
         with _timed(f"train guesser and answerer on {len(found['train'])} dialogues"):
             _train(options, found["train"], prepared.models_folder)
     models = prepared.models()
-    for split, data in found.items():
-        _score(prepared, models, split, data)
+    for data in found.values():
+        _score(prepared, models, data)
     pool = found[POOL]
     pool.rewards = read_reward_cache(files[POOL].rank_rewards, len(pool))
     progress = torch.tensor(pool.rewards, dtype=torch.float64)  # [N, 11]
@@ -258,21 +252,15 @@ def _train(options: PrepareVisualDialogue, train: VisualDialogues, folder: Path)
     train_dialogue_models(train.dialogues, train.features, report=report, **more).save(folder)
 
 
-def _score(prepared: PreparedFolder, models: DialogueModels, split: str, data: VisualDialogues) -> None:
+def _score(prepared: PreparedFolder, models: DialogueModels, data: VisualDialogues) -> None:
     """Write both reward caches of a split."""
+    split = data.features.split
     files, partial = prepared.files(split), unfinished_rewards(prepared.folder, split)
     if files.rank_rewards.exists() and files.distance_rewards.exists() and not partial.exists():
         return
     with tqdm(total=len(data), unit="dialogue", desc=f"rewards of {split}") as bar:
-        write_reward_caches(
-            models,
-            data.dialogues,
-            data.features.rows,
-            prepared.folder,
-            split,
-            batch_size=_BATCH,
-            on_batch=lambda done: bar.update(done - bar.n),
-        )
+        options: Any = {"batch_size": _BATCH, "on_batch": lambda done: bar.update(done - bar.n)}
+        write_reward_caches(models, data, prepared.folder, **options)
 
 
 def _accuracy(models: DialogueModels, data: VisualDialogues) -> float:
@@ -303,28 +291,19 @@ def compute_rewards(options: VisualDialogueRewards) -> None:
     """Compute the reward caches of a file of dialogues and save them."""
     data = VisualDialogues(options.dialogues, options.features, options.split)
     with folder_lock(options.out, "computes rewards"):
-        write_reward_caches(
-            local_models(options.models, options.features, options.split)
-            if options.models is not None
-            else RemoteModels(str(options.server)),
-            data.dialogues,
-            data.features.rows,
-            options.out,
-            options.split,
-            batch_size=options.batch_size,
-            on_batch=lambda done: print(f"{done} of {len(data)} dialogues", flush=True),
-        )
+        near = None if options.models is None else local_models(options.models, options.features, options.split)
+        more: Any = {"on_batch": lambda done: print(f"{done} of {len(data)} dialogues", flush=True)}
+        models = RemoteModels(str(options.server)) if near is None else near
+        write_reward_caches(models, data, options.out, batch_size=options.batch_size, **more)
     print(f"wrote the reward caches of {len(data)} dialogues to {options.out}")
 
 
 def serve(options: ServeVisualDialogue) -> None:
     """Serve models over HTTP until SIGTERM or SIGINT."""
-    server = DialogueServer(
-        local_models(options.models, options.features, options.split),
-        None if options.questioner is None else run_questioner(options.questioner),
-        name=options.models.resolve().name,
-        **{name: getattr(options, name) for name in ("host", "port", "items", "queue")},
-    )
+    models = local_models(options.models, options.features, options.split)
+    questioner = None if options.questioner is None else run_questioner(options.questioner)
+    more: Any = {name: getattr(options, name) for name in ("host", "port", "items", "queue")}
+    server = DialogueServer(models, questioner, name=options.models.resolve().name, **more)
     server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
 
 
@@ -332,8 +311,7 @@ def run_questioner(folder: Path) -> Questioner:
     """Asks as a finished run does, by greedy decoding."""
     run = load_run(folder)
     if FEATURES_HEAD in run.model.heads:
-        found = f"The run in {folder} reads image features, which requests for questions do not have"
-        raise ValueError(f"{found}: give one that was trained on data of `generate visual_dialogue --no-image`.")
+        raise ValueError(f"{folder} reads images, which questioners do not have: give a run on data of `--no-image`.")
 
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
         try:

@@ -22,8 +22,6 @@ from torchrl_lang._files import mistake
 from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure, Round
 
-__all__ = ["REPLIES", "ROUTES", "RemoteModels", "RequestBatch", "RequestError", "read_request"]
-
 BATCH = "batch"
 """The route of batches."""
 LONGEST_TEXT = 2000
@@ -53,9 +51,8 @@ class Route(NamedTuple):
         """The type of a reply; a percentile lies in [0, 1], and its change in [-1, 1]."""
         largest = 1 if self.measure == "rank" else 1e7
         value = Annotated[float, Field(ge=0 if self.replies == "value" else -largest, le=largest)]
-        return {"step": Annotated[tuple[str, value], Strict(False)], "reward": value, "value": value}.get(
-            self.replies, str
-        )
+        step = Annotated[tuple[str, value], Strict(False)]
+        return {"step": step, "reward": value, "value": value}.get(self.replies, str)
 
 
 ROUTES = {
@@ -165,14 +162,10 @@ def read_request(body: bytes, route: str, *, items: int, feature_size: int) -> t
     if sizes := {len(row) for row in features or []} - {feature_size}:
         raise RequestError(400, f"has {min(sizes)} image features, expected {feature_size}", "img_features")
     texts = [_texts(history, kind) for history in histories]
-    return name, RequestBatch(
-        [
-            Dialogue(caption, tuple(Round(*each[place : place + 2]) for place in range(0, len(each) - 1, 2)))
-            for caption, each in zip(captions, texts, strict=True)
-        ],
-        [each[-1] for each in texts] if kind.asks else [],
-        None if features is None else torch.tensor(features, dtype=torch.float32).reshape(-1, feature_size),
-    )
+    dialogues = list(map(Dialogue, captions, (tuple(map(Round, each[::2], each[1::2])) for each in texts)))
+    questions = [each[-1] for each in texts] if kind.asks else []
+    images = None if features is None else torch.tensor(features, dtype=torch.float32).reshape(-1, feature_size)
+    return name, RequestBatch(dialogues, questions, images)
 
 
 def _fields_of(body: bytes, route: str) -> tuple[str, list[list[_Utterance]], list[str], list[list[float]] | None]:
@@ -216,9 +209,6 @@ class _Health(BaseModel):
     limits: _Limits
 
 
-_HEALTH = TypeAdapter(_Health)
-
-
 class RemoteModels:
     """The models of a server, as :class:`~torchrl_lang.envs.visual_dialogue.dialogue.DialogueModels`.
 
@@ -253,7 +243,7 @@ class RemoteModels:
         self._http = JSONOverHTTP(url, **connection)
         self._items: int | None = None  # of a batch; None: the server has no batches
         if feature_size is None:
-            health = self._parsed(_HEALTH, self.health(), "; give the feature_size of an original server")
+            health = self._parsed(TypeAdapter(_Health), self.health(), "; give the feature_size of an original server")
             feature_size, self._items = health.feature_size, health.limits.items
         self.feature_size: int = feature_size
 
@@ -311,10 +301,8 @@ class RemoteModels:
     ) -> list[Any]:
         """The reply of a route to each dialogue, asked in batches or one at a time."""
         asked = [None] * len(dialogues) if questions is None else questions
-        columns: dict[str, list[Any]] = {
-            "history": [_history(*each) for each in zip(dialogues, asked, strict=True)],
-            "caption": [dialogue.caption for dialogue in dialogues],
-        }
+        histories = [_history(*each) for each in zip(dialogues, asked, strict=True)]
+        columns: dict[str, list[Any]] = {"history": histories, "caption": [each.caption for each in dialogues]}
         if features is not None:
             have_shapes(("features", features, (len(dialogues), self.feature_size)))
             columns["img_features"] = features.float().tolist()

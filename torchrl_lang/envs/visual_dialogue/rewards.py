@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 
-__all__ = ["DialogueRewards", "is_yes_no"]
-
 Penalty = Literal["none", "soft", "hard", "conservative"]
 PENALTIES: tuple[Penalty, ...] = get_args(Penalty)
 
@@ -114,13 +112,10 @@ class DialogueRewards:
     fraction: float = 0.5
 
     def __post_init__(self) -> None:
-        numbers = {
-            name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift", "goal", "fraction")
-        }
-        check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **numbers)
+        finite = {name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift", "goal", "fraction")}
+        check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **finite)
         if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
-            given = f"penalty={self.penalty!r} and cutoff={self.cutoff}"
-            raise ValueError(f"{given} are options of mode 'env_stops', but the mode is {self.mode!r}: leave them out.")
+            raise ValueError(f"penalty={self.penalty!r}, cutoff={self.cutoff} are for 'env_stops', not {self.mode!r}.")
         if self.soft_substrings and self.penalty != "soft":
             raise ValueError(f"soft_substrings=True needs penalty='soft', got penalty={self.penalty!r}.")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +14,15 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, write_file
+from torchrl_lang._files import FileError, file_errors, write_file
+from torchrl_lang.envs.visual_dialogue.data import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, measured
 from torchrl_lang.envs.visual_dialogue.files import SplitFiles
-
-__all__ = ["RewardCaches", "compute_reward_caches", "unfinished_rewards", "write_reward_caches"]
 
 _Row = tuple[list[float], list[float]]
 """Distance and percentile, first the initial value, then the reward of each round."""
 _ROW = TypeAdapter(_Row, config=ConfigDict(allow_inf_nan=False))
+_REMEDY = "delete it to begin again, or give the dialogues and models of before"
 _TOLERANCE = 1e-4
 """Relative to the largest number of a row."""
 
@@ -80,7 +80,7 @@ def compute_reward_caches(
     check_options(batch_size=(batch_size, 1))
     done = [] if partial is None else _unfinished(Path(partial), dialogues)
     if done and not _alike(done[0], _rows(models, dialogues[:1], features([0]))[0]):
-        raise _other(partial, "was computed with other models or features")
+        raise FileError(str(partial), "was computed with other models or features", _REMEDY)
     for first in range(len(done), len(dialogues), batch_size):
         last = min(first + batch_size, len(dialogues))
         rows = _rows(models, dialogues[first:last], features(range(first, last)))
@@ -99,20 +99,14 @@ def unfinished_rewards(folder: str | Path, split: str) -> Path:
     return Path(folder) / f"{split}_rewards.partial"
 
 
-def write_reward_caches(
-    models: DialogueModels,
-    dialogues: Sequence[Dialogue],
-    features: Callable[[Sequence[int]], Tensor],
-    folder: str | Path,
-    split: str,
-    **options: Any,
-) -> None:
+def write_reward_caches(models: DialogueModels, data: VisualDialogues, folder: str | Path, **options: Any) -> None:
     """Compute the caches of a split and write them to a folder; an interrupted call continues.
 
     One process at a time writes those of a split: hold a lock. ``options`` are those of :func:`compute_reward_caches`.
     """
+    split, rows = data.features.split, data.features.rows
     partial = unfinished_rewards(folder, split)
-    compute_reward_caches(models, dialogues, features, partial=partial, **options).save(folder, split)
+    compute_reward_caches(models, data.dialogues, rows, partial=partial, **options).save(folder, split)
     partial.unlink()
 
 
@@ -125,13 +119,11 @@ def _rows(models: DialogueModels, dialogues: Sequence[Dialogue], features: Tenso
     flat = [each.first(count) for each, end in zip(dialogues, ends, strict=True) for count in range(end)]
     repeated = features[[row for row, end in enumerate(ends) for _ in range(end)]]
     far, rank = (iter(measured(models, flat, repeated, measure)) for measure in ("distance", "rank"))
-    return [
-        (_changes(list(itertools.islice(far, end)), -1), _changes(list(itertools.islice(rank, end)), 1)) for end in ends
-    ]
+    return [(_changes(list(islice(far, end)), -1), _changes(list(islice(rank, end)), 1)) for end in ends]
 
 
 def _changes(values: list[float], sign: int) -> list[float]:
-    return values[:1] + [sign * (after - before) for before, after in itertools.pairwise(values)]
+    return values[:1] + [sign * (after - before) for before, after in pairwise(values)]
 
 
 def _unfinished(path: Path, dialogues: Sequence[Dialogue]) -> list[_Row]:
@@ -146,11 +138,9 @@ def _unfinished(path: Path, dialogues: Sequence[Dialogue]) -> list[_Row]:
     complete = content[: content.rfind(b"\n") + 1]
     first, *lines = complete.splitlines() or [b""]
     if first != head.encode() or len(lines) > len(dialogues):
-        raise _other(path, "is about other dialogues")
-    try:
+        raise FileError(path, "is about other dialogues", _REMEDY)
+    with file_errors(path, "is damaged", _REMEDY, ValueError):
         rows = [_ROW.validate_json(line) for line in lines]
-    except ValueError as error:
-        raise _other(path, "is damaged") from error
     if complete != content:
         os.truncate(path, len(complete))
     return rows
@@ -163,7 +153,3 @@ def _alike(one: _Row, other: _Row) -> bool:
         for old, new in zip(one, other, strict=True)
         for before, now in zip(old, new, strict=True)
     )
-
-
-def _other(path: str | Path | None, found: str) -> FileError:
-    return FileError(str(path), found, "delete it to begin again, or give the dialogues and models of before")

@@ -21,6 +21,7 @@ import torch
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.extras import needs_extra
+from torchrl_lang.envs.visual_dialogue import protocol
 from torchrl_lang.envs.visual_dialogue.dialogue import (
     Dialogue,
     DialogueModels,
@@ -28,18 +29,6 @@ from torchrl_lang.envs.visual_dialogue.dialogue import (
     last_round_rewards,
     measured,
 )
-from torchrl_lang.envs.visual_dialogue.protocol import (
-    BATCH,
-    LONGEST_TEXT,
-    MOST_ROUNDS,
-    REPLIES,
-    ROUTES,
-    RequestBatch,
-    RequestError,
-    read_request,
-)
-
-__all__ = ["DialogueServer", "ModelQueue", "Questioner"]
 
 _LOG = logging.getLogger(__name__)
 _BACKLOG = 128
@@ -61,7 +50,7 @@ Questioner = Callable[[Sequence[Dialogue]], list[str]]
 
 class _Work(NamedTuple):
     route: str
-    batch: RequestBatch
+    batch: protocol.RequestBatch
     replies: Future[list[Any]]
 
 
@@ -89,7 +78,7 @@ class ModelQueue:
     def __len__(self) -> int:
         return self._waiting.qsize()
 
-    def submit(self, route: str, batch: RequestBatch) -> Future[list[Any]]:
+    def submit(self, route: str, batch: protocol.RequestBatch) -> Future[list[Any]]:
         """The replies to come, one a dialogue.
 
         Raises:
@@ -99,7 +88,9 @@ class ModelQueue:
         try:
             self._waiting.put_nowait(work)
         except queue.Full:
-            raise RequestError(503, f"{self._waiting.maxsize} requests are waiting: send it again later") from None
+            raise protocol.RequestError(
+                503, f"{self._waiting.maxsize} requests are waiting: send it again later"
+            ) from None
         return work.replies
 
     def close(self, timeout: float = 30.0) -> None:
@@ -134,7 +125,7 @@ class ModelQueue:
         dialogues = [dialogue for work in works for dialogue in work.batch.dialogues]
         questions = [question for work in works for question in work.batch.questions]
         features = [work.batch.features for work in works if work.batch.features is not None]
-        joined = RequestBatch(dialogues, questions, torch.cat(features) if features else None)
+        joined = protocol.RequestBatch(dialogues, questions, torch.cat(features) if features else None)
         self.counts.update(batches=1, dialogues=len(dialogues))
         try:
             replies = iter(self._replies(works[0].route, joined) if dialogues else [])
@@ -150,19 +141,19 @@ class ModelQueue:
             for each in works:
                 self._answer([each])
             return
-        if not isinstance(error, RequestError):
+        if not isinstance(error, protocol.RequestError):
             self.counts["failures"] += 1
             _LOG.error("The models failed on a request of %s.", work.route, exc_info=error)
-            error = RequestError(500, "the models failed on this request; the server's log has the reason")
+            error = protocol.RequestError(500, "the models failed on this request; the server's log has the reason")
         work.replies.set_exception(error)
 
-    def _replies(self, route: str, batch: RequestBatch) -> list[Any]:
+    def _replies(self, route: str, batch: protocol.RequestBatch) -> list[Any]:
         """Replies that the protocol has; raises ValueError for others."""
-        kind, (dialogues, questions, _) = ROUTES[route], batch
+        kind, (dialogues, questions, _) = protocol.ROUTES[route], batch
         features: Any = batch.features  # given where the route needs them, as its measure is
         measure: Any = kind.measure
         if kind.replies == "question" and self.questioner is None:
-            raise RequestError(404, "this server has no questioner: start it with one")
+            raise protocol.RequestError(404, "this server has no questioner: start it with one")
         ways: dict[str, Callable[[], Any]] = {
             "question": lambda: self.questioner(dialogues),  # type: ignore[misc]
             "answer": lambda: self.models.answers(dialogues, questions, features),
@@ -172,7 +163,7 @@ class ModelQueue:
             "reward": lambda: last_round_rewards(self.models, dialogues, features, measure=measure),
             "value": lambda: measured(self.models, dialogues, features, measure),
         }
-        checked: list[Any] = REPLIES[route].validate_python(list(ways[kind.replies]()))
+        checked: list[Any] = protocol.REPLIES[route].validate_python(list(ways[kind.replies]()))
         if len(checked) != len(dialogues):
             raise ValueError(f"Expected {len(dialogues)} replies of the models, got {len(checked)}.")
         return checked
@@ -228,8 +219,8 @@ class DialogueServer:
         self.limits = {
             "body": _TEXTS + _NUMBER * items * models.feature_size,
             "items": items,
-            "rounds": MOST_ROUNDS,
-            "text": LONGEST_TEXT,
+            "rounds": protocol.MOST_ROUNDS,
+            "text": protocol.LONGEST_TEXT,
             "queue": queue,
         }
         self._counts = Counter({"requests": 0, "rejected": 0})
@@ -290,12 +281,12 @@ class DialogueServer:
     async def _answer(self, route: str, content_type: str, chunks: AsyncIterable[bytes], declared: int) -> Any:
         """The content of the reply to a POST."""
         body = await self._body(declared, chunks)
-        if route != BATCH and content_type.partition(";")[0].strip().lower() != _FORM:
-            raise RequestError(415, f"must be a form, sent as {_FORM}", "body")
+        if route != protocol.BATCH and content_type.partition(";")[0].strip().lower() != _FORM:
+            raise protocol.RequestError(415, f"must be a form, sent as {_FORM}", "body")
         sizes = {"items": self.limits["items"], "feature_size": self.models.feature_size}
-        name, batch = await asyncio.to_thread(read_request, body, route, **sizes)
+        name, batch = await asyncio.to_thread(protocol.read_request, body, route, **sizes)
         replies = await asyncio.wrap_future(self._running[2].submit(name, batch))  # type: ignore[index]
-        return replies if route == BATCH else replies[0]
+        return replies if route == protocol.BATCH else replies[0]
 
     async def _body(self, declared: int, chunks: AsyncIterable[bytes]) -> bytes:
         """The body of a request, which must arrive in time."""
@@ -309,9 +300,9 @@ class DialogueServer:
                     elif max(size, declared) > _READ_TO_REJECT * largest:
                         break
         except TimeoutError:
-            raise RequestError(408, f"did not arrive within {_BODY_SECONDS:g} seconds", "body") from None
+            raise protocol.RequestError(408, f"did not arrive within {_BODY_SECONDS:g} seconds", "body") from None
         if max(size, declared) > largest:
-            raise RequestError(413, f"is larger than {largest} bytes", "body")
+            raise protocol.RequestError(413, f"is larger than {largest} bytes", "body")
         return bytes(body)
 
     def _web_server(self) -> Any:
@@ -353,9 +344,9 @@ class DialogueServer:
             _LOG.error("The server failed on a request of %s.", request.url.path, exc_info=error)
             return failure(500, "the server failed on this request")
 
-        posts = [*(name for name, kind in ROUTES.items() if kind.replies != "value"), BATCH]
+        posts = [*(name for name, kind in protocol.ROUTES.items() if kind.replies != "value"), protocol.BATCH]
         routes = [Route("/health", health), *(Route(f"/{name}", answering(name), methods=["POST"]) for name in posts)]
-        handlers: Any = {RequestError: rejected, HTTPException: no_route, ClientDisconnect: incomplete}
+        handlers: Any = {protocol.RequestError: rejected, HTTPException: no_route, ClientDisconnect: incomplete}
         app = Starlette(routes=routes, exception_handlers={**handlers, Exception: failed})
         app.router.redirect_slashes = False
         config = uvicorn.Config(

@@ -27,8 +27,6 @@ from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS, VisualDialogueDa
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.text import Tokenizer
 
-__all__ = ["VisualDialogueTask"]
-
 _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
 
@@ -115,9 +113,8 @@ class VisualDialogueTask(Task):
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> VisualDialogueEnv:
         """The environment on the dialogues of a split."""
         tokens = self.prepared.tokens()
-        fixed = {"rewards": self.rewards, "measure": self.measure, "image": self.image}
-        lengths = {"row_length": tokens.row_length, "action_length": tokens.action_length}
-        more: dict[str, Any] = {**fixed, **lengths, **options}
+        fixed: dict[str, Any] = {"rewards": self.rewards, "measure": self.measure, "image": self.image}
+        more = fixed | {"row_length": tokens.row_length, "action_length": tokens.action_length, **options}
         return VisualDialogueEnv(self.data(split), self.models(), tokens.tokenizer, batch_size=[batch_size], **more)
 
     def features(self) -> tuple[int, int] | None:
@@ -140,8 +137,8 @@ class VisualDialogueTask(Task):
         check_options(player=(name, self.baselines))
         questions = [each.question for dialogue in self.data("train").dialogues for each in dialogue.rounds]
         tokens = self.prepared.tokens()
-        repeat = name == "random"
-        return Player(QuestionPlayer(questions, tokens.tokenizer, tokens.action_length, repeat=repeat, seed=seed))
+        choice: Any = {"repeat": name == "random", "seed": seed}
+        return Player(QuestionPlayer(questions, tokens.tokenizer, tokens.action_length, **choice))
 
     def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
         """Play the dialogues of a split, by default ``"val"``, in order; see :meth:`Task.evaluate`."""
@@ -151,7 +148,7 @@ class VisualDialogueTask(Task):
         """Dialogues that count as won, bool ``[N]``."""
         if self.mode == "env_stops":
             return records.terminated & (records.turns < ROUNDS)
-        gain = _progress(records)[:, 1:].sum(-1)
+        gain = records.kept[PROGRESS][:, 1:].sum(-1)
         return gain > 0 if self.measure == "rank" else gain < 0
 
     def summary(self, records: GameRecords, name: str) -> Summary:
@@ -160,7 +157,7 @@ class VisualDialogueTask(Task):
         final = {"rank": "percentile", "distance": "distance"}[self.measure]
         metrics: dict[str, Any] = {
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
-            final: lambda records: _progress(records).double().cumsum(-1)[:, -1].float(),
+            final: lambda records: records.kept[PROGRESS].double().cumsum(-1)[:, -1].float(),
         }
         for kind in _DEFINITIONS:
             metrics[f"yes_no_{kind}"] = lambda records, kind=kind: yes_no_rate(rounds, kind)
@@ -175,8 +172,3 @@ class VisualDialogueTask(Task):
 def _remote(url: str) -> RemoteModels:
     """One client for all environments, which reuses its connections."""
     return RemoteModels(url)
-
-
-def _progress(records: GameRecords) -> Tensor:
-    """The values by round, float32 ``[N, 11]``."""
-    return records.kept.get(PROGRESS)

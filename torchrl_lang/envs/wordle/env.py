@@ -14,7 +14,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range, refuse_rows
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.envs.seeded_env import token_ids
+from torchrl_lang.envs.seeded_env import EnvOptions, token_ids
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, CandidateSets, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
 from torchrl_lang.envs.wordle.words import (
@@ -113,14 +113,8 @@ class WordleEnv(LanguageEnv):
         self.observes_consistent: bool | Literal["packed"] = consistent
         self._new_observations = ("consistent",) * (consistent is True) + (PRIVILEGED,)
         turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
-        super().__init__(
-            wordle_tokenizer(),
-            row_length=1 + turn * max_tries + 1,
-            action_length=action_length,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+        own: EnvOptions = {"batch_size": batch_size, "seed": seed, "device": device}
+        super().__init__(wordle_tokenizer(), row_length=1 + turn * max_tries + 1, action_length=action_length, **own)
         self.words, self.max_tries = tuple(word_list), max_tries
         self.rules: Rules = rules
         self._index = WordIndex(word_list, self.device)
@@ -162,13 +156,8 @@ class WordleEnv(LanguageEnv):
         if self.observes_consistent:
             colours = self._colours.index_select(0, code)
             task["possible"] = self._sets.filter(task["possible"], guess, colours, heard=valid & live)
-        reply = Reply(
-            tokens=self._answers.index_select(0, code),
-            length=torch.where(valid, WORD_LENGTH, 0),
-            reward=torch.where(solved, 0.0, -1.0),
-            terminated=solved | (tries >= self.max_tries),
-        )
-        return reply, task
+        reward, terminated = torch.where(solved, 0.0, -1.0), solved | (tries >= self.max_tries)
+        return Reply(self._answers.index_select(0, code), torch.where(valid, WORD_LENGTH, 0), reward, terminated), task
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         turns = read_turns(rows.tokens, rows.attention_mask, rows.agent_mask)

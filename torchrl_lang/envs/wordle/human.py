@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,7 +81,7 @@ def example_tweets() -> Path:
     return Path(__file__).with_name("example_tweets.csv")
 
 
-def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
+def load_answers(path: str | Path) -> dict[int, str]:
     """Read answers of puzzles from a text file: a number and a word on each line, separated by white space or a comma.
 
     Raises:
@@ -100,9 +99,7 @@ def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
     return answers
 
 
-def read_tweets(
-    path: str | os.PathLike[str], *, answers: Mapping[int, str] | str | os.PathLike[str] = PUZZLES
-) -> TweetGames:
+def read_tweets(path: str | Path, *, answers: Mapping[int, str] | str | Path = PUZZLES) -> TweetGames:
     r"""Read tweeted games from a CSV file: the puzzle's number is the first column, the tweet's text the last.
 
     A game is 1 to 6 consecutive lines of five tiles, of the dark, the light or the high-contrast theme. No tweet is
@@ -255,16 +252,16 @@ class HumanGames(EpisodeSampler):
 
     def _set_games(self, games: Iterable[tuple[str, Sequence[int]]]) -> None:
         self.games = [(answer, list(codes)) for answer, codes in games]
-        wrong = [c for _, c in self.games if not 1 <= len(c) <= TRIES or min(c) < 0 or max(c) > SOLVED]
-        if wrong or not self.games:
-            found = wrong[0] if wrong else "no games: see read_tweets(...).report()"
-            raise ValueError(f"Games have 1 to {TRIES} codes from 0 to {SOLVED} each, got {found}.")
+        wrong: list[Any] = [c for _, c in self.games if not 1 <= len(c) <= TRIES or min(c) < 0 or max(c) > SOLVED]
+        wrong += [] if self.games else ["no games: see read_tweets(...).report()"]
+        if wrong:
+            raise ValueError(f"Games have 1 to {TRIES} codes from 0 to {SOLVED} each, got {wrong[0]}.")
         place = {word: index for index, word in enumerate(self.words)}
         self._answer = torch.tensor([place.get(answer, _NONE) for answer, _ in self.games])
         self._codes = torch.tensor([[*codes, *[_NONE] * (TRIES - len(codes))] for _, codes in self.games])
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, true_word: bool = False) -> HumanGames:
+    def read(cls, path: str | Path, *, true_word: bool = False) -> HumanGames:
         """Read a JSON file that :meth:`write` or the ILQL paper's code wrote.
 
         Args:
@@ -300,7 +297,7 @@ class HumanGames(EpisodeSampler):
         pair = f"the guess {guesses[guess]!r} and the word {words[word]!r}"
         raise FileError(path, f"has colours of {pair} which the rules do not give", "make the file again")
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write(self, path: str | Path) -> None:
         """Write games and transitions as JSON, in the form of the ILQL paper's code, with the rules beside them.
 
         The file lists every guess once for each hidden word: with 2,300 words and 13,000 guesses it takes 300 MB.

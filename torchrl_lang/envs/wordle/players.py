@@ -57,7 +57,7 @@ class Player(TensorDictModuleBase):
         self.in_keys = [TOKENS, ATTENTION_MASK, AGENT_MASK]
         self.out_keys = [ACTION]
         self.action_length = action_length
-        self._control = wordle_tokenizer().control
+        self._tokenizer = wordle_tokenizer()
         self.stream = RandomStream(seed)
 
     @abstractmethod
@@ -93,8 +93,9 @@ class Player(TensorDictModuleBase):
         tokens, attention, agent = (tensordict.get(key) for key in self.in_keys)
         rows = (entry.reshape(-1, entry.shape[-1]) for entry in (tokens, attention, agent))
         letters = self.choose(read_turns(*rows))
-        end = torch.full_like(letters[:, :1], self._control.end_of_action)
-        spare = torch.full_like(letters[:, :1], self._control.pad).expand(-1, self.action_length)
+        control = self._tokenizer.control
+        end = torch.full_like(letters[:, :1], control.end_of_action)
+        spare = torch.full_like(letters[:, :1], control.pad).expand(-1, self.action_length)
         action = torch.cat([letters, end, spare], -1)[:, : self.action_length]
         return tensordict.set(ACTION, action.reshape(*tokens.shape[:-1], self.action_length))
 

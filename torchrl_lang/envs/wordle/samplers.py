@@ -17,17 +17,7 @@ from torchrl_lang.envs.wordle.mixtures import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.players import OPENERS, RandomWordPlayer, RepeatPlayer, WrongPlayer
 from torchrl_lang.envs.wordle.words import TRIES, TURN_LENGTH, WORD_LENGTH, WordIndex, wordle_tokenizer
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    ROW_KEYS,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRAIN_MASK,
-    TRUNCATED,
-    entry,
-)
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, ROW_KEYS, TERMINATED, TOKENS, TRAIN_MASK, TRUNCATED, entry
 
 __all__ = ["AdversarialGames", "BranchedGames", "GuessPair", "continue_games", "guess_pairs", "rows_before"]
 
@@ -258,12 +248,8 @@ def rows_before(rows: TensorDictBase, turn: Tensor) -> TensorDict:
         raise ValueError(f"turn must be below each row's number of guesses, at most {int(guesses.amax())}.")
     made, guessed = _guesses_before(ends), agent | ends
     kept = attention & ((made < turn[:, None]) | ((made == turn[:, None]) & ~guessed))
-    state = {
-        TOKENS: torch.where(kept, tokens.long(), _CONTROL.pad),
-        ATTENTION_MASK: kept,
-        AGENT_MASK: agent & kept,
-        TOKEN_REWARD: reward * kept,
-    }
+    values = torch.where(kept, tokens.long(), _CONTROL.pad), kept, agent & kept, reward * kept
+    state = dict(zip(ROW_KEYS, values, strict=True))
     return TensorDict(state, batch_size=rows.batch_size, device=tokens.device)
 
 

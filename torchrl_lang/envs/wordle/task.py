@@ -13,20 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.data.generate import EpisodeSampler
-from torchrl_lang.envs.wordle import (
-    MixturePlayer,
-    OptimalPlayer,
-    RandomWordPlayer,
-    RepeatPlayer,
-    WordIndex,
-    WordleEnv,
-    WrongPlayer,
-    demo_words,
-    guess_words,
-    play_human,
-    solve,
-    wordle_tokenizer,
-)
+from torchrl_lang.envs import wordle
 from torchrl_lang.envs.wordle.human import HumanGames, read_tweets
 from torchrl_lang.envs.wordle.optimal import ExactValues
 from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
@@ -38,8 +25,6 @@ from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.wordle import HABIT, MEDIOCRE, PRESETS, PlayerName, SolveWordle, WordleData, WordlePlay
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text import Tokenizer
-
-__all__ = ["HABIT", "MEDIOCRE", "SolveWordle", "WordleData", "WordlePlay", "WordleTask", "main"]
 
 _FIRST_TURN = 13
 """Tokens of a first turn: five letters and five colours, and the control tokens before, between and after them."""
@@ -65,7 +50,7 @@ class WordleTask(Task):
         """``words``: how many of the shipped ones, ``"all"`` of them, or the path of a file."""
         if words == "all":
             return cls(tuple(common_words()), rules)
-        return cls(tuple(demo_words(int(words)) if words.isdecimal() else load_words(words)), rules)
+        return cls(tuple(wordle.demo_words(int(words)) if words.isdecimal() else load_words(words)), rules)
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> WordleTask:
@@ -75,15 +60,15 @@ class WordleTask(Task):
 
     def tokenizer(self) -> Tokenizer:
         """One tokenizer for all Wordle games."""
-        return wordle_tokenizer()
+        return wordle.wordle_tokenizer()
 
-    def env(self, batch_size: int, **options: Any) -> WordleEnv:
+    def env(self, batch_size: int, **options: Any) -> wordle.WordleEnv:
         """See :meth:`Task.env`."""
-        return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
+        return wordle.WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
 
     def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
         """Second guesses that agree with the colours of the first, where there are 5 to 40 such words."""
-        letters = WordIndex(list(self.words)).letters
+        letters = wordle.WordIndex(list(self.words)).letters
         exact, sets = ExactValues(list(self.words), self.rules), CandidateSets(letters, self.rules)
         tokens = rows.get(TOKENS).long()
         turns = read_turns(tokens, rows.get(ATTENTION_MASK), rows.get(AGENT_MASK))
@@ -109,10 +94,8 @@ class WordleTask(Task):
         if options.tweets is not None:
             tweets = read_tweets(options.tweets)
             print(tweets.report())
-            human = HumanGames(tweets, self.words, guesses=guess_words(), rules=self.rules)
-            print(
-                f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list and are never drawn"
-            )
+            human = HumanGames(tweets, self.words, guesses=wordle.guess_words(), rules=self.rules)
+            print(f"{human.impossible()} of {len(human.games)} games fit no word of the list and are never drawn")
             return human
         kind = BranchedGames if options.make == "branched" else AdversarialGames
         return kind(self.env(min(options.batch, options.games)))
@@ -127,56 +110,52 @@ class WordleTask(Task):
         """
         options: Any = {"words": self.words, "rules": self.rules, "seed": seed}
         make: dict[str, Callable[[], TensorDictModuleBase]] = {
-            "careful": lambda: RandomWordPlayer(prob_smart=1.0, **options),
-            "careless": lambda: RandomWordPlayer(prob_smart=0.5, **options),
-            "random": lambda: RandomWordPlayer(**options),
-            "wrong": lambda: WrongPlayer(**options),
-            "repeat": lambda: RepeatPlayer(**options),
-            "optimal": lambda: OptimalPlayer(**options),
+            "careful": lambda: wordle.RandomWordPlayer(prob_smart=1.0, **options),
+            "careless": lambda: wordle.RandomWordPlayer(prob_smart=0.5, **options),
+            "random": lambda: wordle.RandomWordPlayer(**options),
+            "wrong": lambda: wordle.WrongPlayer(**options),
+            "repeat": lambda: wordle.RepeatPlayer(**options),
+            "optimal": lambda: wordle.OptimalPlayer(**options),
             "mediocre": lambda: self._mixture({None: 1.0}, seed),
             "habit": lambda: self._mixture({(HABIT[1],): HABIT[0], HABIT[2]: 1 - HABIT[0]}, seed),
         }
         check_options(player=(name, get_args(PlayerName)))
         return Player(make[name]())
 
-    def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> MixturePlayer:
+    def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> wordle.MixturePlayer:
         """A careful, a careless or a wrong player in each game, with openers of some probability."""
         seeds = repeat(None) if seed is None else count(seed)
         players, probabilities = [], []
         for first, chance in openers.items():
             options: Any = {"rules": self.rules, "openers": first}
-            players.append(RandomWordPlayer(self.words, prob_smart=1.0, seed=next(seeds), **options))
-            players.append(RandomWordPlayer(self.words, prob_smart=0.5, seed=next(seeds), **options))
-            players.append(WrongPlayer(self.words, seed=next(seeds), **options))
+            players.append(wordle.RandomWordPlayer(self.words, prob_smart=1.0, seed=next(seeds), **options))
+            players.append(wordle.RandomWordPlayer(self.words, prob_smart=0.5, seed=next(seeds), **options))
+            players.append(wordle.WrongPlayer(self.words, seed=next(seeds), **options))
             probabilities += [chance * share for share in MEDIOCRE]
-        return MixturePlayer(players, probabilities, per="game", seed=next(seeds))
+        return wordle.MixturePlayer(players, probabilities, per="game", seed=next(seeds))
 
     def summary(self, records: GameRecords, name: str) -> Summary:
         """Metrics of games, with the rate of invalid guesses."""
-        control = wordle_tokenizer().control
+        control = wordle.wordle_tokenizer().control
         return summarize(records, name=name, invalid=lambda games: unanswered(games.rows, control))
 
     def play(self, seed: int) -> None:
         """Let a person play one game."""
-        play_human(self.env(1, seed=seed))
+        wordle.play_human(self.env(1, seed=seed))
 
 
 def main(options: SolveWordle) -> None:
     """Solve, print the result and save the tree."""
     if options.out is not None and options.out.exists():
         raise FileExistsError(f"{options.out} exists: delete it, or give another --out.")
-    tree = solve(
-        options.task().words,
-        guesses=guess_words() if options.guesses == "all" else options.guesses,
-        rules=options.rules,
-        opener=options.opener,
-        max_tries=options.max_tries,
-    )
+    guesses = wordle.guess_words() if options.guesses == "all" else options.guesses
+    limits: Any = {"rules": options.rules, "opener": options.opener, "max_tries": options.max_tries}
+    tree = wordle.solve(options.task().words, guesses=guesses, **limits)
     expected = f"{tree.expected_guesses:.4f} guesses expected ({tree.total} in total)"
     print(f"{len(tree.words)} words: {expected}, first guess {tree.guesses[0]}")
-    for guesses, words in tree.histogram.items():
-        lost = tree.max_tries is not None and guesses > tree.max_tries
-        print(f"{'lost' if lost else guesses:>6} {words:6} {'word' if words == 1 else 'words'}")
+    for tries, words in tree.histogram.items():
+        lost = tree.max_tries is not None and tries > tree.max_tries
+        print(f"{'lost' if lost else tries:>6} {words:6} {'word' if words == 1 else 'words'}")
     if options.out is not None:
         tree.save(options.out)
         print(f"wrote {options.out}")

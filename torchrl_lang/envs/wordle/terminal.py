@@ -15,20 +15,11 @@ from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.players import Player
 from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
 from torchrl_lang.envs.wordle.transcript import Turns, rows_of_turns, turns_of_rows
-from torchrl_lang.envs.wordle.words import (
-    LETTERS,
-    TRIES,
-    WORD_LENGTH,
-    WordIndex,
-    WordList,
-    load_words,
-    wordle_tokenizer,
-)
+from torchrl_lang.envs.wordle.words import LETTERS, TRIES, WORD_LENGTH, WordIndex, WordList, load_words
 from torchrl_lang.schema import ACTION, DONE, REWARD
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
-_TOKENIZER = wordle_tokenizer()
 _ANSI = {BLACK: "\x1b[97;100m {} \x1b[0m", YELLOW: "\x1b[30;43m {} \x1b[0m", GREEN: "\x1b[30;42m {} \x1b[0m"}
 _PLAIN = {BLACK: " {} ", YELLOW: "({})", GREEN: "[{}]"}
 
@@ -141,7 +132,7 @@ class UserPlayer(Player):
                 room = max(TRIES, game.guess.shape[1])
                 with torch.no_grad():
                     row = self.hint(rows_of_turns(game.guess, game.colours, game.answered, max_tries=room))
-                hinted = _TOKENIZER.decode(row[ACTION].flatten().tolist()).partition("</a>")[0]
+                hinted = self._tokenizer.decode(row[ACTION].flatten().tolist()).partition("</a>")[0]
                 print(f"Hint: {hinted}. Enter plays it.")
             elif foreign:
                 print(f"Only the letters a-z, please, without {' '.join(map(repr, foreign))}.")

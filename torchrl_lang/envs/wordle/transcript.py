@@ -11,15 +11,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
-from torchrl_lang.envs.wordle.rules import (
-    CODE_OF_LETTERS,
-    GREEN,
-    CandidateSets,
-    Rules,
-    colours_of_codes,
-    feedback,
-    tile_colours,
-)
+from torchrl_lang.envs.wordle.rules import GREEN, CandidateSets, Rules, feedback, tile_colours
 from torchrl_lang.envs.wordle.words import (
     TRIES,
     TURN_LENGTH,
@@ -32,10 +24,9 @@ from torchrl_lang.envs.wordle.words import (
     words_and_guesses,
 )
 from torchrl_lang.functional import random_index
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, ROW_KEYS, TERMINATED, TOKENS, TRUNCATED, entry
 
 __all__ = ["Replayed", "Turns", "consistent_words", "count_consistent", "read_turns", "replay_games", "rows_of_turns"]
-
 
 _TOKENIZER = wordle_tokenizer()
 
@@ -188,9 +179,9 @@ def _turns_of_text(text: str) -> Turns:
         form = "lines of five letters a-z, a space, and five of b, y and g or tile emoji; or a decoded row"
         raise ValueError(f"{shorten(other[0])} is no part of a guess and its colours: write {form}.")
     guesses = WordIndex([guess for guess, _ in found] or ["aaaaa"]).letters
-    codes = torch.tensor([CODE_OF_LETTERS[colours] for _, colours in found] or [0])
+    colours = torch.tensor([["byg".index(colour) for colour in row] for _, row in found] or [[0] * WORD_LENGTH])
     count = torch.tensor([len(found)])
-    return Turns(guesses[None], colours_of_codes()[codes][None], count, count)
+    return Turns(guesses[None], colours[None], count, count)
 
 
 _CONTROL = _TOKENIZER.control
@@ -239,14 +230,9 @@ def rows_of_turns(guess: Tensor, colours: Tensor, count: Tensor, *, max_tries: i
     terminated = (solved & played).any(-1) | (count >= max_tries)
     row = torch.where(place < length[:, None], row, _CONTROL.pad)
     row = torch.where((place == length[:, None]) & terminated[:, None], _CONTROL.end_of_dialogue, row)
-    rows = {
-        TOKENS: row,
-        ATTENTION_MASK: place < (length + terminated)[:, None],
-        AGENT_MASK: agent,
-        TOKEN_REWARD: reward,
-        TERMINATED: terminated[:, None],
-        TRUNCATED: ~terminated[:, None],
-    }
+    values = row, place < (length + terminated)[:, None], agent, reward
+    rows = dict(zip(ROW_KEYS, values, strict=True))
+    rows |= {TERMINATED: terminated[:, None], TRUNCATED: ~terminated[:, None]}
     return TensorDict(rows, batch_size=[n], device=row.device)
 
 

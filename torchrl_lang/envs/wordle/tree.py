@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -97,8 +98,7 @@ class DecisionTree(Record):
                 count[word] += 1
                 return count
             if (node[word] < 0).any():
-                lost = self.words[int(word[node[word] < 0][0])]
-                raise ValueError(f"the tree has no guess that finds {lost!r}")
+                raise ValueError(f"the tree has no guess that finds {self.words[int(word[node[word] < 0][0])]!r}")
         return count
 
     @property
@@ -141,7 +141,7 @@ class DecisionTree(Record):
             node = int(self.next_node[node, code])
         return guesses
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the tree as JSON, atomically and with a digest.
 
         Examples:
@@ -156,7 +156,7 @@ class DecisionTree(Record):
         self.write(os.fspath(path))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> DecisionTree:
+    def load(cls, path: str | Path) -> DecisionTree:
         """Read a tree that :meth:`save` wrote; every word is looked up in it once.
 
         Raises:
@@ -190,9 +190,7 @@ class TreePlayer(Player):
     next_node: Tensor
     letters: Tensor
 
-    def __init__(
-        self, tree: DecisionTree | str | os.PathLike[str], *, otherwise: Player | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, tree: DecisionTree | str | Path, *, otherwise: Player | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.tree = tree if isinstance(tree, DecisionTree) else DecisionTree.load(tree)
         self.otherwise = otherwise or OptimalPlayer(self.tree.words, rules=self.tree.rules, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -24,7 +23,7 @@ TURN_LENGTH = 2 * WORD_LENGTH + 2
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
-WordList = Sequence[str] | str | os.PathLike[str]
+WordList = Sequence[str] | str | Path
 """Words as a list or as the path of a text file with one word a line."""
 
 _FOLDER = Path(__file__).parent / "words"
@@ -123,7 +122,7 @@ def load_words(words: WordList | None = None) -> list[str]:
     """
     if words is None:
         return common_words()
-    if isinstance(words, (str, os.PathLike)):
+    if isinstance(words, str | Path):
         text = read_text(Path(words), remedy="give a text file in UTF-8 with one word per line")
         entries, first, place = [line.strip() for line in text.rstrip().splitlines()], 1, f"'{Path(words).name}', line"
     else:

@@ -87,13 +87,7 @@ class RowCache(Cache):
         return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
 
     def expect(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None,
-        visible: int | None,
-        *,
-        rows: Tensor | None,
-        rounded: bool = False,
+        self, tokens: Tensor, positions: Tensor | None, visible: int | None, rows: Tensor | None, rounded: bool = False
     ) -> int:
         """Prepare the calls of :meth:`update`, one per layer; the arguments are those of :meth:`extend`.
 

@@ -19,18 +19,10 @@ from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, Stop
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache, Transcripts
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, beam_search, sample_utterances
 from torchrl_lang.modules.features import RowFeatures, reads_features
-from torchrl_lang.modules.head_values import (
-    ACTION_VALUE,
-    STATE_VALUE,
-    apply_head,
-    check_writes,
-    checked_values,
-    missing_state,
-    zero_states,
-)
+from torchrl_lang.modules.head_values import STATE_VALUE, check_head
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.sharding import gathered
-from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
+from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.schema import ControlTokens
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
@@ -75,7 +67,7 @@ class Decoder(nn.Module):
             ("value", getattr(guidance, "value", None), STATE_VALUE, trunk),
         ):
             if head is not None:
-                _check_head(name, head, kind, reads, vocabulary)
+                check_head(name, head, kind, reads, vocabulary)
         if (self.advantage_weight or self.end_value_weight) and guidance is None:
             raise ValueError("advantage_weight and end_value_weight rank by values: pass guidance=ValueGuidance(…).")
         self.actor, self.rule, self.value = actor, rule, value
@@ -153,16 +145,11 @@ class Decoder(nn.Module):
             found, _ = beam_search(*common, beams=self.beams, diagnostics=self.diagnostics)
             return found.select(row * self.beams)
         ranked = method == "best_of"
-        drawn = sample_utterances(
-            *common,
-            uniform=uniform,
-            candidates=self.candidates if ranked else candidates,
-            diagnostics=self.diagnostics,
-            advantage=ranked and self.advantage_weight != 0,
-            end_value=ranked and self.end_value_weight != 0,
-            value=self.value,
-            stop=self.stop,
-        )
+        candidates = self.candidates if ranked else candidates
+        options = {"diagnostics": self.diagnostics, "value": self.value, "stop": self.stop}
+        if ranked:
+            options |= {"advantage": self.advantage_weight != 0, "end_value": self.end_value_weight != 0}
+        drawn = sample_utterances(*common, uniform=uniform, candidates=candidates, **options)
         if not ranked:
             return drawn
         score = self.advantage_weight * drawn.advantage + self.end_value_weight * drawn.end_value
@@ -227,19 +214,3 @@ def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: Con
     if beyond or control.end_of_action >= allowed or sum(token < allowed for token in forbidden) >= allowed:
         found = f"the vocabulary of {allowed} and leave a token to write, got {shorten(beyond or sorted(forbidden))}"
         raise ValueError(f"Control tokens and forbidden ids must lie in {found}.")
-
-
-def _check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase, vocabulary: int | None) -> None:
-    """Raise unless the head reads states of the trunk; it is tried out on zeros."""
-    model = trunk_of(trunk)
-    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
-    check_writes(name, head, kind)
-    if unwritten := [key for key in keys if key not in trunk.out_keys]:
-        raise missing_state(unwritten[0], trunk.out_keys, getattr(head, "module", head))
-    states = None if model is None else zero_states(keys, model.width, [model, head])
-    if states is None:
-        return
-    with torch.no_grad(), eval_mode(head):
-        values = checked_values(name, kind, states, lambda: apply_head(head, dict(states.items()), kind))
-    if kind == ACTION_VALUE and vocabulary not in (None, values.shape[-1]):
-        raise ValueError(f"The Q head has values for {values.shape[-1]} tokens, but the model logits for {vocabulary}.")

@@ -13,7 +13,7 @@ from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, StopStrings
 from torchrl_lang.modules.decoding.prefix_cache import compaction
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.head_values import STATE_VALUE, apply_head
+from torchrl_lang.modules.head_values import STATE_VALUE, States, apply_head
 from torchrl_lang.schema import ControlTokens
 
 
@@ -177,11 +177,7 @@ def sample_utterances(
 
 
 def _draw(
-    rule: NextTokenDistribution,
-    states: dict[str, Tensor],
-    uniform: Tensor | None,
-    diagnostics: bool,
-    value: nn.Module | None,
+    rule: NextTokenDistribution, states: States, uniform: Tensor | None, diagnostics: bool, value: nn.Module | None
 ) -> dict[str, Tensor]:
     """The next tokens, int64 ``[M]``, as ``action``, and what is recorded of them, ``[M]`` each."""
     log_prob = rule(states)

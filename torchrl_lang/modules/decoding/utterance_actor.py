@@ -11,6 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
+from torchrl_lang import schema
 from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
@@ -21,20 +22,7 @@ from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.modules.row_scoring import row_log_prob
-from torchrl_lang.schema import (
-    ACTION,
-    ACTION_LOG_PROB,
-    ATTENTION_MASK,
-    BEHAVIOR_LOG_PROB,
-    DONE,
-    FEATURES,
-    FEATURES_MASK,
-    TOKEN_ENTROPY,
-    TOKEN_LOG_PROB,
-    TOKENS,
-    ControlTokens,
-    entry,
-)
+from torchrl_lang.schema import ACTION, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, ControlTokens, entry
 
 
 class UtteranceDistribution(Distribution):
@@ -105,9 +93,8 @@ class UtteranceDistribution(Distribution):
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
         shape = torch.Size(sample_shape)
-        drawn = self.decoder.generate(
-            self.tokens, self.attention_mask, method="sample", candidates=shape.numel(), features=self._features
-        )
+        options: Any = {"method": "sample", "candidates": shape.numel(), "features": self._features}
+        drawn = self.decoder.generate(self.tokens, self.attention_mask, **options)
         action = drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
         return action.movedim(-2, 0).reshape(*shape, *self.batch_shape, *self.event_shape)
 
@@ -117,10 +104,7 @@ class UtteranceDistribution(Distribution):
         found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode, features=self._features)
         return found.action.reshape(*self.batch_shape, *self.event_shape)
 
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """:attr:`mode`, under TorchRL's name."""
-        return self.mode
+    deterministic_sample = mode  # the name by which TorchRL asks for it
 
 
 class UtteranceActor(TensorDictModuleBase):
@@ -249,15 +233,10 @@ class UtteranceActor(TensorDictModuleBase):
         check_options(method=(method, ("sample", "greedy", "beam", "best_of")))
         if method in ("beam", "best_of") and (value is not None or stop is not None):
             raise ValueError(f"value= and stop= are for method='sample' and 'greedy' only, got method={method!r}.")
-        rule = NextTokenDistribution(
-            control.forbidden_in_action() if forbidden is None else forbidden,
-            vocab_size=control.vocab_size if vocab_size is None else vocab_size,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guidance=guidance,
-        )
+        forbidden = control.forbidden_in_action() if forbidden is None else forbidden
+        vocab_size = control.vocab_size if vocab_size is None else vocab_size
+        filters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        rule = NextTokenDistribution(forbidden, vocab_size=vocab_size, guidance=guidance, **filters)
         self.method = method
         self._prefix_cache = PrefixCache() if prefix_cache else None
         self.decoder = Decoder(
@@ -276,10 +255,12 @@ class UtteranceActor(TensorDictModuleBase):
             diagnostics=diagnostics,
             cached=cached,
         )
-        self.in_keys = [TOKENS, ATTENTION_MASK, *([FEATURES, FEATURES_MASK] if self.decoder.reads_features else [])]
-        self._per_token = [ACTION, TOKEN_LOG_PROB, *([BEHAVIOR_LOG_PROB, TOKEN_ENTROPY] if diagnostics else [])]
+        features = [schema.FEATURES, schema.FEATURES_MASK] if self.decoder.reads_features else []
+        self.in_keys = [TOKENS, ATTENTION_MASK, *features]
+        self._per_token = [ACTION, TOKEN_LOG_PROB]
+        self._per_token += [schema.BEHAVIOR_LOG_PROB, schema.TOKEN_ENTROPY] if diagnostics else []
         self._per_token += [] if value is None else [STATE_VALUE]
-        self.out_keys = [ACTION, ACTION_LOG_PROB, *self._per_token[1:]]
+        self.out_keys = [ACTION, schema.ACTION_LOG_PROB, *self._per_token[1:]]
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -294,7 +275,7 @@ class UtteranceActor(TensorDictModuleBase):
         shape = (*tokens.shape[:-1], found.action.shape[-1])
         for key in self._per_token:  # named as the entries of Utterances
             tensordict.set(key, getattr(found, key).reshape(shape))
-        return tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
+        return tensordict.set(schema.ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
 
     def forget(self) -> None:
         """Free the cached keys and values; the next call reads its rows from the beginning."""

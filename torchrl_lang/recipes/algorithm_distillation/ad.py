@@ -13,24 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from torchrl_lang._files import FileError, Record
-from torchrl_lang.algorithm_distillation import (
-    ADLoss,
-    ADTransformer,
-    HistoryActor,
-    evaluate_in_context,
-    load_ad_model,
-    save_ad_model,
-)
+from torchrl_lang.algorithm_distillation import ADLoss, ADTransformer, HistoryActor, evaluate_in_context, language
 from torchrl_lang.algorithm_distillation.entries import Discrete, entry_of_spec
-from torchrl_lang.algorithm_distillation.language import (
-    LanguageHistoryPolicy,
-    Quantizer,
-    StepRows,
-    StepTemplate,
-    template_tokenizer,
-)
+from torchrl_lang.algorithm_distillation.language import LanguageHistoryPolicy, Quantizer, template_tokenizer
 from torchrl_lang.algorithm_distillation.language.step_rows import StepTokens
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
+from torchrl_lang.algorithm_distillation.model import load_ad_model, save_ad_model
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.envs.grids.rooms import RoomEnv
 from torchrl_lang.modules import language_actor
@@ -38,15 +26,8 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.save import read_model, write_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, digest_of, history_windows, recording_of
-from torchrl_lang.recipes.algorithm_distillation.options import (
-    AD,
-    LAST_EPISODES,
-    OF_RL_LOSS,
-    FormatName,
-    FormatOptions,
-    TemplateName,
-)
-from torchrl_lang.recipes.models import new_lm
+from torchrl_lang.recipes.algorithm_distillation.options import AD, LAST_EPISODES, FormatOptions, TemplateName
+from torchrl_lang.recipes.models import loss_options, new_lm
 from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.schema import OBSERVATION
@@ -86,14 +67,13 @@ class Wording(Record):
         is_room = isinstance(env, RoomEnv)
         names = ("r", "c") if is_room else tuple(f"s{number}_" for number in range(len(entry.sizes)))
         observation = tuple(_numbered(name, size) for name, size in zip(names, entry.sizes, strict=True))
-        return cls(
-            template=template, observation=observation, action=_MOVES if is_room else _numbered("arm", env.n_actions)
-        )
+        action = _MOVES if is_room else _numbered("arm", env.n_actions)
+        return cls(template=template, observation=observation, action=action)
 
-    def steps(self) -> StepTemplate:
+    def steps(self) -> language.StepTemplate:
         """The template with its words."""
         observation = [_quantizer(words) for words in self.observation]
-        return StepTemplate(self.template, observation, _quantizer(self.action), Quantizer([0, 1]))
+        return language.StepTemplate(self.template, observation, _quantizer(self.action), Quantizer([0, 1]))
 
     def tokens(self, steps: int, ends: int) -> int:
         """The largest number of tokens of a row of this many steps, of which this many end an episode."""
@@ -187,20 +167,14 @@ class LanguageFormat:
         self.model, self.wording, self.context, self.steps = lm, wording, context, steps
         self.actor = language_actor(lm)
         template = wording.steps()
-        self.rows = StepRows(template, template_tokenizer(template))
+        self.rows = language.StepRows(template, template_tokenizer(template))
 
     @classmethod
     def new(cls, options: FormatOptions, family: TaskFamily) -> Self:
         """See :class:`RLFormat`. Rows have positions for episodes of any lengths."""
         wording = Wording.of_env(options.template or "compact", family.one())
-        tokenizer = template_tokenizer(wording.steps())
         steps = options.context_episodes * family.episode_length
-        lm = new_lm(
-            vocab_size=tokenizer.vocab_size,
-            max_length=wording.tokens(steps, steps),
-            pad=tokenizer.control.pad,
-            **options.sizes,
-        )
+        lm = new_lm(template_tokenizer(wording.steps()), wording.tokens(steps, steps), **options.sizes)
         return cls(lm, wording, wording.tokens(steps, options.context_episodes), steps)
 
     @classmethod
@@ -210,10 +184,8 @@ class LanguageFormat:
         if record is None or record.history is None:
             raise FileError(folder, "holds no model of histories", _REMEDY)
         history = _SavedHistory.parse(record.history, folder, remedy=_REMEDY)
-        tokens, positions = (
-            template_tokenizer(history.wording.steps()).vocab_size,
-            model.lm.config.max_position_embeddings,
-        )
+        tokens = template_tokenizer(history.wording.steps()).vocab_size
+        positions = model.lm.config.max_position_embeddings
         if tokens != model.lm.config.vocab_size or history.context > positions:
             found = f"describes {tokens} words and a context of {history.context} tokens, which are not its model's"
             raise FileError(folder, found, _REMEDY)
@@ -221,10 +193,8 @@ class LanguageFormat:
 
     def save(self, folder: Path, trained_on: Mapping[str, Any]) -> None:
         """See :class:`RLFormat`."""
-        history = _SavedHistory(
-            wording=self.wording, context=self.context, steps=self.steps, trained_on=dict(trained_on)
-        )
-        write_model(folder, self.model, tokenizer=self.rows.tokenizer.config(), history=history.model_dump())
+        saved = _SavedHistory(wording=self.wording, context=self.context, steps=self.steps, trained_on=dict(trained_on))
+        write_model(folder, self.model, tokenizer=self.rows.tokenizer.config(), history=saved.model_dump())
 
     def loss(self) -> BCLoss:
         """See :class:`RLFormat`."""
@@ -236,13 +206,11 @@ class LanguageFormat:
 
     def policy(self, temperature: float) -> LanguageHistoryPolicy:
         """See :class:`RLFormat`."""
-        template, tokenizer = self.rows.template, self.rows.tokenizer
-        return LanguageHistoryPolicy(
-            self.actor, template, tokenizer, self.context, steps=self.steps, temperature=temperature
-        )
+        settings: Any = {"steps": self.steps, "temperature": temperature}
+        return LanguageHistoryPolicy(self.actor, self.rows.template, self.rows.tokenizer, self.context, **settings)
 
 
-FORMATS: Mapping[FormatName, type[RLFormat] | type[LanguageFormat]] = {"rl": RLFormat, "language": LanguageFormat}
+FORMATS: Mapping[str, type[RLFormat] | type[LanguageFormat]] = {"rl": RLFormat, "language": LanguageFormat}
 
 
 def main(options: AD) -> float:
@@ -256,8 +224,7 @@ def main(options: AD) -> float:
     length = options.context_episodes * family.episode_length
     format = FORMATS[options.format].new(options, family)
     format.model.to(options.torch_device())
-    weights = {name: getattr(options, name) for name in OF_RL_LOSS}
-    loss = format.loss(**weights) if isinstance(format, RLFormat) else format.loss()
+    loss = format.loss(**loss_options(options, ADLoss)) if isinstance(format, RLFormat) else format.loss()
     described, recording = family.describe(), recording_of(options)
     fixed = {"family": described, "history_digest": digest_of(options)}
     with open_run(options, free=("history",), fixed=fixed) as checkpoints:

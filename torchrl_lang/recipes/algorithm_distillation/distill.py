@@ -12,16 +12,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._files import read_json, write_json
-from torchrl_lang.algorithm_distillation import (
-    ContextPolicy,
-    OptimalPolicy,
-    PromptedPolicy,
-    RandomPolicy,
-    episode_returns,
-    evaluate_in_context,
-    in_context_report,
-)
-from torchrl_lang.algorithm_distillation.report import InContextReport
+from torchrl_lang.algorithm_distillation import episode_returns, evaluate_in_context
+from torchrl_lang.algorithm_distillation.policies import ContextPolicy, OptimalPolicy, PromptedPolicy, RandomPolicy
+from torchrl_lang.algorithm_distillation.report import InContextReport, in_context_report
 from torchrl_lang.algorithm_distillation.sources import NO_NOISE, NoisyExpert
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.evaluation import SeedSummary
@@ -49,16 +42,16 @@ def main(options: Distill) -> Path:
     began, digest = time.monotonic(), digest_of(options)
     with output_folder(options.out):
         keep_record(options.out, options, free=("out", "quick", "methods", "seeds", "history"), history_digest=digest)
+        runs: dict[str, list[Path]] = {
+            method: [options.out / f"{method}-{seed}" for seed in range(options.seeds)] for method in options.methods
+        }
         commands = {
-            f"{method}-{seed}": _command(options, method, seed)
-            for method in options.methods
-            for seed in range(options.seeds)
-            if not (_place(options, method, seed) / "model").exists()
+            place.name: _command(options, method, seed, place)
+            for method, places in runs.items()
+            for seed, place in enumerate(places)
+            if not (place / "model").exists()
         }
         run_in_parallel(commands)
-        runs: dict[str, list[Path]] = {
-            method: [_place(options, method, seed) for seed in range(options.seeds)] for method in options.methods
-        }
         play = TestPlay(options, options.episodes, options.test_streams)
         found = reports(play, runs)
         draw_curves(options.out / "curves.png", found)
@@ -67,17 +60,12 @@ def main(options: Distill) -> Path:
     return options.out
 
 
-def _place(options: Distill, method: str, seed: int) -> Path:
-    """The folder of a run."""
-    return options.out / f"{method}-{seed}"
-
-
-def _command(options: Distill, method: str, seed: int) -> list[str]:
+def _command(options: Distill, method: str, seed: int, out: Path) -> list[str]:
     """The command that trains a run."""
     changed = replace(options, source="expert", history=None) if method == "ed" else options
     names = [*(field.name for field in fields(FormatOptions)), "steps"]
     given = {name: value for name in names if (value := getattr(changed, name)) is not None}
-    evaluation = {"eval_every": max(1, options.steps // 4), "seed": seed, "out": _place(options, method, seed)}
+    evaluation = {"eval_every": max(1, options.steps // 4), "seed": seed, "out": out}
     words = ["train", "ad"]
     for name, value in (given | evaluation).items():
         words += [f"--{dashed(name)}", str(value)]

@@ -12,18 +12,9 @@ from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_lang._files import file_digest, shorten
-from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory, load_history, split_tasks
+from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory, load_history, sources, split_tasks
 from torchrl_lang.algorithm_distillation.history import MANIFEST, HistoryManifest, read_manifest
-from torchrl_lang.algorithm_distillation.sources import (
-    NO_NOISE,
-    SLOW_DECAY,
-    UCB,
-    LinearDecay,
-    NoisyExpert,
-    PosteriorSampling,
-    QLearning,
-    TabularSource,
-)
+from torchrl_lang.algorithm_distillation.sources import NoisyExpert, TabularSource
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, HiddenTaskEnv, random_bandits
 from torchrl_lang.recipes.algorithm_distillation.options import FAMILIES, FamilyOptions, HistoryOptions, SourceName
 
@@ -34,16 +25,16 @@ class _SourceDefaults(NamedTuple):
     kind: type[TabularSource]
     episodes: int = 12
     skipped: int = 1
-    decay: LinearDecay | None = None
+    decay: sources.LinearDecay | None = None
 
 
 _SOURCES: dict[SourceName, _SourceDefaults] = {
     # A searching learner begins with random actions, too, and its noise ends early.
-    "posterior": _SourceDefaults(PosteriorSampling, decay=LinearDecay(fraction=(0.1, 0.3))),
-    "noise": _SourceDefaults(NoisyExpert, decay=LinearDecay(fraction=(0.2, 0.6))),
-    "q_learning": _SourceDefaults(QLearning, 600, 40, SLOW_DECAY),
-    "ucb": _SourceDefaults(UCB, 20),
-    "expert": _SourceDefaults(NoisyExpert, decay=NO_NOISE),
+    "posterior": _SourceDefaults(sources.PosteriorSampling, decay=sources.LinearDecay(fraction=(0.1, 0.3))),
+    "noise": _SourceDefaults(NoisyExpert, decay=sources.LinearDecay(fraction=(0.2, 0.6))),
+    "q_learning": _SourceDefaults(sources.QLearning, 600, 40, sources.SLOW_DECAY),
+    "ucb": _SourceDefaults(sources.UCB, 20),
+    "expert": _SourceDefaults(NoisyExpert, decay=sources.NO_NOISE),
 }
 
 
@@ -129,7 +120,7 @@ def source_on(options: HistoryOptions, env: HiddenTaskEnv, *, seed: int, episode
         about = {"algorithm", "seed", "env"}
         steps, settings = recording.steps, {k: v for k, v in recording.source.items() if k not in about}
         if recorded := settings.get("decay"):
-            settings["decay"] = LinearDecay(**{**recorded, "fraction": tuple(recorded["fraction"])})
+            settings["decay"] = sources.LinearDecay(**{**recorded, "fraction": tuple(recorded["fraction"])})
     wanted = max(steps, (episodes or 0) * env.episode_length)
     if "decay" in settings:
         settings["decay"] = settings["decay"].lengthened(wanted / steps)

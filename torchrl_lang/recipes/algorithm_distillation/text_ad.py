@@ -12,17 +12,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from transformers import PreTrainedModel
 
 from torchrl_lang._files import json_digest, shorten, write_file, write_json
-from torchrl_lang.algorithm_distillation.language import (
-    BlockTemplate,
-    Quantizer,
-    TextRecord,
-    next_token_metrics,
-    pack_blocks,
-    read_run,
-    read_run_logs,
-    reward_accuracy,
-    split_texts,
-)
+from torchrl_lang.algorithm_distillation import language
+from torchrl_lang.algorithm_distillation.language import BlockTemplate, Quantizer, TextRecord
 from torchrl_lang.algorithm_distillation.language.metrics import RewardWords
 from torchrl_lang.algorithm_distillation.language.records import TextSplit, episode_records, group_episodes, run_folders
 from torchrl_lang.data import row_buffer
@@ -68,12 +59,13 @@ def open_histories(options: TextHistoryOptions) -> TextHistories:
     values = torch.tensor([record.reward for record in records], dtype=torch.float32).unique()
     template = _template(options, values)
     shares: dict[str, Any] = {name: getattr(options, name) for name in ("validation", "test", "test_runs")}
-    split = split_texts(records, **shares, seed=options.split_seed)
+    split = language.split_texts(records, **shares, seed=options.split_seed)
     tokenizer: Tokenizer = _word_tokenizer(options, template, split) if given is None else given
     rows, about = dict[str, TensorDict](), dict[str, Any]()
     for name, part in split._asdict().items():
-        rows[name], left_out = pack_blocks(part, template, tokenizer, options.row_length, loss_on=options.loss_on)
-        about[name] = {**_count(part), "blocks_left_out": len(left_out), "rows": len(rows[name])}
+        packed = language.pack_blocks(part, template, tokenizer, options.row_length, loss_on=options.loss_on)
+        rows[name] = packed.rows
+        about[name] = {**_count(part), "blocks_left_out": len(packed.left_out), "rows": len(packed.rows)}
     chosen = sorted({record.reward for record in records}) if options.reward == "decimals" else None
     digest = json_digest({"records": [record.model_dump(mode="json") for record in records]})
     return TextHistories(rows, template, tokenizer, chosen, about, digest)
@@ -85,9 +77,9 @@ def _read(options: TextHistoryOptions, tokenizer: HFTokenizer | None) -> list[Te
     decode = None if tokenizer is None else partial(tokenizer.backend.decode, skip_special_tokens=True)
     for home in options.runs:
         if options.logs:
-            records = read_run_logs(home, decode)
+            records = language.read_run_logs(home, decode)
         else:
-            records = [record for run in run_folders(home) for record in read_run(run)]
+            records = [record for run in run_folders(home) for record in language.read_run(run)]
             records = records if options.block == "turn" else episode_records(records)
         own = {record.run for record in records}
         if twice := sorted(names & own):
@@ -106,8 +98,7 @@ def _template(options: TextHistoryOptions, values: torch.Tensor) -> BlockTemplat
             raise ValueError(f"All rewards of the histories are {low}: there is no range for bins.")
         return BlockTemplate(Quantizer.bins(low, high, options.bins, outside="nearest"))  # float32 rounds the ends
     if len(values) > _MOST:
-        found = f"{len(values)} different rewards, more than {_MOST} to choose among"
-        raise ValueError(f"The histories have {found}: give --reward bins.")
+        raise ValueError(f"{len(values)} different rewards are more than {_MOST} to choose among: give --reward bins.")
     if options.reward == "decimals":
         return BlockTemplate()
     return BlockTemplate(Quantizer(values.tolist(), Quantizer.decimals().write(values), outside="nearest"))
@@ -176,13 +167,12 @@ def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
             advice = f"give --row-length {positions - longest} or less, or another model"
             raise ValueError(f"The pretrained model has {positions} positions, but rows need {needed}: {advice}.")
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
-    length = options.row_length + longest
-    return new_lm(vocab_size=tokenizer.vocab_size, max_length=length, pad=tokenizer.control.pad, **options.sizes)
+    return new_lm(tokenizer, options.row_length + longest, **options.sizes)
 
 
 def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: TensorDict) -> dict[str, float]:
     """The mean log-probability of the tokens that are learned, on validation rows."""
-    found = next_token_metrics(actor, rows, chunk=options.batch_size)
+    found = language.next_token_metrics(actor, rows, chunk=options.batch_size)
     return {_BEST_BY: -found["loss" if options.loss_on == "all" else "loss/action"]}
 
 
@@ -196,8 +186,8 @@ def _report(options: TextAD, histories: TextHistories, actor: ProbabilisticTenso
         "block": options.block,
         "reward": options.reward,
         "histories": histories.about,
-        "rewards": reward_accuracy(actor, test, template, tokenizer, values=values, chunk=chunk),
-        "tokens": next_token_metrics(actor, test, chunk=chunk),
+        "rewards": language.reward_accuracy(actor, test, template, tokenizer, values=values, chunk=chunk),
+        "tokens": language.next_token_metrics(actor, test, chunk=chunk),
     }
     text = format_text_report(report)
     write_json(options.out / "report.json", report)
@@ -220,9 +210,7 @@ def format_text_report(report: Mapping[str, Any]) -> str:
         cells = [name.replace("_", " "), f"{rewards[name]:.3f}", "-" if constant is None else f"{constant:.3f}"]
         lines.append(cells)
     kinds = ["", *(f"/{key.removeprefix('loss/')}" for key in tokens if key.startswith("loss/"))]
-    by_kind = [["next token", "loss", "accuracy"]]
-    by_kind += [
-        [kind[1:] or "all", f"{tokens['loss' + kind]:.3f}", f"{tokens['accuracy' + kind]:.3f}"] for kind in kinds
-    ]
+    table = [["next token", "loss", "accuracy"]]
+    table += [[kind[1:] or "all", f"{tokens['loss' + kind]:.3f}", f"{tokens['accuracy' + kind]:.3f}"] for kind in kinds]
     held_out = f"Held out: {report['held_out']}: {part['episodes']} episodes, {part['blocks']} blocks."
-    return "\n\n".join([held_out, format_columns(lines, "<>>"), format_columns(by_kind, "<>>")])
+    return "\n\n".join([held_out, format_columns(lines, "<>>"), format_columns(table, "<>>")])

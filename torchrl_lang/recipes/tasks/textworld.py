@@ -63,14 +63,10 @@ class TextWorldGames(Options, group="data"):
     first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", ge=0)
     valid: int = option(32, "least number of games for evaluations during training", ge=1)
     test: int = option(48, "least number of games for the final evaluation", ge=1)
-    apart: Literal["solutions", "games"] = option(
-        "solutions", "what the splits do not share: winning commands, or merely whole games"
-    )
+    apart: Literal["solutions", "games"] = option("solutions", "what splits do not share: winning commands, or games")
     template: str | None = option(None, "template of observations; none takes what fits the kind")
     row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", ge=1)
-    action_length: int | None = option(
-        None, "tokens of a command, its end included; none takes what fits the kind", ge=1
-    )
+    action_length: int | None = option(None, "tokens of a command with its end; none takes what fits the kind", ge=1)
     max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind", ge=1)
 
     def __post_init__(self) -> None:
@@ -101,12 +97,8 @@ class TextWorldData(TextWorldGames, DataOptions):
     """Generate a dataset of TextWorld games by experts, some of whom make random moves."""
 
     episodes: int = option(2000, "episodes to play", ge=1)
-    epsilon: tuple[float, ...] = option(
-        (0.0, 0.1, 0.2), "shares of random commands, one expert for each; they play equally often", ge=0, le=1
-    )
-    foreign: float = option(
-        0.0, "share of the random commands taken from another game, most often impossible", ge=0, le=1
-    )
+    epsilon: tuple[float, ...] = option((0.0, 0.1, 0.2), "shares of random commands, an expert for each", ge=0, le=1)
+    foreign: float = option(0.0, "share of random commands taken from another game, mostly impossible", ge=0, le=1)
 
     def notes(self) -> dict[str, Any]:
         """Settings of the episodes beside the task."""
