@@ -358,8 +358,8 @@ def test_the_order_depends_on_the_seed_and_is_resumed(history):
         ({"length": 0}, "length must be an integer of at least 1"),
         ({"length": 61}, "No stream of 60 steps has a window of length=61 with skip_episodes=1"),
         ({"length": 362}, "has a window of length=362"),  # the history has 360 steps in all
-        ({"length": 5, "tasks": [2, 3]}, r"tasks must be of the history, \[3\] are not"),
-        ({"length": 5, "tasks": []}, "tasks must be of the history, none are not"),
+        ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),
+        ({"length": 5, "tasks": []}, "numbers of tasks in the history, none are not"),
     ],
 )
 def test_bad_options(history, options, message):

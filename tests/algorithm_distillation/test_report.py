@@ -82,9 +82,9 @@ def test_bands_hold_the_mean_and_equal_a_plain_bootstrap():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"returns": RETURNS[0]}, r"returns must be \[seeds, tasks, streams, at least"),
+        ({"returns": RETURNS[0]}, r"returns must have shape \[seeds, tasks, streams, episodes\]"),
         ({"tasks": [1]}, r"tasks must have shape \[2\], got \[1\]"),
-        ({"last": 3}, "at least 6\\], got"),
+        ({"last": 3}, "= 6 episodes or more, got"),
         ({"optimal": OPTIMAL / 0}, "optimal must be finite, got inf"),
     ],
 )

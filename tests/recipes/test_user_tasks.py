@@ -270,7 +270,7 @@ def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
         ("my_package.coins:Unnamed", "lacks name"),
         ("my_package.coins:Wordle", "There is a task 'wordle' already: give my_package.coins:Wordle another 'name'"),
         ("my_package.coins:Half", "lacks data_options, play_options, action_length, env, player, tokenizer"),
-        ("my_package.coins:one_at_a_time", "returned batch size [1]: pass on batch_size=4"),
+        ("my_package.coins:one_at_a_time", "an environment of batch size [1], expected [4]: pass on batch_size"),
         ("my_package.coins:not_an_env", "returned {'batch_size': 1}: expected a function make_env("),
         ("my_package.coins:other_signature", "argument 'batch_size'): expected a function make_env("),
         (":make_env", ":make_env cannot be imported (ValueError: Empty module name"),

@@ -143,7 +143,8 @@ def in_context_report(
     """
     check_options(last=(last, 1))
     if returns.ndim != 4 or not returns.numel() or returns.shape[3] < 2 * last:
-        raise ValueError(f"returns must be [seeds, tasks, streams, at least {2 * last}], got {list(returns.shape)}.")
+        expected = f"[seeds, tasks, streams, episodes] with 2 * last = {2 * last} episodes or more"
+        raise ValueError(f"returns must have shape {expected}, got {list(returns.shape)}.")
     n_tasks = returns.shape[1]
     numbers = torch.arange(n_tasks) if tasks is None else torch.as_tensor(tasks)
     have_shapes(("optimal", optimal, (n_tasks,)), ("tasks", numbers, (n_tasks,)))

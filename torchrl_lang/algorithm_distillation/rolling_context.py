@@ -73,7 +73,9 @@ class RollingContext:
         begins[self.row, self.length], begins[:, 0] = self.clock == 0, True
         allowed = begins & fits & (torch.arange(size + 1, device=fits.device) <= self.length[:, None])
         if len(full := (~allowed.any(-1)).nonzero()):
-            raise ValueError(f"The episode of stream {int(full[0])} leaves no room in its context: lengthen it.")
+            raise ValueError(
+                f"The running episode of stream {int(full[0])} leaves no room in the context: lengthen it."
+            )
         first = allowed.int().argmax(-1)
         changed = first.nonzero()[:, 0]
         index = (torch.arange(size, device=first.device) + first[changed, None]).clamp_max(size - 1)
@@ -100,7 +102,8 @@ class StreamPolicy(nn.Module):
     def _after(self, *calls: str) -> RollingContext:
         """The contexts, if the last call was one of these."""
         if self._context is None or self._last_call not in calls:
-            raise RuntimeError(f"This call must follow {' or '.join(calls)}, not {self._last_call or 'none'}.")
+            found, expected = self._last_call or "none", " or ".join(calls)
+            raise RuntimeError(f"This call must follow {expected}, but the last call of the policy was {found}.")
         return self._context
 
     @torch.no_grad()

@@ -121,7 +121,8 @@ def _task_positions(history: LearningHistory, tasks: Sequence[int] | Tensor | No
     wanted = torch.as_tensor(tasks, dtype=torch.int64).flatten()
     found = wanted[:, None] == history.task_numbers
     if not len(wanted) or not found.any(-1).all():
-        raise ValueError(f"tasks must be of the history, {wanted[~found.any(-1)][:5].tolist() or 'none'} are not.")
+        missing = wanted[~found.any(-1)][:5].tolist()
+        raise ValueError(f"tasks must be numbers of tasks in the history, {missing or 'none'} are not.")
     return found.int().argmax(-1).unique()
 
 

@@ -65,7 +65,9 @@ class PrivilegedTrunk(TensorDictModuleBase):
         tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
         privileged, real = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
         if privileged is None:
-            raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, "Use EpisodeRows(keep=['privileged']).")
+            raise missing_entry(
+                "PrivilegedTrunk", [PRIVILEGED], tensordict, "EpisodeRows(keep=['privileged']) keeps it."
+            )
         real = torch.ones_like(privileged, dtype=torch.bool) if real is None else real
         joined = in_front(privileged.to(tokens.dtype), real, tokens)
         number = real.sum(-1)  # [*B]

@@ -102,7 +102,8 @@ def head_values(loss: Any, name: str, states: TensorDictBase, network: TensorDic
         needed, layer = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
         limit = known if layer is None else max(layer, token_limit(actor) or 0)
         if not needed <= known <= limit:
-            raise ValueError(f"Q has values for {known} tokens, policy {needed}, model {limit}: use one vocab_size=.")
+            sizes = f"Q has values for {known} tokens, the policy {needed}, the model {limit}"
+            raise ValueError(f"{sizes}: use one vocab_size=.")
     loss._tried = loss._tried | {name}
     return upcast_half(found)
 
@@ -135,7 +136,8 @@ def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: Nested
 def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
     if missing := [key for key in keys if rows.get(key, None) is None]:
-        raise missing_entry("A head", missing, rows, "The trunk must write it; 'residual' heads: expose_pre_norm=True.")
+        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
+        raise missing_entry("A head", missing, rows, advice)
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 

@@ -26,8 +26,14 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 class TaskOptions(Options, group="data"):
     """Options of the recipes that find their task in a dataset or a run."""
 
-    task: str | None = option(None, f"the task, to check it, or {OWN_TASK}: your own task or environment factory")
-    option: dict[str, Any] = pairs("options of an environment factory given as --task, to check them: JSON or texts")
+    task: str | None = option(
+        None,
+        "name of a built-in task: datasets and runs record theirs, a file of dialogues needs it for games to evaluate "
+        f"on; or {OWN_TASK}: a task or environment factory of your own",
+    )
+    option: dict[str, Any] = pairs(
+        "options of the environment factory of --task, JSON or texts; those of a dataset or run must be the same"
+    )
 
     def given_task(self) -> type[Task] | None:
         """The task that was given, if any; its module is imported.
@@ -85,7 +91,9 @@ class TrainingOptions(OptimisationOptions, DeviceOptions, group="run"):
     """``module:function`` in ``torchrl_lang.recipes`` that trains with the options."""
 
     out: Path = required("folder of the run; an existing run is resumed")
-    eval_every: int = option(1000, "steps (online: iterations) between evaluated checkpoints", group="evaluation", ge=1)
+    eval_every: int = option(
+        1000, "steps (online: iterations) between evaluations, each with a checkpoint", group="evaluation", ge=1
+    )
     log_every: int = option(50, "steps (online: iterations) between rows of the log", ge=1)
     logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option((), "further loggers")
     seed: int = option(0, "seed of weights, batches, games and sampling", ge=0)
@@ -104,14 +112,21 @@ class LoopOptions(TrainingOptions, group="optimisation"):
 
     steps: int = option(8000, "training steps", ge=1)
     weight_decay: float = option(0.01, "AdamW's weight decay", ge=0)
-    ema_decay: float = option(0.0, "decay of an EMA of the weights, which is evaluated and saved; 0: none", ge=0, lt=1)
+    ema_decay: float = option(
+        0.0,
+        "decay of an exponential moving average of the weights, which is evaluated and saved; 0: no average",
+        ge=0,
+        lt=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(TrainingOptions, TaskOptions):
     """Options of the training runs of language models."""
 
-    top_layers: int | None = option(None, "transformer blocks to train, from the last; none: all", group="model", ge=1)
+    top_layers: int | None = option(
+        None, "number of transformer blocks to train, counted from the last; none: all", group="model", ge=1
+    )
     eval_games: int = option(256, "games in an evaluation", group="evaluation", ge=1)
 
 
@@ -122,11 +137,18 @@ class RunOptions(TrainingOptions, TaskOptions):
 class DialogueOptions(Options, group="data"):
     """Options for --data FILE.jsonl, in the order of :func:`~torchrl_lang.data.dataset_from_jsonl`."""
 
-    tokenizer: str | None = option(None, "of dialogues: a Hugging Face name or folder; none: the file's characters")
+    tokenizer: str | None = option(
+        None, "of dialogues: name or folder of a Hugging Face tokenizer; none: the characters of the file"
+    )
     chat: bool = option(False, "write dialogues as the chat template of --tokenizer does")
     system: str | None = option(None, "system prompt of the chat template; implies --chat")
-    history: Literal["exact", "kept"] = option("exact", "kept: rows keep earlier messages that the template changes")
-    row_length: int | None = option(None, "tokens of a dialogue's row; none: of the longest, or the task's", ge=1)
+    history: Literal["exact", "kept"] = option(
+        "exact",
+        "exact: refuse chat templates that change earlier messages; kept: rows keep these messages as they were",
+    )
+    row_length: int | None = option(
+        None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", ge=1
+    )
     on_error: Literal["raise", "skip"] = option("raise", "skip: leave out lines that hold no valid dialogue")
     on_overflow: Literal["error", "truncate"] = option("error", "truncate: cut dialogues longer than --row-length")
     ignore: tuple[str, ...] = option((), "keys to ignore in the lines of dialogues")
@@ -164,9 +186,13 @@ class ModelOptions(SizeOptions):
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
     start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
-    features_hidden: int = option(0, "width of a hidden layer of a new projector of features; 0: a linear one", ge=0)
+    features_hidden: int = option(
+        0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", ge=0
+    )
     feature_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
-    length_groups: int | None = option(None, "groups by length in a batch, for less padding; none: automatic", ge=1)
+    length_groups: int | None = option(
+        None, "groups of similar length that a batch is split into to reduce padding; none: automatic", ge=1
+    )
     compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
     checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
 
@@ -184,8 +210,12 @@ class OfflineOptions(
 
     data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
     fraction: float = option(1.0, "share of episodes to learn from, those with the best return", gt=0, le=1)
-    bottom_fraction: float = option(1.0, "share of episodes, the worst, that --fraction chooses from", gt=0, le=1)
-    held_out: int = option(500, "last episodes of the data, at most a tenth, to check what was learned", ge=0)
+    bottom_fraction: float = option(
+        1.0, "share of episodes that --fraction chooses from, those with the worst return", gt=0, le=1
+    )
+    held_out: int = option(
+        500, "last episodes of the dataset, at most a tenth, that are not trained on but check what was learned", ge=0
+    )
     transition_weight: float = option(1.0, "weight of environment tokens in the policy's loss", group="loss", ge=0)
 
 
@@ -198,8 +228,12 @@ class BC(OfflineOptions, algorithm="bc", preset="bc", place="imitation:train_bc"
 class DT(OfflineOptions, group="loss", algorithm="dt", preset="bc", place="imitation:train_dt"):
     """Decision transformer on a dataset (arXiv 2106.01345), which imitates given the return."""
 
-    mode: Literal["constant", "decremented"] = option("constant", "condition on the whole return, or on that to go")
-    target_return: float | Literal["best"] = option("best", "return asked for at play; best: the best tenth's mean")
+    mode: Literal["constant", "decremented"] = option(
+        "constant", "condition on the return of the whole episode, or at each turn on the return to go"
+    )
+    target_return: float | Literal["best"] = option(
+        "best", "return that the policy is asked for at play; best: mean return of the best tenth of the episodes"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +270,17 @@ class ILQL(ActionValueOptions, algorithm="ilql", place="token_values:train_ilql"
     guidance_clip: float | None = option(
         None, "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound", ge=0
     )
-    advantage_temperature: float = option(0.0, "beta of the policy loss's weights exp(beta * (Q - V)); 0: BC", ge=0)
+    advantage_temperature: float = option(
+        0.0, "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning", ge=0
+    )
     weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", gt=0)
-    actor_normalizer: Literal["all", "action"] = option("action", "policy loss's divisor: agent's tokens, or all")
+    actor_normalizer: Literal["all", "action"] = option(
+        "action", "what the policy's loss is divided by: the number of the agent's tokens (action) or of all real ones"
+    )
     cql_weight: float = option(0.01, "weight of the CQL term", ge=0)
-    target: Literal["td", "mc", "lambda"] = option("lambda", "what V learns: target Q, rewards to go or lambda-returns")
+    target: Literal["td", "mc", "lambda"] = option(
+        "lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns"
+    )
     lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", ge=0, le=1)
     turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", ge=0, le=1)
     qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", ge=0, le=1)
@@ -258,16 +298,26 @@ class CQL(ActionValueOptions, algorithm="cql", place="token_values:train_cql"):
 class BCQ(ActionValueOptions, algorithm="bcq", place="token_values:train_bcq"):
     """Discrete batch-constrained Q-learning on a dataset (arXiv 1910.01708)."""
 
-    threshold: float = option(0.3, "least probability relative to the likeliest token's, the paper's tau", ge=0, le=1)
+    threshold: float = option(
+        0.3, "least probability of a token relative to the likeliest one's, the paper's tau", ge=0, le=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Psi(ActionValueOptions, algorithm="psi", place="token_values:train_psi"):
     """Psi-learning (KL control) on a dataset (arXiv 1611.02796)."""
 
-    prior: Path | None = option(None, "finished run with the same tokens as prior; none: the policy, as it learns")
+    prior: Path | None = option(
+        None, "folder of a finished run with the same tokens whose policy is the prior; none: the policy, as it learns"
+    )
     reward_scale: float = option(1.0, "reward that is worth one nat of divergence from the prior", gt=0)
-    threshold: float = option(0.05, "least probability relative to the likeliest one's; papers: 0", ge=0, le=1)
+    threshold: float = option(
+        0.05,
+        "least probability of a token relative to the likeliest one's; 0: as in the papers, which suits data that take "
+        "every token at every state",
+        ge=0,
+        le=1,
+    )
 
 
 # All values begin at the greatest return, and what is less has to travel back through the target: a fast one.
@@ -276,9 +326,20 @@ class QSFT(DiscountOptions, algorithm="qsft", defining=("beta", "tau"), place="t
     """Q-SFT on a dataset (arXiv 2411.05193): Q-learning by weighted fine-tuning, without heads; needs --start."""
 
     beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", ge=0)
-    guide: Literal["ratio", "likelihood"] = option("likelihood", "likelihood: p, as in the paper; ratio: p / pi")
-    rest: Literal["padding", "all"] = option("padding", "what gets the remaining probability: padding, or all tokens")
-    threshold: float = option(0.3, "least probability relative to the likeliest one's; paper: 0", ge=0, le=1)
+    guide: Literal["ratio", "likelihood"] = option(
+        "likelihood",
+        "what guides the policy: the likelihood p, as in the paper, or the value, which is the ratio p / pi",
+    )
+    rest: Literal["padding", "all"] = option(
+        "padding", "tokens that get the probability that is left: padding, which the agent never writes, or all alike"
+    )
+    threshold: float = option(
+        0.3,
+        "least probability of a token relative to the likeliest one's, in the backup and where the ratio guides; 0: as "
+        "in the paper",
+        ge=0,
+        le=1,
+    )
     value_min: float | None = option(None, "return to go that is the value 0; none: the data's least")
     value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
 
@@ -287,10 +348,18 @@ class QSFT(DiscountOptions, algorithm="qsft", defining=("beta", "tau"), place="t
 class OREO(ValueOptions, algorithm="oreo", defining=("value_weight",), place="token_values:train_oreo"):
     """OREO on a dataset (arXiv 2412.16145): path consistency of a policy and its values; needs --start."""
 
-    reward_scale: float = option(0.1, "reward worth one nat of divergence from the reference, the paper's beta", gt=0)
-    kl_weight: float = option(0.3, "weight of the KL, the paper's alpha (0.01): keeps tokens without data rare", ge=0)
+    reward_scale: float = option(
+        0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", gt=0
+    )
+    kl_weight: float = option(
+        0.3,
+        "weight of the divergence from the reference, the paper's alpha (0.01 there): keeps tokens without data rare",
+        ge=0,
+    )
     value_weight: float = option(1.0, "weight of V's loss; the policy's has weight 1", ge=0)
-    level: Literal["token", "utterance", "row"] = option("token", "an action is a token, an utterance, or a whole row")
+    level: Literal["token", "utterance", "row"] = option(
+        "token", "what an action is: a token, an utterance, or all of a row"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,10 +466,16 @@ class OnlineOptions(RunOptions, group="optimisation", task_from=("start", "confi
     iterations: int = option(200, "training iterations, each with new games", ge=1)
     games: int = option(256, "games played in parallel", ge=1)
     turns: int = option(6, "turns of each of them in an iteration", ge=1)
-    collector: Literal["single", "sync", "async"] = option("single", "single: this process; sync, async: workers")
+    collector: Literal["single", "sync", "async"] = option(
+        "single", "single: games in this process; sync, async: in worker processes, with async also while it trains"
+    )
     workers: int = option(2, "number of worker processes", ge=1)
-    max_staleness: int | None = option(None, "drop games with tokens older than this number of weight updates", ge=0)
-    examples: float = option(0.0, "probability that a turn is a random player's, excluded from the loss", ge=0, lt=1)
+    max_staleness: int | None = option(
+        None, "drop games with tokens sampled more than this number of weight updates ago", ge=0
+    )
+    examples: float = option(
+        0.0, "probability that a turn is played by a random player and excluded from the loss", ge=0, lt=1
+    )
     epochs: int = option(2, "epochs over the games of an iteration", ge=1)
     accumulate: int = option(1, "batches per optimizer step, at most all of an iteration", ge=1)
     kl_coef: float = option(0.2, "initial KL coefficient; 0 needs --kl-target none", ge=0)
@@ -408,7 +483,9 @@ class OnlineOptions(RunOptions, group="optimisation", task_from=("start", "confi
     kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", ge=1)
     temperature: float = option(1.0, "temperature of the policy, in games and in the loss", gt=0)
     lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", ge=1)
-    record_history: Path | None = option(None, "folder to record games in, as run-NAME for --out NAME; none: no record")
+    record_history: Path | None = option(
+        None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -463,7 +540,9 @@ class Evaluate(TaskOptions, DeviceOptions, group="evaluation", preset="evaluate"
 
     run: Path = required("folder of a finished run")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
-    games: int | None = option(None, "games; none: 1000, or a split's once (sampled actions: five times)", ge=1)
+    games: int | None = option(
+        None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", ge=1
+    )
     split: str | None = option(None, "games of which split; none: the task's own choice")
     beta: tuple[float | Literal["auto"], ...] = option(
         (0.0, 2.0, 4.0),

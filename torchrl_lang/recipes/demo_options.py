@@ -122,7 +122,9 @@ class TextWorldDemo(Options):
     """TextWorld: experts' games, BC, PPO, and a table on games with other solutions, in half an hour."""
 
     out: Path = option(Path("runs/textworld"), "folder of all results")
-    kinds: tuple[Literal["coin_collector", "simple"], ...] = option(("coin_collector", "simple"), "kinds of game")
+    kinds: tuple[Literal["coin_collector", "simple"], ...] = option(
+        ("coin_collector", "simple"), "the engine's kinds of game"
+    )
     quick: bool = option(False, "five minutes: the coin collector alone, with fewer games and steps")
     seed: int = option(0, "seed of weights, games and sampling", ge=0)
 
@@ -139,7 +141,9 @@ class RedditDemo(ComparisonOptions, CorpusOptions):
 
     tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
     comments: int = option(1000, "comments on test parents of each player, at most the test comments", ge=2)
-    choice_comments: int = option(1000, "validation parents for each decoding; distinct-2 depends on how many", ge=2)
+    choice_comments: int = option(
+        1000, "comments on validation parents for each decoding, at most all; distinct-2 depends on their number", ge=2
+    )
 
 
 @with_defaults(out=Path("runs/visual_dialogue"), steps=PRESETS["bc"]["steps"])
@@ -150,7 +154,9 @@ class VisualDialogueDemo(ComparisonOptions):
     rewards: tuple[Literal["none", "soft", "hard", "conservative"], ...] = option(
         ("none", "hard", "conservative"), "rewards to train and to evaluate on"
     )
-    eval_every: int | None = option(None, "steps between checkpoints, of which the best plays; none: the last", ge=1)
+    eval_every: int | None = option(
+        None, "steps between checkpoints, the best of which plays; none: one after the last step", ge=1
+    )
     eval_games: int = option(1000, "test scenes that each player plays once, at most all", ge=2)
     choice_games: int = option(250, "validation scenes on which decodings are chosen, at most all", ge=1)
     image: bool = option(True, "the agent sees the image")

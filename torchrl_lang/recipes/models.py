@@ -175,9 +175,8 @@ def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
     embedding: Any = model.heads.get(FEATURES_HEAD)
     width = _width_of_features(data)
     if embedding is not None and embedding.features != width:
-        raise ValueError(
-            f"{folder} has features of width {embedding.features}, the data {width}: start from another run."
-        )
+        widths = f"width {embedding.features}, those of the data have width {width}"
+        raise ValueError(f"The run in {folder} reads features of {widths}: start from another run.")
     return SavedModel(model.lm, {} if embedding is None else {FEATURES_HEAD: embedding}, model.tokenizer)
 
 

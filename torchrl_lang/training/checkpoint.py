@@ -43,7 +43,9 @@ class _Manifest(Record):
     versions: dict[str, str]
 
 
-_FOLDER = RecordFolder(_Manifest, _MANIFEST, (_TENSORS, _STATE), remedy="delete this folder to continue without it")
+_FOLDER = RecordFolder(
+    _Manifest, _MANIFEST, (_TENSORS, _STATE), remedy="delete the folder of this checkpoint to continue without it"
+)
 
 
 class Stateful(Protocol):

@@ -43,10 +43,10 @@ def test_texts_with_lines_of_the_template_are_refused_or_read(template, text):
         try:
             written = template.write(one)
         except ValueError as error:
-            assert "has lines of the template" in str(error)  # noqa: PT017
+            assert "contain lines of the template" in str(error)  # noqa: PT017
         else:
             assert parse_blocks(template, written * 2) == [one, one]
-    with pytest.raises(ValueError, match="has lines of the template"):
+    with pytest.raises(ValueError, match="contain lines of the template"):
         template.write(TextRecord(query="a\nCompletion: b", response="r", reward=1.0))
 
 

@@ -428,7 +428,7 @@ def test_a_recorder_that_is_killed_at_any_step_can_be_resumed(tmp_path, rows):
 def test_other_runs_and_epochs_are_refused(tmp_path, rows):
     folder = write(tmp_path, rows)
     with (
-        pytest.raises(ValueError, match=r"run-ppo has a run with other \['seed'\]"),
+        pytest.raises(ValueError, match=r"run-ppo holds the history of a run with other \['seed'\]"),
         RunRecorder(tmp_path, "ppo", LETTERS, config={"seed": 1, "out": tmp_path}),
     ):
         pass

@@ -88,7 +88,8 @@ class BlockTemplate:
             ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
         """
         if not self.can_write(record):
-            raise ValueError(f"Leave out {shorten(record.query)}: it or its response has lines of the template.")
+            texts = f"{shorten(record.query)} and {shorten(record.response)}"
+            raise ValueError(f"{texts} contain lines of the template and could not be read back: leave them out.")
         return "".join(text for text, _ in self.segments(record))
 
     def vocabulary(self) -> list[str]:

@@ -111,7 +111,8 @@ class RunRecorder:
         before = _Run.read(self.folder / _MANIFEST, remedy=_REMEDY)
         keys = sorted((before.config.keys() | self._config.keys()) - self._free)
         if changed := [key for key in keys if before.config.get(key) != self._config.get(key)]:
-            raise ValueError(f"{self.folder} has a run with other {shorten(changed)}: give another folder.")
+            found = f"{self.folder} holds the history of a run with other {shorten(changed)}"
+            raise ValueError(f"{found}: give another folder, or delete it.")
         self._config, self._epochs, self._recorded_out = before.config, before.epochs, before.out
 
     def _write(self) -> None:

@@ -180,7 +180,8 @@ class StepRows:
 def begin_token(tokenizer: Tokenizer) -> int:
     """The control token before a row that the environment begins; raises ValueError if the tokenizer has none."""
     if not tokenizer.control.marks_turns:
-        raise ValueError("The tokenizer has no control tokens for turns: use a CharTokenizer or HFTokenizer.")
+        name = type(tokenizer).__name__
+        raise ValueError(f"{name} has no control tokens for turns: use a CharTokenizer or HFTokenizer.")
     return tokenizer.control.begin_state
 
 

@@ -152,7 +152,9 @@ def register_agilerl() -> None:
     AutoModelForCausalLM.register(AgileRLConfig, AgileRLForCausalLM, exist_ok=True)
 
 
-_REMEDY = "write a folder with torchrl_lang/modules/agilerl/export.py where AgileRL is installed, and give that"
+_REMEDY = (
+    "write a folder with `export` of torchrl_lang/modules/agilerl/export.py where AgileRL is installed, and give that"
+)
 RENAMED = {name: name for name in ("gamma", "transition_weight", "value_min", "value_max")}
 RENAMED |= {"tau": "expectile", "beta": "advantage_temperature", "clip_weight": "weight_clip", "dm_margin": "margin"}
 RENAMED |= {"detach_v": "detach_value", "detach_q": "detach_qvalue", "detach_pi": "detach_actor"}

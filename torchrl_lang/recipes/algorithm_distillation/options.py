@@ -45,7 +45,9 @@ class FamilyOptions(Options):
     start: Literal["centre", "random"] = option("centre", "where an episode in a room begins")
     arms: int = option(10, "arms of a bandit", ge=2)
     episode_length: int | None = option(None, "steps of an episode; none: 20 (dark_key_door: 50, bandit: 10)", ge=1)
-    tasks: int | None = option(None, "number of random tasks; none: all of dark_room, 1,000 of the others", ge=3)
+    tasks: int | None = option(
+        None, "number of tasks, drawn at random; none: all of dark_room, 1,000 of the others", ge=3
+    )
     validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", gt=0, lt=1)
     test: float = option(0.15, "share of the tasks that are reported", gt=0, lt=1)
     split_seed: int = option(0, "seed of the tasks and of their split", ge=0)
@@ -55,11 +57,13 @@ class FamilyOptions(Options):
 class HistoryOptions(FamilyOptions):
     """Options of the histories."""
 
-    source: SourceName | None = option(None, "algorithm; none: posterior (dark_key_door: q_learning, bandit: ucb)")
+    source: SourceName | None = option(
+        None, "algorithm that makes the histories; none: posterior (dark_key_door: q_learning, bandit: ucb)"
+    )
     history_episodes: int | None = option(None, "episodes of a history; none: 12 (q_learning: 600, ucb: 20)", ge=1)
     skip_episodes: int | None = option(None, "keep every k-th episode of a history; none: 1 (q_learning: 40)", ge=1)
     streams: int = option(100, "histories of each task at a time", ge=1)
-    fresh_every: int = option(50, "training steps until they are replaced by new ones", ge=1)
+    fresh_every: int = option(50, "training steps until the histories are replaced by new ones", ge=1)
     history: Path | None = option(None, "folder of a recorded history of these tasks, instead of new ones")
 
     def source_name(self) -> SourceName:
@@ -79,7 +83,9 @@ class FormatOptions(SizeOptions, HistoryOptions, group="run"):
     """Other defaults of the language format, for the command line. A step is several tokens, and attention to twice as
     many episodes would make a training step three times as slow."""
 
-    format: FormatName = option("rl", "rl: one token a step and heads for its numbers; language: text for a causal LM")
+    format: FormatName = option(
+        "rl", "rl: a token for each step and heads for its numbers; language: text and a causal language model"
+    )
     template: TemplateName | None = option(None, "how the language format writes a step; none: compact")
     context_episodes: int = option(6, "episodes that a model reads", ge=1)
     temperature: float = option(1.0, "of the actions in an evaluation", ge=0)
@@ -109,7 +115,7 @@ class AD(LoopOptions, FormatOptions, algorithm="ad"):
     reward_weight: float = option(0.0, "weight of the loss of predicted rewards", ge=0)
     observation_weight: float = option(0.0, "weight of the loss of predicted observations", ge=0)
     episodes: int = option(20, "episodes of an evaluation on validation tasks", ge=LAST_EPISODES)
-    eval_streams: int = option(16, "streams of each task in an evaluation", ge=1)
+    eval_streams: int = option(16, "times that each task is played side by side in an evaluation", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +128,9 @@ class Distill(FormatOptions):
     """Algorithm distillation beside expert distillation, its source, random and optimal actions, on unseen tasks."""
 
     out: Path = option(Path("runs/distill"), "folder of all results; the same command continues")
-    quick: bool = option(False, "a room of 7 x 7, 30 episodes, 3 seeds, 400 steps (of language 1,000), unless given")
+    quick: bool = option(
+        False, "a room of 7 x 7, 30 episodes, 3 seeds and 400 steps (of language 1,000), unless they are given"
+    )
     methods: tuple[Literal["ad", "ed"], ...] = option(("ad", "ed"), "ad: algorithm distillation; ed: of an expert")
     seeds: int = option(5, "training seeds, from 0 on", ge=1)
     steps: int = option(2000, "training steps of each run", ge=1)
@@ -149,7 +157,9 @@ class TextHistoryOptions(Options):
         "turn: a block is what the environment wrote, the response and the reward of the turn; episode: the dialogue "
         "up to the last response, that response and the return",
     )
-    reward: Literal["levels", "bins", "decimals"] = option("levels", "a word for each level or bin, or decimal digits")
+    reward: Literal["levels", "bins", "decimals"] = option(
+        "levels", "levels: a word for each different reward; bins: one for each of --bins ranges; decimals: in digits"
+    )
     bins: int = option(10, "number of ranges that rewards are sorted into with --reward bins", ge=2)
     validation: float = option(0.1, "share of each epoch's episodes that choose the checkpoint", gt=0, lt=1)
     test: float = option(0.1, "share of each epoch's episodes that are reported", gt=0, lt=1)
@@ -159,7 +169,9 @@ class TextHistoryOptions(Options):
     loss_on: Literal["actions", "all"] = option("all", "learn from all tokens, or from the completions alone")
     symbols: tuple[str, ...] = option((), "texts that are one token each, such as the colours of Wordle")
     min_count: int = option(5, "words that are rarer in the histories are spelled", ge=1)
-    pretrained: str | None = option(None, "name or folder of a Hugging Face model with tokenizer; none: from scratch")
+    pretrained: str | None = option(
+        None, "name or folder of a pretrained Hugging Face model with its tokenizer; none: from scratch"
+    )
 
 
 @with_defaults(eval_every=100, steps=400, weight_decay=0.05)

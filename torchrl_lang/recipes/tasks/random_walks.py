@@ -35,7 +35,9 @@ class RandomWalksGames(Options, group="data"):
     out_degree: int = option(2, "edges out of each node", ge=1)
     graph_seed: int = option(4, "seed of the graph", ge=0)
     max_turns: int = option(12, "moves before a walk is truncated", ge=1)
-    edge_probability: float = option(0.0, "probability of an edge; 0: --out-degree edges out of each node", ge=0, le=1)
+    edge_probability: float = option(
+        0.0, "probability of each possible edge; 0: --out-degree edges out of each node", ge=0, le=1
+    )
 
     def task(self) -> Any:
         """The task."""

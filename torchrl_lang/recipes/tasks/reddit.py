@@ -33,7 +33,10 @@ class CorpusOptions(Options, group="data"):
     folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments")
     encoding: str = option("utf-8", "of the CSV files")
     on_bad_rows: Literal["raise", "report"] = option("raise", "malformed rows are an error, or left out and listed")
-    index_files: bool = option(False, "split by the folder's train_idxs.json, eval_idxs.json and test_idxs.json")
+    index_files: bool = option(
+        False,
+        "split the comments by the folder's train_idxs.json, eval_idxs.json and test_idxs.json, not by their texts",
+    )
     pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", ge=100)
     sentences: int = option(1, "sentences of a generated comment", ge=1, le=20)
     rude_when_calm: float = option(0.1, "probability that a generated sentence on a calm parent is rude", ge=0, le=1)
@@ -46,15 +49,22 @@ class RedditGames(CorpusOptions):
     """Options that define the task."""
 
     reward: Literal["profanity", "profanity_noised", "moderation", "sentiment", "upvotes", "score", "classifier"] = (
-        option("profanity", "what is rewarded or punished")
+        option(
+            "profanity",
+            "what is rewarded or punished; score: upvotes that the data have, upvotes: that a model expects",
+        )
     )
     model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
     url: str | None = option(None, "with --reward moderation, the base URL of the endpoint; none: OPENAI_BASE_URL")
-    scale: float | None = option(None, "factor; none: -5 for profanity and moderation, else 1", ge=-1e6, le=1e6)
+    scale: float | None = option(
+        None, "factor of the reward; none: -5 for profanity and moderation, else 1", ge=-1e6, le=1e6
+    )
     shift: float = option(0.0, "added to the scaled reward", ge=-1e6, le=1e6)
     include_parent: bool = option(True, "show the text that a comment replies to")
-    tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
+    tokenizer: str = option(
+        "words", "words: those of the training texts; or name or folder of a Hugging Face tokenizer"
+    )
     split_seed: int = option(0, "seed of the splits into training, validation and test comments", ge=0)
 
     def __post_init__(self) -> None:
@@ -76,10 +86,21 @@ class RedditGames(CorpusOptions):
 class RedditData(RedditGames, DataOptions):
     """Generate a dataset: the training comments with the chosen reward, or games of a player."""
 
-    player: Literal["none", "data", "random"] = option("none", "none: the training comments; or a player's")
-    cutoff: float | None = option(None, "least reward, scaled and shifted: the ILQL paper's cutoff", ge=-1e18, le=1e18)
-    min_upvotes: float | None = option(None, "least number of upvotes, downvotes subtracted", ge=-1e18, le=1e18)
-    upvote_quantile: float = option(0.0, "least quantile of the upvotes: 0.9 for the best tenth", ge=0, lt=1)
+    player: Literal["none", "data", "random"] = option(
+        "none", "none: all training comments, whatever --games says; otherwise the player that writes --games comments"
+    )
+    cutoff: float | None = option(
+        None,
+        "keep comments whose reward, scaled and shifted, is at least this: the ILQL paper's cutoff",
+        ge=-1e18,
+        le=1e18,
+    )
+    min_upvotes: float | None = option(
+        None, "keep comments with at least this number of upvotes, downvotes subtracted", ge=-1e18, le=1e18
+    )
+    upvote_quantile: float = option(
+        0.0, "keep comments with at least this quantile of the upvotes: 0.9 for the best tenth", ge=0, lt=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

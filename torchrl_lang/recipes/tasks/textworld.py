@@ -63,7 +63,9 @@ class TextWorldGames(Options, group="data"):
     first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", ge=0)
     valid: int = option(32, "least number of games for evaluations during training", ge=1)
     test: int = option(48, "least number of games for the final evaluation", ge=1)
-    apart: Literal["solutions", "games"] = option("solutions", "what splits do not share: winning commands, or games")
+    apart: Literal["solutions", "games"] = option(
+        "solutions", "what the splits do not share: the winning commands of a game, or merely whole games"
+    )
     template: str | None = option(None, "template of observations; none takes what fits the kind")
     row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", ge=1)
     action_length: int | None = option(None, "tokens of a command with its end; none takes what fits the kind", ge=1)
@@ -97,8 +99,12 @@ class TextWorldData(TextWorldGames, DataOptions):
     """Generate a dataset of TextWorld games by experts, some of whom make random moves."""
 
     episodes: int = option(2000, "episodes to play", ge=1)
-    epsilon: tuple[float, ...] = option((0.0, 0.1, 0.2), "shares of random commands, an expert for each", ge=0, le=1)
-    foreign: float = option(0.0, "share of random commands taken from another game, mostly impossible", ge=0, le=1)
+    epsilon: tuple[float, ...] = option(
+        (0.0, 0.1, 0.2), "shares of random commands, one expert for each; they play equally often", ge=0, le=1
+    )
+    foreign: float = option(
+        0.0, "share of the random commands taken from another game, most often impossible", ge=0, le=1
+    )
 
     def notes(self) -> dict[str, Any]:
         """Settings of the episodes beside the task."""

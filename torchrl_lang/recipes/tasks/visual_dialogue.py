@@ -30,11 +30,17 @@ class VisualDialogueGames(Options, group="data"):
     mode: Literal["env_stops", "agent_stops", "10_stop"] = option(
         "env_stops", "who ends a dialogue: a percentile that is reached, `<stop>`, or ten rounds"
     )
-    penalty: Literal["none", "soft", "hard", "conservative"] = option("none", "which yes-or-no replies are penalized")
-    penalty_value: float = option(-2.0, "added to the reward of such a question", ge=-1e6, le=1e6)
-    scale: float = option(1.0, "factor of rewards; not of those of the files with `--mode env_stops`", ge=-1e6, le=1e6)
-    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", ge=-1e6, le=1e6)
-    measure: Literal["rank", "distance"] = option("rank", "counted: the image's percentile, or the guess's distance")
+    penalty: Literal["none", "soft", "hard", "conservative"] = option(
+        "none", "which replies count as yes-or-no answers, whose questions are penalized; for `--mode env_stops`"
+    )
+    penalty_value: float = option(-2.0, "added to the reward of a penalized question", ge=-1e6, le=1e6)
+    scale: float = option(
+        1.0, "factor of the rewards, but not of the files' dialogues with `--mode env_stops`", ge=-1e6, le=1e6
+    )
+    shift: float = option(0.0, "added to the rewards that --scale applies to", ge=-1e6, le=1e6)
+    measure: Literal["rank", "distance"] = option(
+        "rank", "what a round is to improve: the percentile of the true image (rank), or the guess's distance to it"
+    )
     image: bool = option(True, "the agent sees the image")
     server: str | None = option(None, "address of a server of the models; none: the folder's models, in this process")
 
@@ -49,7 +55,10 @@ class VisualDialogueGames(Options, group="data"):
 class VisualDialogueData(VisualDialogueGames, DataOptions):
     """Generate a dataset: the training dialogues with the chosen rewards, or games of a player."""
 
-    player: Literal["none", "data", "random"] = option("none", "none: the files' dialogues; or a player's games")
+    player: Literal["none", "data", "random"] = option(
+        "none",
+        "none: all dialogues of the files, whatever --games says; otherwise the player that asks in --games games",
+    )
 
     def notes(self) -> dict[str, Any]:
         """Settings of the games beside the task."""
@@ -66,13 +75,17 @@ class PrepareVisualDialogue(Options):
     """Prepare visual dialogue: dialogues, models that answer and guess the image, rewards, a tokenizer."""
 
     out: Path = required("folder to fill; the same command continues after an interruption")
-    files: Path | None = option(None, "folder of train, val and test in the real dataset's layout; none: generate")
+    files: Path | None = option(
+        None, "folder with files in the layout of the real dataset, for train, val and test; none: generate some"
+    )
     train: int = option(10_000, "dialogues to generate for training", ge=1)
     val: int = option(500, "dialogues to generate for validation; true images are ranked among theirs", ge=2)
     test: int = option(1000, "dialogues to generate for the final evaluation", ge=1)
     feature_size: int = option(128, "numbers of a generated image feature", ge=64, le=1 << 20)
     yes_no: float = option(0.5, "share of yes-or-no questions to generate", ge=0, le=1)
-    tokenizer: str | None = option(None, "name or folder of a Hugging Face tokenizer; none: the training data's words")
+    tokenizer: str | None = option(
+        None, "name or folder of a Hugging Face tokenizer; none: the words of the training dialogues"
+    )
     guesser_epochs: int = option(6, "passes of the image guesser over the training dialogues", ge=1)
     answerer_epochs: int = option(3, "passes of the answerer over the training dialogues", ge=1)
     width: int = option(128, "width of the states of guesser and answerer", ge=1)
@@ -88,7 +101,9 @@ class VisualDialogueRewards(Options):
     split: Literal["train", "val", "test"] = required("the split")
     out: Path = required("folder for the caches; the same command continues after an interruption")
     server: str | None = option(None, "address of a server of the models")
-    models: Path | None = option(None, "folder of trained models, instead of a server; they rank the split's images")
+    models: Path | None = option(
+        None, "folder of trained models, instead of a server; they rank among the images of the split"
+    )
     batch_size: int = option(16, "dialogues at a time", ge=1)
 
     def __post_init__(self) -> None:

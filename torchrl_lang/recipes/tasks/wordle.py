@@ -44,7 +44,10 @@ class WordleData(WordleGames, DataOptions):
     """Generate a dataset of Wordle games by scripted players."""
 
     player: PlayerName = option("mediocre", "the behaviour policy: a mixture of scripted players, or one of them")
-    make: Literal["games", "branched", "adversarial", "human"] = option("games", "games of --player, or of a maker")
+    make: Literal["games", "branched", "adversarial", "human"] = option(
+        "games",
+        "games: of --player; branched, adversarial: an expert's, continued by others; human: people's, from --tweets",
+    )
     tweets: Path | None = option(None, "with `--make human`: a CSV file of tweeted games")
 
     def __post_init__(self) -> None:
@@ -74,5 +77,7 @@ class SolveWordle(WordleGames):
 
     guesses: str | None = option(None, "valid guesses beside the words: `all` of the shipped ones, or a file")
     opener: str | None = option(None, "the first guess, instead of the best one")
-    max_tries: int | None = option(None, "guesses of a game; a word that is lost counts as one guess more", ge=1)
+    max_tries: int | None = option(
+        None, "guesses of a game, after which a word is lost and counts as one guess more", ge=1
+    )
     out: Path | None = option(None, "file for the decision tree, as JSON")
