@@ -243,11 +243,12 @@ def check_row_features(features: Tensor, mask: Tensor | None, batch: torch.Size)
         >>> check_row_features(torch.zeros(2, 5), None, torch.Size([2]))
         Traceback (most recent call last):
             ...
-        ValueError: 'features' must be [*B, P, F], got (2, 5) for rows (2,).
+        ValueError: 'features' must be [*B, P, F], P features of each row, got (2, 5) for rows of shape (2,).
     """
     check_entry(FEATURES, features, features.shape)
     if features.ndim != len(batch) + 2 or features.shape[:-2] != batch or not features.shape[-2]:
-        raise ValueError(f"'{FEATURES}' must be [*B, P, F], got {tuple(features.shape)} for rows {tuple(batch)}.")
+        found = f"got {tuple(features.shape)} for rows of shape {tuple(batch)}"
+        raise ValueError(f"'{FEATURES}' must be [*B, P, F], P features of each row, {found}.")
     if mask is not None:
         check_entry(FEATURES_MASK, mask, features.shape[:-1])
 

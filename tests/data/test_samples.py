@@ -151,7 +151,7 @@ GOOD = {"queries": ["ab", "c"], "responses": [[0, END], [1, 2]], "rewards": [1.0
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"responses": [[0, END]]}, "'queries': 2, 'responses': 1, 'rewards': 2"),
+        ({"responses": [[0, END]]}, "got 2 queries, 1 responses, 2 rewards"),
         ({"responses": ["a", ""]}, r"Response 1 is empty: leave it out, or give the ids \[7\]"),
         ({"responses": [[0], [END, 1]]}, "Response 1 contains the control tokens"),
         ({"responses": [[0], [1.5]]}, "Response 1 must be a text or ids"),

@@ -162,7 +162,7 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
         (lambda rows: best_rows(rows, 0), "n must"),
         (lambda rows: best_rows(rows, 1, per=torch.zeros(3, dtype=torch.int64)), "one integer per row"),
         (lambda rows: best_rows(rows, 1, reward_key="raw"), "A row needs 'raw'"),
-        (lambda rows: best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0])), "without NaN"),
+        (lambda rows: best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0])), "got 1 NaN"),
         (lambda rows: BestRows(2, per="group"), "both per and per_group or none"),
         (lambda rows: BestRows(2).rows, "call extend"),
         (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), "number"),

@@ -302,7 +302,7 @@ def test_each_game_shows_its_own_and_padding_is_masked_also_in_a_state_that_is_s
     ("shown", "noun"),
     [
         *(("x", "invalid"), (None, "NoneType"), ([1.0, 2.0, 3.0], r"Game 0 .*\(3,\)")),
-        *(([[1.0, 2.0]], r"\(1, 2\)"), ([[1.0] * 3] * 3, r"\(3, 3\)"), ([[1.0, 2.0, float("nan")]], "finite ones")),
+        *(([[1.0, 2.0]], r"\(1, 2\)"), ([[1.0] * 3] * 3, r"\(3, 3\)"), ([[1.0, 2.0, float("nan")]], "not all of them")),
     ],
 )
 def test_what_is_no_features_is_refused(shown, noun):

@@ -200,7 +200,7 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
     for wrong in ([vectors[0]], [vectors, vectors], []):
         with pytest.raises(ValueError, match=r"Give features \[n, F\] of each of the 1 dialogues"):
             run.replies([["?"]], features=wrong)
-    with pytest.raises(ValueError, match="reads images, which questioners do not have"):
+    with pytest.raises(ValueError, match="reads image features, which requests for questions do not have"):
         run_questioner(home / "seen")
 
 

@@ -33,7 +33,7 @@ def test_tweets(tmp_path, capsys):
     """No guess gets four greens and a yellow, so such games are never drawn."""
     path = tmp_path / "tweets.csv"
     path.write_text('210,"🟩🟩🟩🟩🟨\n🟩🟩🟩🟩🟩"\n211,🟩🟩🟩🟩🟩\n', encoding="utf-8")
-    for tweets, said in ((example_tweets(), "48 games, 9 tweets left out"), (path, "1 of 2 games fit no word")):
+    for tweets, said in ((example_tweets(), "48 games, 9 tweets left out"), (path, "1 of 2 games fit no hidden word")):
         out = tmp_path / tweets.name.replace(".", "-")
         assert generate(out, "--make", "human", "--tweets", str(tweets)) == 0
         assert len(load_dataset(out)) == 40

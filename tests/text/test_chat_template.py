@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from itertools import pairwise
 
@@ -151,7 +152,7 @@ def test_templates_that_rewrite_history(name):
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        (Family(LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "not with one of"),
+        (Family(LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "does not begin with a special token"),
         (Family(MISTRAL_LAST, ("</s>",), "</s>", bos="<s>"), {"system": "Play."}, "changes the text before the first"),
         (EXACT["gemma"], {"system": "Play."}, "System role not supported"),
         (Family("{{ messages[-1].content }}", IM, "<|im_end|>"), {}, "not once"),
@@ -159,8 +160,10 @@ def test_templates_that_rewrite_history(name):
         (Family(CHATML.replace("{{ m.content }}", "{{ m.content | replace('\n', ' ') }}"), IM, "<|im_end|>"), {},
          "Rows"),
         (Family("", IM, "<|im_end|>"), {}, "no chat template"),
+        (EXACT["chatml"], {"add_generation_prompt": True}, "'add_generation_prompt'"),
     ],
-    ids=["space before the end", "system moved", "no system", "last message", "upper case", "lines joined", "none"],
+    ids=["space before the end", "system moved", "no system", "last message", "upper case", "lines joined", "none"]
+    + ["own option"],
 )  # fmt: skip
 def test_templates_that_rows_cannot_follow_are_refused(family, options, reason):
     with pytest.raises(ValueError, match=reason):
@@ -216,7 +219,8 @@ def test_transformers_alone_reads_the_saved_tokenizer(source, tmp_path):
     row = to_row(Episode([Turn("a dog"), Turn("red?", 0.0), Turn("no")], terminated=False), tokenizer, 100)
     assert read(text, add_special_tokens=False)["input_ids"] == real_ids(row)
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == tokenizer.control.end_of_action
-    again = ChatTokenizer(tmp_path, RowFormat.from_chat_template(tmp_path))  # by path
+    (entry,) = (entry for entry in os.scandir(tmp_path.parent) if entry.name == tmp_path.name)
+    again = ChatTokenizer(entry, RowFormat.from_chat_template(tmp_path))  # by path, any os.PathLike
     assert again.row_format == tokenizer.row_format
     assert again.control == tokenizer.control
 

@@ -142,8 +142,8 @@ def test_episodes_that_no_row_can_hold(letters):
 @pytest.mark.parametrize(
     ("tokens", "agent", "terminated", "message"),
     [
-        ("", "", False, "begin-of-action, got ''"),
-        ("ab", "..", False, "begin-of-action, got 'a'"),
+        ("", "", False, "token, got 'nothing'"),
+        ("ab", "..", False, "token, got 'a'"),
         ("Aab]", "....", False, "means that the agent has the first turn"),
         ("Sab)", ".xxx", False, "means that the environment has the first turn"),
         ("Aabab", ".xx..", False, "has tokens of both sides"),

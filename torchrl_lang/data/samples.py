@@ -115,7 +115,8 @@ def rows_from_triples(
     counts = {"queries": len(queries), "responses": len(responses), "rewards": len(rewards)}
     counts |= {} if log_probs is None else {"log_probs": len(log_probs)}
     if len({*counts.values()}) > 1:
-        raise ValueError(f"Give one of each for every triple, got {counts}.")
+        given = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ValueError(f"Give one of each for every triple, got {given}.")
     pairs = enumerate(zip(queries, responses, strict=True))
     encoded = [_encode(number, query, response, tokenizer) for number, (query, response) in pairs]
     what, longest = overflow(encoded, row_length, "triples")

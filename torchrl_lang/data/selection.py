@@ -138,7 +138,8 @@ def _scores(
         check_options(by=(by, ("return", "tokens")))
         score = -row_length(entry(rows, ATTENTION_MASK))
     if score.shape != rows.shape or score.isnan().any():
-        raise ValueError(f"Scores must be {tuple(rows.shape)} without NaN, one a row, got {tuple(score.shape)}.")
+        found = f"{int(score.isnan().sum())} NaN and the shape {tuple(score.shape)}"
+        raise ValueError(f"Scores must be numbers with the shape of the rows, {tuple(rows.shape)}, got {found}.")
     return score
 
 

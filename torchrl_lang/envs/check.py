@@ -218,11 +218,12 @@ def _typed(rule: str, env: EnvBase, value: Tensor, dtype: torch.dtype) -> None:
 
 
 def _row_and_flags(env: Any, moment: TensorDictBase) -> None:
-    control, tokens, real = env.tokenizer.control, moment[schema.TOKENS], moment[schema.ATTENTION_MASK]
+    control, real = env.tokenizer.control, moment[schema.ATTENTION_MASK]
     try:
         schema.check_row(moment, vocab_size=env.observation_spec[schema.TOKENS].n)
     except (KeyError, TypeError, ValueError) as error:
         raise LanguageEnvError("row", str(error)) from error
+    tokens = moment[schema.TOKENS]
     padded = torch.where(real, control.pad, tokens) == control.pad
     _hold("row", padded.all(), "something other than the padding token pads a row")
     done, terminated, truncated = (moment[key] for key in (schema.DONE, schema.TERMINATED, schema.TRUNCATED))

@@ -118,13 +118,15 @@ class GamePlace(NamedTuple):
         (most, width), shape = size, tuple(features.shape)
         if not features.numel():  # a game may show none
             return torch.zeros(0, width)
-        if not features.isfinite().all() or len(shape) != 2 or shape[0] > most or shape[1] != width:
-            raise ValueError(f"{self} shows features {shape}, expected up to {most} finite ones of {width} numbers.")
+        finite = bool(features.isfinite().all())
+        if not finite or len(shape) != 2 or shape[0] > most or shape[1] != width:
+            found = f"{self} shows features of shape {shape}" + ", not all of them finite" * (not finite)
+            raise ValueError(f"{found}, expected up to {most} vectors of {width} numbers.")
         return features
 
 
 def padded_features(shown: Mapping[int, Tensor], n: int, size: tuple[int, int]) -> dict[str, Tensor]:
-    """The features of ``n`` rows, padded with zeros, and their mask; of rows without any, zeros."""
+    """The features of ``n`` rows, padded with zeros, and their mask, on the CPU; of rows without any, zeros."""
     padded, mask = torch.zeros(n, *size), torch.zeros(n, size[0], dtype=torch.bool)
     for row, features in shown.items():
         padded[row, : len(features)], mask[row, : len(features)] = features, True

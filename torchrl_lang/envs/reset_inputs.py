@@ -68,7 +68,9 @@ def shortest_opening(tokenizer: Tokenizer) -> int:
 
 
 def rows_to_continue(env: Any, options: TensorDictBase, fresh: Tensor) -> Rows:
-    """The transcripts in a flattened (``[N]``) reset tensordict of a ``LanguageEnv``, checked where ``fresh``.
+    """The transcripts in a reset tensordict of a ``LanguageEnv``.
+
+    ``options`` is flattened to ``[N]``; its rows are checked where ``fresh``, bool ``[N]``.
 
     Raises:
         ValueError: a row is malformed, has another width, has ended, has no room or turn left, or ends inside an

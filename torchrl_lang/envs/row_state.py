@@ -226,5 +226,6 @@ def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...], i
     if action is None:
         raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
     if action.shape != shape or action.dtype != torch.int64:
-        raise ValueError(f"{what} expects int64 {ids} {shape} as 'action', got {action.dtype} {tuple(action.shape)}.")
+        got = f"{action.dtype} of shape {tuple(action.shape)}"
+        raise ValueError(f"{what} expects 'action' as int64 {ids} of shape {shape}, got {got}.")
     return action

@@ -216,9 +216,9 @@ def template_renderer(
 
     def render(messages: Sequence[Message], prompt: bool = True) -> str:
         first = [] if system is None else [{"role": "system", "content": system}]
-        given: Any = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt, **options}
-        try:
-            return tokenizer.apply_chat_template([*first, *messages], tokenize=False, **given)
+        own: Any = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt, "tokenize": False}
+        try:  # the options may not name one of these
+            return tokenizer.apply_chat_template([*first, *messages], **own, **options)
         except Exception as error:  # templates raise Jinja's errors, with a message of their own
             raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
 
@@ -261,7 +261,8 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
         lead = ""
     end = max((token for token in special if ending.startswith(token)), key=len, default=None)
     if end is None:
-        raise ValueError(f"The chat template ends an utterance with {shorten(ending)}, not with one of {special}.")
+        found = f"{shorten(ending)} after an utterance, which does not begin with a special token"
+        raise ValueError(f"The chat template writes {found}, {shorten(str(special))}, to end it with.")
     between = ending.removeprefix(end)
     closed = render(_chat([one, _ACTION, two]), False)
     close = _split(closed, two)[1] if two in closed else ""

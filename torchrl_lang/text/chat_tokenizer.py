@@ -103,7 +103,7 @@ class ChatTokenizer:
         self._plain = PlainTextEncoder(self.backend)
         end = self._plain.special.get(row_format.end_of_action)
         if end is None:
-            found = f"{row_format.end_of_action!r}, not a special token of this tokenizer"
+            found = f"{row_format.end_of_action!r}, which is not a special token of this tokenizer"
             raise ValueError(f"The row format ends utterances with {found}: derive the format from the same tokenizer.")
         self.roles = roles
         """Names of the tokens for unknown words and for the ends of texts, as in transformers."""

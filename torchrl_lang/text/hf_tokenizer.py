@@ -139,7 +139,7 @@ def encode_plain(backend: Backend, text: str) -> list[int]:
 
 def load_hf_tokenizer(source: str | Path | PreTrainedTokenizerBase, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The tokenizer itself, or the one of this name or path."""
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         return source
     from transformers import AutoTokenizer  # a local import, because it takes one or two seconds
 

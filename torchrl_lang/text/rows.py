@@ -109,7 +109,8 @@ def read_control_turns(
     """The turns of a row, whether the end token of the last is missing, and whether the dialogue has ended."""
     control = tokenizer.control
     if not tokens or tokens[0] not in (control.begin_state, control.begin_action):
-        raise ValueError(f"A row begins with begin-of-state or begin-of-action, got {tokenizer.decode(tokens[:1])!r}.")
+        opening = tokenizer.decode(tokens[:1]) or "nothing"
+        raise ValueError(f"A row must begin with a begin-of-state or begin-of-action token, got {opening!r}.")
     ended = tokens[-1] == control.end_of_dialogue and not agent[-1]
     agent_first, stop = tokens[0] == control.begin_action, len(tokens) - ended
     turns, start, cut = [], 1, False

@@ -1,5 +1,6 @@
 """TextWorld as a language environment: what it says, what it pays, how it ends, and what it owes to TorchRL."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -139,8 +140,9 @@ def test_environments_that_cannot_be(games, tokenizer):
     make = partial(TextWorldEnv, tokenizer=tokenizer, row_length=100, action_length=5)
     with pytest.raises(ValueError, match="at least one"):
         make([])
-    with pytest.raises(ValueError, match="must be a sequence of files"):
-        make(games["coin"])
+    for place in (games["coin"], str(games["coin"]), *os.scandir(Path(games["coin"]).parent)):
+        with pytest.raises(ValueError, match="must be a sequence of files"):
+            make(place)
     with pytest.raises(FileError, match=r"nowhere\.z8 is no game"):
         make([Path("nowhere.z8")])
     with pytest.raises(ValueError, match="template"):

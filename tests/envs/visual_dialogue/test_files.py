@@ -56,7 +56,7 @@ def test_files_of_another_version_take_the_place_of_0_5(tmp_path):
 DAMAGED_1_0 = {  # a change, and a part of the message
     "no last answer": (lambda data: data["dialogs"][1]["dialog"][9].pop("answer"), r"1\.dialog\.9\.answer.*test split"),
     "nine rounds": (lambda data: data["dialogs"][1]["dialog"].pop(), r"data\.dialogs\.1\.dialog.*10"),
-    "no such text": (lambda data: data["dialogs"][0]["dialog"][2].update(question=99), r"dialogs\.0.*no text"),
+    "no such text": (lambda data: data["dialogs"][0]["dialog"][2].update(question=99), r"dialogs\.0.*no text: give"),
     "no dialogue": (lambda data: data["dialogs"].clear(), r"data\.dialogs"),
 }
 
@@ -230,6 +230,7 @@ def test_both_kinds_of_questions_and_varying_words(tmp_path):
     asked = {each["question"] for each, kind in zip(rounds, closed, strict=True) if not kind}
     assert len(asked) == sum(len(attribute.open_questions) for attribute in ATTRIBUTES)
     assert len({item["caption"] for item in items}) > 100
+    assert {*ATTRIBUTES, *CAPTIONS, *YES_NO}  # hashable all through: all later data would have what somebody changed
 
 
 def test_dialogues_ask_each_attribute_once_and_none_of_the_caption(tmp_path):

@@ -83,8 +83,8 @@ def test_scale_and_shift_in_environment_and_dataset():
     ("options", "message"),
     [
         ({"mode": "stops"}, "mode"),
-        ({"mode": "10_stop", "penalty": "hard"}, "are for 'env_stops'"),
-        ({"mode": "agent_stops", "cutoff": lambda initial, progress: True}, "are for 'env_stops'"),
+        ({"mode": "10_stop", "penalty": "hard"}, "options of mode 'env_stops'"),
+        ({"mode": "agent_stops", "cutoff": lambda initial, progress: True}, "options of mode 'env_stops'"),
         ({"penalty": "hard", "soft_substrings": True}, "needs penalty='soft'"),
     ],
 )

@@ -74,7 +74,7 @@ def test_other_dialogues_models_or_features_are_noticed(models, tmp_path):
         compute_reward_caches(WordOverlap(pool=5), DIALOGUES, features, partial=partial)
     for damaged in (b"", b"[]\n", b"{\n", partial.read_bytes().replace(b"[[", b"[[null, ", 1)):
         partial.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"partial is (damaged|about other)"):
+        with pytest.raises(ValueError, match=r"partial is (damaged|about other dialogues): delete it"):
             compute_reward_caches(models, DIALOGUES, features, partial=partial)
 
 

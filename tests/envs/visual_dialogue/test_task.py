@@ -140,7 +140,7 @@ def test_the_task_travels(task):
     ("change", "message"),
     [
         ({"measure": "distance"}, "holds no task (mode 'env_stops' needs measure='rank'"),
-        ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard', cutoff=None are for"),
+        ({"mode": "10_stop", "penalty": "hard"}, "holds no task (penalty='hard' and cutoff=None are options of mode"),
         ({"image": 1}, 'has 1 as "image", expected a valid bool'),
     ],
 )

@@ -1,5 +1,7 @@
 """Rules, sets of possible words, and lists of words."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,7 +102,8 @@ def test_subsets_are_random_seeded_and_united_with_given_words(tmp_path):
 def test_the_order_of_a_file_is_kept_with_a_byte_order_mark_and_other_line_ends(tmp_path, content):
     path = tmp_path / "mine.txt"
     path.write_bytes(content)
-    assert load_words(path) == load_words(str(path)) == ["slate", "crane", "abide"]
+    for place in (path, str(path), *os.scandir(tmp_path)):  # any os.PathLike
+        assert load_words(place) == ["slate", "crane", "abide"]
 
 
 @pytest.mark.parametrize(

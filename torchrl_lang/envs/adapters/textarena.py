@@ -16,8 +16,10 @@ from torchrl_lang.envs.extras import needs_extra
 MOST_TURNS = 1000
 """Turns of opponents in a row after which a game is taken to be stuck."""
 
-_LISTS = "words averaged_perceptron_tagger_eng"
-WORD_LISTS = f"it needs word lists of NLTK (run 'python -m nltk.downloader {_LISTS}', or set NLTK_DATA to their folder)"
+WORD_LISTS = (
+    "it needs word lists of NLTK that are not installed. Run 'python -m nltk.downloader words "
+    "averaged_perceptron_tagger_eng', or set NLTK_DATA to a folder that has them"
+)
 
 
 class TextArenaGame:

@@ -182,7 +182,7 @@ class HiddenTaskEnv(SeededEnv):
 
     def _observe(self) -> TensorDict:
         batch, terminated, truncated = self.batch_size, self._terminated.clone(), self._truncated.clone()
-        out = {TERMINATED: terminated, TRUNCATED: truncated, DONE: terminated | truncated}
-        out[OBSERVATION] = self._observation(self._begun())
+        out = {OBSERVATION: self._observation(self._begun()), TERMINATED: terminated, TRUNCATED: truncated}
+        out[DONE] = terminated | truncated
         shaped = {key: value.reshape(*batch, *(value.shape[1:] or (1,))) for key, value in out.items()}
         return TensorDict(shaped, batch_size=batch, device=self.device)

@@ -36,7 +36,9 @@ class RandomWalksTask(Task):
     presets = PRESETS
     baselines = ("random", "shortest")
     turns_name = "moves"
-    metric_meanings: ClassVar[Mapping[str, str]] = {"optimality": "1: shortest path, 0: not reached; mean of walks"}
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "optimality": "1: a shortest path, 0: the goal was not reached; mean over walks"
+    }
     action_length = 2  # a node and the end of the action
 
     nodes: int = 20

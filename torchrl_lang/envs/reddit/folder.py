@@ -180,7 +180,8 @@ class CommentFolder:
             found = {"test": test, "val": val, "train": train}
         for name, part in found.items():
             if not len(part):
-                raise ValueError(f"No comment of {self.folder} is in the split {name}: add some.")
+                total = sum(map(len, found.values()))
+                raise ValueError(f"None of the {total} comments of {self.folder} is in the split {name}: add some.")
         return found
 
     @lru_cache(maxsize=8)  # noqa: B019

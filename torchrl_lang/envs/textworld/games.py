@@ -178,7 +178,7 @@ _HEADER = 64
 
 def game_files(games: Sequence[str | Path]) -> tuple[str, ...]:
     """The absolute paths of games, each checked: the engine hangs or crashes on damaged files."""
-    if isinstance(games, str | Path) or not games:
+    if isinstance(games, str | os.PathLike) or not games:
         raise ValueError(f"games must be a sequence of files, at least one, got {games!r}: see build_games(specs).")
     for path in map(Path, dict.fromkeys(games)):
         content = path.read_bytes() if path.is_file() else b""

@@ -22,7 +22,10 @@ ROUNDS = 10
 _MAX_BYTES = 1 << 33
 """Dialogues with a hundred candidate answers a round have more than a gigabyte."""
 _DIALOGUES = 'give a list of {"caption": ..., "image_id": ..., "dialog": [10 times {"question": ..., "answer": ...}]}'
-_NUMBERED = "give train or val of VisDial 0.9 or 1.0, or a part of one as test: the test split of 1.0 lacks answers"
+_NUMBERED = (
+    "give a file of train or val as VisDial 0.9 and 1.0 have them (the test split of 1.0 has no answers to its last "
+    "questions): split test dialogues off from one of these"
+)
 _REWARDS = f"give a list with {1 + ROUNDS} numbers for each dialogue, or compute the cache again"
 _SCENES = 'give a list of {"caption": ..., "image": row, "dialog": [...], "rewards": [1 + number of rounds numbers]}'
 
@@ -157,9 +160,11 @@ def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | N
     data = _parsed(_NUMBERED_ITEMS, path, _NUMBERED, text).data
     dialogues = []
     for number, item in enumerate(data.dialogs):
-        found = f'has a number in "data.dialogs.{number}.dialog" for which there is no text'
-        with file_errors(path, found, _NUMBERED, IndexError):
+        try:
             rounds = [Round(data.questions[each.question], data.answers[each.answer]) for each in item.dialog]
+        except IndexError as error:
+            found = f'has a number in "data.dialogs.{number}.dialog" for which there is no text'
+            raise FileError(path, found, _NUMBERED) from error
         dialogues.append(_dialogue(item.caption, rounds))
     return dialogues, [item.image_id for item in data.dialogs]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -19,19 +19,24 @@ class Attribute(NamedTuple):
     """A property of an image and how people ask about it."""
 
     name: str
-    values: Sequence[str]
-    open_questions: Sequence[tuple[str, str]]
+    values: tuple[str, ...]
+    open_questions: tuple[tuple[str, str], ...]
     """Question, and the reply with ``{}`` for the value."""
     claim: str
     """Of a yes-or-no question, with ``{}`` for the value asked about."""
 
 
+def _frozen(value: Any) -> Any:
+    """A JSON value with tuples for its lists."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
 _WORLD: dict[str, Any] = json.loads(Path(__file__).with_name("world.json").read_text(encoding="utf-8"))
 
-ATTRIBUTES = tuple(Attribute(**each) for each in _WORLD["attributes"])
-CAPTIONS: Sequence[tuple[Sequence[str], Sequence[str]]] = _WORLD["captions"]
+ATTRIBUTES = tuple(Attribute(**{name: _frozen(value) for name, value in each.items()}) for each in _WORLD["attributes"])
+CAPTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = _frozen(_WORLD["captions"])
 """Attributes that a caption names, and its forms."""
-YES_NO: Sequence[tuple[str, str, str]] = _WORLD["yes_no"]
+YES_NO: tuple[tuple[str, str, str], ...] = _frozen(_WORLD["yes_no"])
 """Forms of yes-or-no questions with ``{}`` for the claim, and their replies if it holds and if not.
 
 The first replies are yes-or-no answers under all of the paper's definitions, the second ones under "soft" and

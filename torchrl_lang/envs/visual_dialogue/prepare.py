@@ -311,7 +311,8 @@ def run_questioner(folder: Path) -> Questioner:
     """Asks as a finished run does, by greedy decoding."""
     run = load_run(folder)
     if FEATURES_HEAD in run.model.heads:
-        raise ValueError(f"{folder} reads images, which questioners do not have: give a run on data of `--no-image`.")
+        found = f"The run in {folder} reads image features, which requests for questions do not have"
+        raise ValueError(f"{found}: give one that was trained on data of `generate visual_dialogue --no-image`.")
 
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
         try:

@@ -115,7 +115,8 @@ class DialogueRewards:
         finite = {name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift", "goal", "fraction")}
         check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **finite)
         if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
-            raise ValueError(f"penalty={self.penalty!r}, cutoff={self.cutoff} are for 'env_stops', not {self.mode!r}.")
+            given = f"penalty={self.penalty!r} and cutoff={self.cutoff}"
+            raise ValueError(f"{given} are options of mode 'env_stops', but the mode is {self.mode!r}: leave them out.")
         if self.soft_substrings and self.penalty != "soft":
             raise ValueError(f"soft_substrings=True needs penalty='soft', got penalty={self.penalty!r}.")
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang._files import FileError, file_errors, write_file
+from torchrl_lang._files import FileError, write_file
 from torchrl_lang.envs.visual_dialogue.data import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, measured
 from torchrl_lang.envs.visual_dialogue.files import SplitFiles
@@ -139,8 +139,10 @@ def _unfinished(path: Path, dialogues: Sequence[Dialogue]) -> list[_Row]:
     first, *lines = complete.splitlines() or [b""]
     if first != head.encode() or len(lines) > len(dialogues):
         raise FileError(path, "is about other dialogues", _REMEDY)
-    with file_errors(path, "is damaged", _REMEDY, ValueError):
+    try:
         rows = [_ROW.validate_json(line) for line in lines]
+    except ValueError as error:
+        raise FileError(path, "is damaged", _REMEDY) from error
     if complete != content:
         os.truncate(path, len(complete))
     return rows

@@ -268,7 +268,8 @@ def unpack_words(packed: Tensor, n_words: int) -> Tensor:
         tensor([[ True, False,  True]])
     """
     if packed.dtype != torch.uint8 or packed.shape[-1] != -(-n_words // 8):
-        raise ValueError(f"{n_words} words need uint8 [..., {-(-n_words // 8)}], got {packed.dtype} {[*packed.shape]}.")
+        found = f"{packed.dtype} of shape {tuple(packed.shape)}"
+        raise ValueError(f"{n_words} words need uint8 of {-(-n_words // 8)} bytes per set, got {found}.")
     return _unpack(packed, _eight_bools(_bits_of_bytes(packed.device)), n_words)
 
 

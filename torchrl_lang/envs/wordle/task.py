@@ -95,7 +95,8 @@ class WordleTask(Task):
             tweets = read_tweets(options.tweets)
             print(tweets.report())
             human = HumanGames(tweets, self.words, guesses=wordle.guess_words(), rules=self.rules)
-            print(f"{human.impossible()} of {len(human.games)} games fit no word of the list and are never drawn")
+            missed = f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list"
+            print(f"{missed} and are never drawn")
             return human
         kind = BranchedGames if options.make == "branched" else AdversarialGames
         return kind(self.env(min(options.batch, options.games)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -122,7 +123,7 @@ def load_words(words: WordList | None = None) -> list[str]:
     """
     if words is None:
         return common_words()
-    if isinstance(words, str | Path):
+    if isinstance(words, str | os.PathLike):
         text = read_text(Path(words), remedy="give a text file in UTF-8 with one word per line")
         entries, first, place = [line.strip() for line in text.rstrip().splitlines()], 1, f"'{Path(words).name}', line"
     else:
