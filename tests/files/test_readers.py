@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from torchrl_lang._files import (
     FileError,
+    file_errors,
     file_in,
     read_csv_records,
     read_json,
@@ -118,3 +119,10 @@ def test_csv_records_by_line_whatever_is_broken(tmp_path):
         next(read_csv_records(path, encoding="klingon"))
     with pytest.raises(FileError, match="is missing"):
         next(read_csv_records(tmp_path / "b.csv"))
+
+
+def test_a_library_s_message_stands_in_brackets_without_its_full_stop_or_shows_that_it_was_cut(tmp_path):
+    for said, shown in (("It ends. Here.", "(It ends. Here): fix it."), ("far " * 200, "far f...): fix it.")):
+        with pytest.raises(FileError) as caught, file_errors(tmp_path / "file", "is bad", "fix it", ValueError):
+            raise ValueError(said)
+        assert str(caught.value).endswith(shown)

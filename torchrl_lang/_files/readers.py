@@ -74,7 +74,9 @@ def file_errors(path: str | Path, found: str, remedy: str, *errors: type[Excepti
     try:
         yield
     except errors as error:
-        raise FileError(path, f"{found} ({one_line(error).rstrip('.')})", remedy) from error
+        said = one_line(error)
+        said = said if said.endswith("...") else said.rstrip(".")
+        raise FileError(path, f"{found} ({said})", remedy) from error
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
