@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -70,3 +71,21 @@ def have_shapes(*expected: tuple[str, Tensor | None, tuple[int, ...]]) -> None:
     for name, given, shape in expected:
         if given is not None and given.shape != shape:
             raise ValueError(f"{name} must have shape {list(shape)}, got {list(given.shape)}.")
+
+
+@contextmanager
+def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
+    """Names the extra to install where an import in the block fails.
+
+    Examples:
+        >>> from torchrl_lang._checks import needs_extra
+        >>> with needs_extra("OpenEnvGame", "openenv"):
+        ...     raise ImportError("No module named 'websockets'")
+        Traceback (most recent call last):
+            ...
+        ImportError: OpenEnvGame needs an extra: pip install 'torchrl-lang[openenv]'.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} needs an extra: pip install 'torchrl-lang[{extra}]'{other}.") from error

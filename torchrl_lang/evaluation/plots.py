@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang._checks import needs_extra
 from torchrl_lang._files import parse_rows, read_text
 from torchrl_lang.evaluation.metrics import Summary
 
@@ -83,11 +84,9 @@ def new_figure(*, width: float, height: float) -> Any:
         ImportError: matplotlib is not installed.
     """
     # A Figure without pyplot: no window, no global state, and always the Agg renderer.
-    try:
+    with needs_extra("A plot", "plots"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Plots need matplotlib: pip install 'torchrl-lang[plots]'.") from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -17,6 +17,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
+from torchrl_lang._checks import needs_extra
 from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
@@ -96,10 +97,8 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
 
 
 def _with_adapters(lm: Any, rank: int) -> Any:
-    try:
+    with needs_extra("--lora-rank", "peft"):
         from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ImportError("--lora-rank needs PEFT: pip install 'torchrl-lang[peft]'.") from error
     return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 

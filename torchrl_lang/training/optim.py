@@ -140,6 +140,8 @@ def muon_adamw(
     """
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
     matrices = _linear_weights([layer for root in roots for layer in root.modules()])
+    if not matrices:
+        raise ValueError("Muon needs a linear layer inside a trunk, here is none: use adamw (--optimizer adamw).")
     rest = adamw(roots, lr, weight_decay=weight_decay, betas=betas, rates=rates)
     for group in rest.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in matrices]

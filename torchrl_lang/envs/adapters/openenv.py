@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any
 from urllib.parse import urlsplit
 
+from torchrl_lang._checks import needs_extra
 from torchrl_lang._files import one_line, shorten
-from torchrl_lang.envs.extras import needs_extra
 
 LARGEST_MESSAGE = 2**26
 

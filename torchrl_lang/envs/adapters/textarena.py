@@ -8,10 +8,9 @@ from os.path import commonprefix
 from typing import Any
 from unittest import mock
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, needs_extra
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.adapters.private_random import PrivateRandom
-from torchrl_lang.envs.extras import needs_extra
 
 MOST_TURNS = 1000
 """Turns of opponents in a row after which a game is taken to be stuck."""

@@ -12,8 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
-from torchrl_lang.envs.extras import needs_extra
+from torchrl_lang._checks import check_options, needs_extra
 
 
 class ModerationAPIReward:

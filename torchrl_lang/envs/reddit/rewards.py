@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import check_given, check_options, needs_extra
 from torchrl_lang._files import file_errors, shorten
-from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.text.tokenizers import normalized
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, needs_extra
 from torchrl_lang._files import Record, RecordFolder, file_errors, read_tensors
-from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, readable_tokens
 from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.envs.reddit.rewards import ProbabilityReward

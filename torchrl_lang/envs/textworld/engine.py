@@ -20,9 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, needs_extra
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.extras import needs_extra
 
 REMEDY = "delete it and build the game again with build_games(specs)"
 

@@ -12,8 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
+from torchrl_lang._checks import needs_extra
 from torchrl_lang._files import FileError, file_errors, mistake, one_line, read_text, regular_file
-from torchrl_lang.envs.extras import needs_extra
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 
 ROUNDS = 10

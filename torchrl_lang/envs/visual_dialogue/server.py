@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchrl_lang._checks import check_options
-from torchrl_lang.envs.extras import needs_extra
+from torchrl_lang._checks import check_options, needs_extra
 from torchrl_lang.envs.visual_dialogue import protocol
 from torchrl_lang.envs.visual_dialogue.dialogue import (
     Dialogue,
