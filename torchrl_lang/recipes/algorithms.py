@@ -95,7 +95,9 @@ class TrainingOptions(OptimisationOptions, DeviceOptions, group="run"):
         1000, "steps (online: iterations) between evaluations, each with a checkpoint", group="evaluation", ge=1
     )
     log_every: int = option(50, "steps (online: iterations) between rows of the log", ge=1)
-    logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option((), "further loggers")
+    logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option(
+        (), "where to log beside the files of the run"
+    )
     seed: int = option(0, "seed of weights, batches, games and sampling", ge=0)
 
     def check_machine(self) -> None:

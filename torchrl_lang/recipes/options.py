@@ -117,7 +117,7 @@ def required(text: str) -> Any:
 
 def range_in_words(field: dataclasses.Field) -> str:
     """The range of an option, such as "above 0, at most 1"."""
-    return ", ".join(f"{_ENDS[name]} {end:g}" for name, end in field.metadata.get("range", {}).items())
+    return ", ".join(f"{_ENDS[name]} {end:.10g}" for name, end in field.metadata.get("range", {}).items())
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -87,7 +87,7 @@ class RedditData(RedditGames, DataOptions):
     """Generate a dataset: the training comments with the chosen reward, or games of a player."""
 
     player: Literal["none", "data", "random"] = option(
-        "none", "none: all training comments, whatever --games says; otherwise the player that writes --games comments"
+        "none", "none: all training comments, regardless of --games; otherwise the player that writes --games comments"
     )
     cutoff: float | None = option(
         None,

@@ -59,14 +59,17 @@ class TextWorldGames(Options, group="data"):
         "coin_collector", "the engine's kind of game"
     )
     level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", ge=1)
-    games: int = option(400, "games to build, 1 to 3 seconds each and core, once for all", ge=1)
+    games: int = option(400, "number of games to build, once: each takes a core 1 to 3 seconds", ge=1)
     first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", ge=0)
     valid: int = option(32, "least number of games for evaluations during training", ge=1)
     test: int = option(48, "least number of games for the final evaluation", ge=1)
     apart: Literal["solutions", "games"] = option(
         "solutions", "what the splits do not share: the winning commands of a game, or merely whole games"
     )
-    template: str | None = option(None, "template of observations; none takes what fits the kind")
+    template: str | None = option(
+        None,
+        "what observations hold: exits, rooms, orders, short, plain, commands or state; none takes what fits the kind",
+    )
     row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", ge=1)
     action_length: int | None = option(None, "tokens of a command with its end; none takes what fits the kind", ge=1)
     max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind", ge=1)

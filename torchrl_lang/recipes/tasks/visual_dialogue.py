@@ -57,7 +57,7 @@ class VisualDialogueData(VisualDialogueGames, DataOptions):
 
     player: Literal["none", "data", "random"] = option(
         "none",
-        "none: all dialogues of the files, whatever --games says; otherwise the player that asks in --games games",
+        "none: all dialogues of the files, regardless of --games; otherwise the player that asks in --games games",
     )
 
     def notes(self) -> dict[str, Any]:
