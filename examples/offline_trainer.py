@@ -1,6 +1,6 @@
-"""Every offline loss in TorchRL's ``Trainer``: from random walks on a graph to a policy that finds short paths.
+"""Eight offline losses in TorchRL's ``Trainer``: from random walks on a graph to a policy that finds short paths.
 
-``python examples/offline_trainer.py ilql chai`` trains these two; without names, all of them, a few seconds each.
+``python examples/offline_trainer.py ilql chai`` trains these two; without names, all eight, a few seconds each.
 """
 
 import functools

@@ -104,7 +104,7 @@ class CharTokenizer:
         self.control = ControlTokens(**ids, vocab_size=self.vocab_size, forbidden=forbidden)
         special = {*self.control.ids(), *forbidden}
         plain = [symbol for symbol in self.symbols if self._id[symbol] not in special]
-        self._alphabet = "".join(plain)
+        self._alphabet = ("" if all(len(symbol) == 1 for symbol in plain) else " ").join(plain)
         self._plain = {symbol: self._id[symbol] for symbol in plain}
         self._pattern = re.compile("|".join([*map(re.escape, sorted(plain, key=len, reverse=True)), r"[\s\S]"]))
 
