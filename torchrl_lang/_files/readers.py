@@ -74,9 +74,9 @@ def file_errors(path: str | Path, found: str, remedy: str, *errors: type[Excepti
     try:
         yield
     except errors as error:
-        said = one_line(error)
-        said = said if said.endswith("...") else said.rstrip(".")
-        raise FileError(path, f"{found} ({said})", remedy) from error
+        text = one_line(error)
+        text = text if text.endswith("...") else text.rstrip(".")
+        raise FileError(path, f"{found} ({text})", remedy) from error
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
