@@ -20,15 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 use_a_server()
 os.fsync = lambda descriptor: None  # it is for a machine that loses its power: a killed process loses nothing it wrote
 
-SMALL = {
-    "train": 48,
-    "val": 10,
-    "test": 13,
-    "feature_size": 64,
-    "guesser_epochs": 6,
-    "answerer_epochs": 24,
-    "width": 48,
-}
+SMALL = {"train": 48, "val": 10, "test": 13, "feature_size": 64, "width": 48}
+SMALL |= {"guesser_epochs": 6, "answerer_epochs": 24}
 """Enough for answers that are sentences; the rewards of so bad a guesser are near to random."""
 
 

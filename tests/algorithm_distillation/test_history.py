@@ -202,6 +202,10 @@ def one_more(value):
         (change("observation", lambda value: value.half()), "float16"),
         (change("observation", lambda value: value[..., :0]), "sizes of at least 1"),
         (lambda steps: steps.clone().set("a-b", torch.ones(3, 2, 60)), "'a-b'"),
+        (
+            change("observation", lambda x: torch.stack([x[..., 0], x[..., 0] / 0], -1).float()),
+            "non-finite 'observation'",
+        ),
     ],
 )
 def test_impossible_steps_are_refused_and_nothing_is_written(tmp_path, break_one, message):

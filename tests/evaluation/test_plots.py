@@ -21,10 +21,7 @@ def test_a_run_with_a_band_of_one_standard_error():
 
 
 def test_histogram(tmp_path):
-    players = [
-        Summary("a", 10, -1.0, 0.1, 0.9, 0.1, 2.0, {2: 4, 5: 5}, 1),
-        Summary("b", 5, -6.0, 0.1, 0, 0, 6.0, {}, 5),
-    ]
+    players = [Summary("a", 10, -1.0, 0, 0.9, 0.1, 2.0, {2: 4, 5: 5}, 1), Summary("b", 5, -6.0, 0.1, 0, 0, 6.0, {}, 5)]
     data = plot_guess_histogram(tmp_path / "new" / "guesses.png", players, title="Wordle").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert len(data) > 5000

@@ -43,9 +43,7 @@ def test_a_system_prompt_and_tools_stand_in_the_opening():
     row_format = RowFormat.from_chat_template(source, system="Be brief.", tools=[look])
     assert '"name": "look"' in row_format.opening
     assert "Be brief." in row_format.opening
-    assert RowFormat.from_chat_template(source, default_system="Hello.").opening.startswith(
-        "<|im_start|>system\nHello."
-    )
+    assert RowFormat.from_chat_template(source, default_system="Hi.").opening.startswith("<|im_start|>system\nHi.")
 
 
 FAMILIES = EXACT | {"responses": Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>")}

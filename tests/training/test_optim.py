@@ -14,15 +14,10 @@ from torchrl_lang.training import adamw, muon_adamw, warmup_cosine
 
 
 def test_only_matrices_decay_and_nothing_is_taken_twice():
-    parts = {
-        "wte": nn.Embedding(7, 4),
-        "norm": nn.LayerNorm(4),
-        "body": nn.Linear(4, 4),
-        "head": nn.Linear(4, 7, False),
-    }
+    parts = {"wte": nn.Embedding(7, 4), "norm": nn.LayerNorm(4), "body": nn.Linear(4, 4), "out": nn.Linear(4, 7, False)}
     net = nn.ModuleDict(parts | {"frozen": nn.Linear(4, 4).requires_grad_(False)})
-    net["head"].weight = net["wte"].weight
-    decayed, others = adamw([net, net["head"]], 1e-3, weight_decay=0.1).param_groups
+    net["out"].weight = net["wte"].weight
+    decayed, others = adamw([net, net["out"]], 1e-3, weight_decay=0.1).param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert [id(p) for p in decayed["params"]] == [id(net["body"].weight)]
     expected = [net["wte"].weight, *net["norm"].parameters(), net["body"].bias]

@@ -129,11 +129,11 @@ def test_the_best_first_guess_of_many_games(best):
 def test_rows_of_a_batch_are_simulated_from_their_own_state():
     words = ["baker", "maker", "taker", "point"]
     player = wordle.MonteCarloPlayer(wordle.RandomWordPlayer(words, prob_smart=1.0, seed=0), words, samples=20, seed=1)
-    chosen = player.choose(
+    words = player.choose(
         turns_of([("baker", "point")], [("point", "taker")], [("point", "maker"), ("baker", "maker")])
     )
-    assert [wordle.WordIndex.text(guess) for guess in chosen[:2]] == ["point", "taker"]  # the t of point is yellow
-    assert wordle.WordIndex.text(chosen[2]) == "maker"
+    assert [wordle.WordIndex.text(guess) for guess in words[:2]] == ["point", "taker"]  # the t of point is yellow
+    assert wordle.WordIndex.text(words[2]) == "maker"
 
 
 @pytest.mark.parametrize("used", [0, 5])
