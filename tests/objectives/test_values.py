@@ -34,6 +34,11 @@ OPTIONS = [
 CASES = [*((make_ilql, options) for options in OPTIONS), (make_tied, {"margin_weight": 0.3, "cql_temperature": 0.7})]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_policy_may_be_built_from_the_target_before_its_updater():
+    assert make_ilql().target_qvalue_network().module is not None
+
+
 def outcome(loss, rows):
     """Losses and gradients; where there is one a position, each with a weight of its own."""
     loss.zero_grad()

@@ -95,8 +95,11 @@ class QValueLoss(RowLoss):
         For a :class:`~torchrl_lang.modules.ValueGuidance` or another policy that reads values, by this library's key.
         """
         network = deepcopy(self.qvalue_network)
+        target: Any = self._modules[
+            "target_qvalue_network_params"
+        ]  # as an attribute it warns until an updater is built
         # Parameters of its own over the same memory, so that it has a state_dict and can be saved.
-        frozen = self.target_qvalue_network_params.data.apply(partial(Parameter, requires_grad=False))
+        frozen = target.data.apply(partial(Parameter, requires_grad=False))
         frozen.to_module(network, preserve_module_state=False)
         values = self._kinds["qvalue_network"]
         if type(network) is TensorDictModule and network.out_keys != [values] and len(network.out_keys) == 1:
