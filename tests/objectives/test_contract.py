@@ -9,7 +9,8 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, assert_allclose_td
 from torch import nn
-from torchrl.objectives import SoftUpdate
+from torchrl.objectives import SoftUpdate, ValueEstimators
+from torchrl.objectives.value import GAE, TD0Estimator
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
@@ -28,7 +29,7 @@ from tests.objectives.conftest import (
     with_a_hole,
 )
 from torchrl_lang.modules import UtteranceActor
-from torchrl_lang.objectives import BCQLoss, CHAILoss, OREOLoss, PPOLoss, UtteranceILQLLoss, base
+from torchrl_lang.objectives import BCQLoss, CHAILoss, OREOLoss, PPOLoss, QSFTLoss, UtteranceILQLLoss, base
 from torchrl_lang.transforms import frozen_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -188,6 +189,68 @@ def test_target_parameters_do_not_become_trainable(make_loss, rows):
     before = loss(rows)[read]
     updater.step()
     assert not torch.allclose(loss(rows)[read], before)
+
+
+def networks_of(loss):
+    """Names of the networks that a loss has parameters of."""
+    names = [name for name in ("actor_network", "qvalue_network", "value_network") if hasattr(loss, f"{name}_params")]
+    return names + ["value_trunk"] * (getattr(loss, "value_trunk", None) is not None)
+
+
+@pytest.mark.filterwarnings("error:optimizer contains")
+def test_every_parameter_belongs_to_one_network(make_loss):
+    """So that an optimizer takes a group for each, in both ways in which TorchRL's users write it."""
+    loss, state = make_loss(), make_loss().state_dict().keys()
+    assert hasattr(loss, "actor_network_params") == hasattr(loss, "actor_network")
+    params = {name: getattr(loss, f"{name}_params") for name in networks_of(loss)}
+    groups = [{"params": [*each.parameters()], "lr": 10.0**-i} for i, each in enumerate(params.values())]
+    found = [id(weight) for group in torch.optim.Adam(groups).param_groups for weight in group["params"]]
+    assert len(found) == len(set(found))
+    assert set(found) == {id(weight) for weight in loss.parameters()}
+    if not isinstance(loss, QSFTLoss):  # its source of target parameters has the names of tied weights
+        leaves = [list(each.flatten_keys().values()) for each in params.values()]
+        assert set(found) <= {id(weight) for each in leaves for weight in each}
+        torch.optim.Adam([{"params": each} for each in leaves])
+    assert loss.state_dict().keys() == state
+
+
+def test_networks_as_modules_share_the_parameters(make_loss, rows):
+    loss, other = make_loss(), make_loss()
+    for name in networks_of(loss):
+        mine, copied, its = getattr(loss, name), loss.get_stateful_net(name), other.get_stateful_net(name)
+        assert copied is not mine
+        assert {id(p) for p in copied.parameters()} <= {id(p) for p in loss.parameters()}
+        assert len([*copied.parameters()]) == len([*mine.parameters()])  # tied weights stay tied
+        assert loss.get_stateful_net(name, copy=False) is mine
+        with torch.no_grad():
+            for parameter in its.parameters():
+                parameter.add_(0.1)
+        loss.from_stateful_net(name, its)
+    assert_same(loss(rows), other(rows), rtol=0, atol=0)
+
+
+def test_value_estimators_by_torchrls_rules(make_loss):
+    """Those that a loss has are taken by kind or name; all else is refused by the loss's name."""
+    loss = make_loss()
+    name, known = type(loss).__name__, [kind for kind in ValueEstimators if kind in loss._estimators]
+    for kind in known:
+        assert loss.make_value_estimator(kind, device="cpu", differentiable=False, gamma=0.9) is loss
+        assert (loss.gamma, loss.value_type) == (0.9, kind)
+        assert loss.make_value_estimator(kind.name.lower()).value_type == kind
+        with pytest.raises(NotImplementedError, match=f"{name} has no differentiable=True: its targets are constants"):
+            loss.make_value_estimator(kind, differentiable=True)
+        with pytest.raises(TypeError, match=r"Unknown hyperparameters \['nonsense'\]"):
+            loss.make_value_estimator(kind, nonsense=1)
+    refused = [*(set(ValueEstimators) - set(known)), "unknown"]
+    if isinstance(loss, PPOLoss):
+        assert loss.value_estimator.out_keys == ["advantage", "value_target", "state_value"]
+    else:
+        refused += [GAE(gamma=0.9, lmbda=0.8, value_network=None), TD0Estimator]
+        with pytest.raises(NotImplementedError, match=f"{name} has no value_estimator to call on rows: it"):
+            _ = loss.value_estimator
+    for kind in refused if known else [*refused, None]:
+        with pytest.raises(NotImplementedError, match=f"{name} has (the|no) value estimators.*, got .*: it"):
+            loss.make_value_estimator(kind)
 
 
 def test_gradient_checkpointing_changes_no_gradient(make_loss, rows):

@@ -8,7 +8,8 @@ from tensordict import TensorDict, assert_allclose_td
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical, kl_divergence
-from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives import ClipPPOLoss, ValueEstimators
+from torchrl.objectives.value import GAE, MultiAgentGAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from tests.objectives import test_contract as contract
@@ -282,6 +283,80 @@ def test_estimates_take_any_batch_shape_other_keys_and_no_rows():
     for reuse_values in (False, True):
         none = make_ppo().estimate(rows[:0], reuse_values=reuse_values)
         assert all(none[key].shape == (0, T) for key in ("advantage", "value_target", "state_value"))
+
+
+def one_clock(lmbda, **options):
+    return make_ppo(gamma=0.9, lmbda=lmbda, turn_gamma=0.9, turn_lmbda=lmbda, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lmbda", "given"),
+    [
+        (GAE, 0.8, {"lmbda": 0.8}),
+        (TDLambdaEstimator, 0.8, {"lmbda": 0.8}),
+        (TD0Estimator, 0, {}),
+        (TD1Estimator, 1, {}),
+    ],
+)
+def test_torchrls_estimators_are_ours_with_one_clock(kind, lmbda, given):
+    """A class, and an instance with a network that is not run; by estimate, by the module, as tensors, without values."""
+    rows, loss = make_rows(n=12, seed=3), make_ppo()
+    expected = one_clock(lmbda).estimate(rows.clone())
+    for built in (kind, kind(gamma=0.9, **given, value_network=nn.Identity())):
+        options = {} if isinstance(built, nn.Module) else {"gamma": 0.9, "device": "cpu", **given}
+        assert loss.make_value_estimator(built, **options) is loss
+        assert (loss.value_type, loss.state_dict().keys()) == (kind, make_ppo().state_dict().keys())
+        own = {"params": loss.critic_network_params, "target_params": loss.target_critic_network_params}
+        tensors = [rows[key] for key in loss.value_estimator.in_keys]
+        for found in (loss.estimate(rows.clone()), loss.value_estimator(rows.clone(), **own)):
+            assert_allclose_td(found, expected, rtol=1e-6, atol=1e-6)
+        for key, found in zip(loss.value_estimator.out_keys, loss.value_estimator(*tensors), strict=True):
+            torch.testing.assert_close(found, expected[key], rtol=1e-6, atol=1e-6)
+    certain = rows.clone().set("state_value", expected["state_value"].masked_fill(rows["tokens"] % 3 == 0, torch.nan))
+    found, expected = (each.estimate(certain.clone(), reuse_values=True) for each in (loss, one_clock(lmbda)))
+    assert_allclose_td(found, expected, rtol=1e-6, atol=1e-6)
+    quiet = rows.clone().set("agent_mask", torch.zeros_like(rows["agent_mask"])).exclude("token_reward")
+    assert not loss.estimate(quiet.set("token_reward", torch.zeros(rows["tokens"].shape)))["advantage"].any()
+    loss.make_value_estimator(ValueEstimators.GAE)
+    torch.testing.assert_close(loss.estimate(rows.clone()), make_ppo().estimate(rows.clone()))
+
+
+def test_average_gae_is_over_all_decisions_of_the_batch():
+    """Ours and that of an instance, which has no padding to count; within the groups of rows where it has a key."""
+    rows = make_rows(n=12, seed=3).set("task", torch.arange(12)[:, None] % 2)
+    plain, agent = one_clock(0.8).estimate(rows.clone()), rows["agent_mask"]
+    theirs = {"gamma": 0.9, "lmbda": 0.8, "value_network": None, "average_gae": True}
+    for loss in (one_clock(0.8).make_value_estimator(average_gae=True), make_ppo().make_value_estimator(GAE(**theirs))):
+        found, raw = loss.estimate(rows.clone()), plain["advantage"][agent]
+        torch.testing.assert_close(found["advantage"][agent], (raw - raw.mean()) / raw.std(), rtol=1e-5, atol=1e-6)
+        assert not found["advantage"][~agent].any()
+        torch.testing.assert_close(found["value_target"], plain["value_target"])
+    found = make_ppo().make_value_estimator(GAE(**theirs, group_key="task")).estimate(rows.clone())["advantage"]
+    for task in range(2):
+        of_task = agent & (rows["task"] == task)
+        raw = plain["advantage"][of_task]
+        torch.testing.assert_close(found[of_task], (raw - raw.mean()) / raw.std(), rtol=1e-5, atol=1e-6)
+    for kind in (ValueEstimators.GAE, ValueEstimators.TD0):
+        assert not one_clock(0.8).make_value_estimator(average_gae=True).make_value_estimator(kind).average_gae
+    with pytest.raises(TypeError, match="average_gae"):
+        make_ppo().make_value_estimator(ValueEstimators.TD0, average_gae=True)
+
+
+def test_estimators_that_need_more_than_values_are_refused():
+    loss, given = make_ppo(), {"gamma": 0.9, "lmbda": 0.8, "value_network": None}
+    for kind, message in (
+        (VTrace, "VTrace: it needs log-prob"),
+        (MultiAgentGAE(**given), "MultiAgentGAE: it needs a dim"),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            loss.make_value_estimator(kind)
+    for option in ("differentiable", "auto_reset_env"):
+        with pytest.raises(NotImplementedError, match=f"PPOLoss has no {option}=True"):
+            loss.make_value_estimator(GAE(**given, **{option: True}))
+    with pytest.raises(TypeError, match=r"got \['gamma'\] as well"):
+        loss.make_value_estimator(GAE(**given), gamma=0.5)
+    with pytest.raises(NotImplementedError, match="its own value_network"):
+        loss.value_estimator(make_rows(), params=make_ppo().critic_network_params)
 
 
 # -- TorchRL's loss on the flattened tokens ----------------------------------------------------------------------------

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.objectives import LossModule, ValueEstimators
+from torchrl.objectives.value import ValueEstimatorBase
 
 from torchrl_lang import schema
 from torchrl_lang._checks import check_given, check_options
@@ -26,7 +28,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer, refuse_steps
-from torchrl_lang.objectives.networks import token_limit, vocabulary
+from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
 from torchrl_lang.schema import check_entry, check_values, missing_entry, refuse
 
 ActorNormalizer = Literal["all", "action"]
@@ -36,6 +38,9 @@ LogitsChunk = int | Literal["auto"] | None
 
 # From this vocabulary size on, chunks cost less time than the whole table, and far less memory.
 _LARGE_VOCABULARY = 512
+
+ValueType = ValueEstimators | ValueEstimatorBase | type[ValueEstimatorBase] | str | None
+"""What chooses a value estimator, as in TorchRL; None for a loss's default."""
 
 
 def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
@@ -132,6 +137,7 @@ _OPTIONS: dict[str, Any] = {
     "bootstrap": ("first", "mean"),
     "loss_critic_type": ("l2", "l1", "smooth_l1"),
     "kl_estimator": ("k1", "k2", "k3", "exact"),
+    "average_gae": (True, False),
 }
 _OPTIONAL = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
 
@@ -171,8 +177,9 @@ class RowLoss(ReferenceHolder, LossModule):
     # The values that heads write, and the heads whose shapes have been looked at.
     _kinds: Mapping[str, str] = {"qvalue_network": ACTION_VALUE, "value_network": STATE_VALUE}
     _tried: frozenset[str] = frozenset()
-    # What the estimators of TorchRL's names fix of the loss.
+    # What the estimators of TorchRL's names fix of the loss, and where its targets come from.
     _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {}
+    _targets: str = "it imitates what the rows hold and has no value targets"
 
     # Options and parts that not every loss has.
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
@@ -202,28 +209,82 @@ class RowLoss(ReferenceHolder, LossModule):
         for name, value in options.items():
             setattr(self, name, value)
 
-    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
+    def make_value_estimator(
+        self, value_type: ValueType = None, *, device: Any = None, differentiable: bool = False, **hyperparams: Any
+    ) -> Self:
         """Choose targets by TorchRL's names, set their discounts and lambdas, and return the loss.
 
         Args:
-            value_type: the estimator, by default the first that the loss has.
+            value_type: the estimator, or its name such as ``"td0"``; by default the first that the loss has.
+                :class:`~torchrl_lang.objectives.PPOLoss` also takes TorchRL's classes and instances.
+            device: accepted as in TorchRL; numbers are computed where the rows are.
+            differentiable: no loss has targets with gradients.
             **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
-                ``turn_lmbda``.
+                ``turn_lmbda``; of GAE also ``average_gae``.
 
         Raises:
-            ValueError: the loss has no such estimator, or a number lies outside [0, 1].
+            NotImplementedError: the loss has no such estimator, or ``differentiable`` is True.
+            ValueError: a number lies outside [0, 1].
             TypeError: a hyperparameter is unknown.
         """
         value_type = self.default_value_estimator if value_type is None else value_type
+        if isinstance(value_type, str):
+            value_type = next((kind for kind in ValueEstimators if kind.name.lower() == value_type.lower()), value_type)
         if value_type not in self._estimators:
-            raise ValueError(f"{type(self).__name__} supports {[*map(str, self._estimators)]}, got {value_type}.")
+            asked, has = getattr(value_type, "__name__", value_type), [kind.name for kind in self._estimators]
+            known = f"the value estimators {has}" if has else "no value estimators"
+            raise NotImplementedError(f"{type(self).__name__} has {known}, got {asked}: {self._targets}.")
+        self._refuse_gradients(differentiable)
         fixed = self._estimators[value_type]
-        clocks = ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+        clocks = ("gamma", "lmbda", "turn_gamma", "turn_lmbda", "average_gae")
         names = [name for name in clocks if name not in fixed and hasattr(self, name)]
         if unknown := sorted(set(hyperparams) - set(names)):
             raise TypeError(f"Unknown hyperparameters {unknown}: give some of {names}.")
         self._set_options(**fixed, **hyperparams)
+        self.value_type = value_type
         return self
+
+    def _refuse_gradients(self, differentiable: bool) -> None:
+        if differentiable:
+            reason = "its targets are constants, and gradients through them would be those of another loss"
+            raise NotImplementedError(f"{type(self).__name__} has no differentiable=True: {reason}. Leave it out.")
+
+    @property
+    def value_estimator(self) -> TensorDictModuleBase:
+        """The module that writes value targets into rows; NotImplementedError where a loss computes its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no value_estimator to call on rows: {self._targets}.")
+
+    # -- parameters of each network ------------------------------------------------------------------------------------
+
+    @property
+    def actor_network_params(self) -> TensorDictParams:
+        """Parameters of the actor, each once where weights are tied: a group of an optimizer.
+
+        A trunk that value heads share belongs to the actor, and so does an embedding that a Q head is tied to.
+        """
+        return trained_params(self.language_actor)
+
+    @property
+    def value_trunk_params(self) -> TensorDictParams:
+        """Parameters of the trunk that value heads read, the source of target parameters.
+
+        Without a ``value_trunk`` they are the actor's, among ``actor_network_params``: no group of their own.
+        """
+        return TensorDict.from_module(self._value_trunk, as_module=True)
+
+    def get_stateful_net(self, network_name: str, copy: bool | None = None) -> nn.Module:
+        """A network as a module whose parameters are those of the loss; ``copy=False`` gives the loss's own module."""
+        if f"{network_name}_params" in self._modules:
+            return super().get_stateful_net(network_name, copy)
+        network = getattr(self, network_name)
+        return network if copy is False else deepcopy(network, {id(weight): weight for weight in network.parameters()})
+
+    def from_stateful_net(self, network_name: str, stateful_net: nn.Module) -> None:
+        """Copy the state of a module into the network of this name."""
+        if f"{network_name}_params" in self._modules:
+            super().from_stateful_net(network_name, stateful_net)
+        else:
+            getattr(self, network_name).load_state_dict(stateful_net.state_dict())
 
     # -- what it reads -------------------------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ def values_at(loss: Any, name: str, rows: TensorDictBase, place: Tensor, *, deta
 
 def online_values(loss: Any, name: str, states: TensorDictBase) -> Tensor:
     """Compute the values of a head with its trained parameters, also where it is functional."""
-    params = getattr(loss, f"{name}_params", None)
+    params = loss._modules.get(f"{name}_params")  # no property: that is of a network with parameters of its own
     with nullcontext() if params is None else params.to_module(getattr(loss, name)):
         return head_values(loss, name, states)
 
@@ -159,7 +159,12 @@ def _wrong_entry(loss: Any, name: str, network: TensorDictModuleBase, key: Neste
     )
 
 
-# -- target parameters -------------------------------------------------------------------------------------------------
+# -- parameters -------------------------------------------------------------------------------------------------
+
+
+def trained_params(module: nn.Module) -> TensorDictParams:
+    """The parameters of a module by their names, nested, without buffers and each once: under its first name."""
+    return TensorDictParams(TensorDict(dict(module.named_parameters())).unflatten_keys("."), no_convert=True)
 
 
 def frozen_target(params: TensorDictBase) -> TensorDictParams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import as_head, set_actor, values_at
+from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import environment_loss, kl_controller, reference_of, score_decisions, unwritable
 
 
@@ -112,6 +112,7 @@ class OREOLoss(RowLoss):
     """
 
     out_keys = ["loss_value", "loss_actor", "loss_kl", "loss_transition", "value", "log_ratio", "residual", "kl"]
+    _targets = "its targets are the soft returns to go of rows, computed in each call of the loss"
     kl_controller: KLController | None
 
     def __init__(
@@ -148,6 +149,11 @@ class OREOLoss(RowLoss):
         self._set_options(detach_value=detach_value, transition_weight=transition_weight)
         self._set_options(end_of_action=end_of_action, actor_normalizer=actor_normalizer)
         self.kl_controller = kl_controller(kl_weight)
+
+    @property
+    def value_network_params(self) -> TensorDictParams:
+        """Parameters of the value head, without its trunk: a group of an optimizer."""
+        return trained_params(self.value_network)
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

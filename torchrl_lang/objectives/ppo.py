@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
+from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
 from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
-from torchrl_lang.functional.advantages import Bootstrap, with_known_values
+from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.functional.value_terms import masked_mean
@@ -23,8 +25,8 @@ from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import as_head, set_actor, values_at
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, over_rows
+from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
@@ -141,11 +143,15 @@ class PPOLoss(RowLoss):
     default_value_estimator = ValueEstimators.GAE
     _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {
         ValueEstimators.GAE: {},
-        ValueEstimators.TDLambda: {},
-        ValueEstimators.TD0: {"lmbda": 0.0, "turn_lmbda": 0.0},
-        ValueEstimators.TD1: {"lmbda": 1.0, "turn_lmbda": 1.0},
+        ValueEstimators.TDLambda: {"average_gae": False},
+        ValueEstimators.TD0: {"lmbda": 0.0, "turn_lmbda": 0.0, "average_gae": False},
+        ValueEstimators.TD1: {"lmbda": 1.0, "turn_lmbda": 1.0, "average_gae": False},
     }
+    _targets = "its targets are those that estimate(rows) writes"
     _sources = _SOURCES
+    average_gae = False
+    # An estimator of TorchRL's in place of the two clocks; its numbers are no part of the state_dict.
+    _their_estimator: ValueEstimatorBase | None = None
     out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl"]
     out_keys += ["kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"]
 
@@ -256,7 +262,77 @@ class PPOLoss(RowLoss):
             "entropy": scores.entropy,
         }
 
+    @property
+    def value_network_params(self) -> TensorDictParams:
+        """Parameters of the value head, without its trunk: a group of an optimizer."""
+        return trained_params(self.value_network)
+
+    critic_network_params = value_network_params
+
     # -- estimates, once a batch ---------------------------------------------------------------------------------------
+
+    def make_value_estimator(
+        self, value_type: ValueType = None, *, device: Any = None, differentiable: bool = False, **hyperparams: Any
+    ) -> Self:
+        """Choose the estimator of :meth:`estimate` by TorchRL's names, or give one of TorchRL's own.
+
+        A class, built with ``hyperparams``, or an instance of :class:`~torchrl.objectives.value.ValueEstimatorBase`
+        computes with its own numbers, and one clock: each decision is a step ``[1, N, 1]``, the rows' trajectories one
+        after another, ``done`` at a row's last decision. States are valued by this loss, not by its ``value_network``.
+
+        Args:
+            value_type: ``ValueEstimators.GAE`` (the default), ``TDLambda``, ``TD0`` or ``TD1``; a class or an instance.
+            device: where a class puts its numbers; they follow the rows.
+            differentiable: estimates have no gradients.
+            **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
+                ``turn_lmbda``; ``average_gae=True`` of GAE standardizes the advantages over all decisions of a batch
+                (:func:`~torchrl_lang.functional.standardized`). Of a class: its own.
+
+        Raises:
+            NotImplementedError: an estimator that needs more than values and rewards (``VTrace``, ``MultiAgentGAE``,
+                ``auto_reset_env``), another one that the loss has not, or ``differentiable`` is True.
+            ValueError: a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
+
+        Examples:
+            >>> from torchrl.objectives.value import GAE
+            >>> from torchrl_lang.modules import ValueHead, causal_lm, language_actor, value_module
+            >>> from torchrl_lang.objectives import PPOLoss
+            >>> lm = causal_lm(vocab_size=12, layers=1, width=8, heads=2, max_length=8)
+            >>> loss = PPOLoss(language_actor(lm), value_module(ValueHead(8)))
+            >>> loss.make_value_estimator(GAE(gamma=0.99, lmbda=0.95, value_network=None)).value_type.__name__
+            'GAE'
+            >>> loss.value_estimator.out_keys
+            ['advantage', 'value_target', 'state_value']
+        """
+        kind = value_type if isinstance(value_type, type) else type(value_type)
+        if not issubclass(kind, ValueEstimatorBase):
+            super().make_value_estimator(value_type, device=device, differentiable=differentiable, **hyperparams)
+            self._their_estimator, self.average_gae = None, bool(hyperparams.get("average_gae"))
+            return self
+        if issubclass(kind, VTrace | MultiAgentGAE):
+            needs = "log-probabilities of its own actor" if issubclass(kind, VTrace) else "a dimension of agents"
+            raise NotImplementedError(f"PPOLoss has no {kind.__name__}: it needs {needs}, rows have none. Use GAE.")
+        found: Any = value_type
+        self._refuse_gradients(differentiable or getattr(found, "differentiable", False))
+        if isinstance(found, type):
+            found = found(**{"value_network": None, "device": device, **hyperparams})
+        elif hyperparams:
+            raise TypeError(
+                f"An instance of {kind.__name__} has its hyperparameters, got {sorted(hyperparams)} as well."
+            )
+        if getattr(found, "auto_reset_env", False):
+            raise NotImplementedError(
+                "PPOLoss has no auto_reset_env=True: rows end with their last state. Leave it out."
+            )
+        # Around nn.Module.__setattr__, which would make it a part of the loss's state_dict.
+        self.__dict__["_their_estimator"], self.average_gae, self.value_type = found, False, kind
+        return self
+
+    @property
+    def value_estimator(self) -> TensorDictModuleBase:
+        """A module that writes advantages and targets into rows, :meth:`estimate`: ``loss.value_estimator(rows)``."""
+        return _Estimator(self)
 
     @torch.no_grad()
     def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:
@@ -302,8 +378,15 @@ class PPOLoss(RowLoss):
         gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
         lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda, "bootstrap": self.bootstrap}
         reward = batch.next_reward.to(value.dtype)
+        if self._their_estimator is not None:
+            gammas = dict.fromkeys(gammas, getattr(self._their_estimator, "gamma", self.gamma))
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
-        found = two_clock_advantages(reward, value, last_value, batch.decision, ends, **gammas, **lambdas)
+        if self._their_estimator is not None:
+            found = _by_torchrl(self._their_estimator, batch, value, last_value)
+        else:
+            found = two_clock_advantages(reward, value, last_value, batch.decision, ends, **gammas, **lambdas)
+        if self.average_gae:
+            found = found._replace(advantage=standardized(found.advantage, batch.decision))
         for name, dense in zip(_ESTIMATED, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
@@ -318,6 +401,48 @@ class PPOLoss(RowLoss):
         place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
         value = values_at(self, "value_network", states, place + last[going_on]).squeeze(-1)
         return out.to(value.dtype).index_copy(0, going_on, value)
+
+
+class _Estimator(TensorDictModuleBase):
+    """The estimates of a :class:`PPOLoss` as a module, as losses of TorchRL have one."""
+
+    def __init__(self, loss: PPOLoss) -> None:
+        super().__init__()
+        self.__dict__["loss"] = loss  # no part of this module
+        names = (*RowLoss._row_entries, *(("features",) if loss._reads_features else ()))
+        self.in_keys, self.out_keys = ([getattr(loss.tensor_keys, n) for n in keys] for keys in (names, _ESTIMATED))
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase, *, params: Any = None, target_params: Any = None) -> TensorDictBase:
+        """Call :meth:`PPOLoss.estimate`; ``params`` and ``target_params`` are accepted, as in TorchRL, if its own."""
+        given = [found for found in (params, target_params, self.loss.value_network_params) if found is not None]
+        places = [{weight.data_ptr() for weight in found.values(True, True)} for found in given]
+        if any(found != places[-1] for found in places):
+            raise NotImplementedError("PPOLoss values rows by its own value_network: leave out other params.")
+        return self.loss.estimate(tensordict)
+
+
+def _by_torchrl(estimator: Any, batch: TransitionBatch, value: Tensor, last_value: Tensor) -> Advantages:
+    """Estimates by a module of TorchRL's, whose steps are the decisions of all rows, ``[1, N, 1]``, without padding."""
+    v = value.flatten()[batch.place]
+    if not v.shape[0]:
+        return Advantages(torch.zeros_like(value), torch.zeros_like(value))
+    estimator = copy(estimator)
+    vars(estimator).update(value_network=None, time_dim=None)  # the values are known, the time is dimension 1
+    keys, row = estimator.tensor_keys, batch.place // value.shape[1]
+    following = {
+        keys.value: torch.where(batch.last, last_value[row], v.roll(-1)),
+        keys.reward: batch.reward.to(v.dtype),
+    }
+    following |= {keys.done: batch.last, keys.terminated: batch.terminated}
+    steps = TensorDict(batch_size=[1, v.shape[0]], device=v.device).set(keys.value, v[None, :, None])
+    for key, entry in following.items():
+        steps.set(("next", key), entry[None, :, None])
+    groups = None if estimator.group_key is None else batch.rows.get(estimator.group_key, None)
+    if groups is not None:  # of rows, within which it standardizes
+        steps.set(estimator.group_key, groups.reshape(-1)[row][None])
+    out = estimator(steps)
+    return Advantages(*(batch.at_decisions(out.get(key).flatten()) for key in (keys.advantage, keys.value_target)))
 
 
 def _corrected_kl(log_rho: Tensor, log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator) -> Tensor:

@@ -104,6 +104,7 @@ class QSFTLoss(RowLoss):
     """
 
     out_keys = ["loss_qvalue", "loss_transition", "likelihood", "td_target"]
+    _targets = "its targets are backups over the vocabulary, computed in each call of the loss"
     reference: FrozenActor
     target_actor_network_params: TensorDictParams
 
@@ -138,9 +139,9 @@ class QSFTLoss(RowLoss):
         self._has_update_associated["actor_network"] = False
 
     @property
-    def actor_network_params(self) -> TensorDict:
-        """Parameters of the model: the source of ``target_actor_network_params``."""
-        return TensorDict.from_module(self.language_actor)
+    def actor_network_params(self) -> TensorDictParams:
+        """Parameters of the model, the source of ``target_actor_network_params``: by all names that weights have."""
+        return TensorDict.from_module(self.language_actor, as_module=True)
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

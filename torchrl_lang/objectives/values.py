@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase, TensorDictParams
+from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -40,6 +40,9 @@ class QValueLoss(RowLoss):
 
     default_value_estimator = ValueEstimators.TD0
     _estimators: Mapping[ValueEstimators, Mapping[str, Any]] = {ValueEstimators.TD0: {}}
+    _targets: str = (
+        "its targets are backups of its Q and V over tokens or utterances, computed in each call of the loss"
+    )
     _has_actor = True
 
     def __init__(
@@ -83,11 +86,6 @@ class QValueLoss(RowLoss):
         head = getattr(network, "module", None)
         if isinstance(head, TiedQValueHead) and all(head.embedding.weight is not one for one in self.parameters()):
             raise ValueError("The Q head is tied to an embedding that is not part of this loss: tie it to the actor's.")
-
-    @property
-    def value_trunk_params(self) -> TensorDict:
-        """Parameters of the trunk that Q and V read: the source of ``target_value_trunk_params``."""
-        return TensorDict.from_module(self._value_trunk)
 
     def target_qvalue_network(self) -> TensorDictModule:
         """The Q network with the target parameters, as a module of its own that shares them and follows them.
