@@ -123,9 +123,7 @@ def test_value_estimators_by_torchrls_names(rows):
         make_ppo().make_value_estimator(gamma=math.nan)
     with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
         make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
-    with pytest.raises(
-        NotImplementedError, match=r"CQLLoss has the value estimators \['TD0'\], got .*GAE: its targets"
-    ):
+    with pytest.raises(NotImplementedError, match=r"CQLLoss has the value estimators \['TD0'\], got"):
         make_qbackup(CQLLoss).make_value_estimator(ValueEstimators.GAE)
 
 

@@ -200,31 +200,27 @@ def networks_of(loss):
 @pytest.mark.filterwarnings("error:optimizer contains")
 def test_every_parameter_belongs_to_one_network(make_loss):
     """So that an optimizer takes a group for each, in both ways in which TorchRL's users write it."""
-    loss, state = make_loss(), make_loss().state_dict().keys()
+    loss = make_loss()
     assert hasattr(loss, "actor_network_params") == hasattr(loss, "actor_network")
     params = {name: getattr(loss, f"{name}_params") for name in networks_of(loss)}
     groups = [{"params": [*each.parameters()], "lr": 10.0**-i} for i, each in enumerate(params.values())]
     found = [id(weight) for group in torch.optim.Adam(groups).param_groups for weight in group["params"]]
-    assert len(found) == len(set(found))
-    assert set(found) == {id(weight) for weight in loss.parameters()}
+    assert sorted(found) == sorted(map(id, loss.parameters()))
     if not isinstance(loss, QSFTLoss):  # its source of target parameters has the names of tied weights
         leaves = [list(each.flatten_keys().values()) for each in params.values()]
         assert set(found) <= {id(weight) for each in leaves for weight in each}
         torch.optim.Adam([{"params": each} for each in leaves])
-    assert loss.state_dict().keys() == state
 
 
 def test_networks_as_modules_share_the_parameters(make_loss, rows):
     loss, other = make_loss(), make_loss()
     for name in networks_of(loss):
         mine, copied, its = getattr(loss, name), loss.get_stateful_net(name), other.get_stateful_net(name)
-        assert copied is not mine
         assert {id(p) for p in copied.parameters()} <= {id(p) for p in loss.parameters()}
         assert len([*copied.parameters()]) == len([*mine.parameters()])  # tied weights stay tied
-        assert loss.get_stateful_net(name, copy=False) is mine
+        assert loss.get_stateful_net(name, copy=False) is mine is not copied
         with torch.no_grad():
-            for parameter in its.parameters():
-                parameter.add_(0.1)
+            torch._foreach_add_([*its.parameters()], 0.1)
         loss.from_stateful_net(name, its)
     assert_same(loss(rows), other(rows), rtol=0, atol=0)
 

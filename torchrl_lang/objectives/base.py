@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, TensorDictParams
@@ -39,7 +39,7 @@ LogitsChunk = int | Literal["auto"] | None
 # From this vocabulary size on, chunks cost less time than the whole table, and far less memory.
 _LARGE_VOCABULARY = 512
 
-ValueType = ValueEstimators | ValueEstimatorBase | type[ValueEstimatorBase] | str | None
+ValueType: TypeAlias = ValueEstimators | ValueEstimatorBase | type[ValueEstimatorBase] | str | None
 """What chooses a value estimator, as in TorchRL; None for a loss's default."""
 
 
@@ -262,7 +262,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
         A trunk that value heads share belongs to the actor, and so does an embedding that a Q head is tied to.
         """
-        return trained_params(self.language_actor)
+        return trained_params(self.actor_network)
 
     @property
     def value_trunk_params(self) -> TensorDictParams:
