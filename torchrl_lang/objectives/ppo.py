@@ -415,8 +415,9 @@ class _Estimator(TensorDictModuleBase):
     @dispatch
     def forward(self, tensordict: TensorDictBase, *, params: Any = None, target_params: Any = None) -> TensorDictBase:
         """Call :meth:`PPOLoss.estimate`; ``params`` and ``target_params`` are accepted, as in TorchRL, if its own."""
-        given = [found for found in (params, target_params, self.loss.value_network_params) if found is not None]
-        places = [{weight.data_ptr() for weight in found.values(True, True)} for found in given]
+        given = [found for found in (params, target_params) if found is not None]
+        compared = (*given, self.loss.value_network_params) if given else ()
+        places = [{weight.data_ptr() for weight in found.values(True, True)} for found in compared]
         if any(found != places[-1] for found in places):
             raise NotImplementedError("PPOLoss values rows by its own value_network: leave out other params.")
         return self.loss.estimate(tensordict)
@@ -430,17 +431,14 @@ def _by_torchrl(estimator: Any, batch: TransitionBatch, value: Tensor, last_valu
     estimator = copy(estimator)
     vars(estimator).update(value_network=None, time_dim=None)  # the values are known, the time is dimension 1
     keys, row = estimator.tensor_keys, batch.place // value.shape[1]
-    following = {
-        keys.value: torch.where(batch.last, last_value[row], v.roll(-1)),
-        keys.reward: batch.reward.to(v.dtype),
-    }
+    following = {keys.value: torch.where(batch.last, last_value[row], v.roll(-1)), keys.reward: batch.reward.to(v)}
     following |= {keys.done: batch.last, keys.terminated: batch.terminated}
     steps = TensorDict(batch_size=[1, v.shape[0]], device=v.device).set(keys.value, v[None, :, None])
     for key, entry in following.items():
         steps.set(("next", key), entry[None, :, None])
     groups = None if estimator.group_key is None else batch.rows.get(estimator.group_key, None)
     if groups is not None:  # of rows, within which it standardizes
-        steps.set(estimator.group_key, groups.reshape(-1)[row][None])
+        steps.set(estimator.group_key, groups.reshape(value.shape[0])[row][None])
     out = estimator(steps)
     return Advantages(*(batch.at_decisions(out.get(key).flatten()) for key in (keys.advantage, keys.value_target)))
 
