@@ -89,3 +89,20 @@ def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{what} needs an extra: pip install 'torchrl-lang[{extra}]'{other}.") from error
+
+
+def is_wrapper(module: object) -> bool:
+    """Whether it is one of TorchRL's language-model wrappers, recognized by name: importing them is optional."""
+    return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
+
+
+def refuse_wrapper(module: object) -> None:
+    """Raise TypeError for one of TorchRL's wrappers where losses and environments take a part for rows."""
+    if is_wrapper(module):
+        raise wrapper_error(f"A {type(module).__name__}")
+
+
+def wrapper_error(what: str) -> TypeError:
+    """The error for something that writes TorchRL's layout of conversations; it names the parts to use instead."""
+    instead = "train language_actor(wrapper.model), act with modules.WrapperActor(wrapper, control, action_length)"
+    return TypeError(f"{what} reads and writes TorchRL's layout of conversations, not rows: {instead}.")

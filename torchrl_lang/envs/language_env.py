@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import check_given, check_options, refuse_wrapper
 from torchrl_lang.envs import row_state
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, Writes
@@ -151,6 +151,11 @@ class LanguageEnv(SeededEnv):
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
         return False
+
+    def rollout(self, max_steps: int, policy: Any = None, *args: Any, **options: Any) -> TensorDictBase:
+        """See :meth:`~torchrl.envs.EnvBase.rollout`; a TypeError for one of TorchRL's wrappers without an actor."""
+        refuse_wrapper(policy)
+        return super().rollout(max_steps, policy, *args, **options)
 
     # -- a step, in order ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.row_token_actor import RowTokenActor
 from torchrl_lang.modules.save import load_agent, load_language_model, push_agent, save_agent, save_language_model
 from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.wrapper_actor import WrapperActor
 
 __all__ = [
     "CHAIActor",
@@ -37,6 +38,7 @@ __all__ = [
     "UtteranceValueGuidance",
     "ValueGuidance",
     "ValueHead",
+    "WrapperActor",
     "causal_lm",
     "condition_on_returns",
     "default_qvalue_head",

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributions import Categorical
 from transformers import PreTrainedModel
 
+from torchrl_lang._checks import refuse_wrapper
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
@@ -111,6 +112,7 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
         >>> parts.trunk.out_keys, parts.head.out_keys
         (['hidden'], ['logits'])
     """
+    refuse_wrapper(actor)
     if not isinstance(actor, ProbabilisticTensorDictSequential):
         raise TypeError(f"An actor is built with language_actor(), got {type(actor).__name__}.")
     modules = list(actor.module)

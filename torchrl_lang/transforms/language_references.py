@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from torchrl_lang._checks import is_wrapper
 from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
@@ -179,11 +180,6 @@ class WrapperReference(Reference):
         return torch.zeros_like(log_prob).scatter(-1, order, log_prob)
 
     log_prob_spec = RowReference.log_prob_spec
-
-
-def is_wrapper(module: object) -> bool:
-    """Whether it is one of TorchRL's language-model wrappers, recognized by name: importing them is optional."""
-    return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
 
 
 def as_reference(
