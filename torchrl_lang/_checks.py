@@ -97,12 +97,7 @@ def is_wrapper(module: object) -> bool:
 
 
 def refuse_wrapper(module: object) -> None:
-    """Raise TypeError for one of TorchRL's wrappers where losses and environments take a part for rows."""
+    """Raise TypeError for one of TorchRL's wrappers, where losses and environments take a part that reads rows."""
     if is_wrapper(module):
-        raise wrapper_error(f"A {type(module).__name__}")
-
-
-def wrapper_error(what: str) -> TypeError:
-    """The error for something that writes TorchRL's layout of conversations; it names the parts to use instead."""
-    instead = "train language_actor(wrapper.model), act with modules.WrapperActor(wrapper, control, action_length)"
-    return TypeError(f"{what} reads and writes TorchRL's layout of conversations, not rows: {instead}.")
+        instead = "train language_actor(wrapper.model), act with modules.WrapperActor(wrapper, control, action_length)"
+        raise TypeError(f"A {type(module).__name__} reads and writes conversations of TorchRL, not rows: {instead}.")

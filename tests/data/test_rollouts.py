@@ -7,16 +7,19 @@ import warnings
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.data import MultiStep
 from torchrl.envs import DTypeCastTransform, RewardClipping, RewardScaling, RewardSum, Transform, TransformedEnv
+from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose
+from torchrl.modules.llm import TransformersWrapper
 
 from tests.data.conftest import speak
-from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from tests.transforms.test_wrapper import TEMPLATE, characters, model
+from torchrl_lang.data import EpisodeRows, rows_from_chat, rows_from_rollout
 from torchrl_lang.envs import TokenEnv, WordleEnv
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import from_row
 from torchrl_lang.transforms import KLConstrainedTransform, LivingCost, RowReference, frozen_copy
@@ -396,3 +399,57 @@ def test_episodes_of_several_workers_are_told_apart():
     assert rows["terminated"].all()
     place = torch.arange(rows["tokens"].shape[-1]) + 0.5
     assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
+
+
+def test_the_row_of_a_chat_holds_the_ids_that_the_policy_read_and_wrote():
+    """A wrapper's log-probabilities lack those of first tokens, so they are left out; an engine's are whole."""
+    template = TEMPLATE + "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
+    kwargs = {"max_new_tokens": 5, "do_sample": True, "eos_token_id": 3, "bad_words_ids": [[0]]}
+    options = {
+        "tokenizer": characters(),
+        "chat_template": template,
+        "generate_kwargs": kwargs,
+        "return_log_probs": True,
+    }
+    env, lm = ChatEnv(batch_size=(2,), tokenizer=characters(), input_mode="history"), model()
+    start = TensorDict(query=["ab", "nab c"], batch_size=[2])
+    play = {"auto_reset": False, "break_when_any_done": False}
+    steps = env.rollout(2, TransformersWrapper(lm, **options), tensordict=env.reset(start), **play)
+    with pytest.raises(ValueError, match=r"A prompt does not begin with .* make a row of each step"):
+        rows_from_chat(steps)  # the template writes a space between the characters
+    rows = rows_from_chat(steps.unsqueeze(-1))
+    assert rows["truncated"].all()
+    assert "token_log_prob" not in rows
+    scores = row_log_prob(language_actor(lm), rows)
+    for row, score, step in zip(rows, scores, [x for line in steps.unbind(0) for x in line.unbind(0)], strict=True):
+        prompt, response = step["tokens", "prompt"], step["tokens", "response"]
+        assert torch.equal(row["tokens"][row["attention_mask"]], torch.cat([prompt, response]))
+        assert row["agent_mask"].nonzero()[:, 0].tolist() == [*range(len(prompt), len(prompt) + len(response))]
+        written = step["log_probs", "response"][1:]
+        torch.testing.assert_close(score[row["agent_mask"]][1:], written, atol=1e-5, rtol=1e-5)
+    padded = TransformersWrapper(lm, **options, pad_output=True)
+    with pytest.raises(ValueError, match="build the wrapper with pad_output=False"):
+        rows_from_chat(env.rollout(1, padded, tensordict=env.reset(start), **play))
+
+
+def test_the_turns_of_a_chat_are_one_row():
+    parts = []
+    for prompt, response, reward in (([5, 6], [7], 1.0), ([5, 6, 7, 8], [3, 4], 2.0), ([9], [6], 4.0)):
+        step = {"reward": reward, "done": prompt != [5, 6], "terminated": prompt == [9]}
+        part = {
+            "tokens": {"prompt": prompt, "response": response},
+            "log_probs": {"response": [x - 9.0 for x in response]},
+        }
+        parts.append(TensorDict(part | {"next": {key: [value] for key, value in step.items()}}))
+    rows = rows_from_chat(lazy_stack([lazy_stack(parts)]))
+    assert rows["tokens"].tolist() == [[5, 6, 7, 8, 3, 4], [9, 6, 0, 0, 0, 0]]
+    assert rows["attention_mask"].sum(-1).tolist() == [6, 2]
+    assert rows["agent_mask"].int().tolist() == [[0, 0, 1, 0, 1, 1], [0, 1, 0, 0, 0, 0]]
+    assert rows["token_reward"].tolist() == [[0, 0, 1, 0, 0, 2], [0, 4, 0, 0, 0, 0]]
+    assert rows["token_log_prob"].tolist() == [[0, 0, -2, 0, -6, -5], [0, -3, 0, 0, 0, 0]]
+    assert rows["terminated"].tolist() == (~rows["truncated"]).tolist() == [[False], [True]]
+    with pytest.raises(KeyError, match="steps of a ChatEnv whose policy generated tokens"):
+        rows_from_chat(lazy_stack([parts[2].exclude("tokens")]))
+    parts[2]["next", "reward"] = torch.zeros(2)
+    with pytest.raises(ValueError, match="got 1 and 2 of 'reward'"):
+        rows_from_chat(lazy_stack([parts[2]]))

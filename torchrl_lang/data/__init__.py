@@ -5,7 +5,7 @@ from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset, w
 from torchrl_lang.data.generate import FreshEpisodes, PolicySampler, generate_dataset, generate_in_parts
 from torchrl_lang.data.jsonl import DialogueReader, dataset_from_jsonl, dataset_from_records
 from torchrl_lang.data.replay import TrimRows, row_buffer
-from torchrl_lang.data.rollouts import EpisodeRows, rows_from_rollout
+from torchrl_lang.data.rollouts import EpisodeRows, rows_from_chat, rows_from_rollout
 from torchrl_lang.data.samples import from_samples, rows_from_triples
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 
@@ -28,6 +28,7 @@ __all__ = [
     "load_dataset",
     "row_buffer",
     "row_returns",
+    "rows_from_chat",
     "rows_from_rollout",
     "rows_from_triples",
     "write_dataset",

@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import wrapper_error
 from torchrl_lang.schema import ACTION, ControlTokens, missing_entry
 
 
@@ -225,8 +224,6 @@ def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...], i
     """The entry ``action``, int64 ``ids`` of ``shape``, which ``what`` needs."""
     action = tensordict.get(ACTION, None)
     if action is None:
-        if ("tokens", "response") in tensordict.keys(True):
-            raise wrapper_error("The policy")
         raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
     if action.shape != shape or action.dtype != torch.int64:
         got = f"{action.dtype} of shape {tuple(action.shape)}"

@@ -15,10 +15,9 @@ from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.modules.returns import ReturnConditionedActor, ReturnEmbedding, condition_on_returns
 from torchrl_lang.modules.row_scoring import row_log_prob
-from torchrl_lang.modules.row_token_actor import RowTokenActor
+from torchrl_lang.modules.row_token_actor import RowTokenActor, WrapperActor
 from torchrl_lang.modules.save import load_agent, load_language_model, push_agent, save_agent, save_language_model
 from torchrl_lang.modules.trunk import Trunk
-from torchrl_lang.modules.wrapper_actor import WrapperActor
 
 __all__ = [
     "CHAIActor",

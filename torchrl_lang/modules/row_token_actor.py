@@ -1,4 +1,4 @@
-"""An actor for the losses of TorchRL's LLM stack: a distribution over every token of a row."""
+"""Actors beside TorchRL's LLM stack: one of rows for its losses, and its wrappers as policies of environments."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
-from torch import Tensor
+from tensordict import TensorDict, TensorDictBase, lazy_stack
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from torchrl_lang._checks import have_shapes
+from torchrl_lang import schema
+from torchrl_lang._checks import check_options, have_shapes, is_wrapper
 from torchrl_lang.functional import categorical_entropy, shift_left
+from torchrl_lang.modules.actor import language_actor, split_actor, vocabulary_size
+from torchrl_lang.modules.decoding.sampling import Utterances
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKEN_LOG_PROB, TOKENS, ControlTokens, entry
 
 
 class RowTokenDistribution(Distribution):
@@ -119,3 +123,129 @@ class RowTokenActor(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``token_log_prob`` ``[*B, T]`` of the rows."""
         return tensordict.set(TOKEN_LOG_PROB, self.get_dist(tensordict).log_prob(entry(tensordict, TOKENS)))
+
+
+class WrapperActor(TensorDictModuleBase):
+    """One of TorchRL's wrappers of language models as the policy of a language environment.
+
+    Reads ``tokens`` and ``attention_mask`` ``[*B, T]`` and writes ``action`` int64 ``[*B, K]``, ``token_log_prob``
+    float32 ``[*B, K]`` and ``action_log_prob`` float32 ``[*B]``, as an :class:`~torchrl_lang.modules.UtteranceActor`
+    does. The wrapper gets the tokens of each row and returns tokens: no text is written or read on the way. Every
+    utterance ends: an end-of-action token with probability one follows ``K - 1`` tokens without one. Rows that are
+    done, if the tensordict has ``done``, get an empty utterance. No gradients and evaluation mode.
+
+    Log-probabilities are those of the language model at temperature 1 over its whole vocabulary, whatever the
+    temperature and the filters of ``generate_kwargs``: sample without them where a loss compares these with its own.
+    Those of a ``TransformersWrapper`` are computed by a further pass over rows and utterances, because it writes 0 for
+    the first token of each response; an engine's are read as it wrote them.
+
+    The wrapper decides about sampling by ``do_sample``, not by ``set_exploration_type``, and draws from torch's global
+    generator. It may write control tokens; ``generate_kwargs={"bad_words_ids": [[i] for i in
+    control.forbidden_in_action()]}`` forbids them.
+
+    Args:
+        wrapper: a ``TransformersWrapper(..., input_mode="tokens", pad_output=True, return_log_probs=True)`` with
+            ``generate_kwargs={"max_new_tokens": K - 1, "eos_token_id": control.end_of_action}``; or a ``vLLMWrapper``
+            or ``SGLangWrapper`` with ``pad_output=False``, whose engine stops at this token and after ``K - 1`` tokens.
+            An engine that stops earlier leaves an utterance without an end, which the environment writes.
+        control: ids of the control tokens, ``tokenizer.control``.
+        action_length: ``K``, the environment's ``action_length``, at least 2.
+
+    Raises:
+        TypeError: ``wrapper`` is not one of TorchRL's wrappers.
+        ValueError: an option of the wrapper has another value; or see
+            :func:`~torchrl_lang.modules.language_actor`.
+        KeyError: on calls, ``tokens`` or ``attention_mask`` is missing.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tokenizers import Tokenizer, models
+        >>> from torchrl.modules.llm import TransformersWrapper
+        >>> from torchrl_lang.modules import WrapperActor, causal_lm
+        >>> from torchrl_lang.schema import ControlTokens
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1, "a": 2}, unk_token="<pad>"))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+        >>> lm = causal_lm(vocab_size=3, layers=1, width=8, heads=2, max_length=8)
+        >>> wrapper = TransformersWrapper(lm, tokenizer=tokenizer, input_mode="tokens", pad_output=True,
+        ...     return_log_probs=True, generate_kwargs={"max_new_tokens": 3, "eos_token_id": 1, "do_sample": True})
+        >>> policy = WrapperActor(wrapper, ControlTokens(pad=0, end_of_action=1), 4)
+        >>> rows = TensorDict(tokens=torch.tensor([[2, 2], [2, 0]]), batch_size=[2])
+        >>> rows["attention_mask"] = rows["tokens"] != 0
+        >>> policy(rows)["action"].shape, rows["action_log_prob"].shape
+        (torch.Size([2, 4]), torch.Size([2]))
+    """
+
+    def __init__(self, wrapper: Any, control: ControlTokens, action_length: int) -> None:
+        super().__init__()
+        if not is_wrapper(wrapper):
+            raise TypeError(f"WrapperActor takes a wrapper of TorchRL's LLM stack, got {type(wrapper).__name__}.")
+        check_options(action_length=(action_length, 2))
+        self.wrapper, self.control, self.action_length = wrapper, control, action_length
+        self._scorers: tuple[UtteranceActor, ...] = ()
+        if isinstance(wrapper.model, nn.Module):
+            actor = language_actor(wrapper.model)
+            options: Any = {"forbidden": (), "cached": False, "vocab_size": vocabulary_size(split_actor(actor))}
+            # Not a submodule: state_dict has these weights once, as the wrapper's.
+            self._scorers = (UtteranceActor(actor, control, action_length, **options),)
+        self._check_settings()
+        self.in_keys, self.out_keys = [TOKENS, ATTENTION_MASK], [schema.ACTION, schema.ACTION_LOG_PROB, TOKEN_LOG_PROB]
+
+    def _check_settings(self) -> None:
+        """Raise ValueError unless the wrapper writes what the environment reads."""
+        wrapper, is_module, control = self.wrapper, bool(self._scorers), self.control
+        needed = {"input_mode": "tokens", "generate": True, "return_log_probs": True, "pad_output": is_module}
+        wrong = [f"{name}={value!r}" for name, value in needed.items() if getattr(wrapper, name) != value]
+        wrong += ["num_samples=None"] if wrapper.num_samples is not None else []
+        if is_module:
+            given = {**wrapper.model.generation_config.to_dict(), **wrapper.generate_kwargs}
+            limits = {"max_new_tokens": self.action_length - 1, "eos_token_id": control.end_of_action}
+            limits = {name: value for name, value in limits.items() if given.get(name) not in (value, [value])}
+            wrong += [f"generate_kwargs={limits}"] if limits else []
+        elif wrapper.padding_value not in (None, control.pad):  # vLLM's wrapper drops it from rows
+            wrong.append(f"tokenizer=one whose padding token has the id {control.pad}")
+        if wrong:
+            raise ValueError(f"WrapperActor needs {type(wrapper).__name__}(..., {', '.join(wrong)}).")
+
+    @dispatch(auto_batch_size=False)
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write an utterance for every row into ``tensordict``."""
+        tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
+        *batch, width = tokens.shape
+        rows = TensorDict(tokens=tokens.reshape(-1, width).long(), attention_mask=attention_mask.reshape(-1, width))
+        done = tensordict.get(schema.DONE, torch.zeros(batch, dtype=torch.bool, device=tokens.device)).reshape(-1)
+        empty = Utterances.empty(len(done), self.action_length, self.control, tokens.device)
+        action, log_prob = empty.action, empty.token_log_prob
+        if not done.all():
+            with eval_mode(self):
+                action[~done], log_prob[~done] = self._write(rows.auto_batch_size_(1)[~done])
+        tensordict.set(schema.ACTION, action.reshape(*batch, -1))
+        tensordict.set(TOKEN_LOG_PROB, log_prob.reshape(*batch, -1))
+        return tensordict.set(schema.ACTION_LOG_PROB, log_prob.sum(-1).reshape(batch))
+
+    def _write(self, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """The utterances after rows ``[n]``, int64 ``[n, K]``, and their log-probabilities, float32 ``[n, K]``."""
+        wrapper, pad, end = self.wrapper, self.control.pad, self.control.end_of_action
+        prompts = [row.get(TOKENS)[row.get(ATTENTION_MASK)] for row in rows.unbind(0)]
+        key, mask = wrapper.input_key, ("masks", "all_attention_mask")
+        read = [TensorDict().set(key, prompt).set(mask, torch.ones_like(prompt).bool()) for prompt in prompts]
+        out = wrapper(lazy_stack(read))
+        action = self._response(out, wrapper.tokens_key, pad).to(rows.get(TOKENS).device)
+        is_end = action == end
+        action = action.masked_fill(is_end.cumsum(-1) > is_end.long(), pad)  # behind the first end
+        full = ~is_end.any(-1)
+        if self._scorers:
+            action[:, -1] = torch.where(full, end, pad)
+            return action, self._scorers[0].get_dist(rows).token_log_prob(action).float()
+        log_prob = self._response(out, wrapper.log_probs_key, 0.0).to(action.device).float()
+        log_prob = log_prob.masked_fill(action == pad, 0.0)
+        action[:, -1] = torch.where(full & (action[:, -2] != pad), end, pad)  # engines may stop before
+        return action, log_prob
+
+    def _response(self, out: TensorDictBase, key: Any, fill: float) -> Tensor:
+        """The first ``K - 1`` entries of each response, and a slot for the end, ``[n, K]``."""
+        value = out.get((key, "response"), as_padded_tensor=True, padding_value=fill, padding_side="right")
+        value = value[:, : self.action_length - 1]
+        return nn.functional.pad(value, (0, self.action_length - value.shape[-1]), value=fill)
