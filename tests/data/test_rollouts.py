@@ -451,5 +451,5 @@ def test_the_turns_of_a_chat_are_one_row():
     with pytest.raises(KeyError, match="steps of a ChatEnv whose policy generated tokens"):
         rows_from_chat(lazy_stack([parts[2].exclude("tokens")]))
     parts[2]["next", "reward"] = torch.zeros(2)
-    with pytest.raises(ValueError, match="got 1 and 2 of 'reward'"):
+    with pytest.raises(ValueError, match="of 1 tokens has 2 rewards"):
         rows_from_chat(lazy_stack([parts[2]]))

@@ -505,9 +505,7 @@ def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: Nes
         raise ValueError(f"A prompt does not begin with the {before} tokens of the steps before it: {advice}.")
     reward = step.get(("next", reward_key), torch.zeros(1)).flatten().float()
     if not len(response) or len(reward) != 1:
-        raise ValueError(
-            f"A response has tokens and one reward, got {len(response)} and {len(reward)} of {reward_key!r}."
-        )
+        raise ValueError(f"A response of {len(response)} tokens has {len(reward)} rewards: it needs a token and one.")
     added = torch.cat([prompt[before:], response])
     values = {schema.TOKEN_REWARD: reward, schema.TOKEN_LOG_PROB: step.get(_LOG_PROB, torch.zeros(1)).float()}
     new = {key: nn.functional.pad(value, (len(added) - len(value), 0)) for key, value in values.items()}
