@@ -402,7 +402,7 @@ def test_episodes_of_several_workers_are_told_apart():
 
 
 def test_the_row_of_a_chat_holds_the_ids_that_the_policy_read_and_wrote():
-    """A wrapper's log-probabilities lack those of first tokens, so they are left out; an engine's are whole."""
+    """A wrapper's log-probabilities lack those of first tokens, so they are left out."""
     template = TEMPLATE + "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
     kwargs = {"max_new_tokens": 5, "do_sample": True, "eos_token_id": 3, "bad_words_ids": [[0]]}
     options = {
@@ -412,9 +412,8 @@ def test_the_row_of_a_chat_holds_the_ids_that_the_policy_read_and_wrote():
         "return_log_probs": True,
     }
     env, lm = ChatEnv(batch_size=(2,), tokenizer=characters(), input_mode="history"), model()
-    start = TensorDict(query=["ab", "nab c"], batch_size=[2])
-    play = {"auto_reset": False, "break_when_any_done": False}
-    steps = env.rollout(2, TransformersWrapper(lm, **options), tensordict=env.reset(start), **play)
+    start = {"auto_reset": False, "tensordict": env.reset(TensorDict(query=["ab", "nab c"], batch_size=[2]))}
+    steps = env.rollout(2, TransformersWrapper(lm, **options), **start)
     with pytest.raises(ValueError, match=r"A prompt does not begin with .* make a row of each step"):
         rows_from_chat(steps)  # the template writes a space between the characters
     rows = rows_from_chat(steps.unsqueeze(-1))
@@ -422,25 +421,19 @@ def test_the_row_of_a_chat_holds_the_ids_that_the_policy_read_and_wrote():
     assert "token_log_prob" not in rows
     scores = row_log_prob(language_actor(lm), rows)
     for row, score, step in zip(rows, scores, [x for line in steps.unbind(0) for x in line.unbind(0)], strict=True):
-        prompt, response = step["tokens", "prompt"], step["tokens", "response"]
-        assert torch.equal(row["tokens"][row["attention_mask"]], torch.cat([prompt, response]))
-        assert row["agent_mask"].nonzero()[:, 0].tolist() == [*range(len(prompt), len(prompt) + len(response))]
-        written = step["log_probs", "response"][1:]
-        torch.testing.assert_close(score[row["agent_mask"]][1:], written, atol=1e-5, rtol=1e-5)
-    padded = TransformersWrapper(lm, **options, pad_output=True)
+        ids, written = (step["tokens", key] for key in ("prompt", "response")), step["log_probs", "response"]
+        assert torch.equal(row["tokens"][row["attention_mask"]], torch.cat([*ids]))
+        torch.testing.assert_close(score[row["agent_mask"]][1:], written[1:], atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="build the wrapper with pad_output=False"):
-        rows_from_chat(env.rollout(1, padded, tensordict=env.reset(start), **play))
+        rows_from_chat(env.rollout(1, TransformersWrapper(lm, **options, pad_output=True), **start))
 
 
 def test_the_turns_of_a_chat_are_one_row():
     parts = []
     for prompt, response, reward in (([5, 6], [7], 1.0), ([5, 6, 7, 8], [3, 4], 2.0), ([9], [6], 4.0)):
-        step = {"reward": reward, "done": prompt != [5, 6], "terminated": prompt == [9]}
-        part = {
-            "tokens": {"prompt": prompt, "response": response},
-            "log_probs": {"response": [x - 9.0 for x in response]},
-        }
-        parts.append(TensorDict(part | {"next": {key: [value] for key, value in step.items()}}))
+        end = {"reward": [reward], "done": [prompt != [5, 6]], "terminated": [prompt == [9]]}
+        log_probs = {"response": [x - 9.0 for x in response]}
+        parts.append(TensorDict(tokens={"prompt": prompt, "response": response}, log_probs=log_probs, next=end))
     rows = rows_from_chat(lazy_stack([lazy_stack(parts)]))
     assert rows["tokens"].tolist() == [[5, 6, 7, 8, 3, 4], [9, 6, 0, 0, 0, 0]]
     assert rows["attention_mask"].sum(-1).tolist() == [6, 2]
@@ -450,6 +443,5 @@ def test_the_turns_of_a_chat_are_one_row():
     assert rows["terminated"].tolist() == (~rows["truncated"]).tolist() == [[False], [True]]
     with pytest.raises(KeyError, match="steps of a ChatEnv whose policy generated tokens"):
         rows_from_chat(lazy_stack([parts[2].exclude("tokens")]))
-    parts[2]["next", "reward"] = torch.zeros(2)
     with pytest.raises(ValueError, match="of 1 tokens has 2 rewards"):
-        rows_from_chat(lazy_stack([parts[2]]))
+        rows_from_chat(lazy_stack([parts[2].set(("next", "reward"), torch.zeros(2))]))

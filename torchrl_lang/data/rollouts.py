@@ -498,7 +498,7 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
 
 
 def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: NestedKey) -> TensorDictBase:
-    """A row without padding, ``[T]``, that goes on with what a step's prompt adds and with its response."""
+    """A row without padding, ``[T]``, followed by what a step's prompt adds and by its response."""
     prompt, response, before = step.get(_PROMPT), step.get(_RESPONSE), 0 if row is None else len(row)
     if row is not None and not torch.equal(prompt[:before], row.get(schema.TOKENS)):
         advice = "make a row of each step, steps.unsqueeze(-1)"

@@ -221,8 +221,8 @@ class WrapperActor(TensorDictModuleBase):
         if not done.all():
             with eval_mode(self):
                 action[~done], log_prob[~done] = self._write(rows.auto_batch_size_(1)[~done])
-        tensordict.set(schema.ACTION, action.reshape(*batch, -1))
-        tensordict.set(TOKEN_LOG_PROB, log_prob.reshape(*batch, -1))
+        tensordict.set(schema.ACTION, action.reshape(*batch, self.action_length))
+        tensordict.set(TOKEN_LOG_PROB, log_prob.reshape(*batch, self.action_length))
         return tensordict.set(schema.ACTION_LOG_PROB, log_prob.sum(-1).reshape(batch))
 
     def _write(self, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
