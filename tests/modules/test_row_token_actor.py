@@ -209,7 +209,8 @@ def test_errors_of_wrappers_name_what_to_use():
             WrapperActor(wrapper_of(lm, **options), CONTROL, K)
         assert advice in str(raised.value)
     env = PromptEnv(["ab"], lambda _, c: [0.0] * len(c), TOKENIZER, row_length=18, action_length=K, batch_size=[2])
-    for use in (lambda w: PPOLoss(w, None), lambda w: ILQLLoss(w, None, None), lambda w: env.rollout(1, w)):
+    losses = (lambda w: PPOLoss(w, None), lambda w: ILQLLoss(w, None, None))
+    for use in (*losses, language_actor, lambda w: env.rollout(1, w)):
         with pytest.raises(TypeError, match=r"language_actor\(wrapper.model\), act with modules.WrapperActor\(wrapper"):
             use(wrapper_of(lm))
     with pytest.raises(TypeError, match="takes a wrapper of TorchRL's LLM stack, got GPT2LMHeadModel"):

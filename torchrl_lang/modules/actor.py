@@ -67,6 +67,7 @@ def language_actor(
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 5, 11])
     """
+    refuse_wrapper(lm)
     if isinstance(lm, Trunk) and (expose_pre_norm or length_groups != "auto" or compile):
         raise ValueError("Give options of the trunk to Trunk(...) itself; compile it with trunk.compile().")
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)

@@ -216,8 +216,7 @@ class WrapperActor(TensorDictModuleBase):
         *batch, width = tokens.shape
         rows = TensorDict(tokens=tokens.reshape(-1, width).long(), attention_mask=attention_mask.reshape(-1, width))
         done = tensordict.get(schema.DONE, torch.zeros(batch, dtype=torch.bool, device=tokens.device)).reshape(-1)
-        empty = Utterances.empty(len(done), self.action_length, self.control, tokens.device)
-        action, log_prob = empty.action, empty.token_log_prob
+        action, log_prob, *_ = Utterances.empty(len(done), self.action_length, self.control, tokens.device)
         if not done.all():
             with eval_mode(self):
                 action[~done], log_prob[~done] = self._write(rows.auto_batch_size_(1)[~done])
