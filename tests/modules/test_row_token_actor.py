@@ -145,7 +145,8 @@ def wrapper_of(lm, pad=PAD, generate_kwargs=None, **options):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_greedy_utterances_of_a_wrapper_are_those_of_an_utterance_actor(kind, pad):
     lm, rows = tiny_lm(kind, seed=3), make_rows(40)
-    policy, done = WrapperActor(wrapper_of(lm, pad), CONTROL, K), torch.arange(40)[:, None] < 10
+    wrapper, done = wrapper_of(lm, pad, {"pad_token_id": pad}), torch.arange(40)[:, None] < 10
+    policy = WrapperActor(wrapper, CONTROL, K)
     out = policy(rows.clone().set("done", done).reshape(4, 10)).reshape(-1)
     ours = UtteranceActor(language_actor(lm), CONTROL, K, method="greedy", forbidden=())(rows.set("done", done))
     assert {0, 1, K - 1} <= set((out["action"] == END).int().argmax(-1)[10:].tolist())
@@ -156,21 +157,23 @@ def test_the_greedy_utterances_of_a_wrapper_are_those_of_an_utterance_actor(kind
 
 
 def test_a_wrapper_plays_and_has_the_log_probabilities_of_the_model():
-    """By Hugging Face's own pass; a wrapper writes 0 for the first token and leaves training mode on."""
-    lm = tiny_lm().train()
+    """By Hugging Face's own pass, without dropout; a wrapper itself writes 0 for the first token."""
+    lm = tiny_lm(resid_pdrop=0.5).train()
     policy = WrapperActor(wrapper_of(lm, generate_kwargs={"do_sample": True, "temperature": 2.0}), CONTROL, K)
     env = PromptEnv(["ab", "c"], lambda _, c: [1.0] * len(c), TOKENIZER, row_length=18, action_length=K, batch_size=[8])
-    for row in env.rollout(1, policy)[:, 0]:
+    steps = env.rollout(1, policy)[:, 0]
+    assert lm.training
+    lm.eval()
+    for row in steps:
         prompt, action = row["tokens"][row["attention_mask"]], row["action"]
         logits = lm(torch.cat([prompt, action])[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         expected = logits.gather(-1, action[:, None])[:, 0]
         expected[min(int((action == END).int().argmax()) + 1, K - 1) :] = 0  # a forced end and padding
         torch.testing.assert_close(row["token_log_prob"], expected.detach(), atol=1e-5, rtol=1e-5)
-    assert lm.training
 
 
 class Engine(LLMWrapperBase):
-    """Reads and writes as TorchRL's wrappers of engines do; it stops at the end, at the greatest length or before."""
+    """Reads and writes as TorchRL's wrappers of engines do; it stops behind the end, too late or before."""
 
     model, input_mode, input_key, generate, num_samples = None, "tokens", ("tokens", "prompt"), True, None
     pad_output, return_log_probs, tokens_key, log_probs_key, padding_value = False, True, "tokens", "log_probs", PAD
@@ -178,7 +181,7 @@ class Engine(LLMWrapperBase):
 
     def forward(self, td):
         self.prompts = [prompt.tolist() for prompt in td.get(self.input_key, as_list=True)]
-        ids = [torch.tensor(answer) for answer in ([2, 3, END], [1, 2, 3, 4, 5], [4, 4])]
+        ids = [torch.tensor(answer) for answer in ([2, 3, END, 4, END], [1, 2, 3, 4, 5, 0], [4, 4])]
         return lazy_stack([TensorDict(tokens={"response": x}, log_probs={"response": -1.0 - x}) for x in ids])
 
 
