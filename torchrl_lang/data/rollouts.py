@@ -508,7 +508,7 @@ def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: Nes
         raise ValueError(f"A response of {len(response)} tokens has {len(reward)} rewards: it needs a token and one.")
     added = torch.cat([prompt[before:], response])
     values = {schema.TOKEN_REWARD: reward, schema.TOKEN_LOG_PROB: step.get(_LOG_PROB, torch.zeros(1)).float()}
-    new = {key: nn.functional.pad(value.to(added.device), (len(added) - len(value), 0)) for key, value in values.items()}
+    new = {k: nn.functional.pad(x.to(added.device), (len(added) - len(x), 0)) for k, x in values.items()}
     new[schema.AGENT_MASK] = torch.arange(len(added), device=added.device) >= len(added) - len(response)
     new |= {schema.TOKENS: added, schema.ATTENTION_MASK: torch.ones_like(added).bool()}
     part = TensorDict(new, batch_size=added.shape)
