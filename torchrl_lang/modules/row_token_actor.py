@@ -130,7 +130,7 @@ class WrapperActor(TensorDictModuleBase):
 
     Reads ``tokens`` and ``attention_mask`` ``[*B, T]`` and writes ``action`` int64 ``[*B, K]``, ``token_log_prob``
     float32 ``[*B, K]`` and ``action_log_prob`` float32 ``[*B]``, as an :class:`~torchrl_lang.modules.UtteranceActor`
-    does. The wrapper gets the tokens of each row and returns tokens: no text is written or read on the way. Every
+    does. The wrapper gets the tokens of each row and returns tokens: no ids are made from text. Every
     utterance ends: an end-of-action token with probability one follows ``K - 1`` tokens without one. Rows that are
     done, if the tensordict has ``done``, get an empty utterance. No gradients and evaluation mode.
 
