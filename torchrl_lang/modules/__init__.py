@@ -8,7 +8,7 @@ from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers
-from torchrl_lang.modules.head_values import qvalue_module, value_module
+from torchrl_lang.modules.head_values import qvalue_module, row_value_module, value_module
 from torchrl_lang.modules.heads import QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, default_qvalue_head
 from torchrl_lang.modules.language_model import causal_lm, load_causal_lm
 from torchrl_lang.modules.mixed_policy import MixedPolicy
@@ -49,6 +49,7 @@ __all__ = [
     "qvalue_module",
     "read_agilerl",
     "row_log_prob",
+    "row_value_module",
     "save_agent",
     "save_language_model",
     "train_top_layers",

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.heads import ActionValueHead, StackedHeads, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, trunk_of
+from torchrl_lang.schema import ATTENTION_MASK
 
 ACTION_VALUE = "action_value"
 STATE_VALUE = "state_value"
@@ -81,6 +83,40 @@ def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModu
 def value_module(head: ValueHead) -> TensorDictModule:
     """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``."""
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
+
+
+def row_value_module(actor: nn.Module, head: ValueHead) -> TensorDictSequential:
+    """The value of each row, at its last real token: a critic for TorchRL's losses on steps of a rollout.
+
+    Args:
+        actor: whose trunk reads the rows, a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`. It is
+            shared; :func:`~torchrl_lang.modules.language_actor` of another model gives a trunk of its own.
+        head: its ``state_value`` of the last state.
+
+    Returns:
+        ``tokens``, ``attention_mask`` ``[*B, T]`` -> ``state_value`` float ``[*B, 1]``.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import ValueHead, causal_lm, language_actor, row_value_module
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> critic = row_value_module(language_actor(lm), ValueHead(8))
+        >>> rows = TensorDict(tokens=torch.zeros(2, 5, dtype=torch.int64),
+        ...                   attention_mask=torch.ones(2, 5, dtype=torch.bool), batch_size=[2])
+        >>> critic(rows)["state_value"].shape
+        torch.Size([2, 1])
+    """
+    decoder = getattr(actor, "decoder", None)
+    trunk = split_actor(actor if decoder is None else decoder.actor).trunk
+    last = TensorDictModule(_last_state, in_keys=[head.in_key, ATTENTION_MASK], out_keys=[head.in_key])
+    return TensorDictSequential(trunk, last, value_module(head), selected_out_keys=[STATE_VALUE])
+
+
+def _last_state(states: Tensor, attention_mask: Tensor) -> Tensor:
+    """States ``[*B, T, H]`` at the last real tokens, ``[*B, H]``."""
+    place = (attention_mask.sum(-1, keepdim=True) - 1).clamp_min(0).unsqueeze(-1)
+    return states.take_along_dim(place, -2).squeeze(-2)
 
 
 def with_heads(values: Tensor, kind: str) -> Tensor:

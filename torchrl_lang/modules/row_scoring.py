@@ -10,7 +10,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.functional import categorical_entropy, decision_mask, shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
 from torchrl_lang.modules.decoding.decoder import Decoder
@@ -158,6 +158,11 @@ class RowScorer:
         parts = [(batch.place[part], batch.action[part, None]) for part in self.parts(batch, states)]
         log_prob = [self.log_softmax(states, place).gather(-1, action) for place, action in parts]
         return self.with_certain_ends(batch, torch.cat(log_prob).squeeze(-1))
+
+    def entropy(self, batch: DecisionBatch, states: States) -> Tensor:
+        """Entropy in nats of each decision's distribution, float ``[N]``; zero where the end is certain."""
+        parts = [self.log_softmax(states, batch.place[part]) for part in self.parts(batch, states)]
+        return torch.where(self.certain(batch), 0.0, torch.cat([categorical_entropy(part) for part in parts]))
 
     def with_certain_ends(self, batch: DecisionBatch, log_prob: Tensor) -> Tensor:
         """Log-probabilities ``[N]`` with those of last slots replaced: 0 for the end of an utterance, else ``-inf``."""

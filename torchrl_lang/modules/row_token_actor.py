@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 
 from torchrl_lang import schema
 from torchrl_lang._checks import check_options, have_shapes, is_wrapper
-from torchrl_lang.functional import categorical_entropy, shift_left
+from torchrl_lang.functional import shift_left
 from torchrl_lang.modules.actor import language_actor, split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.sampling import Utterances
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -58,12 +58,8 @@ class RowTokenDistribution(Distribution):
 
     def entropy(self) -> Tensor:
         """Entropy in nats of each token's distribution, ``[*B, T]``."""
-        batch, scorer = self._batch, self._scorer
-        if batch.empty:
-            return batch.zeros()
-        parts = [scorer.log_softmax(self._states, batch.place[part]) for part in scorer.parts(batch, self._states)]
-        entropy = torch.cat([categorical_entropy(part) for part in parts])
-        return batch.at_tokens(torch.where(scorer.certain(batch), 0.0, entropy))
+        batch = self._batch
+        return batch.zeros() if batch.empty else batch.at_tokens(self._scorer.entropy(batch, self._states))
 
 
 class RowTokenActor(TensorDictModuleBase):

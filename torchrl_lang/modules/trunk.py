@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -48,7 +49,7 @@ class Trunk(nn.Module):
             less on padding; the states are the same. ``"auto"`` finds the cheapest groups, see
             :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
-            ``torch.compile`` of a caller ``"auto"`` is 1, and so is any number for a sharded model.
+            ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
@@ -171,7 +172,8 @@ class Trunk(nn.Module):
         flat = tokens.reshape(-1, tokens.shape[-1])
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
         # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
-        groups = 1 if together or self.sharded_root is not None else self.length_groups
+        whole = together or self.sharded_root is not None or is_batchedtensor(tokens)
+        groups = 1 if whole else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
             states = self._of_rows(flat, read)
         else:

@@ -167,6 +167,11 @@ class Decoder(nn.Module):
         return [trunk.sharded_root for trunk in self._trunks if trunk.sharded_root is not None]
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether a model's weights are sharded over processes."""
+        return bool(self._sharded)
+
+    @property
     def _trunks(self) -> list[Trunk]:
         """The trunks of Hugging Face models."""
         found = [trunk_of(self._parts.trunk), trunk_of(self.value_trunk)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.hugging_face import is_stochastic
-from torchrl_lang.modules.row_scoring import row_log_prob
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, ControlTokens, entry
 
 
@@ -32,6 +33,10 @@ class UtteranceDistribution(Distribution):
     from decoding, except that decoding uses evaluation mode and this the model's current mode, so dropout in training
     mode makes them differ. Impossible utterances (with a forbidden or filtered token, or without an end) have ``-inf``;
     tokens after the end are ignored.
+
+    Everything is computed when it is asked for, with the tensors that were the model's weights at construction (unless
+    the model is sharded): TorchRL's losses replace a policy's weights, such as those of ``delay_actor=True``, only
+    during ``get_dist``.
 
     Args:
         decoder: generates the utterances.
@@ -57,18 +62,30 @@ class UtteranceDistribution(Distribution):
         super().__init__(tokens.shape[:-1], torch.Size([decoder.action_length]), validate_args=False)
         self.decoder, self._mode, self._features = decoder, mode, features
         self.tokens, self.attention_mask = tokens, attention_mask
+        self._weights = [] if decoder.is_sharded else _tensors(decoder)
 
     def token_log_prob(self, action: Tensor) -> Tensor:
-        """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible.
+        """Log-probability of each token, int64 ``[*S, *B, K] -> [*S, *B, K]``, where ``S`` are sample dimensions.
 
-        The last slot of an utterance without an end is impossible.
+        Zero after the end, ``-inf`` if impossible. The last slot of an utterance without an end is impossible.
         """
-        have_shapes((ACTION, action, (*self.batch_shape, *self.event_shape)))
+        return self._read(action, entropy=False)[0]
+
+    def _read(self, action: Tensor, *, entropy: bool) -> list[Tensor]:
+        """Log-probability of each token and, if asked for, the entropy of the distribution at its place."""
+        shape = (*self.batch_shape, *self.event_shape)
+        samples = action.shape[: max(action.ndim - len(shape), 0)]
+        have_shapes((ACTION, action, (*samples, *shape)))
         if not action.numel():
-            return torch.zeros(action.shape, device=action.device)
+            return [torch.zeros(action.shape, device=action.device)] * (1 + entropy)
         flat = action.reshape(-1, action.shape[-1])
-        tokens, length = self.tokens.reshape(-1, self.tokens.shape[-1]).long(), self.attention_mask.sum(-1).flatten()
-        prompt = self.decoder.prompt(tokens, length, self._features)
+        tokens = self.tokens.expand(*samples, *self.tokens.shape).reshape(flat.shape[0], -1).long()
+        length = self.attention_mask.sum(-1).expand(*samples, *self.batch_shape).flatten()
+        features = self._features
+        if features is not None and samples:
+            row = torch.arange(self.batch_shape.numel(), device=flat.device)
+            features = features.select(row.repeat(samples.numel()))
+        prompt = self.decoder.prompt(tokens, length, features)
         is_end = flat == self.decoder.control.end_of_action
         active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
         if self.decoder.stop is not None:  # utterances that stop have padding instead
@@ -82,29 +99,78 @@ class UtteranceDistribution(Distribution):
             agent_mask=torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, place, active),
             batch_size=tokens.shape[:1],
         )
-        if self._features is not None:
-            rows.update(self._features.entries())
-        return row_log_prob(self.decoder, rows).gather(-1, place).reshape(action.shape)
+        if features is not None:
+            rows.update(features.entries())
+        scorer, batch = RowScorer(self.decoder), DecisionBatch.read(rows)
+        with _with_weights(self._weights):
+            states = scorer.states(batch)
+            found = [scorer.log_prob(batch, states), *([scorer.entropy(batch, states)] if entropy else [])]
+        return [batch.at_tokens(values).gather(-1, place).reshape(action.shape) for values in found]
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of each utterance, int64 ``[*B, K] -> [*B]``."""
+        """Log-probability of each utterance, int64 ``[*S, *B, K] -> [*S, *B]``, for any sample dimensions ``S``."""
         return self.token_log_prob(value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Unbiased estimate of the entropy in nats, ``[*B]``, with an unbiased gradient, from one new utterance a row.
+
+        With ``y`` drawn from the actor's generator and ``H_k`` the exact entropy of token ``k`` given those before it::
+
+            H(pi) = E_y sum_k H_k,    grad H(pi) = E_y sum_k (grad H_k + grad log pi(y_k) sum_{j > k} H_j)
+
+        The second term, whose value is zero, is how a token changes which distributions follow. (A sampled ``-log
+        pi(y)`` estimates the same value, but its gradient is zero in expectation.) Each call decodes an utterance for
+        each row: where that is too slow, pass ``entropy_bonus=False`` to the loss.
+        """
+        log_prob, entropy = self._read(self.sample(), entropy=True)
+        after = (entropy.sum(-1, keepdim=True) - entropy.cumsum(-1)).detach()
+        # Rounding may make a sampled token impossible to the pass over the row.
+        log_prob = log_prob.masked_fill(log_prob.isneginf(), 0.0)
+        return (entropy + (log_prob - log_prob.detach()) * after).sum(-1)
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
         shape = torch.Size(sample_shape)
         options: Any = {"method": "sample", "candidates": shape.numel(), "features": self._features}
-        drawn = self.decoder.generate(self.tokens, self.attention_mask, **options)
+        with _with_weights(self._weights):
+            drawn = self.decoder.generate(self.tokens, self.attention_mask, **options)
         action = drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
         return action.movedim(-2, 0).reshape(*shape, *self.batch_shape, *self.event_shape)
 
     @property
     def mode(self) -> Tensor:
         """The utterance that greedy or beam decoding finds, ``[*B, K]``, not always the most likely one."""
-        found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode, features=self._features)
+        options: Any = {"method": self._mode, "features": self._features}
+        with _with_weights(self._weights):
+            found = self.decoder.generate(self.tokens, self.attention_mask, **options)
         return found.action.reshape(*self.batch_shape, *self.event_shape)
 
     deterministic_sample = mode  # the name by which TorchRL asks for it
+
+
+def _tensors(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Every parameter of a module and its submodules with its place.
+
+    ``TensorDict.to_module`` puts tensors that are no parameters where parameters were, as attributes.
+    """
+    places = ((part, {**part._parameters, **vars(part)}) for part in module.modules())
+    return [(part, name, value) for part, found in places for name, value in found.items() if isinstance(value, Tensor)]
+
+
+@contextmanager
+def _with_weights(places: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+    """Put tensors back where :func:`_tensors` found them, inside a ``with`` block."""
+    changed = [(vars(part), name, value) for part, name, value in places if getattr(part, name, None) is not value]
+    before = [own.get(name) for own, name, _ in changed]
+    for own, name, value in changed:
+        own[name] = value  # is found before parameters and buffers
+    try:
+        yield
+    finally:
+        for (own, name, _), value in zip(changed, before, strict=True):
+            del own[name]
+            if value is not None:
+                own[name] = value
 
 
 class UtteranceActor(TensorDictModuleBase):
@@ -177,6 +243,11 @@ class UtteranceActor(TensorDictModuleBase):
     generated: zero on padding, NaN in a forced last slot, whose state is never computed;
     ``PPOLoss.estimate(reuse_values=True)`` replaces NaN by the value that makes its TD error zero. The utterances do
     not change. ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` copies the values to rows.
+
+    TorchRL's own losses (``ClipPPOLoss``, ``KLPENPPOLoss`` with ``delay_actor=True``, ``A2CLoss``, ``ReinforceLoss``)
+    train the actor on steps of a rollout, an utterance an action, with
+    :func:`~torchrl_lang.modules.row_value_module` as their critic. For them it has the members of a
+    ``ProbabilisticTensorDictModule``: :meth:`get_dist`, :meth:`log_prob`, ``log_prob_keys``, ``dist_sample_keys``.
 
     Raises:
         TypeError: ``actor`` has the wrong type.
@@ -261,6 +332,8 @@ class UtteranceActor(TensorDictModuleBase):
         self._per_token += [schema.BEHAVIOR_LOG_PROB, schema.TOKEN_ENTROPY] if diagnostics else []
         self._per_token += [] if value is None else [STATE_VALUE]
         self.out_keys = [ACTION, schema.ACTION_LOG_PROB, *self._per_token[1:]]
+        self.dist_sample_keys, self.log_prob_keys = [ACTION], [schema.ACTION_LOG_PROB]
+        self.log_prob_key = schema.ACTION_LOG_PROB
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -289,6 +362,14 @@ class UtteranceActor(TensorDictModuleBase):
         features = self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1])
         return UtteranceDistribution(self.decoder, tokens, attention_mask, features=features, mode=mode)
 
-    def log_prob(self, tensordict: TensorDictBase) -> Tensor:
-        """Log-probability of the ``action`` in the tensordict, ``[*B]``, with gradients."""
-        return self.get_dist(tensordict).log_prob(entry(tensordict, ACTION))
+    def build_dist_from_params(self, tensordict: TensorDictBase) -> UtteranceDistribution:
+        """Raise NotImplementedError: the parameters of this distribution are the model's weights, never in the data."""
+        raise NotImplementedError(
+            f"The data hold no parameters of a {type(self).__name__}'s distribution, which are the model's weights: "
+            "build the loss with delay_actor=True, which keeps those of the earlier policy."
+        )
+
+    def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
+        """Log-probability of the ``action`` in the tensordict, ``[*B]``, with gradients; by default under its rows."""
+        dist = self.get_dist(tensordict) if dist is None else dist
+        return dist.log_prob(entry(tensordict, ACTION))
