@@ -66,6 +66,8 @@ def test_the_distribution_agrees_with_decoding(guide, positions):
     assert torch.equal(dist.mode, greedy(batch.clone())["action"])
     shaped = policy.get_dist(batch.reshape(1, N)).log_prob(out["action"][None])
     torch.testing.assert_close(shaped[0].float(), out["action_log_prob"], **EXACT)
+    each = dist.log_prob(torch.stack([dist.mode, out["action"]]))  # sample dimensions
+    torch.testing.assert_close(each[1].float(), out["action_log_prob"], **EXACT)
 
 
 @pytest.mark.parametrize("change", ["a value", "the mask", "fewer", "no mask"])

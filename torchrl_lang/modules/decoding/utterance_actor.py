@@ -167,10 +167,10 @@ def _with_weights(places: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[N
     try:
         yield
     finally:
-        for (own, name, _), value in zip(changed, before, strict=True):
+        for (own, name, _), earlier in zip(changed, before, strict=True):
             del own[name]
-            if value is not None:
-                own[name] = value
+            if earlier is not None:
+                own[name] = earlier
 
 
 class UtteranceActor(TensorDictModuleBase):
