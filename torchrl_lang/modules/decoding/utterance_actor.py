@@ -356,7 +356,10 @@ class UtteranceActor(TensorDictModuleBase):
             self._prefix_cache.transcripts = None
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
-        """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""
+        """The distribution over utterances at each row, with ``log_prob(action)`` and ``entropy()``, each ``[*B]``.
+
+        The entropy is an unbiased estimate with an unbiased gradient, from one utterance that it decodes for each row.
+        """
         mode: Method = "beam" if self.method == "beam" else "greedy"
         tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
         features = self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1])
