@@ -36,8 +36,14 @@ META = f"{ROWS}/meta.json"
 
 REMEDY = "the dataset is damaged, generate it again"
 
-DISK_DTYPES = dict.fromkeys((*schema.ROW_KEYS, schema.TERMINATED, schema.TRUNCATED), torch.bool)
-DISK_DTYPES |= {schema.TOKENS: torch.int32, schema.TOKEN_REWARD: torch.float32}
+DISK_DTYPES = {
+    schema.TOKENS: torch.int32,
+    schema.ATTENTION_MASK: torch.bool,
+    schema.AGENT_MASK: torch.bool,
+    schema.TOKEN_REWARD: torch.float32,
+    schema.TERMINATED: torch.bool,
+    schema.TRUNCATED: torch.bool,
+}
 """The entries that every dataset has, and their dtypes on disk."""
 
 _DTYPES = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}

@@ -147,8 +147,10 @@ def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tenso
 
 # Rounding tolerance between a step's reward and the sum of several token rewards of its turn.
 _ROUNDING = 1e-5
-_WHY_LACKING = "the policy wrote fewer values; the episodes began before this batch: use EpisodeRows; or the collector "
-_WHY_LACKING += "dropped steps, as MultiAsyncCollector does while learning takes over a second"
+_WHY_LACKING = (
+    "the policy wrote fewer values; the episodes began before this batch: use EpisodeRows; or the collector dropped "
+    "steps, as MultiAsyncCollector does while learning takes over a second"
+)
 
 
 def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:

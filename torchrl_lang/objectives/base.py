@@ -40,7 +40,7 @@ LogitsChunk = int | Literal["auto"] | None
 _LARGE_VOCABULARY = 512
 
 ValueType: TypeAlias = ValueEstimators | ValueEstimatorBase | type[ValueEstimatorBase] | str | None
-"""What chooses a value estimator, as in TorchRL; None for a loss's default."""
+"""Ways to choose a value estimator, as in TorchRL; None for a loss's default."""
 
 
 def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:

@@ -98,8 +98,14 @@ class CHAILoss(QValueLoss):
     out_keys = ["loss_qvalue", "loss_cql", "qvalue", "candidate_value"]
     _kinds = {"qvalue_network": UTTERANCE_VALUE}
     _has_actor = False
-    _more_entries: tuple[str, ...] = ("state_position", "state_mask", "utterance_feature")
-    _more_entries += ("candidate_mask", "candidate_feature", "candidate_log_prob")
+    _more_entries = (
+        "state_position",
+        "state_mask",
+        "utterance_feature",
+        "candidate_mask",
+        "candidate_feature",
+        "candidate_log_prob",
+    )
     _sources = dict.fromkeys(_more_entries, "add the columns to the dataset once, CandidateSampler(policy, 5)(rows)")
 
     def __init__(
@@ -159,8 +165,11 @@ class CHAILoss(QValueLoss):
         found = {name: self._needed(tensordict, name) for name in self._more_entries}
         shape = (*batch.shape[:-1], found["state_mask"].shape[-1])
         candidates, width = found["candidate_feature"].shape[-2:]
-        trailing: dict[str, tuple[int, ...]] = {"utterance_feature": (width,), "candidate_log_prob": (candidates,)}
-        trailing["candidate_feature"] = (candidates, width)
+        trailing: dict[str, tuple[int, ...]] = {
+            "utterance_feature": (width,),
+            "candidate_feature": (candidates, width),
+            "candidate_log_prob": (candidates,),
+        }
         have_shapes(*((name, value, shape + trailing.get(name, ())) for name, value in found.items()))
         for name in ("state_mask", "candidate_mask"):
             schema.check_entry(name, found[name], found[name].shape)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
@@ -68,8 +66,13 @@ class DecisionTransformerLoss(BCLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        options: Any = {"transition_weight": transition_weight, "actor_normalizer": actor_normalizer}
-        super().__init__(actor_network, logits_chunk=logits_chunk, reduction=reduction, **options)
+        super().__init__(
+            actor_network,
+            transition_weight=transition_weight,
+            actor_normalizer=actor_normalizer,
+            logits_chunk=logits_chunk,
+            reduction=reduction,
+        )
         conditioned_trunk(type(self).__name__, actor_network)
         decoder = self.scorer.decoder
         known = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action

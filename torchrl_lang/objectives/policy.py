@@ -77,9 +77,15 @@ def actor_loss(
     layer = linear_layer(head)
     if head is not None and layer is not None and in_chunks(loss.logits_chunk, layer.out_features):
         chunk = loss.logits_chunk if isinstance(loss.logits_chunk, int) else None
-        options: Any = {"position_weight": weight, "chunk_size": chunk, "recompute": loss.reduction == "none"}
-        features = inputs.get(head.in_keys[0])
-        total, losses, _ = linear_cross_entropy(features, layer.weight, layer.bias, target, **options)
+        total, losses, _ = linear_cross_entropy(
+            inputs.get(head.in_keys[0]),
+            layer.weight,
+            layer.bias,
+            target,
+            position_weight=weight,
+            chunk_size=chunk,
+            recompute=loss.reduction == "none",
+        )
     else:
         logits = (inputs if head is None else head(inputs)).get(LOGITS)
         losses = F.cross_entropy(upcast_half(logits), target, reduction="none")

@@ -83,8 +83,14 @@ class CharTokenizer:
     """Number of token ids, control tokens included."""
     control: ControlTokens
     """Ids of the control tokens; ``forbidden`` has the unknown symbol."""
-    DEFAULT_CONTROL = {"pad": "<|pad|>", "end_of_action": "</a>", "end_of_state": "</s>"}
-    DEFAULT_CONTROL |= {"begin_state": "<s>", "begin_action": "<a>", "end_of_dialogue": "</eod>"}
+    DEFAULT_CONTROL = {
+        "pad": "<|pad|>",
+        "end_of_action": "</a>",
+        "end_of_state": "</s>",
+        "begin_state": "<s>",
+        "begin_action": "<a>",
+        "end_of_dialogue": "</eod>",
+    }
 
     def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None, *, unknown: bool = False) -> None:
         self.symbols = tuple(symbols)

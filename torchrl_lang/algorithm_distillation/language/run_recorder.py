@@ -194,11 +194,18 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
         texts, before = _texts(row, tokenizer), 0
         spans = _responses(tokens, agent, tokenizer.control.end_of_action)
         for turn, ((first, end), (query, response)) in enumerate(zip(spans, texts, strict=True)):
-            where: Any = {"run": run, "epoch": epoch, "episode": number, "turn": turn}
-            ids: Any = {"query_tokens": tuple(tokens[before:first]), "response_tokens": tuple(tokens[first:end])}
-            log_prob = () if known is None or not trained[number, first] else tuple(known[first:end])
-            earned = records.shortest_decimal(sum(rewards[first:end]))
-            yield TextRecord(query=query, response=response, reward=earned, log_probs=log_prob, **ids, **where)
+            yield TextRecord(
+                query=query,
+                response=response,
+                query_tokens=tuple(tokens[before:first]),
+                response_tokens=tuple(tokens[first:end]),
+                reward=records.shortest_decimal(sum(rewards[first:end])),
+                log_probs=() if known is None or not trained[number, first] else tuple(known[first:end]),
+                episode=number,
+                turn=turn,
+                epoch=epoch,
+                run=run,
+            )
             before = end
 
 

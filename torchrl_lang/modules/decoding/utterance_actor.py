@@ -304,10 +304,15 @@ class UtteranceActor(TensorDictModuleBase):
         check_options(method=(method, ("sample", "greedy", "beam", "best_of")))
         if method in ("beam", "best_of") and (value is not None or stop is not None):
             raise ValueError(f"value= and stop= are for method='sample' and 'greedy' only, got method={method!r}.")
-        forbidden = control.forbidden_in_action() if forbidden is None else forbidden
-        vocab_size = control.vocab_size if vocab_size is None else vocab_size
-        filters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        rule = NextTokenDistribution(forbidden, vocab_size=vocab_size, guidance=guidance, **filters)
+        rule = NextTokenDistribution(
+            control.forbidden_in_action() if forbidden is None else forbidden,
+            vocab_size=control.vocab_size if vocab_size is None else vocab_size,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guidance=guidance,
+        )
         self.method = method
         self._prefix_cache = PrefixCache() if prefix_cache else None
         self.decoder = Decoder(

@@ -206,8 +206,10 @@ class LanguageFormat:
 
     def policy(self, temperature: float) -> LanguageHistoryPolicy:
         """See :class:`RLFormat`."""
-        settings: Any = {"steps": self.steps, "temperature": temperature}
-        return LanguageHistoryPolicy(self.actor, self.rows.template, self.rows.tokenizer, self.context, **settings)
+        template, tokenizer = self.rows.template, self.rows.tokenizer
+        return LanguageHistoryPolicy(
+            self.actor, template, tokenizer, self.context, steps=self.steps, temperature=temperature
+        )
 
 
 FORMATS: Mapping[str, type[RLFormat] | type[LanguageFormat]] = {"rl": RLFormat, "language": LanguageFormat}
