@@ -8,7 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, assert_allclose_td
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from torchrl.data.replay_buffers.samplers import prioritized
 from torchrl.objectives import SoftUpdate, ValueEstimators
 from torchrl.objectives.value import GAE, TD0Estimator
 from transformers import GPT2Model
@@ -22,6 +25,7 @@ from tests.objectives.conftest import (
     T,
     losses_of,
     make_actor,
+    make_heads,
     make_qbackup,
     number_of_utterances,
     rows_for,
@@ -30,6 +34,7 @@ from tests.objectives.conftest import (
 )
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.objectives import BCQLoss, CHAILoss, OREOLoss, PPOLoss, QSFTLoss, UtteranceILQLLoss, base
+from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.transforms import frozen_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -156,6 +161,64 @@ def test_set_keys(make_loss, rows):
     assert_same(loss(moved), expected, rtol=0, atol=0)
     with pytest.raises(ValueError, match="not an accepted tensordict key"):
         loss.set_keys(nonsense="x")
+
+
+def with_names(actor):
+    """The same actor, whose modules write and read other entries."""
+    trunk, head, _ = actor.module
+    options = {"distribution_class": torch.distributions.Categorical, "in_keys": {"logits": ("own", "scores")}}
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(trunk.module, in_keys=trunk.in_keys, out_keys=["state"]),
+        TensorDictModule(head.module, in_keys=["state"], out_keys=[("own", "scores")]),
+        ProbabilisticTensorDictModule(out_keys=["next_token"], **options),
+    )
+
+
+@pytest.mark.parametrize("make", [conftest.make_ilql, conftest.make_cql, conftest.make_psi])
+def test_entries_of_networks_may_have_other_names(make, rows, monkeypatch):
+    expected = make(actor_weight=0.5)(rows)
+    heads = [TensorDictModule(head.module, in_keys=["state"], out_keys=["x"]) for head in make_heads()]
+    monkeypatch.setattr(conftest, "make_actor", lambda **_: with_names(make_actor()))
+    monkeypatch.setattr(conftest, "make_heads", lambda **_: heads)
+    loss = make(actor_weight=0.5)
+    assert_same(loss(rows), expected, rtol=1e-5, atol=1e-6)  # all of the actor counts as trunk
+    loss.set_keys(hidden="state", logits=("own", "scores"))
+    assert_same(loss(rows), expected, rtol=1e-6, atol=1e-7)
+    assert isinstance(loss.scorer.actor_parts.head.module, nn.Linear)
+    with pytest.raises(ValueError, match=r"The actor writes .*'state'.*, no \['hidden'\]: give names of these"):
+        loss.set_keys(hidden="hidden")
+
+
+def test_rows_of_a_prioritized_sampler_get_their_td_error(make_loss, rows):
+    """It is a row's own mean, as of a batch of that row alone."""
+    loss = make_loss()
+    sampled = rows.clone().set("priority_weight", torch.rand(6))
+    before = set(sampled.keys())
+    assert_same(loss(sampled), loss(rows))
+    if not isinstance(loss, QValueLoss):
+        assert set(sampled.keys()) == before
+        return
+    assert set(sampled.keys()) - before == {"td_error"}
+    assert not sampled["td_error"].requires_grad
+    each = torch.stack([loss(rows[[i]])["loss_qvalue"] for i in range(6)])
+    torch.testing.assert_close(sampled["td_error"], each[:, None])
+    loss.set_keys(priority=("of", "rows"))
+    loss(sampled)
+    torch.testing.assert_close(sampled["of", "rows"], sampled["td_error"])
+
+
+def test_a_prioritized_buffer_draws_rows_by_their_td_error(rows):
+    if prioritized.SumSegmentTreeFp32 is None:
+        pytest.skip("needs TorchRL's C++ extension")
+    options = {"alpha": 1.0, "beta": 0.5, "batch_size": 600}
+    buffer = TensorDictPrioritizedReplayBuffer(storage=LazyTensorStorage(6), **options)
+    buffer.extend(rows)
+    loss, batch = conftest.make_ilql(), buffer.sample()
+    loss(batch)
+    buffer.update_tensordict_priority(batch)
+    expected = torch.stack([loss(rows[[i]])["loss_qvalue"] for i in range(6)])
+    drawn = torch.bincount(buffer.sample()["index"], minlength=6) / 600
+    torch.testing.assert_close(drawn, expected / expected.sum(), rtol=0, atol=0.08)
 
 
 def test_states_and_copies(make_loss, rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeVar
 
+from tensordict import NestedKey
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -96,11 +97,12 @@ class ActorParts(NamedTuple):
     """The distribution over ``logits``."""
 
 
-def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
-    """Find the trunk, head and distribution of an actor by its keys, without copying.
+def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HIDDEN) -> ActorParts:
+    """Find the trunk, head and distribution of an actor by its keys, without copying weights.
 
     The trunk is everything up to the module that writes ``hidden``, the head everything between it and the
-    distribution. If no module writes ``hidden``, there is no head and the trunk writes ``logits``.
+    distribution. If no module writes ``hidden``, there is no head and the trunk writes ``logits``. The distribution may
+    read its ``logits`` by another key (``in_keys={"logits": key}``); the parts write them as ``logits``.
 
     Raises:
         TypeError: ``actor`` is not a :class:`~tensordict.nn.ProbabilisticTensorDictSequential`.
@@ -117,14 +119,27 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
     if not isinstance(actor, ProbabilisticTensorDictSequential):
         raise TypeError(f"An actor is built with language_actor(), got {type(actor).__name__}.")
     modules = list(actor.module)
-    prob = next((m for m in modules if isinstance(m, ProbabilisticTensorDictModule) and LOGITS in m.in_keys), None)
+    prob = next((m for m in modules if isinstance(m, ProbabilisticTensorDictModule) and LOGITS in m.dist_keys), None)
+    key = LOGITS if prob is None else dict(zip(prob.dist_keys, prob.in_keys, strict=True))[LOGITS]
     before = [] if prob is None else modules[: modules.index(prob)]
-    if prob is None or not any(LOGITS in module.out_keys for module in before):
+    if prob is None or not any(key in module.out_keys for module in before):
         keys = [(list(m.in_keys), list(m.out_keys)) for m in modules]
         raise ValueError(f"An actor needs a module that writes 'logits' and a distribution of them, got {keys}.")
-    border = next((i for i, module in enumerate(before) if HIDDEN in module.out_keys), len(before) - 1) + 1
+    border = next((i for i, module in enumerate(before) if hidden in module.out_keys), len(before) - 1) + 1
+    if key != LOGITS:
+        before = [_renamed(module, key) for module in before]
     head = before[border:]
     return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
+
+
+def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:
+    """A module that writes as ``logits`` what ``module`` writes as ``key``; the same where it does not."""
+    if key not in module.out_keys:
+        return module
+    if type(module) is TensorDictModule:  # so that a linear head is still seen as one
+        keys = [LOGITS if own == key else own for own in module.out_keys]
+        return TensorDictModule(module.module, in_keys=module.in_keys, out_keys=keys)
+    return TensorDictSequential(module, TensorDictModule(nn.Identity(), in_keys=[key], out_keys=[LOGITS]))
 
 
 def linear_layer(head: TensorDictModuleBase | None) -> nn.Linear | None:

@@ -18,7 +18,7 @@ from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.features import RowFeatures, reads_features
 from torchrl_lang.modules.head_values import States, apply_head
-from torchrl_lang.modules.trunk import Trunk, trunk_of
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS, entry
 
 
@@ -122,20 +122,21 @@ class RowScorer:
         actor: a language actor, whose distribution is the softmax over the vocabulary at temperature 1; or an
             :class:`~torchrl_lang.modules.UtteranceActor`, with its temperature, filters, forbidden tokens, values and
             the forced end of the last slot.
+        hidden: the entry that separates the trunk from the head, see :func:`split_actor`.
     """
 
-    def __init__(self, actor: nn.Module) -> None:
+    def __init__(self, actor: nn.Module, hidden: NestedKey = HIDDEN) -> None:
         decoder = getattr(actor, "decoder", actor)
         self.decoder = decoder if isinstance(decoder, Decoder) else None
         """Of an utterance actor; None for a language actor."""
         self.language_actor: Any = actor if self.decoder is None else self.decoder.actor
         """Trunk, head and distribution."""
-        split_actor(self.language_actor)  # raises now rather than at the first row
+        self.actor_parts = split_actor(self.language_actor, hidden)
 
     @property
     def trunk(self) -> Trunk | None:
         """The trunk, if it is a :class:`Trunk`."""
-        return trunk_of(split_actor(self.language_actor).trunk)
+        return trunk_of(self.actor_parts.trunk)
 
     @property
     def has_values(self) -> bool:
@@ -144,7 +145,7 @@ class RowScorer:
 
     def states(self, batch: DecisionBatch) -> States:
         """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
-        trunk = split_actor(self.language_actor).trunk
+        trunk = self.actor_parts.trunk
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
         features = batch.features if reads_features(trunk) or reads_features(value_trunk) else None
         states = read_rows(trunk, batch.tokens, batch.attention_mask, features)
@@ -205,7 +206,7 @@ class RowScorer:
 
     def linear(self) -> LinearLogits | None:
         """The logits as a linear function of a state; None with filters, values or a head that is not linear."""
-        head: Any = split_actor(self.language_actor).head
+        head: Any = self.actor_parts.head
         layer = linear_layer(head)
         if layer is None:
             return None
@@ -223,7 +224,7 @@ class RowScorer:
         return LinearLogits(head.in_keys[0], weight, bias, temperature, forbidden)
 
     def _with_logits(self, states: States) -> States:
-        head = split_actor(self.language_actor).head
+        head = self.actor_parts.head
         return states if head is None else states | {LOGITS: apply_head(head, states, LOGITS)}
 
 

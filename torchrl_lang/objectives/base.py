@@ -21,13 +21,14 @@ from torchrl_lang.functional import decision_mask, find_decisions, shift_left, t
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.functional.value_terms import masked_mean
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import LOGITS
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer, refuse_steps
+from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
 from torchrl_lang.schema import check_entry, check_values, missing_entry, refuse
 
@@ -153,7 +154,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     @dataclass
     class _AcceptedKeys:
-        """Keys that ``set_keys`` can change, with their defaults: entries of rows, and of heads."""
+        """Keys that ``set_keys`` can change, with their defaults: entries of rows, of the actor, and of heads."""
 
         tokens: NestedKey = schema.TOKENS
         attention_mask: NestedKey = schema.ATTENTION_MASK
@@ -163,6 +164,8 @@ class RowLoss(ReferenceHolder, LossModule):
         train_mask: NestedKey = schema.TRAIN_MASK
         features: NestedKey = schema.FEATURES
         features_mask: NestedKey = schema.FEATURES_MASK
+        hidden: NestedKey = HIDDEN
+        logits: NestedKey = LOGITS
         action_value: NestedKey = ACTION_VALUE
         utterance_value: NestedKey = UTTERANCE_VALUE
         state_value: NestedKey = STATE_VALUE
@@ -289,12 +292,19 @@ class RowLoss(ReferenceHolder, LossModule):
     # -- what it reads -------------------------------------------------------------------------------------------------
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
-        """Needed by ``set_keys``: no value estimator has keys of its own."""
+        """Called by ``set_keys``: checks names of the actor's entries; no value estimator has keys of its own."""
+        if kwargs.keys() & {"hidden", "logits"} and getattr(self, "actor_network", None) is not None:
+            keys, written = self.tensor_keys, set(self.language_actor.out_keys)
+            if unknown := [key for key in (keys.hidden, keys.logits) if key not in written]:
+                raise ValueError(f"The actor writes {sorted(map(str, written))}, no {unknown}: give names of these.")
 
     @property
     def scorer(self) -> RowScorer:
         """Computes the log-probability of the agent's tokens under the distribution that the actor samples from."""
-        return RowScorer(self.actor_network)
+        return self._scorer(self.actor_network)
+
+    def _scorer(self, actor: nn.Module) -> RowScorer:
+        return RowScorer(actor, self.tensor_keys.hidden)
 
     @property
     def language_actor(self) -> ProbabilisticTensorDictSequential:
@@ -303,7 +313,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     @property
     def _policy_trunk(self) -> TensorDictModuleBase:
-        return split_actor(self.language_actor).trunk
+        return self.scorer.actor_parts.trunk
 
     @property
     def _value_trunk(self) -> TensorDictModuleBase:

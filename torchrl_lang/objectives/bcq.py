@@ -96,7 +96,7 @@ class BCQLoss(QValueLoss):
             next_value = next_values(self, batch, chosen)
             y = td_target(batch.reward, next_value, batch.terminated, self._discount(batch, next_value))
             error = F.huber_loss(q.taken, y[:, None].expand_as(q.taken), reduction="none").sum(-1)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, batch.place, batch.counts)
             metrics["td_target"] = y
             metrics["qvalue"] = q.taken.mean(-1)
         if self.actor_weight:

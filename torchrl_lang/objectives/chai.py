@@ -16,7 +16,7 @@ from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.functional.value_terms import masked_mean, sampled_cql_term
 from torchrl_lang.modules.head_values import UTTERANCE_VALUE
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.base import TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import least_target, online_values
 from torchrl_lang.objectives.values import QValueLoss
 
@@ -84,8 +84,8 @@ class CHAILoss(QValueLoss):
     """
 
     @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """The keys of :class:`RowLoss` and the columns."""
+    class _AcceptedKeys(QValueLoss._AcceptedKeys):
+        """The keys of :class:`QValueLoss` and the columns."""
 
         state_position: NestedKey = schema.STATE_POSITION
         state_mask: NestedKey = schema.STATE_MASK
@@ -139,7 +139,7 @@ class CHAILoss(QValueLoss):
             y = td_target(found.reward, next_value, found.terminated, self.gamma)
             error = (y[:, None] - q).square().sum(-1)
             known = counted & (bootstraps | found.terminated)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce(error, batch, found.place, known)
+            losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, found.place, known)
             metrics["candidate_value"] = masked_mean(next_value, bootstraps & counted)
         if self.cql_weight:
             has = counted & columns["candidate_mask"][found.utterance]

@@ -96,7 +96,7 @@ class CQLLoss(QValueLoss):
             best = next_values(self, batch, lambda s: self._target_table(rows.target, s).amax(-1))  # max_a Qt(s', a)
             y = td_target(batch.reward, best, batch.terminated, self._discount(batch, best))
             error = (y[:, None] - q.taken).square().sum(-1)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, batch.place, batch.counts)
             metrics["td_target"] = y
         if losses:
             metrics["qvalue"] = q.taken.mean(-1)

@@ -99,8 +99,10 @@ class ILQLLoss(QValueLoss):
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask``, ``agent_mask`` (bool) and ``token_reward``
     (float32), each ``[*B, T]``, and ``terminated`` (bool ``[*B, 1]``): a row that is not terminated is bootstrapped
-    from its last position. It is left as it was. The output holds the five losses and, detached, the means ``value``,
-    ``qvalue``, ``target_qvalue`` and ``advantage`` over decisions.
+    from its last position. It is left as it was, but rows that a prioritized sampler drew (with ``priority_weight``)
+    get their ``td_error``, float ``[*B, 1]``: the mean over a row's decisions of the errors in ``loss_qvalue``. The
+    output holds the five losses and, detached, the means ``value``, ``qvalue``, ``target_qvalue`` and ``advantage``
+    over decisions.
 
     Raises:
         KeyError: an entry is missing; the message names it and :meth:`set_keys`.
@@ -189,7 +191,7 @@ class ILQLLoss(QValueLoss):
         if self.qvalue_weight:
             y = self._qvalue_target(batch, value.detach(), next_value)
             error = (y[:, None] - q.taken).square().sum(-1)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, batch.place, batch.counts)
         if losses:
             metrics["qvalue"] = q.taken.mean(-1)
         if weighs_advantages(self) or (self.value_weight and self.target != "mc"):

@@ -37,7 +37,7 @@ def vocabulary(actor: Any) -> int | None:
     """Count the tokens that the policy can write; None where it is unknown."""
     if isinstance(actor, UtteranceActor) and actor.decoder.rule.vocab_size is not None:
         return actor.decoder.rule.vocab_size
-    size = vocabulary_size(split_actor(RowScorer(actor).language_actor))
+    size = vocabulary_size(RowScorer(actor).actor_parts)
     return token_limit(actor) if size is None else size
 
 
@@ -99,7 +99,7 @@ def head_values(loss: Any, name: str, states: TensorDictBase, network: TensorDic
     found = checked_values(head, kind, states, run)
     if kind == ACTION_VALUE:
         actor, known = loss.actor_network, found.shape[-1]
-        needed, layer = vocabulary(actor) or known, vocabulary_size(split_actor(RowScorer(actor).language_actor))
+        needed, layer = vocabulary(actor) or known, vocabulary_size(RowScorer(actor).actor_parts)
         limit = known if layer is None else max(layer, token_limit(actor) or 0)
         if not needed <= known <= limit:
             sizes = f"Q has values for {known} tokens, the policy {needed}, the model {limit}"
@@ -144,7 +144,7 @@ def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor
 
 def _state_width(actor: Any, value_trunk: nn.Module | None) -> int | None:
     """The width of the states that value heads read, of ``value_trunk`` or the actor's; None where it is unknown."""
-    parts = split_actor(RowScorer(actor).language_actor)
+    parts = RowScorer(actor).actor_parts
     module = parts.trunk if value_trunk is None else value_trunk
     trunk = trunk_of(module) or trunk_of(getattr(module, "trunk", None))  # of a PrivilegedTrunk
     if trunk is not None or value_trunk is not None:

@@ -18,7 +18,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.functional import advantage_weight, categorical_entropy, categorical_kl, shift_left
 from torchrl_lang.functional.linear import linear_cross_entropy
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
+from torchrl_lang.modules.actor import LOGITS, linear_layer
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -58,7 +58,7 @@ def actor_loss(
     Returns:
         float ``[]``, or ``[*B, T]`` where nothing is reduced.
     """
-    head = split_actor(loss.language_actor).head
+    head = loss.scorer.actor_parts.head
     keys = [LOGITS] if head is None else head.in_keys
     if weight is None:
         weight = torch.ones_like(batch.reward, dtype=torch.promote_types(rows.get(keys[0]).dtype, torch.float32))
@@ -149,7 +149,7 @@ def score_decisions(
     scorer, reference, states = loss.scorer, loss.reference, loss._policy_states(rows)
     if reference is not None:
         reference.check_unchanged()
-        ref_scorer = RowScorer(reference.actor)
+        ref_scorer = loss._scorer(reference.actor)
         with reference.eval_mode(), torch.no_grad():
             ref_states = ref_scorer.states(batch)
 
@@ -238,7 +238,7 @@ def reference_of(actor: TensorDictModuleBase, reference: Any, *, is_read: bool) 
     if scorer.has_values or _utterances(reference.actor) != _utterances(actor):
         same = "action_length and forbidden tokens, without guidance: frozen_copy(actor) or adapters_off(actor)"
         raise ValueError(f"Policy and reference must be the same kind of actor, with the same {same}.")
-    head = split_actor(scorer.language_actor).head
+    head = scorer.actor_parts.head
     if reference.actor is actor and head is not None and adapter_layers(head):
         raise ValueError("The head has adapters, which cannot be off and on at a time: use frozen_copy(actor).")
     return reference
@@ -277,10 +277,11 @@ class Behavior:
             return self.scorer.log_prob(batch, self.states)
 
 
-def frozen_behavior(reference: FrozenActor, batch: DecisionBatch) -> Behavior:
-    """A frozen actor's own distribution: one pass of its trunk over the rows, without gradients."""
+def frozen_behavior(loss: RowLoss, batch: DecisionBatch) -> Behavior:
+    """The own distribution of a loss's reference: one pass of its trunk over the rows, without gradients."""
+    reference: Any = loss.reference
     reference.check_unchanged()
-    scorer = RowScorer(RowScorer(reference.actor).language_actor)
+    scorer = loss._scorer(loss._scorer(reference.actor).language_actor)
     with reference.eval_mode(), torch.no_grad():
         return Behavior(scorer, scorer.states(batch), reference.eval_mode)
 

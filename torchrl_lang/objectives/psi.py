@@ -104,7 +104,7 @@ class PsiLoss(QValueLoss):
         rows = Passes(self, batch, reads_policy=self.actor_weight or (self.qvalue_weight and prior is None))
         q, losses, metrics = QValues(self, batch, rows.values), {}, {}
         if self.qvalue_weight:
-            pi0 = rows.behavior() if prior is None else frozen_behavior(prior, batch)
+            pi0 = rows.behavior() if prior is None else frozen_behavior(self, batch)
 
             def soft_value(s: NextStates) -> Tensor:  # log sum_a exp Qt(s', a)
                 target = self._target_table(rows.target, s)
@@ -116,7 +116,7 @@ class PsiLoss(QValueLoss):
             reward = batch.reward / self.reward_scale + pi0.log_prob(batch)
             y = td_target(reward, next_value, batch.terminated, self._discount(batch, next_value))
             error = F.huber_loss(q.taken, y[:, None].expand_as(q.taken), reduction="none").sum(-1)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error, batch)
+            losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, batch.place, batch.counts)
             metrics["td_target"] = y
             metrics["qvalue"] = q.taken.mean(-1)
         if self.actor_weight:

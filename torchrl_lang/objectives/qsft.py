@@ -11,7 +11,6 @@ from torchrl_lang.functional import returns_to_go
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import frozen_target, lent, set_actor
 from torchrl_lang.objectives.policy import Behavior, check_frozen, environment_loss, frozen_behavior, over_decisions
@@ -151,7 +150,7 @@ class QSFTLoss(RowLoss):
         rows = self._policy_trunk(batch.rows.copy())
         y = self._target(batch)
         w = batch.at_decisions((y - self.value_min) / (self.value_max - self.value_min)).flatten()
-        scorer, states = RowScorer(self.language_actor), self._policy_states(rows)
+        scorer, states = self._scorer(self.language_actor), self._policy_states(rows)
 
         def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
             log_prob = scorer.log_softmax(states, place)
@@ -166,7 +165,7 @@ class QSFTLoss(RowLoss):
     @torch.no_grad()
     def _target(self, batch: TransitionBatch) -> Tensor:
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
-        pi = frozen_behavior(self.reference, batch)
+        pi = frozen_behavior(self, batch)
         model, span = self.language_actor, self.value_max - self.value_min
 
         def backup(s: NextStates) -> Tensor:  # max_a pt(a | s') / pi(a | s'), in units of the rewards
@@ -174,7 +173,7 @@ class QSFTLoss(RowLoss):
             return self.value_min + span * likelihood_ratio_value(log_prob, log_behavior, self.threshold).clamp_max(1.0)
 
         with lent(self.target_actor_network_params, model):  # once, not for each piece of the states
-            pt = Behavior(RowScorer(model), self._policy_states(self._policy_trunk(batch.rows.copy())))
+            pt = Behavior(self._scorer(model), self._policy_states(self._policy_trunk(batch.rows.copy())))
             next_value = next_values(self, batch, backup)
         found = batch.reward + self._discount(batch, next_value) * next_value
         return found.clamp(self.value_min, self.value_max)

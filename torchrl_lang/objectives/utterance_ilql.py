@@ -156,7 +156,7 @@ class UtteranceILQLLoss(QValueLoss):
             q = values_at(self, "qvalue_network", rows.values, place)
             y = td_target(spans.total(batch.reward), next_value, spans.last & ended[row], self.gamma)
             error = (y[:, None] - q).square().sum(-1)
-            losses["loss_qvalue"] = self.qvalue_weight * self._reduce(error, batch, place, counted)
+            losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, place, counted)
             metrics["qvalue"] = q.mean(-1)
         advantage = torch.zeros_like(value)
         if self.value_weight or weighs_advantages(self):

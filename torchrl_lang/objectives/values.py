@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase, TensorDictParams
+from tensordict import NestedKey, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -19,7 +20,6 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import networks
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.policy import Behavior, pieces
@@ -31,7 +31,20 @@ class QValueLoss(RowLoss):
     The trunk is a stateful module that runs once a batch. Only the heads are functional, with target parameters that
     TorchRL's target updaters find; so is a target trunk, where one is asked for, since it needs no gradient. The
     options are those of :class:`~torchrl_lang.objectives.ILQLLoss`.
+
+    Rows that a prioritized sampler drew, which have a ``priority_weight``, get a ``td_error`` (float ``[*B, 1]``): the
+    mean over what counts in the row of the errors of which ``loss_qvalue`` is the mean over the batch. Nothing else is
+    written into the input. The weights are not used, as in TorchRL's ``IQLLoss`` and ``CQLLoss``.
     """
+
+    @dataclass
+    class _AcceptedKeys(RowLoss._AcceptedKeys):
+        """The keys of :class:`RowLoss` and those of a prioritized sampler."""
+
+        priority: NestedKey = "td_error"
+        priority_weight: NestedKey = "priority_weight"
+
+    default_keys = _AcceptedKeys
 
     qvalue_network: TensorDictModule
     qvalue_network_params: TensorDictParams
@@ -104,6 +117,17 @@ class QValueLoss(RowLoss):
             return TensorDictModule(network.module, in_keys=network.in_keys, out_keys=[values])
         return network
 
+    def _qvalue_loss(
+        self, rows: TensorDictBase, batch: TransitionBatch, error: Tensor, place: Tensor, counted: Tensor
+    ) -> Tensor:
+        """``loss_qvalue`` of the errors at places of the batch, each ``[M]``; sampled rows get their ``td_error``."""
+        if self.tensor_keys.priority_weight in rows.keys(True):
+            row, n = place // batch.tokens.shape[-1], torch.zeros(len(batch.tokens), device=place.device)
+            total = n.index_add(0, row, torch.where(counted, error.detach(), 0).to(n.dtype))
+            mean = total / n.index_add(0, row, counted.to(n.dtype)).clamp_min(1)
+            rows.set(self.tensor_keys.priority, mean.reshape(*batch.shape[:-1], 1))
+        return self.qvalue_weight * self._reduce(error, batch, place, counted)
+
     # -- values of tokens ----------------------------------------------------------------------------------------------
 
     def _clipped(self, target: Tensor) -> Tensor:
@@ -160,7 +184,7 @@ class Passes:
         else:
             rows = networks.without_dropout(loss._policy_trunk, self._batch.rows, self.policy)
         actor = loss.language_actor
-        return Behavior(RowScorer(actor), loss._policy_states(rows), partial(eval_mode, actor))
+        return Behavior(loss._scorer(actor), loss._policy_states(rows), partial(eval_mode, actor))
 
 
 class QValues:
