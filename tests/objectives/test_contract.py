@@ -61,6 +61,9 @@ def test_out_keys_are_what_comes_out_and_the_input_stays(make_loss, rows):
     assert_allclose_td(rows, before, rtol=0, atol=0)
     assert set(out.keys()) == set(loss.out_keys)
     assert out.batch_size == torch.Size([])
+    first, *_ = loss.out_keys
+    loss.select_out_keys(first)
+    assert_same(loss(rows), out.select(first))
     assert all(not value.requires_grad for key, value in out.items() if not key.startswith("loss_"))
 
 
@@ -252,6 +255,12 @@ def test_target_parameters_do_not_become_trainable(make_loss, rows):
     before = loss(rows)[read]
     updater.step()
     assert not torch.allclose(loss(rows)[read], before)
+
+
+def test_weights_are_not_drawn_anew_in_silence(make_loss):
+    loss = make_loss()
+    with pytest.raises(NotImplementedError, match=f"{type(loss).__name__} does not draw the weights .* anew: build"):
+        loss.reset_parameters_recursive()
 
 
 def networks_of(loss):

@@ -359,23 +359,24 @@ class AtLast(nn.Module):
         return self.trunk(tokens)[torch.arange(len(tokens)), last]
 
 
-@pytest.mark.parametrize("options", [{}, {"value_clip": 0.2}, {"clip_epsilon": (0.1, 0.3)}], ids=str)
+THEIR_NAMES = {"entropy_coeff": 0.1, "critic_coeff": 0.5, "loss_critic_type": "l2", "clip_epsilon": 0.2}
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_value": 0.2}, {"clip_epsilon": (0.1, 0.3)}], ids=str)
 def test_torchrls_loss_on_the_flattened_tokens(options):
-    """The same numbers and gradients of all terms, from a tensordict with one prefix for each token."""
-    clocks = {"gamma": 0.9, "lmbda": 0.8, "turn_gamma": 0.9, "turn_lmbda": 0.8}
-    loss = make_ppo(**clocks, **PLAIN, entropy_weight=0.1, **options)
+    """The same numbers and gradients of all terms by the same options, with one prefix for each token."""
+    clocks, options = {"gamma": 0.9, "lmbda": 0.8, "turn_gamma": 0.9, "turn_lmbda": 0.8}, THEIR_NAMES | options
+    loss = make_ppo(**clocks, **PLAIN, **options)
     rows = acted(make_rows()).exclude("advantage", "value_target", "state_value")
     loss.estimate(rows)
-    if "value_clip" in options:
+    if "clip_value" in options:
         rows["state_value"] = rows["state_value"] + torch.where(rows["agent_mask"], 0.3 * rows["advantage"], 0.0)
     actor, (_, head) = make_actor(), make_heads()
     hidden = TensorDictModule(AtLast(actor[0].module), in_keys=["tokens", "last"], out_keys=["hidden"])
     prob = ProbabilisticTensorDictModule(
         in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
     )
-    weights = {"entropy_coeff": 0.1, "critic_coeff": 0.5, "loss_critic_type": "l2"}
-    clips = {"clip_epsilon": options.get("clip_epsilon", 0.2), "clip_value": options.get("value_clip")}
-    theirs = ClipPPOLoss(ProbabilisticTensorDictSequential(hidden, actor[1], prob), head, **weights, **clips)
+    theirs = ClipPPOLoss(ProbabilisticTensorDictSequential(hidden, actor[1], prob), head, **options)
     row, last = decision_mask(rows["agent_mask"]).nonzero(as_tuple=True)
     # TorchRL counts from the value that the tensordict holds, and its critic writes over the key in a copy of it.
     flat = {key: rows[key][row, last + 1].unsqueeze(-1) for key in ("advantage", "value_target", "state_value")}
@@ -396,6 +397,23 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
     assert len(compared) > 10
     for left, right in compared:
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_options_by_torchrls_names(rows):
+    """Each is the option of ours, and numbers may have a last dimension of one."""
+    of_torchrl, ours = make_ppo(**THEIR_NAMES, **PLAIN), make_ppo(entropy_weight=0.1, loss_critic_type="l2", **PLAIN)
+    tall = rows.clone().update(
+        {key: rows[key].unsqueeze(-1) for key in ("advantage", "value_target", "token_log_prob")}
+    )
+    contract.assert_same(of_torchrl(rows.clone().update(tall)), ours(rows), rtol=0, atol=0)
+    assert make_ppo(entropy_bonus=True).entropy_weight == 0.01
+    assert make_ppo(entropy_bonus=False, entropy_coeff=0.1).entropy_weight == make_ppo().entropy_weight == 0
+    assert "value_target" not in make_ppo(critic_coeff=None).in_keys
+    assert make_ppo(separate_losses=True).detach_value
+    loss = PPOLoss(make_actor(), critic_network=make_heads()[1])
+    assert loss.critic_network is loss.value_network
+    with pytest.raises(TypeError, match="critic_coeff is TorchRL's name of value_weight: give PPOLoss one of them"):
+        make_ppo(critic_coeff=1.0, value_weight=1.0)
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------

@@ -147,6 +147,15 @@ def test_a_prior_that_changed_is_an_error(rows):
         loss(rows)
 
 
+def test_cql_by_torchrls_names():
+    """TorchRL's CQL term is ``T`` times the cross-entropy at temperature ``T``."""
+    loss = make_qbackup(CQLLoss, temperature=0.5, min_q_weight=3.0)
+    assert (loss.cql_temperature, loss.cql_weight) == (0.5, 1.5)
+    assert make_qbackup(CQLLoss).cql_weight == 0.1
+    with pytest.raises(TypeError, match=r"cql_weight=0\.1 and min_q_weight=3\.0 are one weight: give one"):
+        make_qbackup(CQLLoss, cql_weight=0.1, min_q_weight=3.0)
+
+
 @pytest.mark.parametrize("kind", [BCQLoss, PsiLoss])
 def test_a_matrix_larger_than_the_vocabulary(kind):
     """The policy's logits have more columns than Q, which has those that the policy can write."""

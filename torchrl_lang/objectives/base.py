@@ -75,6 +75,27 @@ def over_rows(forward: Callable[[Any, TensorDictBase], TensorDictBase]) -> Calla
     return dispatch(source="_all_in_keys")(wrapper)
 
 
+def torchrl_names(**names: str) -> Callable[[Callable[..., None]], Any]:
+    """Let a constructor take arguments by the names that TorchRL's loss of the same name has for them.
+
+    Args:
+        **names: the argument that each name of TorchRL's stands for.
+    """
+
+    def decorate(init: Callable[..., None]) -> Any:
+        @functools.wraps(init)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+            for theirs in names.keys() & kwargs.keys():
+                if (ours := names[theirs]) in kwargs:
+                    raise TypeError(f"{theirs} is TorchRL's name of {ours}: give {type(self).__name__} one of them.")
+                kwargs[ours] = kwargs.pop(theirs)
+            init(self, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
 @dataclass
 class TransitionBatch(DecisionBatch):
     """The ``N`` decisions of ``B`` rows of width ``T`` with their rewards, successors and ends.
@@ -289,6 +310,11 @@ class RowLoss(ReferenceHolder, LossModule):
         else:
             getattr(self, network_name).load_state_dict(stateful_net.state_dict())
 
+    def reset_parameters_recursive(self) -> None:
+        """Refused with a NotImplementedError: a language model has no first weights to go back to."""
+        advice = "build the networks and the loss again, or load a state_dict that was kept"
+        raise NotImplementedError(f"{type(self).__name__} does not draw the weights of its networks anew: {advice}.")
+
     # -- what it reads -------------------------------------------------------------------------------------------------
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
@@ -385,8 +411,11 @@ class RowLoss(ReferenceHolder, LossModule):
         """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
         refuse_steps(tensordict, self.tensor_keys.tokens)
         entries = {name: self._needed(tensordict, name) for name in self._row_entries}
+        shape = entries["tokens"].shape
         for name, value in entries.items():
-            check_entry(name, value, entries["tokens"].shape)
+            if value.shape == (*shape, 1):  # as TorchRL's estimators write them
+                entries[name] = value = value.squeeze(-1)
+            check_entry(name, value, shape)
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
 
     def _needed(self, tensordict: TensorDictBase, name: str) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.base import over_rows, torchrl_names
 from torchrl_lang.objectives.policy import actor_loss
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, next_values
 
@@ -38,8 +38,9 @@ class CQLLoss(QValueLoss):
             an utterance all tokens but its end: no data correct their values.
 
     Keyword Args:
-        cql_weight: the paper's ``alpha``.
-        cql_temperature: ``T``.
+        cql_weight: the paper's ``alpha``, by default 0.1.
+        cql_temperature: ``T``; also as ``temperature``, its name in :class:`torchrl.objectives.CQLLoss`.
+        min_q_weight: the weight as TorchRL has it, ``cql_weight / T``: its term is ``T`` times the one above.
         **options: those of :class:`~torchrl_lang.objectives.ILQLLoss` of these names: ``value_trunk``,
             ``target_trunk``, ``gamma``, ``turn_gamma``, ``qvalue_weight``, ``actor_weight``, ``transition_weight``,
             ``value_min``, ``value_max``, ``detach_qvalue``, ``detach_actor``, ``end_of_action``,
@@ -72,16 +73,24 @@ class CQLLoss(QValueLoss):
 
     out_keys = ["loss_qvalue", "loss_cql", "loss_actor", "qvalue", "td_target"]
 
+    @torchrl_names(temperature="cql_temperature")
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         qvalue_network: nn.Module,
         *,
-        cql_weight: float = 0.1,
+        cql_weight: float | None = None,
         cql_temperature: float = 1.0,
+        min_q_weight: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
+        if cql_weight is not None and min_q_weight is not None:
+            raise TypeError(
+                f"cql_weight={cql_weight} and min_q_weight={min_q_weight} are one weight: give one of them."
+            )
+        if cql_weight is None:
+            cql_weight = 0.1 if min_q_weight is None else min_q_weight * cql_temperature
         self._set_options(cql_weight=cql_weight, cql_temperature=cql_temperature)
 
     @over_rows

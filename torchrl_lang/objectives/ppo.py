@@ -25,7 +25,7 @@ from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, over_rows
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, over_rows, torchrl_names
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
@@ -77,7 +77,8 @@ class PPOLoss(RowLoss):
         clip_epsilon: ``eps``, or ``(low, high)``.
         value_clip: how far a value may move from what :meth:`estimate` found before it gains nothing by moving on; None
             for no limit.
-        value_weight, entropy_weight: weights of the terms.
+        value_weight, entropy_weight: weights of the terms; None for no term.
+        entropy_bonus: as in TorchRL: False for no entropy term, True for one of weight 0.01 where none is given.
         kl_weight: weight of the divergence, a number or a :class:`~torchrl_lang.transforms.KLController`, which the
             training loop updates by the metric ``kl``.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
@@ -99,12 +100,17 @@ class PPOLoss(RowLoss):
             of a few dozen megabytes where all would be more. A number forces pieces, None the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
+    The names of :class:`torchrl.objectives.PPOLoss` are taken as well: ``critic_network`` for ``value_network``,
+    ``critic_coeff`` for ``value_weight``, ``entropy_coeff``, ``clip_value``, and ``separate_losses`` for
+    ``detach_value``. Defaults are those above.
+
     The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``agent_mask`` (bool), ``token_log_prob``,
     ``advantage``, ``value_target`` (float), with ``value_clip`` ``state_value`` and with a sampled divergence
-    ``ref_log_prob``, each ``[*B, T]``, numbers at the tokens that the agent wrote. It is left as it was. The output
-    holds the four losses and, detached, over the decisions that count: ``kl_approx`` (mean ``-log rho``),
-    ``clip_fraction``, ``ESS`` (effective sample size, as a share), ``entropy`` (mean, in nats), ``explained_variance``
-    of the values (NaN without a critic) and ``kl``, the divergence of a row in nats (NaN without one).
+    ``ref_log_prob``, each ``[*B, T]`` (numbers also ``[*B, T, 1]``), numbers at the tokens that the agent wrote. It is
+    left as it was. The output holds the four losses and, detached, over the decisions that count: ``kl_approx`` (mean
+    ``-log rho``), ``clip_fraction``, ``ESS`` (effective sample size, as a share), ``entropy`` (mean, in nats),
+    ``explained_variance`` of the values (NaN without a critic) and ``kl``, the divergence of a row in nats (NaN without
+    one).
 
     Raises:
         KeyError: an entry is missing; the message names its source.
@@ -155,6 +161,13 @@ class PPOLoss(RowLoss):
     out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl"]
     out_keys += ["kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"]
 
+    @torchrl_names(
+        critic_network="value_network",
+        critic_coeff="value_weight",
+        entropy_coeff="entropy_weight",
+        clip_value="value_clip",
+        separate_losses="detach_value",
+    )
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
@@ -163,8 +176,9 @@ class PPOLoss(RowLoss):
         value_trunk: TensorDictModuleBase | None = None,
         clip_epsilon: float | tuple[float, float] = 0.2,
         value_clip: float | None = None,
-        value_weight: float = 0.5,
-        entropy_weight: float = 0.0,
+        value_weight: float | None = 0.5,
+        entropy_weight: float | None = None,
+        entropy_bonus: bool | None = None,
         kl_weight: float | KLController = 0.0,
         kl_estimator: KLEstimator | Literal["exact"] = "k1",
         reference: FrozenActor | None = None,
@@ -187,7 +201,11 @@ class PPOLoss(RowLoss):
         self.value_trunk, self.detach_value = value_trunk, detach_value
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
         self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
-        self._set_options(value_weight=value_weight, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
+        if entropy_weight is None:
+            entropy_weight = 0.01 if entropy_bonus else 0.0
+        elif entropy_bonus is False:
+            entropy_weight = 0.0
+        self._set_options(value_weight=value_weight or 0.0, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
         low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
         if not (0 <= low <= 1 and 0 <= high < math.inf):
@@ -268,6 +286,11 @@ class PPOLoss(RowLoss):
         return trained_params(self.value_network)
 
     critic_network_params = value_network_params
+
+    @property
+    def critic_network(self) -> nn.Module:
+        """The value head, by TorchRL's name."""
+        return self.value_network
 
     # -- estimates, once a batch ---------------------------------------------------------------------------------------
 
