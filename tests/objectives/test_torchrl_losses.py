@@ -8,14 +8,25 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.objectives import A2CLoss, ClipPPOLoss, HardUpdate, KLPENPPOLoss, ReinforceLoss
+from torchrl.objectives.llm import GRPOLoss
 from torchrl.objectives.value import GAE
 
 from tests.modules.toys import tiny_lm
 from tests.objectives.test_ppo import corridor, speaker
-from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs.games import corridor_value
-from torchrl_lang.modules import UtteranceActor, ValueHead, language_actor, row_value_module, value_module
-from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.data import row_buffer, row_returns, rows_from_rollout
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.envs.wordle import RandomWordPlayer
+from torchrl_lang.functional import group_advantages
+from torchrl_lang.modules import (
+    RowTokenActor,
+    UtteranceActor,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    row_value_module,
+    value_module,
+)
+from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.text import CharTokenizer
 from torchrl_lang.training import adamw, total_loss, train_steps
 
@@ -59,22 +70,53 @@ def test_gradients_are_those_of_our_ppo_where_the_terms_coincide(name):
     torch.testing.assert_close(gradients(policy, sum(parts)), mine, rtol=1e-4, atol=1e-5)
 
 
+WORDS = ["crane", "mouse", "pithy", "vodka"]
+
+
+@pytest.fixture(scope="module")
+def copied():
+    """Wordle with two hidden words of four that may be guessed, and a policy that copies a player who picks any."""
+    torch.manual_seed(0)
+    env = WordleEnv(WORDS[:2], guesses=WORDS, batch_size=[256], max_tries=3, seed=0)
+    games = env.rollout(3, RandomWordPlayer(WORDS, seed=0), break_when_any_done=False)
+    lm = causal_lm(vocab_size=35, layers=1, width=32, heads=2, max_length=env.row_length + env.action_length)
+    policy = UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=0)
+    buffer, loss = row_buffer(rows_from_rollout(games, unfinished="truncate"), 64, seed=0), BCLoss(policy)
+    list(train_steps(loss, buffer.sample, adamw(loss, 1e-2), steps=80))
+    return policy
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LOSSES)
-def test_they_find_the_straight_walk(name):
-    env, policy, loss = networks_and_loss(32, name, spread=0.1, **({"dtarg": 0.1} if name == "kl" else {}))
-    estimate = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network, deactivate_vmap=True)
-    updater = HardUpdate(loss, value_network_update_interval=4) if name == "kl" else None
-    epochs, options = 4 if name in ("ppo", "kl") else 1, {"target_updater": updater, "max_grad_norm": 1.0}
-    optimizer, returns, best = adamw(loss, 7e-3, weight_decay=0.0), [], float(corridor_value(3))
-    while len(returns) < 3 or (len(returns) < 40 and sum(returns[-3:]) < 3 * (best - 0.15)):
-        steps = env.rollout(5 if epochs > 1 else 8, policy, break_when_any_done=False)
-        done = steps["next", "done"].long()
-        returns.append(float((steps["next", "reward"] * (done.cumsum(1) == done)).sum(1).mean()))  # of the first walk
-        batch = estimate(steps) if epochs > 1 else steps  # the others estimate by themselves
+@pytest.mark.parametrize("name", [*LOSSES, "grpo"])
+def test_they_learn_wordle(copied, name):
+    """The copy gets about -1.8; the best, -0.5, is to guess one hidden word and then the other."""
+    torch.manual_seed(1)
+    policy, epochs, updater = copy.deepcopy(copied), 4 if name in ("ppo", "kl") else 1, None
+    env = WordleEnv(WORDS[:2], guesses=WORDS, batch_size=[32], max_tries=3, seed=1)
+    if name == "grpo":
+        loss = GRPOLoss(RowTokenActor(policy), entropy_bonus=False)
+        loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
+    else:
+        options = {"delay_actor": True, "dtarg": 0.1} if name == "kl" else {}
+        loss = LOSSES[name](policy, row_value_module(policy, ValueHead(32)), **options)
+        estimate = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network, deactivate_vmap=True)
+        updater = HardUpdate(loss, value_network_update_interval=4) if name == "kl" else None
+    optimizer, returns = adamw(loss, 1e-3 if epochs > 1 else 2e-3, weight_decay=0.0), []
+    while len(returns) < 3 or (len(returns) < 40 and sum(returns[-3:]) < -3 * 0.9):
+        batch = env.rollout(3, policy, break_when_any_done=False)
+        done = batch["next", "done"].long()
+        each = (batch["next", "reward"] * (done.cumsum(1) == done)).sum((1, 2))  # of the first game of each row
+        returns.append(float(each.mean()))
+        if name == "grpo":
+            batch = rows_from_rollout(batch, unfinished="drop", carry=["token_log_prob"])
+            won = row_returns(batch)
+            batch["advantage"] = group_advantages(won, torch.zeros_like(won).long())[:, None, None]
+        elif epochs > 1:
+            batch = estimate(batch)  # A2C and REINFORCE estimate by themselves
+        options = {"target_updater": updater, "max_grad_norm": 1.0}
         list(train_steps(loss, lambda batch=batch: batch, optimizer, steps=epochs, **options))
-    assert returns[0] < best - 2
-    assert sum(returns[-3:]) > 3 * (best - 0.15), returns
+    assert sum(returns[:2]) < -2 * 1.2
+    assert sum(returns[-3:]) > -3 * 0.9, returns
 
 
 def test_the_earlier_policy_of_delay_actor_is_the_one_before_the_step():
