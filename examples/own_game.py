@@ -11,7 +11,8 @@ class Coins:
     """Write how many of three coins show heads."""
 
     def reset(self, seed):
-        self.heads = sum(random.Random(seed).random() < 0.5 for _ in range(3))
+        coin = random.Random(seed)
+        self.heads = sum(coin.random() < 0.5 for _ in range(3))
         return "how many"
 
     def step(self, text):

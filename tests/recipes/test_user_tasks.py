@@ -20,6 +20,7 @@ from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.recipes.tasks.env_task import RandomTokens, env_task
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.text import from_row
 from torchrl_lang.transforms import LivingCost
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4", "--steps", "2"]
@@ -41,7 +42,8 @@ class Coins:
         self.number = number
 
     def reset(self, seed):
-        self.heads = sum(random.Random(seed).random() < 0.5 for _ in range(self.number))
+        coin = random.Random(seed)
+        self.heads = sum(coin.random() < 0.5 for _ in range(self.number))
         return "how many"
 
     def step(self, text):
@@ -99,6 +101,10 @@ def one_at_a_time(batch_size, **options):
     return make_env(1, **options)
 
 
+def count(texts, rng):
+    return str(len(texts) // 2) if len(texts) < 5 else rng.choice("0123")
+
+
 def not_an_env(batch_size, **options):
     return {"batch_size": batch_size}
 
@@ -153,6 +159,25 @@ def test_an_environment_factory_is_a_task_of_all_commands(home, coins, capsys, m
     assert "(+1)\n< yes\nThe game is over" in capsys.readouterr().out
     assert main(["generate", name, "--help"]) == 0
     assert "--option NAME=VALUE" in capsys.readouterr().out
+
+
+def test_a_player_of_a_users_module_makes_the_data(home, capsys):
+    call = ["generate", "my_package.coins:make_env", "--out", str(home / "counted"), "--games", "20", "--player"]
+    assert main([*call, "my_package.coins:count"]) == 0
+    dataset = load_dataset(home / "counted")
+    assert dataset.manifest["notes"]["player"] == "my_package.coins:count"
+    games = [from_row(row, dataset.tokenizer) for row in dataset.rows]
+    for game in games:
+        texts = [turn.text for turn in game.turns if turn.by_agent]
+        assert texts[:2] == ["0", "1"][: len(texts)]
+    assert {len(game.turns) for game in games} == {3, 5, 7}
+    call[3] = str(home / "other")
+    for player, message in {
+        "my_package.coins:nobody": "my_package.coins:nobody cannot be imported (AttributeError",
+        "my_package.coins:number": "--player my_package.coins:number is 7: expected a function play(texts, rng)",
+    }.items():
+        assert message in refused(capsys, *call, player)
+        assert not (home / "other").exists()
 
 
 def test_workers_play_the_games_of_a_factory(coins):

@@ -14,6 +14,7 @@ from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.long_game import LongGameEnv
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.envs.text_player import TextPlayer
 from torchrl_lang.envs.token_env import TokenEnv
 from torchrl_lang.envs.wordle import WordleEnv
 
@@ -29,6 +30,7 @@ __all__ = [
     "TextArenaGame",
     "TextGame",
     "TextGameEnv",
+    "TextPlayer",
     "TokenEnv",
     "ToolGame",
     "WordleEnv",

@@ -18,9 +18,9 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.envs import LanguageEnv
+from torchrl_lang.envs import LanguageEnv, TextPlayer
 from torchrl_lang.evaluation import GameRecords
-from torchrl_lang.recipes.options import Options, pairs
+from torchrl_lang.recipes.options import Options, option, pairs
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
 from torchrl_lang.schema import ACTION, TOKENS, ControlTokens
 from torchrl_lang.text import Tokenizer
@@ -46,7 +46,15 @@ class EnvGames(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvData(EnvGames, DataOptions):
-    """Generate a dataset of random tokens in an environment."""
+    """Generate a dataset in an environment, of random tokens or of a player of yours."""
+
+    player: str | None = option(
+        None, "module:name of a function play(texts, rng), from the texts of a game so far to the agent's next text"
+    )
+
+    def notes(self) -> dict[str, Any]:
+        """See :meth:`DataOptions.notes`."""
+        return super().notes() if self.player is None else {**super().notes(), "player": self.player}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +139,15 @@ class EnvTask(Task):
         check_options(player=(name, self.baselines))
         return Player(RandomTokens(self.tokenizer().control, self.action_length, seed=seed))
 
+    def behavior_policy(self, options: Any) -> Player:
+        """See :meth:`Task.behavior_policy`: the function that ``--player`` names, or random tokens."""
+        if options.player is None:
+            return super().behavior_policy(options)
+        play = import_object(options.player)
+        if not callable(play):
+            raise ValueError(f"--player {options.player} is {shorten(play)}: expected a function play(texts, rng).")
+        return Player(TextPlayer(play, self.tokenizer(), self.action_length, seed=options.seed))
+
     def won(self, records: GameRecords) -> Tensor:
         """Games that terminated with a positive reward in the last turn, bool ``[N]``."""
         return records.terminated & (records.last_reward > 0)
@@ -210,6 +227,15 @@ def describe_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}{place}"
 
 
+def import_object(name: str) -> Any:
+    """Import what ``package.module:name`` names; a ValueError with the reason where that fails."""
+    place, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(place), attribute)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name} cannot be imported ({describe_failure(error)}): is it in this folder?") from error
+
+
 def import_task(name: str, options: Mapping[str, Any]) -> type[Task]:
     """Import a :class:`Task` class, or make one of an environment factory.
 
@@ -220,11 +246,7 @@ def import_task(name: str, options: Mapping[str, Any]) -> type[Task]:
     Raises:
         ValueError: the module cannot be imported, or has no such task or factory; the message has the reason.
     """
-    place, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(place), attribute)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{name} cannot be imported ({describe_failure(error)}): is it in this folder?") from error
+    found = import_object(name)
     if not isinstance(found, type) or not issubclass(found, Task):
         if not callable(found) or isinstance(found, EnvBase):
             raise ValueError(f"{name} is {shorten(found)}: expected a subclass of Task, or {SIGNATURE}.")
