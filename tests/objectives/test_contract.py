@@ -257,9 +257,11 @@ def test_target_parameters_do_not_become_trainable(make_loss, rows):
     assert not torch.allclose(loss(rows)[read], before)
 
 
-def test_weights_are_not_drawn_anew_in_silence(make_loss):
+def test_weights_are_not_initialized_again_in_silence(make_loss):
     loss = make_loss()
-    with pytest.raises(NotImplementedError, match=f"{type(loss).__name__} does not draw the weights .* anew: build"):
+    with pytest.raises(
+        NotImplementedError, match=f"{type(loss).__name__} does not initialize the weights of its networks: build"
+    ):
         loss.reset_parameters_recursive()
 
 

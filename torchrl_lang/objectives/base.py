@@ -313,7 +313,7 @@ class RowLoss(ReferenceHolder, LossModule):
     def reset_parameters_recursive(self) -> None:
         """Refused with a NotImplementedError: a language model has no first weights to go back to."""
         advice = "build the networks and the loss again, or load a state_dict that was kept"
-        raise NotImplementedError(f"{type(self).__name__} does not draw the weights of its networks anew: {advice}.")
+        raise NotImplementedError(f"{type(self).__name__} does not initialize the weights of its networks: {advice}.")
 
     # -- what it reads -------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,17 @@
-"""A small game with a known optimal policy, for tests and as an example of a language task."""
+"""Small games with a known optimal policy: for tests, as examples of language tasks, and in words for chat models."""
 
 from torchrl_lang.envs.games.corridor import CorridorEnv, CorridorPlayer, corridor_value
+from torchrl_lang.envs.games.guess import GuessNumber, GuessPlayer, guess_value
+from torchrl_lang.envs.games.shop import Shop, ShopPlayer, shop_value
 
-__all__ = ["CorridorEnv", "CorridorPlayer", "corridor_value"]
+__all__ = [
+    "CorridorEnv",
+    "CorridorPlayer",
+    "GuessNumber",
+    "GuessPlayer",
+    "Shop",
+    "ShopPlayer",
+    "corridor_value",
+    "guess_value",
+    "shop_value",
+]

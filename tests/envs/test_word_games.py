@@ -1,0 +1,103 @@
+"""Games in words: their rules, their optima against exhaustive play, and what their players reach."""
+
+import random
+
+import pytest
+
+from torchrl_lang.envs import TextGameEnv, check_language_env
+from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, guess_value, shop, shop_value
+from torchrl_lang.text import CharTokenizer
+
+LETTERS = CharTokenizer.from_alphabet([chr(code) for code in range(32, 127)])
+
+
+def play(game, player, seed):
+    """The texts and the return of a game."""
+    texts, total, done, rng = [game.reset(seed)], 0.0, False, random.Random(seed)
+    while not done:
+        texts.append(player(texts, rng))
+        reply, reward, done = game.step(texts[-1])
+        texts, total = [*texts, reply], total + reward
+    return texts, total
+
+
+def mean(game, player, games):
+    return sum(play(game, player, seed)[1] for seed in range(games)) / games
+
+
+def test_the_rules_of_guessing():
+    game = GuessNumber(numbers=9, turns=3)
+    assert {game.reset(seed) and game.number for seed in range(9)} == {*range(1, 10)}
+    game.reset(4)
+    assert "higher" in game.step("4")[0].lower()
+    assert "lower" in game.step("perhaps 7, or 5")[0].lower()
+    assert game.step("5.")[1:] == (0.8, True)
+    game.reset(4)
+    assert [game.step(text)[1:] for text in ("five", "10", "")] == [(0.0, False), (0.0, False), (0.0, True)]
+
+
+def test_guessing_best_is_binary_search():
+    assert guess_value(1, 1) == 1
+    assert guess_value(15, 4) == pytest.approx((1 + 2 * 0.9 + 4 * 0.8 + 8 * 0.7) / 15)
+    assert guess_value(20, 2) == pytest.approx((1 + 2 * 0.9) / 20)
+    assert mean(GuessNumber(), GuessPlayer(mistakes=0.0), 15) == pytest.approx(guess_value())
+    assert 0.45 < mean(GuessNumber(), GuessPlayer(), 1500) < 0.55
+
+
+def replies(tag, limit, *prices):
+    """What a customer with this limit says to each price, as ``(far, paid)``."""
+    game, found = Shop(turns=len(prices)), []
+    game.reset(0)
+    game.tag, game.limit = tag, limit
+    for price in prices:
+        text, reward, done = game.step(f"{price} coins")
+        found.append((text, reward * tag))
+        if done:
+            break
+    return found
+
+
+@pytest.mark.parametrize("tag", [20, 50])
+def test_the_best_sale_against_all_pairs_of_prices(tag, monkeypatch):
+    monkeypatch.setattr(random.Random, "choice", lambda self, options: options[0])  # one text for each reply
+    limits, prices = [tag * tenths // 10 for tenths in range(4, 11)], range(1, tag + 2)
+    first = {price: {limit: replies(tag, limit, price, 0)[0] for limit in limits} for price in prices}
+    second = {price: {limit: replies(tag, limit, price)[0][1] for limit in limits} for price in prices}
+    best = 0
+    for price in prices:
+        total, heard = sum(paid for _, paid in first[price].values()), {}
+        for limit, (text, paid) in first[price].items():
+            if not paid:
+                heard.setdefault(text, []).append(limit)
+        best = max(best, total + sum(max(sum(second[p][x] for x in group) for p in prices) for group in heard.values()))
+    assert shop._value(tag, tuple(limits), 2) * len(limits) * tag == pytest.approx(best)
+
+
+def test_sales_of_the_player_and_of_one_price():
+    assert shop_value(1) == pytest.approx(5 / 7 * 0.6)
+    assert shop_value(1) < shop_value(2) < shop_value(3) < 0.7  # the mean limit
+    assert 0.4 < mean(Shop(), ShopPlayer(), 2000) < 0.47
+    texts, _ = play(Shop(), lambda texts, rng: "no price", 3)
+    assert len(texts) == 7
+
+
+def test_things_of_tests_are_not_among_those_of_training():
+    words = [
+        {word for seed in range(400) for word in Shop(things=things).reset(seed).split()}
+        for things in ("training", "testing")
+    ]
+    assert len([word for word in words[1] - words[0] if word.isalpha()]) == 10
+
+
+@pytest.mark.parametrize("game", [GuessNumber, Shop])
+def test_they_are_language_tasks(game):
+    def make(n=4):
+        return TextGameEnv(game, LETTERS, row_length=400, action_length=24, batch_size=n, seed=0)
+
+    check_language_env(make(), make, utterances=["8", "is it 12?", "none"])
+
+
+@pytest.mark.parametrize(("game", "player"), [(GuessNumber(), GuessPlayer()), (Shop(), ShopPlayer())])
+def test_few_games_are_told_alike(game, player):
+    told = {tuple(play(game, player, seed)[0]) for seed in range(300)}
+    assert len(told) > 290

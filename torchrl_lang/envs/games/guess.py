@@ -1,0 +1,133 @@
+"""Guessing a number in words: a text game with paraphrased replies, its optimum and a player."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+
+from torchrl_lang._checks import check_options
+
+_LATER = 0.1
+"""What each guess before the right one costs."""
+_OPENINGS = (
+    "I am thinking of a number from 1 to {n}. You have {turns} guesses.",
+    "Guess my number! It is between 1 and {n}, and you may guess {turns} times.",
+    "Let's play: find the number that I chose from 1 to {n}. You get {turns} tries.",
+    "My secret number is one of 1 to {n}. Can you find it in {turns} guesses?",
+)
+_HIGHER = ("My number is higher.", "No, go higher.", "Higher than that.", "Not quite, think higher.")
+_LOWER = ("My number is lower.", "No, go lower.", "Lower than that.", "Not quite, think lower.")
+_WON = ("Yes, {number} it is!", "Correct, it is {number}.", "You found it: {number}!")
+_LOST = ("No, it was {number}.", "Wrong, my number is {number}.", "That was your last guess. It was {number}.")
+_NO_NUMBER = ("Please guess a number from 1 to {n}.", "That is no number from 1 to {n}.")
+_GUESSES = ("Is it {}?", "I guess {}.", "My guess is {}.", "How about {}?", "{}")
+
+
+class GuessNumber:
+    """Find a number in a few guesses; the replies tell whether it is higher or lower. A :class:`TextGame`.
+
+    A guess is the first number in a text. The right one ends the game with ``1 - 0.1 (turn - 1)``, and the last guess
+    ends it in any case; a text without a number in the range is a wasted guess. The number is ``1 + seed % numbers``,
+    so that consecutive seeds play all of them; the phrases are drawn from the seed.
+
+    Args:
+        numbers: the numbers are 1 to ``numbers``.
+        turns: guesses in a game.
+
+    Examples:
+        >>> from torchrl_lang.envs.games import GuessNumber
+        >>> game = GuessNumber(numbers=15, turns=4)
+        >>> game.reset(seed=10)
+        'I am thinking of a number from 1 to 15. You have 4 guesses.'
+        >>> game.step("Is it 8?")
+        ('Not quite, think higher.', 0.0, False)
+        >>> game.step("11, I think")
+        ('Correct, it is 11.', 0.9, True)
+    """
+
+    def __init__(self, *, numbers: int = 15, turns: int = 4) -> None:
+        check_options(numbers=(numbers, 1), turns=(turns, 1))
+        self.numbers, self.turns = numbers, turns
+
+    def reset(self, seed: int) -> str:
+        """See :class:`TextGame`."""
+        self._rng, self.number, self._turn = random.Random(seed), 1 + seed % self.numbers, 0
+        return self._say(_OPENINGS)
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """See :class:`TextGame`."""
+        self._turn += 1
+        found = re.search(r"\d+", text)
+        guess = 0 if found is None else int(found[0])
+        if guess == self.number:
+            return self._say(_WON), 1 - _LATER * (self._turn - 1), True
+        if self._turn == self.turns:
+            return self._say(_LOST), 0.0, True
+        if not 1 <= guess <= self.numbers:
+            return self._say(_NO_NUMBER), 0.0, False
+        return self._say(_HIGHER if guess < self.number else _LOWER), 0.0, False
+
+    def _say(self, ways: tuple[str, ...]) -> str:
+        return self._rng.choice(ways).format(n=self.numbers, turns=self.turns, number=getattr(self, "number", None))
+
+
+def guess_value(numbers: int = 15, turns: int = 4) -> float:
+    """The greatest mean return of :class:`GuessNumber` over all numbers, exact.
+
+    Examples:
+        >>> from torchrl_lang.envs.games import guess_value
+        >>> round(guess_value(7, 3), 4)  # (1 + 2 * 0.9 + 4 * 0.8) / 7
+        0.8571
+    """
+
+    @cache
+    def total(left: int, turn: int) -> float:
+        """The greatest sum of returns over ``left`` neighbouring numbers from guess ``turn`` on."""
+        if not left or turn == turns:
+            return 0.0
+        best = max(total(lower, turn + 1) + total(left - 1 - lower, turn + 1) for lower in range(left))
+        return 1 - _LATER * turn + best
+
+    return total(numbers, 0) / numbers
+
+
+class GuessPlayer:
+    """Plays :class:`GuessNumber` as a function for :class:`~torchrl_lang.envs.TextPlayer`.
+
+    It guesses the middle of what is possible, or with some probability any number.
+
+    Args:
+        mistakes: the probability of any number. At 0 it plays best where ``numbers`` is ``2**turns - 1``.
+
+    Examples:
+        >>> import random
+        >>> from torchrl_lang.envs.games import GuessPlayer
+        >>> player = GuessPlayer(mistakes=0.0)
+        >>> player(["My secret number is one of 1 to 15. Can you find it in 4 guesses?"], random.Random(1))
+        '8'
+    """
+
+    def __init__(self, *, mistakes: float = 0.3) -> None:
+        check_options(mistakes=(mistakes, "[0, 1]"))
+        self.mistakes = mistakes
+
+    def __call__(self, texts: list[str], rng: random.Random) -> str:
+        """The next guess after the texts of a game so far."""
+        low, high = 1, numbers_in(texts[0])[1]
+        number = rng.randint(low, high)
+        way = rng.choice(_GUESSES)
+        if rng.random() >= self.mistakes:
+            for said, reply in zip(texts[1::2], texts[2::2], strict=True):
+                guess = numbers_in(said)[0]
+                if "higher" in reply.lower():
+                    low = max(low, guess + 1)
+                else:
+                    high = min(high, guess - 1)
+            number = (low + high) // 2
+        return way.format(number)
+
+
+def numbers_in(text: str) -> list[int]:
+    """The numbers in a text, in order."""
+    return [int(number) for number in re.findall(r"\d+", text)]
