@@ -57,6 +57,7 @@ class KLController(nn.Module, ABC):
 
     _dtype: ClassVar[torch.dtype] = torch.float32
     _changes: ClassVar[bool] = True  # whether updates change it, so that a copy in a worker becomes stale
+    _moves: ClassVar[bool] = False  # whether .to(...) converts it
 
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
@@ -110,7 +111,9 @@ class KLController(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # share_memory() of a module that contains this one arrives here as a function of tensors, as .to() does.
         probe = fn(torch.zeros((), device="cpu"))
-        return self.share_memory() if probe.is_cpu and probe.is_shared() else self
+        if probe.is_cpu and probe.is_shared():
+            return self.share_memory()
+        return super()._apply(fn, recurse) if self._moves else self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         # Copies: torch moves tensors that it sends to another process to other memory.
@@ -151,7 +154,6 @@ def one_number(value: Tensor | float) -> float:
     return torch.as_tensor(value, dtype=torch.float32, device="cpu").item()
 
 
-@final
 class ConstantKLController(KLController):
     """A constant coefficient; :meth:`update` checks its arguments and changes nothing.
 
@@ -171,6 +173,13 @@ class ConstantKLController(KLController):
 
     def _update(self, kl: float, n: int) -> None:
         pass
+
+
+class NumberKLController(ConstantKLController):
+    """The coefficient of a transform that was given a number: a float32 buffer, which ``.to(...)`` converts."""
+
+    _dtype: ClassVar[torch.dtype] = torch.float32
+    _moves: ClassVar[bool] = True
 
 
 @final

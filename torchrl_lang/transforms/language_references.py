@@ -97,7 +97,7 @@ class RowReference(Reference):
         self.frozen = frozen
         self.scorer = RowScorer(frozen.actor)
         self.action_keys = ActionKeys.row()
-        self.in_keys = list(frozen.actor.in_keys)
+        self.in_keys = [*frozen.actor.in_keys, AGENT_MASK]
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
