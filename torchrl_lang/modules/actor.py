@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -13,12 +13,14 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
-from transformers import PreTrainedModel
 
 from torchrl_lang._checks import refuse_wrapper
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LOGITS = "logits"
 NEXT_TOKEN = "next_token"
@@ -31,9 +33,9 @@ class LanguageActor(ProbabilisticTensorDictSequential):
     """A sequence of modules whose distribution is that of the next token at every position of a row, ``[*B, T]``.
 
     Made by :func:`language_actor`. A trunk of your own (``tokens``, ``attention_mask`` -> ``logits`` ``[*B, T, V]``)
-    and a :class:`~tensordict.nn.ProbabilisticTensorDictModule` make one, too; losses take any
-    :class:`~tensordict.nn.ProbabilisticTensorDictSequential` of such parts, and references of KL penalties determine by this
-    class that whole rows are scored.
+    and a :class:`~tensordict.nn.ProbabilisticTensorDictModule` make one, too. Losses take any
+    :class:`~tensordict.nn.ProbabilisticTensorDictSequential` of such parts; a KL penalty scores whole rows for this
+    class only.
 
     Examples:
         >>> import torch
