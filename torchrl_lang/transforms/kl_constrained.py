@@ -185,9 +185,10 @@ class KLConstrainedTransform(Compose):
     @property
     def in_keys(self) -> list[NestedKey]:
         """The rewards, and then the other entries that the chain reads; in a replay buffer also those of ``"next"``."""
-        writers = [(key, t) for t in self._reward_first[1:] for key in t.out_keys]
-        inner = {(key, t) for key, writer in writers for t in self.transforms if t is not writer}
-        return self._in_place([key for t in self._reward_first for key in t.in_keys if (key, t) not in inner])
+        chain = self._reward_first
+        return self._in_place(
+            [k for t in chain for k in t.in_keys if not any(k in o.out_keys for o in chain[1:] if o is not t)]
+        )
 
     @property
     def out_keys(self) -> list[NestedKey]:
@@ -199,7 +200,7 @@ class KLConstrainedTransform(Compose):
         return sorted(self.transforms, key=lambda t: t is not self.reward_adjustment)
 
     def _in_place(self, keys: list[NestedKey]) -> list[NestedKey]:
-        """Keys of an environment or, in a replay buffer, of rows and of steps."""
+        """Keys of an environment or, in a chain without one, as of a replay buffer, of rows and of steps."""
         buffered = self.__dict__["_container"] is not None and self.divergence.environment is None
         return list(dict.fromkeys(keys + [unravel_key(("next", key)) for key in keys] * buffered))
 
@@ -234,7 +235,7 @@ class KLRewardTransform(KLConstrainedTransform):
         coef: coefficient of the divergence.
         in_keys: the reward, default ``"reward"`` in the action's group.
         out_keys: the adjusted reward, default in place of the raw one.
-        requires_grad: gradients flow through the copy.
+        requires_grad: gradients flow through the copy, whose weights are then in ``parameters()``.
 
     Examples:
         >>> import torch

@@ -85,13 +85,13 @@ class CachedRunner:
         step: GPT2Step | None = None,
         features: RowFeatures | None = None,
     ) -> None:
+        from torchrl_lang.modules.decoding.gpt2_step import GPT2Step  # transformers
+
         self.trunk, self.cache = trunk, cache
         self.features = None if trunk.features is None else features
         self._places = 0 if self.features is None else self.features.places
         self._count = None if self.features is None else self.features.number
         self.size = None if size is None else size + self._places
-        from torchrl_lang.modules.decoding.gpt2_step import GPT2Step  # transformers
-
         self._step = GPT2Step(trunk) if step is None and GPT2Step.accepts(trunk) else step
 
     def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
