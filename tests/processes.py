@@ -39,7 +39,8 @@ IMPORTED = [
     "torchrl_lang.transforms",
     "torchrl.collectors",
     "torchrl.objectives",
-    "transformers.models.gpt2.modeling_gpt2",
+    "torchrl_lang.modules.agilerl.model",
+    "torchrl_lang.modules.decoding.gpt2_step",
     "tests.imported",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 
 import pytest
@@ -59,4 +61,29 @@ def test_importing_everything_leaves_the_random_stream_and_needs_no_extras():
         "assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state())"
     )
     done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+CART_POLE = """
+import sys
+sys.modules["transformers"] = sys.modules["huggingface_hub"] = None  # an import fails
+import torch
+import torchrl_lang.algorithm_distillation, torchrl_lang.data, torchrl_lang.envs, torchrl_lang.evaluation
+import torchrl_lang.objectives, torchrl_lang.training
+from tensordict.nn import TensorDictModule
+from torchrl.envs import GymEnv, TransformedEnv
+from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl_lang.modules import UtteranceActor, language_actor
+from torchrl_lang.transforms import KLRewardTransform
+net = TensorDictModule(torch.nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
+actor = ProbabilisticActor(net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
+env = TransformedEnv(GymEnv("CartPole-v1"), KLRewardTransform(actor, 0.1))
+assert env.rollout(5, actor)["next", "kl"].shape == (5,)
+"""
+
+
+@pytest.mark.slow
+def test_transformers_is_imported_where_a_language_model_is_built():
+    """Not for a penalty on CartPole: it takes seconds and a hundred megabytes."""
+    done = subprocess.run([sys.executable, "-c", CART_POLE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

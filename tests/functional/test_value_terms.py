@@ -23,6 +23,12 @@ def test_expectile_table(error, expectile, loss):
     assert expectile_loss(torch.tensor(error), expectile).item() == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("term", [cql_term, margin_term])
+def test_values_without_an_axis_of_heads_are_refused(term):
+    with pytest.raises(ValueError, match=r"must be \[N, n_q, V\], got \[3, 5\].*unsqueeze\(1\)"):
+        term(torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64))
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 3),

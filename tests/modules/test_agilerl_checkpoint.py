@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from tests.agilerl_agents import ILQL_OPTIONS, VOCAB, WIDTH, make_agent, outputs, states
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import Trunk, load_language_model, read_agilerl, save_language_model
-from torchrl_lang.modules.agilerl.checkpoint import ACTIVATIONS, RENAMED, renamed
+from torchrl_lang.modules.agilerl.checkpoint import RENAMED, renamed
 from torchrl_lang.modules.agilerl.export import OPTIONS, export
+from torchrl_lang.modules.agilerl.model import ACTIVATIONS
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
 

@@ -11,6 +11,7 @@ import warnings
 import cloudpickle
 import pytest
 import torch
+import torchrl.data
 from torch import nn
 
 from tests.processes import METHOD
@@ -67,6 +68,26 @@ def test_adaptive_rule(kl, n, expected):
     controller = AdaptiveKLController(0.5, target=2.0, horizon=100)
     controller.update(kl, n)
     assert coef_of(controller) == pytest.approx(expected)
+
+
+def test_the_arguments_of_torchrl_s_controllers():
+    """Its list holds rewards ``-coef * KL``, ours takes their mean divergence and their number."""
+    options = {"init_kl_coef": 0.5, "target": 2.0, "horizon": 100}
+    ours, theirs = AdaptiveKLController(**options), torchrl.data.AdaptiveKLController(**options)
+    for kl in ([1.0, 3.0, 2.3], [9.0], [0.0] * 50, [2.5, 1.7]):
+        with pytest.raises(TypeError, match=r"one number.* update\(-mean / coef"):
+            ours.update(kl if len(kl) > 1 else kl * 2)
+        theirs.update([-theirs.coef * value for value in kl])
+        ours.update(sum(kl) / len(kl), n=len(kl))
+        assert coef_of(ours) == pytest.approx(float(theirs.coef), rel=1e-5)
+    assert coef_of(ConstantKLController(kl_coef=0.25)) == 0.25
+    for make, match in (
+        (lambda: ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)), "no kl_coef of a model=: give"),
+        (lambda: ConstantKLController(), "as TorchRL's kl_coef=: got None and None"),
+        (lambda: AdaptiveKLController(0.1, **options), "init_kl_coef=: got 0.1 and 0.5"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            make()
 
 
 def test_adaptive_stays_within_its_bounds_and_comes_back():

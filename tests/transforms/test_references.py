@@ -5,20 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
+from torch.distributions import Categorical
 from torchrl.envs import Compose, TransformedEnv
+from torchrl.modules import Actor, TanhDelta
 
 from tests.transforms.conftest import drift, make_actor, make_env, play
+from torchrl_lang.modules import LanguageActor
 from torchrl_lang.transforms import (
     ActorReference,
     ColumnReference,
     FunctionReference,
     KLConstrainedTransform,
     KLDivergenceTransform,
+    KLRewardTransform,
     ReferenceModelLogProbTransform,
     RewardAdjustmentTransform,
+    RowReference,
     frozen_copy,
 )
+from torchrl_lang.transforms.language_references import as_policy, as_reference
 
 
 def test_the_policy_is_asked_where_the_data_is_silent():
@@ -114,6 +121,44 @@ def test_a_column_on_steps_is_the_action_s_own():
     data = {"ref_log_prob": torch.zeros(3), "action_log_prob": -torch.ones(3), "next": own}
     out = KLConstrainedTransform("ref_log_prob")(TensorDict(data, batch_size=[3]))
     assert out["next", "kl"].tolist() == [0.0, 1.0, 2.0]
+
+
+def reads_tokens(kind, **options):
+    """An actor of one move a step that sees a row of tokens, or the same parts as a language model's."""
+    net = TensorDictModule(nn.Embedding(7, 4), in_keys=["tokens"], out_keys=["embedded"])
+    head = TensorDictModule(lambda embedded: embedded.mean(-2), in_keys=["embedded"], out_keys=["logits"])
+    options = {"distribution_class": Categorical, "return_log_prob": True} | options
+    return kind(net, head, ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["move"], **options))
+
+
+def test_the_class_of_an_actor_decides_what_is_scored():
+    """Not the names of its entries: this one reads tokens and writes no "action", but one move a step."""
+    actor = reads_tokens(ProbabilisticTensorDictSequential)
+    reference = as_reference(actor)
+    assert type(reference) is ActorReference
+    assert reference.action_keys.action == ("move",)
+    data = actor(TensorDict(tokens=torch.randint(7, (5, 3)), batch_size=[5]))
+    torch.testing.assert_close(reference.log_prob(data, data), data["move_log_prob"].detach())
+    assert type(as_reference(reads_tokens(LanguageActor))) is RowReference
+    assert type(as_policy(reads_tokens(LanguageActor))) is RowReference
+    with pytest.raises(KeyError, match=r"'move'.*RowReference\(frozen_copy\(actor\)\)"):
+        reference.log_prob(data.exclude("move"), data)
+    with pytest.raises(ValueError, match="for actors: a RowReference has its own"):
+        as_reference(reads_tokens(LanguageActor), action_key="move")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Actor(nn.Linear(3, 2)),
+        lambda: frozen_copy(Actor(nn.Linear(3, 2))),
+        lambda: frozen_copy(TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"])),
+        lambda: reads_tokens(ProbabilisticTensorDictSequential, distribution_class=TanhDelta),
+    ],
+)
+def test_a_deterministic_actor_is_refused_at_once(make):
+    with pytest.raises(TypeError, match=r"no distribution of actions.* use TorchRL's ProbabilisticActor"):
+        KLRewardTransform(make())
 
 
 def test_two_references_in_one_place():

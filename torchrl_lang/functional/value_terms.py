@@ -44,13 +44,16 @@ def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float =
     Returns:
         float ``[N, n_q]``, never negative.
 
+    Raises:
+        ValueError: ``action_value`` has no axis of heads.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional import cql_term
         >>> cql_term(torch.zeros(1, 2, 4), torch.tensor([3]))  # log 4 for each head
         tensor([[1.3863, 1.3863]])
     """
-    n, heads, vocabulary = action_value.shape
+    n, heads, vocabulary = _with_heads(action_value).shape
     logits = (action_value / temperature).reshape(n * heads, vocabulary)
     return F.cross_entropy(logits, action.repeat_interleave(heads), reduction="none").reshape(n, heads)
 
@@ -105,15 +108,25 @@ def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0
     Returns:
         float ``[N, n_q]``.
 
+    Raises:
+        ValueError: ``action_value`` has no axis of heads.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional import margin_term
         >>> margin_term(torch.tensor([[[1.0, 3.0, 0.0]]]), torch.tensor([0]))
         tensor([[4.]])
     """
-    index = action[:, None, None].expand(-1, action_value.shape[1], 1)
+    index = action[:, None, None].expand(-1, _with_heads(action_value).shape[1], 1)
     taken = action_value.gather(-1, index)
     return (action_value - taken + margin).clamp_min(0).square().sum(-1)
+
+
+def _with_heads(action_value: Tensor) -> Tensor:
+    if action_value.ndim != 3:
+        got = f"got {list(action_value.shape)}: give the values of one head an axis of heads, action_value.unsqueeze(1)"
+        raise ValueError(f"action_value must be [N, n_q, V], {got}.")
+    return action_value
 
 
 def advantage_weight(

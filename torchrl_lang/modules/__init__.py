@@ -1,6 +1,6 @@
 """Models: trunks over Hugging Face causal LMs, value and Q heads, actors, cached decoding, and saving."""
 
-from torchrl_lang.modules.actor import language_actor, with_features
+from torchrl_lang.modules.actor import LanguageActor, language_actor, with_features
 from torchrl_lang.modules.agilerl.checkpoint import read_agilerl
 from torchrl_lang.modules.chai import CandidateSampler, CHAIActor
 from torchrl_lang.modules.decoding.guidance import UtteranceValueGuidance, ValueGuidance
@@ -23,6 +23,7 @@ __all__ = [
     "CHAIActor",
     "CandidateSampler",
     "FeatureEmbedding",
+    "LanguageActor",
     "MixedPolicy",
     "PrivilegedTrunk",
     "QValueHead",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from tensordict import NestedKey
 from tensordict.nn import (
@@ -14,18 +14,41 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
-from transformers import PreTrainedModel
 
 from torchrl_lang._checks import refuse_wrapper
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 LOGITS = "logits"
 NEXT_TOKEN = "next_token"
 
 # Models that change the logits after the linear head, so evaluating the head alone would be wrong.
 _LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+
+
+class LanguageActor(ProbabilisticTensorDictSequential):
+    """A sequence of modules whose distribution is that of the next token at every position of a row, ``[*B, T]``.
+
+    Made by :func:`language_actor`. A trunk of your own (``tokens``, ``attention_mask`` -> ``logits`` ``[*B, T, V]``)
+    and a :class:`~tensordict.nn.ProbabilisticTensorDictModule` make one, too. Losses take any
+    :class:`~tensordict.nn.ProbabilisticTensorDictSequential` of such parts; a KL penalty scores whole rows for this
+    class only.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
+        >>> from torchrl_lang.modules import LanguageActor
+        >>> from torchrl_lang.transforms import KLConstrainedTransform
+        >>> bigrams = TensorDictModule(torch.nn.Embedding(5, 5), in_keys=["tokens"], out_keys=["logits"])
+        >>> sample = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["next_token"],
+        ...                                        distribution_class=torch.distributions.Categorical)
+        >>> KLConstrainedTransform(LanguageActor(bigrams, sample)).out_keys
+        ['token_reward', 'raw_reward', 'ref_log_prob', 'kl']
+    """
 
 
 def language_actor(
@@ -36,8 +59,8 @@ def language_actor(
     length_groups: int | Literal["auto"] = "auto",
     compile: bool = False,
     out_key: str = NEXT_TOKEN,
-) -> ProbabilisticTensorDictSequential:
-    """A causal language model as an actor in three parts: trunk, language-model head, distribution.
+) -> LanguageActor:
+    """A causal language model as a :class:`LanguageActor` in three parts: trunk, language-model head, distribution.
 
     ``get_dist`` on a batch of rows is a :class:`~torch.distributions.Categorical` with batch shape ``[*B, T]``, the
     distribution of the *next* token at each position. The sample is therefore called ``next_token`` ``[*B, T]``, not
@@ -83,7 +106,7 @@ def language_actor(
     layer = TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS])
     options = {"distribution_class": Categorical, "return_log_prob": True, "log_prob_key": f"{out_key}_log_prob"}
     prob = ProbabilisticTensorDictModule(in_keys=[LOGITS], out_keys=[out_key], **options)
-    return ProbabilisticTensorDictSequential(trunk_module(trunk), layer, prob)
+    return LanguageActor(trunk_module(trunk), layer, prob)
 
 
 class ActorParts(NamedTuple):

@@ -57,6 +57,7 @@ class KLController(nn.Module, ABC):
 
     _dtype: ClassVar[torch.dtype] = torch.float32
     _changes: ClassVar[bool] = True  # whether updates change it, so that a copy in a worker becomes stale
+    _moves: ClassVar[bool] = False  # whether .to(...) converts it
 
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
@@ -81,8 +82,14 @@ class KLController(nn.Module, ABC):
 
         Raises:
             ValueError: ``kl`` is not one finite number, or ``n`` is less than 1. The coefficient is unchanged then.
+            TypeError: ``kl`` holds several numbers, as TorchRL's ``kl_values``, which are rewards ``-coef * KL``.
         """
         self._warn_if_stale()
+        if torch.as_tensor(kl).numel() != 1:
+            several = (
+                "several numbers. Of TorchRL's kl_values, rewards -coef * KL, give update(-mean / coef, n=len(...))"
+            )
+            raise TypeError(f"kl is one number, the mean of n divergences in nats, got {several}.")
         value = one_number(kl)
         check_options(kl=(value, "(-inf, inf)"), n=(n, 1))
         self._update(value, operator.index(n))
@@ -110,7 +117,9 @@ class KLController(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # share_memory() of a module that contains this one arrives here as a function of tensors, as .to() does.
         probe = fn(torch.zeros((), device="cpu"))
-        return self.share_memory() if probe.is_cpu and probe.is_shared() else self
+        if probe.is_cpu and probe.is_shared():
+            return self.share_memory()
+        return super()._apply(fn, recurse) if self._moves else self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         # Copies: torch moves tensors that it sends to another process to other memory.
@@ -146,17 +155,31 @@ class KLController(nn.Module, ABC):
         return ", ".join([*state, *options, "shared"] if self.shared else [*state, *options])
 
 
+def _coefficient(coef: Tensor | float | None, model: Any, **named: Tensor | float | None) -> Tensor | float:
+    """The coefficient, by this library's name or by TorchRL's."""
+    [(name, other)] = named.items()
+    if model is not None:
+        instead = (
+            "give the controller to a KL transform or loss as its coefficient, or read it by calling the controller"
+        )
+        raise TypeError(f"A controller sets no kl_coef of a model=: {instead}.")
+    if (coef is None) == (other is None):
+        raise TypeError(f"The coefficient is given once, as coef or as TorchRL's {name}=: got {coef} and {other}.")
+    return coef if other is None else other  # type: ignore[return-value]
+
+
 def one_number(value: Tensor | float) -> float:
     """The value of a number or of a tensor with one element, rounded to float32."""
     return torch.as_tensor(value, dtype=torch.float32, device="cpu").item()
 
 
-@final
 class ConstantKLController(KLController):
     """A constant coefficient; :meth:`update` checks its arguments and changes nothing.
 
     Args:
         coef: finite and at least 0.
+        kl_coef: the same, by the name of TorchRL's class.
+        model: refused: TorchRL's class writes its ``kl_coef``.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import ConstantKLController
@@ -169,8 +192,20 @@ class ConstantKLController(KLController):
     _dtype: ClassVar[torch.dtype] = torch.float64
     _changes: ClassVar[bool] = False
 
+    def __init__(
+        self, coef: Tensor | float | None = None, *, kl_coef: Tensor | float | None = None, model: Any = None
+    ) -> None:
+        super().__init__(_coefficient(coef, model, kl_coef=kl_coef))
+
     def _update(self, kl: float, n: int) -> None:
         pass
+
+
+class NumberKLController(ConstantKLController):
+    """The coefficient of a transform that was given a number: a float32 buffer, which ``.to(...)`` converts."""
+
+    _dtype: ClassVar[torch.dtype] = torch.float32
+    _moves: ClassVar[bool] = True
 
 
 @final
@@ -250,9 +285,12 @@ class AdaptiveKLController(KLController):
         clip: ``c``, above 0 and below 1.
         min_coef: lower bound, above 0, since a factor cannot leave 0.
         max_coef: upper bound.
+        init_kl_coef: the initial coefficient, by the name of TorchRL's class.
+        model: refused: TorchRL's class writes its ``kl_coef``.
 
     Raises:
         ValueError: an argument is out of its range.
+        TypeError: there is no initial coefficient, or two; or a ``model``.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import AdaptiveKLController
@@ -264,15 +302,17 @@ class AdaptiveKLController(KLController):
 
     def __init__(
         self,
-        coef: Tensor | float,
+        coef: Tensor | float | None = None,
         *,
         target: float,
         horizon: float = 10_000,
         clip: float = 0.2,
         min_coef: float = 1e-8,
         max_coef: float = 1e8,
+        init_kl_coef: Tensor | float | None = None,
+        model: Any = None,
     ) -> None:
-        super().__init__(coef)
+        super().__init__(_coefficient(coef, model, init_kl_coef=init_kl_coef))
         above_zero = "(0, inf)"
         check_options(target=(target, above_zero), horizon=(horizon, above_zero), min_coef=(min_coef, above_zero))
         check_options(clip=(clip, "(0, 1)"), coef=(float(self.coef), f"[{min_coef}, {max_coef}]"))

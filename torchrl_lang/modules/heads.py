@@ -5,18 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.linear import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.modules.sharding import whole_weight
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HeadKind = Literal["mlp", "residual", "deep"]
 

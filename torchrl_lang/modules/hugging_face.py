@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchrl.envs.utils import ExplorationType, exploration_type
-from transformers import PreTrainedConfig, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @contextmanager

@@ -8,20 +8,18 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from huggingface_hub import snapshot_download
 from pydantic import ConfigDict, Field
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
-from transformers.utils.quantization_config import BitsAndBytesConfig
 
 from torchrl_lang import _files
 from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import FileError, Record, file_errors, file_in, nested_fields, one_line, read_json, shorten
-from torchrl_lang.modules.agilerl.checkpoint import register_agilerl
 from torchrl_lang.modules.hugging_face import check_causal
+
+if TYPE_CHECKING:
+    from transformers import BitsAndBytesConfig, PreTrainedModel
 
 # Files to download: configuration and weights, but no code and no pickles.
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -64,6 +62,8 @@ def causal_lm(
         >>> lm.config.model_type, lm.get_input_embeddings().weight.shape
         ('llama', torch.Size([35, 16]))
     """
+    from transformers import AutoConfig, AutoModelForCausalLM  # here and below, because it takes a second
+
     check_heads(width, heads)
     fields: dict[str, Any] = {"vocab_size": vocab_size, "num_hidden_layers": layers, "hidden_size": width}
     fields |= {"num_attention_heads": heads, "max_position_embeddings": max_length}
@@ -118,6 +118,10 @@ def load_causal_lm(
         torchrl_lang._files.readers.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
         which its configuration describes: save or download the model again.
     """
+    from transformers import AutoModelForCausalLM
+
+    from torchrl_lang.modules.agilerl.model import register_agilerl
+
     register_agilerl()
     if quantize is not None:
         kwargs = {"device_map": {"": 0}, **kwargs, "quantization_config": _quantization(quantize)}
@@ -148,6 +152,8 @@ def load_causal_lm(
 
 
 def _quantization(kind: str) -> BitsAndBytesConfig:
+    from transformers.utils.quantization_config import BitsAndBytesConfig
+
     check_options(quantize=(kind, ("4bit", "8bit")))
     if find_spec("bitsandbytes") is None:
         raise ImportError("quantize= needs bitsandbytes: pip install 'torchrl-lang[bitsandbytes]'.")
@@ -165,6 +171,8 @@ def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
     subfolder = kwargs.pop("subfolder", "")
     folder = Path(name_or_path)
     if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
         prefix = f"{subfolder}/" if subfolder else ""
         patterns = [prefix + name for name in _DOWNLOADED]
         try:
@@ -178,6 +186,8 @@ def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Disable progress bars and reports: models are saved often, and errors contain all problems."""
+    from transformers.utils import logging
+
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     try:
         logging.disable_progress_bar()
@@ -241,6 +251,8 @@ def check_model_folder(folder: Path) -> None:
     ):
         if any(folder.glob(pattern)):
             raise FileError(folder, f"holds {found}", remedy)
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
     kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if "auto_map" in config:
@@ -280,6 +292,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _described(path: Path, config: Mapping[str, Any], tensors: int) -> PreTrainedModel:
     """The model that a configuration describes, on the meta device, for weights with ``tensors`` tensors."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     for name, value in nested_fields(config):
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
             raise FileError(path, f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors', REMEDY)

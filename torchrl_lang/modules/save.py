@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, file_errors, non_finite
 from torchrl_lang.modules.actor import language_actor, split_actor, with_features
@@ -24,6 +23,9 @@ from torchrl_lang.modules.saved_heads import HEADS, Head, HeadRecord, describe_h
 from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FEATURES_HEAD = "features"
 """Name of the head that projects features for the language model, see :func:`~torchrl_lang.modules.with_features`."""
@@ -225,6 +227,8 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
 
 def _model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTrainedModel:
     """The Hugging Face model of a trunk and a head, which shares their weights; by default of its embeddings."""
+    from transformers import AutoModelForCausalLM
+
     if trunk.model.is_remote_code():
         raise ValueError(f"{type(trunk.model).__name__} is code of the model: pass the language model, not an actor.")
     config = deepcopy(trunk.model.config)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from torchrl_lang._files import FileError, Record, file_errors, non_finite, read_tensors
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.heads import ActionValueHead, QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.hugging_face import is_adapter
 from torchrl_lang.modules.returns import ReturnEmbedding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEADS = "heads.safetensors"
 """Name of the file of weights."""

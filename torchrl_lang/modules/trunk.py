@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
@@ -19,6 +18,9 @@ from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from torchrl_lang.modules.returns import ReturnEmbedding
@@ -68,6 +70,8 @@ class Trunk(nn.Module):
     def __init__(
         self, lm: PreTrainedModel, *, expose_pre_norm: bool = False, length_groups: int | Literal["auto"] = "auto"
     ) -> None:
+        from transformers import PreTrainedModel  # a local import, because it takes a second
+
         super().__init__()
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):

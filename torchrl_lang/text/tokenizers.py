@@ -20,7 +20,7 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The protocol of tokenizers for environments and datasets.
+    """The protocol of tokenizers for environments and datasets; TorchRL's ``Tokenizer`` is a transform of strings.
 
     ``encode`` takes plain text and never encodes a control token's name as that token. ``decode`` of ``encode`` returns
     the text.

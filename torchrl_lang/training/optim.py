@@ -9,8 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 
 def adamw(
@@ -152,6 +150,9 @@ def muon_adamw(
 
 def _linear_weights(layers: list[nn.Module]) -> dict[int, Tensor]:
     """Trainable weights of the linear layers inside the trunks, without embeddings, by identity."""
+    from transformers import PreTrainedModel  # a local import, because it takes a second
+    from transformers.pytorch_utils import Conv1D
+
     embeddings = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
     models = [layer for layer in layers if isinstance(layer, PreTrainedModel)]
     inside = {id(layer) for model in models for layer in model.base_model.modules()}

@@ -89,8 +89,8 @@ class ActionTransform(Transform):
     one behind it raises a ``ValueError`` when the environment builds its specs.
     """
 
-    def __init__(self, out_keys: Sequence[NestedKey]) -> None:
-        super().__init__(in_keys=[], out_keys=list(out_keys))
+    def __init__(self, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]) -> None:
+        super().__init__(in_keys=list(in_keys), out_keys=list(out_keys))
         self._added: dict[NestedKey, TensorSpec] | None = None  # what an environment gains by this
         self._acted: TensorDictBase | None = None  # what the policy wrote, while the environment steps
 

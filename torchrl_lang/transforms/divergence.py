@@ -37,18 +37,25 @@ class ReferenceTransform(ReferenceHolder, ActionTransform):
 
     Every call, every reset of an environment and every ``state_dict()`` checks that weights which the reference shares
     with the policy are unchanged. A compiled call does not check.
+
+    A reference through which gradients flow (``frozen_copy(actor, differentiable=True)``) may train: its weights are in
+    ``parameters()`` and in the ``state_dict``, without a fingerprint.
     """
 
     def __init__(
         self, out_keys: Sequence[NestedKey], reference: Reference | None, *, embed_weights: bool = False
     ) -> None:
-        super().__init__(out_keys)
+        super().__init__([], out_keys)
         if reference is not None and reference.state_keys:
             reference = copy.copy(reference)  # its state is that of this transform alone
             name = out_keys[0]
             reference.state_group = f"{name if isinstance(name, str) else '_'.join(name)}_state"
+            self.out_keys += reference.state_keys
         self.reference = reference
         self.embed_weights = embed_weights
+        held = None if reference is None else reference.frozen
+        if isinstance(held, FrozenActor) and held.differentiable:
+            self.reference_actor = held.actor
 
     def _acted_keys(self) -> list[NestedKey]:
         if self.reference is None:
@@ -61,7 +68,7 @@ class ReferenceTransform(ReferenceHolder, ActionTransform):
     @property
     def _frozen(self) -> FrozenActor | None:
         held = None if self.reference is None else self.reference.frozen
-        return held if isinstance(held, FrozenActor) else None
+        return held if isinstance(held, FrozenActor) and not held.differentiable else None
 
     def check_reference(self) -> None:
         """Raise where weights that the reference shares with the policy have changed."""
@@ -130,6 +137,7 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         out_key = reference.action_keys.ref_log_prob if out_key is None else key_list(out_key)[0]
         super().__init__([out_key], reference, embed_weights=embed_weights)
         self.out_key = out_key
+        self.in_keys = self._acted_keys()
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         self.check_reference()
@@ -233,6 +241,8 @@ class KLDivergenceTransform(ReferenceTransform):
         self.acting: Reference | None = None  # scores actions in an environment that have no log-probability
         rows = reference is not None and reference.action_keys == ActionKeys.row()
         self.policy: Any = None if policy is None else as_policy(policy, rows=rows)
+        read = [] if estimator == "exact" else [*self.log_prob_keys, self.ref_log_prob_key]
+        self.in_keys = [*read, *self._acted_keys(), *([] if mask_key is None else [mask_key])]
 
     def _acted_keys(self) -> list[NestedKey]:
         own = [] if self.policy is None else [*self.policy.in_keys, *self.policy.action_keys.action]

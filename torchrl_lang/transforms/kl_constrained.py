@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.transforms import Compose, Transform
 
+from torchrl_lang._checks import check_options
 from torchrl_lang.functional.kl import KLDirection
-from torchrl_lang.modules.controllers import KLController
+from torchrl_lang.modules.controllers import KLController, one_number
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.transforms.base import ActionKeys, key_list
 from torchrl_lang.transforms.divergence import (
@@ -40,7 +41,8 @@ class KLConstrainedTransform(Compose):
     ``raw_reward`` beside it. To adjust rows token by token instead, leave the transform out of the environment.
 
     **Coming from TorchRL's old** ``KLRewardTransform(actor, coef, in_keys, out_keys, requires_grad)``: the first five
-    arguments are the same. The reward is ``R - coef * KL`` (the old code had the sign reversed); random policies need
+    arguments are the same, ``coef`` is a buffer that can be written, and ``in_keys`` and ``out_keys`` begin with the
+    rewards. The reward is ``R - coef * KL`` (the old code had the sign reversed); random policies need
     ``missing="zero"``; nested actions are found, or an error is raised, where the penalty was silently left out. Over
     ``ParallelEnv`` and ``SerialEnv`` it goes outside: ``TransformedEnv(ParallelEnv(...), KLConstrainedTransform(a))``.
 
@@ -51,7 +53,7 @@ class KLConstrainedTransform(Compose):
         in_keys: the rewards; default ``"reward"`` (``"token_reward"`` for rows), in the action's group.
         out_keys: the adjusted rewards, default in place of the raw ones, which move to ``"raw_reward"``.
         requires_grad: gradients flow through the penalty, to the policy's log-probability and to the copied reference,
-            which is in no module's ``parameters()``.
+            whose weights are then in ``parameters()`` and in the ``state_dict``.
         estimator: see :class:`KLDivergenceTransform`; use ``"k1"`` in a reward.
         direction: see :class:`KLDivergenceTransform`.
         per: see :class:`KLDivergenceTransform`.
@@ -168,8 +170,39 @@ class KLConstrainedTransform(Compose):
 
     @property
     def coef(self) -> Tensor:
-        """The coefficient now, float32 ``[]``."""
-        return self.controller()
+        """The coefficient, a buffer ``[]``: ``coef.fill_(0.2)`` and ``transform.coef = 0.2`` change it in place.
+
+        Of a number, float32, and ``.to(...)`` converts it; otherwise the controller's own.
+        """
+        return self.controller.coef
+
+    @coef.setter
+    def coef(self, value: Tensor | float) -> None:
+        number = one_number(value)
+        check_options(coef=(number, "[0, inf)"))
+        self.controller.coef.fill_(number)
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The rewards, and then the other entries that the chain reads; in a replay buffer also those of ``"next"``."""
+        chain = self._reward_first
+        return self._in_place(
+            [k for t in chain for k in t.in_keys if not any(k in o.out_keys for o in chain[1:] if o is not t)]
+        )
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The adjusted rewards, and then the other entries that it writes; in a replay buffer also in ``"next"``."""
+        return self._in_place([key for t in self._reward_first for key in t.out_keys])
+
+    @property
+    def _reward_first(self) -> list[Transform]:
+        return sorted(self.transforms, key=lambda t: t is not self.reward_adjustment)
+
+    def _in_place(self, keys: list[NestedKey]) -> list[NestedKey]:
+        """Keys of an environment or, in a chain without one, as of a replay buffer, of rows and of steps."""
+        buffered = self.__dict__["_container"] is not None and self.divergence.environment is None
+        return list(dict.fromkeys(keys + [unravel_key(("next", key)) for key in keys] * buffered))
 
     def update(self, tensordict: TensorDictBase) -> None:
         """Update the controller with a batch that this transform has adjusted: steps with their ``"next"``, or rows.
@@ -202,7 +235,7 @@ class KLRewardTransform(KLConstrainedTransform):
         coef: coefficient of the divergence.
         in_keys: the reward, default ``"reward"`` in the action's group.
         out_keys: the adjusted reward, default in place of the raw one.
-        requires_grad: gradients flow through the copy.
+        requires_grad: gradients flow through the copy, whose weights are then in ``parameters()``.
 
     Examples:
         >>> import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang._checks import is_wrapper
-from torchrl_lang.modules import UtteranceActor, language_actor
+from torchrl_lang.modules import LanguageActor, UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
-from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
 from torchrl_lang.transforms.base import ActionKeys, find_entry
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference, Reference
 
@@ -36,11 +36,10 @@ class UtteranceReference(ActorReference):
 
     Args:
         frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
-        in_keys: see :class:`ActorReference`.
     """
 
-    def __init__(self, frozen: HeldActor, *, in_keys: Sequence[NestedKey] | None = None) -> None:
-        super().__init__(frozen, in_keys=in_keys)
+    def __init__(self, frozen: HeldActor) -> None:
+        super().__init__(frozen)
         self.action_keys = ActionKeys.utterance()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
@@ -97,7 +96,7 @@ class RowReference(Reference):
         self.frozen = frozen
         self.scorer = RowScorer(frozen.actor)
         self.action_keys = ActionKeys.row()
-        self.in_keys = list(frozen.actor.in_keys)
+        self.in_keys = [*frozen.actor.in_keys, AGENT_MASK]
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
@@ -197,9 +196,9 @@ def as_reference(
     an actor with ``get_dist``                               a frozen copy, scored by the kind of actor:
     ... an :class:`~torchrl_lang.modules.UtteranceActor`     :class:`UtteranceReference`, an utterance a step; for whole
                                                              rows pass ``RowReference(frozen_copy(actor))``
-    ... a :func:`~torchrl_lang.modules.language_actor`       :class:`RowReference`, whole rows at temperature 1 over the
+    ... a :class:`~torchrl_lang.modules.LanguageActor`       :class:`RowReference`, whole rows at temperature 1 over the
                                                              whole vocabulary, which is not how an utterance actor acts
-    ... any other                                            :class:`ActorReference`
+    ... any other, whatever entries it reads                 :class:`ActorReference`, one action a step
     a :class:`FrozenActor`                                   the same, with what it shares
     a language-model wrapper of TorchRL                      :class:`WrapperReference`
     a key (string or tuple)                                  :class:`ColumnReference`
@@ -208,26 +207,30 @@ def as_reference(
 
     Args:
         reference: one of these.
-        in_keys: the entries that an actor or a function reads, default all that it declares.
+        in_keys: the entries that an actor of one action a step or a function reads, default all that it declares.
         action_key: the key of the action, default as the actor writes it.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is none of these, or an actor without a distribution, such as TorchRL's ``Actor``.
         ValueError: the actor is recurrent and its state cannot be carried, see :class:`ActorReference`; or ``in_keys``
-            or ``action_key`` stand beside a column, a wrapper or a :class:`Reference`.
+            or ``action_key`` stand beside something that has its own: a language model, a column, a
+            :class:`Reference`.
     """
     if is_wrapper(reference):
         reference = WrapperReference(reference)
     elif isinstance(reference, (str, tuple)):
         reference = ColumnReference(reference)
+    if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
+        reference = frozen_copy(reference)
+    if isinstance(reference, FrozenActor):
+        kind = _kind_of(reference)
+        if kind is ActorReference:
+            return ActorReference(reference, in_keys=in_keys, action_key=action_key)
+        reference = kind(reference)
     if isinstance(reference, Reference):
         if in_keys is not None or action_key is not None:
             raise ValueError(f"in_keys and action_key are for actors: a {type(reference).__name__} has its own.")
         return reference
-    if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
-        reference = frozen_copy(reference)
-    if isinstance(reference, FrozenActor):
-        return _of_actor(reference, in_keys, action_key)
     if callable(reference) and not isinstance(reference, (nn.Module, type)):
         action_keys = None if action_key is None else ActionKeys.of_action(action_key)
         return FunctionReference(reference, in_keys=in_keys or (), action_keys=action_keys)
@@ -247,18 +250,14 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
     if isinstance(policy, TensorDictModuleBase) and hasattr(policy, "get_dist"):
         policy = CurrentPolicy(policy)
     if isinstance(policy, CurrentPolicy):
-        return RowReference(policy) if rows else _of_actor(policy, None, None)
+        return (RowReference if rows else _kind_of(policy))(policy)
     if not (isinstance(policy, Reference) and isinstance(policy.frozen, CurrentPolicy)):
         raise TypeError(f"policy= is the actor that trains, with get_dist(tensordict); got {type(policy).__name__}.")
     return policy
 
 
-def _of_actor(
-    held: HeldActor, in_keys: Sequence[NestedKey] | None, action_key: NestedKey | Sequence[NestedKey] | None
-) -> Reference:
-    actor = held.actor
-    if isinstance(actor, UtteranceActor):
-        return UtteranceReference(held, in_keys=in_keys)
-    if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
-        return RowReference(held)
-    return ActorReference(held, in_keys=in_keys, action_key=action_key)
+def _kind_of(held: HeldActor) -> Callable[[HeldActor], Reference]:
+    """How an actor is scored, by its class."""
+    if isinstance(held.actor, UtteranceActor):
+        return UtteranceReference
+    return RowReference if isinstance(held.actor, LanguageActor) else ActorReference

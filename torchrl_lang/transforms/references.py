@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
-from torchrl.modules import GRUModule, LSTMModule
+from torchrl.modules import Actor, Delta, GRUModule, LSTMModule, TanhDelta
 
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor, frozen_copy
 from torchrl_lang.schema import FEATURES_MASK, missing_entry
@@ -29,10 +29,18 @@ _NO_STATE = (
     "Put the transform into the environment, which carries the state; or give it sequences, time last, within "
     "`with set_recurrent_mode(True):`."
 )
+_ACTION_ADVICE = (
+    "It is the action to score: name it with action_key=. To score whole rows of tokens pass "
+    "RowReference(frozen_copy(actor))."
+)
 _REMEDIES = (
     "Use TorchRL's GRUModule or LSTMModule in a sequence of modules; or give the reference's state entries of its own, "
     "run it beside the policy, and pass ActorReference(frozen_copy(actor), in_keys=[...]); or let the policy write the "
     "reference's log-probabilities and pass ColumnReference(key, spec=...)."
+)
+_NO_PROBABILITY = (
+    "has no distribution of actions to diverge from: use TorchRL's ProbabilisticActor, for instance with "
+    "TanhNormal, or a function of the tensordict that returns log-probabilities."
 )
 
 
@@ -122,6 +130,7 @@ class ActorReference(Reference):
         action_key: the key of the action, default as the actor writes it.
 
     Raises:
+        TypeError: the actor gives its actions no probability: it has no ``get_dist``, or a deterministic one.
         ValueError: the actor is recurrent and its state cannot be carried.
 
     Examples:
@@ -149,7 +158,10 @@ class ActorReference(Reference):
     ) -> None:
         actor = frozen.actor
         self.frozen = frozen
-        self.action_keys = _keys_of_actor(actor, action_key)
+        heads = _heads(actor)
+        if isinstance(actor, Actor) or not hasattr(actor, "get_dist") or any(map(_is_deterministic, heads)):
+            raise TypeError(f"{type(actor).__name__} {_NO_PROBABILITY}")
+        self.action_keys = _keys_of_actor(heads, action_key)
         read, states = _keys_read(actor), {}
         if not isinstance(frozen, CurrentPolicy):  # which is run on the state with which it acted, in the data
             states = _recurrent_states(actor)
@@ -244,13 +256,24 @@ def sum_heads(values: Sequence[Tensor]) -> Tensor:
     return flat[0] if len(flat) == 1 else torch.stack(flat).sum(0)
 
 
-def _keys_of_actor(actor: TensorDictModuleBase, action_key: NestedKey | Sequence[NestedKey] | None) -> ActionKeys:
-    """The keys under which an actor writes its action and its log-probability."""
+def _heads(actor: TensorDictModuleBase) -> list[ProbabilisticTensorDictModule]:
+    """The modules of an actor that have the distributions of its actions."""
     heads = [module for module in actor.modules() if isinstance(module, ProbabilisticTensorDictModule)]
+    # Of several, get_dist gives the last one's distribution.
+    return heads if getattr(actor, "return_composite", False) else heads[-1:]
+
+
+def _is_deterministic(head: ProbabilisticTensorDictModule) -> bool:
+    kind = head.distribution_class
+    return isinstance(kind, type) and issubclass(kind, (Delta, TanhDelta))
+
+
+def _keys_of_actor(
+    heads: list[ProbabilisticTensorDictModule], action_key: NestedKey | Sequence[NestedKey] | None
+) -> ActionKeys:
+    """The keys under which an actor writes its action and its log-probability."""
     if not heads:
         return ActionKeys.of_action() if action_key is None else ActionKeys.of_action(action_key)
-    if not getattr(actor, "return_composite", False):
-        heads = heads[-1:]  # of several, get_dist gives the last one's distribution
     actions = [key for head in heads for key in head.dist_sample_keys]
     log_probs = [key for head in heads for key in head.out_keys if key not in head.dist_sample_keys]
     return ActionKeys.of_action(actions if action_key is None else key_list(action_key), log_probs or None)
@@ -277,7 +300,7 @@ def _in_one_pass(actor: TensorDictModuleBase) -> bool:
 
 
 def _action(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    action = find_entry("The reference", key, "It is the action to score: name it with action_key=.", tensordict)
+    action = find_entry("The reference", key, _ACTION_ADVICE, tensordict)
     # Specs of one-hot and binary actions draw bool, which no distribution can score.
     return action.float() if action.dtype == torch.bool else action
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.modules.controllers import KLController, as_controller, one_number
+from torchrl_lang.modules.controllers import KLController, NumberKLController, one_number
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
 from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
 
@@ -81,11 +81,13 @@ class RewardAdjustmentTransform(ActionTransform):
         out = rewards if out_key is None else key_list(out_key)
         raw = _raw_keys(rewards) if raw_key is None else key_list(raw_key)
         self._keys = list(zip(rewards, out, raw, strict=True))
-        super().__init__([*out, *(raw for reward, adjusted, raw in self._keys if adjusted == reward)])
         self.kl_key = key_list(kl_key)[0]
+        replaced = [raw for reward, adjusted, raw in self._keys if adjusted == reward]
+        read = [*rewards, self.kl_key, *([mask_key] if placement == "last" and mask_key is not None else [])]
+        super().__init__(read, [*out, *replaced])
         self.placement, self.mask_key, self.auto_update = placement, mask_key, auto_update
         self.measured_keys = list(measured_keys)
-        self.controller = as_controller(coef)
+        self.controller = coef if isinstance(coef, KLController) else NumberKLController(coef)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Adjust the rewards of a batch; the batch given stays as it was.
@@ -226,10 +228,15 @@ class KLLimitTransform(ActionTransform):
         check_options(limit=(one_number(limit), "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
-        super().__init__([sibling(candidates[0], EPISODE_KL)])
+        super().__init__([], [])
         self.limit, self.kl_key, self.mask_out_key = limit, kl_key, mask_out_key
-        self.done_key = candidates[0]  # in an environment, the first that it has
+        self._set_done(candidates[0])  # in an environment, the first that it has
         self._candidates = candidates
+
+    def _set_done(self, key: NestedKey) -> None:
+        self.done_key = key
+        self.in_keys = [self.kl_key, key]
+        self.out_keys = [sibling(key, EPISODE_KL), key, sibling(key, TRUNCATED)]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the mask of whole rows."""
@@ -245,7 +252,7 @@ class KLLimitTransform(ActionTransform):
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         kl = find_entry(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", out)
-        [total_key], truncated_key = self.out_keys, sibling(self.done_key, TRUNCATED)
+        total_key, _, truncated_key = self.out_keys
         before = root.get(total_key)
         total = before + match_reward(kl, before, self.kl_key, total_key)
         passed = self._passed(total)
@@ -266,9 +273,9 @@ class KLLimitTransform(ActionTransform):
         found = [key for key in self._candidates if key in dones.keys(True, True)]
         if not found:
             raise KeyError(f"There is none of {self._candidates} in {list(dones.keys(True, True))}: give done_key=.")
-        self.done_key = found[0]
-        self.out_keys = [sibling(self.done_key, EPISODE_KL)]
-        done, truncated_key = dones[self.done_key], sibling(self.done_key, TRUNCATED)
+        self._set_done(found[0])
+        total_key, _, truncated_key = self.out_keys
+        done = dones[self.done_key]
         if truncated_key not in dones.keys(True, True):
             dones[truncated_key] = Categorical(2, done.shape, device=done.device, dtype=done.dtype)
-        return {self.out_keys[0]: Unbounded(done.shape, device=done.device)}
+        return {total_key: Unbounded(done.shape, device=done.device)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -13,14 +13,16 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang.modules.actor import LOGITS, ActorParts
-from torchrl_lang.modules.decoding.cache import RowCache
-from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.features import RowFeatures, reads_features, take
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+
+if TYPE_CHECKING:
+    from torchrl_lang.modules.decoding.cache import RowCache
+    from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 
 # Rows are read in two groups if that saves this many tokens (about the overhead of a call) and this fraction of all
 # tokens, because a group's keys and values have to be gathered.
@@ -83,6 +85,8 @@ class CachedRunner:
         step: GPT2Step | None = None,
         features: RowFeatures | None = None,
     ) -> None:
+        from torchrl_lang.modules.decoding.gpt2_step import GPT2Step  # transformers
+
         self.trunk, self.cache = trunk, cache
         self.features = None if trunk.features is None else features
         self._places = 0 if self.features is None else self.features.places
@@ -231,6 +235,8 @@ class LanguageModelRunner:
         transcripts: Transcripts | None = None,
         features: RowFeatures | None = None,
     ) -> None:
+        from torchrl_lang.modules.decoding.cache import RowCache  # transformers
+
         self.parts, self.transcripts = parts, transcripts
         self.runners: list[CachedRunner | RecomputingRunner] = []
         slots = size + (0 if features is None else features.places)

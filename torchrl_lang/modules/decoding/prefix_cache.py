@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from torchrl_lang.modules.decoding.cache import RowCache, swap_rows
-from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.trunk import Trunk
+
+if TYPE_CHECKING:
+    from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 
 _ADAPTERS = "_disable_adapters"  # attribute of PEFT layers: whether their adapters are off
 _CHUNK = 1 << 22  # number of half-precision entries that are converted to float32 at a time
@@ -144,6 +145,9 @@ class Transcripts:
     """
 
     def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
+        from torchrl_lang.modules.decoding.cache import RowCache  # transformers
+        from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
+
         self.features: RowFeatures | None = None
         self.snapshot = WeightSnapshot(trunks)
         self.size = size
@@ -157,7 +161,7 @@ class Transcripts:
     def steps(self, trunks: Sequence[Trunk]) -> list[GPT2Step | None]:
         """The fast step of each trunk; None if a model is no longer plain, e.g. has a new hook."""
         found = zip(self._steps, trunks, strict=True)
-        return [step if step is not None and GPT2Step.accepts(trunk) else None for step, trunk in found]
+        return [step if step is not None and step.accepts(trunk) else None for step, trunk in found]
 
     def grow(self, size: int) -> None:
         """Make room for ``size`` tokens per row."""
@@ -180,7 +184,8 @@ class Transcripts:
         if moves.holes.shape[0] == 0:
             return
         for values in (self.tokens, self.known, self.place, *(self.features or ())):
-            swap_rows(values, moves.holes, moves.movers)
+            places = torch.cat([moves.holes, moves.movers])
+            values[places] = values[torch.cat([moves.movers, moves.holes])]
         for cache in self.caches:
             cache.swap(moves.holes, moves.movers)
 

@@ -7,7 +7,7 @@ import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -168,7 +168,8 @@ class FrozenActor(HeldActor):
             RuntimeError: another thread, such as that of a prefetching replay buffer, switches adapters off.
         """
         if self._copied:
-            return nullcontext() if self.differentiable else torch.no_grad()
+            # One that may train is registered in a transform, whose train() reaches it.
+            return eval_mode(self.actor) if self.differentiable else torch.no_grad()
         if not self._in_own_thread():
             raise RuntimeError("adapters_off was called in another thread: use frozen_copy(actor), or no prefetch=.")
         return without_adapters(self.actor)
@@ -291,6 +292,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
         actor: any module of tensordicts; it is not changed.
         share: False copies everything, for policies whose frozen weights will change later, e.g. by merging adapters.
         differentiable: gradients flow through the reference to its inputs and to the copies of weights that train.
+            Everything is copied then.
 
     Raises:
         ValueError: a lazily initialized weight has no value yet, or weights are to be shared that have PEFT adapters
@@ -314,6 +316,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     if any(is_lazy(tensor) for tensor in (*actor.parameters(), *actor.buffers())):
         raise ValueError("The actor has weights without a value yet: run it once first.")
     refuse_sharded(actor, "copied")
+    share = share and not differentiable
     adapters = adapter_layers(actor) if share else []
     refuse_merged(adapters)
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}

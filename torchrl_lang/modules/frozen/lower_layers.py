@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from torchrl_lang.modules.trunk import FINAL_NORMS, Trunk, unwrapped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def train_top_layers(actor: nn.Module, layers: int) -> int:
@@ -87,6 +90,8 @@ def _lists_of(module: nn.Module, length: int) -> Iterator[nn.ModuleList]:
 
 
 def _headless(module: nn.Module) -> PreTrainedModel:
+    from transformers import PreTrainedModel  # a local import, because it takes a second
+
     for child in unwrapped(module).modules():
         if isinstance(child, Trunk):
             return child.model
