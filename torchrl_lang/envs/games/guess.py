@@ -25,7 +25,7 @@ _GUESSES = ("Is it {}?", "I guess {}.", "My guess is {}.", "How about {}?", "{}"
 
 
 class GuessNumber:
-    """Find a number in a few guesses; the replies tell whether it is higher or lower. A :class:`TextGame`.
+    """Find a number in a few guesses; the replies report whether it is higher or lower. A :class:`TextGame`.
 
     A guess is the first number in a text. The right one ends the game with ``1 - 0.1 (turn - 1)``, and the last guess
     ends it in any case; a text without a number in the range is a wasted guess. The number is ``1 + seed % numbers``,
