@@ -37,7 +37,7 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
             without such an entry.
 
     Returns:
-        The entries of a row, ``terminated`` and ``truncated``, True also on conversations that go on. With
+        The entries of a row, ``terminated`` and ``truncated``, also True where a conversation has no end. With
         ``("log_probs", "response")`` also ``token_log_prob`` float32 ``[N, T]``, zero on other tokens; but not those
         that TorchRL's ``TransformersWrapper`` has computed, which are 0 for the first token of each response: write
         ``rows["token_log_prob"] = row_log_prob(language_actor(wrapper.model), rows)``.

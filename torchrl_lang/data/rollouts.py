@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from torchrl_lang import schema
@@ -212,6 +212,10 @@ def needed_entries(
     missing = [key for key, value in found.items() if value is None]
     if missing:
         advice = "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key=."
+        if beside := [key for key in keep if ("next", key) in missing and steps.get(key, None) is not None]:
+            advice = f"keep= copies entries of 'next'; for those of the steps themselves write carry={beside}."
+        elif "history" in steps.keys() or is_tensor_collection(steps.get(schema.TOKENS, None)):
+            advice = "These are steps of a ChatEnv: convert them with rows_from_chat."
         raise schema.missing_entry("A conversion to rows", missing, steps, advice)
     if schema.TRUNCATED in step.keys():
         found["next", schema.TRUNCATED] = step.get(schema.TRUNCATED)
