@@ -86,6 +86,14 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
     return out
 
 
+def rows_of_responses(steps: TensorDictBase) -> TensorDictBase:
+    """A row for each of the steps ``[*B]`` in order, ``[N]``: the prompt that was read and the response to it."""
+    flat: list[TensorDictBase] = [steps]
+    while flat[0].ndim:
+        flat = [part for each in flat for part in each.unbind(0)]
+    return pad_sequence([_continued(None, step, schema.REWARD) for step in flat]).auto_batch_size_(1)
+
+
 def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: NestedKey) -> TensorDictBase:
     """A row without padding, ``[T]``, followed by what a step's prompt adds and by its response."""
     prompt, response, before = step.get(_PROMPT), step.get(_RESPONSE), 0 if row is None else len(row)

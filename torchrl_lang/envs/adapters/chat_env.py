@@ -50,8 +50,8 @@ class GameChatEnv(ChatEnv):
         >>> from torchrl_lang.envs.adapters.tools import QuestionGame
         >>> env = GameChatEnv(lambda: QuestionGame([("2 + 2 =", "4")]), seed=0)
         >>> td = env.reset()
-        >>> said = History.from_chats([[{"role": "user", "content": "2 + 2 ="}, {"role": "assistant", "content": "4"}]])
-        >>> step = env.step(td.set("history", ChatHistory(prompt=said[:, :1], full=said)))["next"]
+        >>> full = History.from_chats([[{"role": "user", "content": "2 + 2 ="}, {"role": "assistant", "content": "4"}]])
+        >>> step = env.step(td.set("history", ChatHistory(prompt=full[:, :1], full=full)))["next"]
         >>> step["reward"], step["terminated"]
         (tensor([[1.]]), tensor([[True]]))
     """
