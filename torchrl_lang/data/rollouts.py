@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang import schema
@@ -14,6 +14,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
 
+_TRAJECTORY = ("collector", "traj_ids")
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
 
@@ -214,8 +215,9 @@ def needed_entries(
         advice = "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key=."
         if beside := [key for key in keep if ("next", key) in missing and steps.get(key, None) is not None]:
             advice = f"keep= copies entries of 'next'; for those of the steps themselves write carry={beside}."
-        elif "history" in steps.keys() or is_tensor_collection(steps.get(schema.TOKENS, None)):
-            advice = "These are steps of a ChatEnv: convert them with rows_from_chat."
+        elif missing == [_TRAJECTORY]:
+            advice = "An LLMCollector numbers no episodes: collect with yield_completed_trajectories=True and write "
+            advice += "rows_from_rollout(steps, unfinished='drop')."
         raise schema.missing_entry("A conversion to rows", missing, steps, advice)
     if schema.TRUNCATED in step.keys():
         found["next", schema.TRUNCATED] = step.get(schema.TRUNCATED)
@@ -319,7 +321,6 @@ def row_of_step(take: Tensor) -> Tensor:
     return torch.where(ahead == none, -1, ahead)
 
 
-_TRAJECTORY = ("collector", "traj_ids")
 _BATCH = ("collector", "batch_number")
 _MOST_BATCHES = 128
 """Unfinished episodes of at most this many batches may wait; it exceeds the number of workers of a collector."""

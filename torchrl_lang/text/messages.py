@@ -156,6 +156,8 @@ class MessageRecord(Record):
 def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
     if isinstance(content, Mapping):  # tables fill gaps with None
         content = {key: value for key, value in content.items() if value is not None}
+    if type(content).__name__ == "History":
+        raise ValueError(f"{where} is a History of TorchRL: give the messages of messages_from_history(history)")
     message = validate(MessageRecord, content, where)
     if message.role != "assistant":
         return Turn(message.content, role=message.role)

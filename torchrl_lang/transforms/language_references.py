@@ -63,7 +63,10 @@ class UtteranceReference(ActorReference):
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        return Unbounded(env.full_action_spec[self.action_keys.action[0]].shape, device=env.device)
+        if (key := self.action_keys.action[0]) not in env.full_action_spec.keys(True, True):
+            advice = "An UtteranceActor acts in language environments; in a ChatEnv pass the wrapper that generates."
+            raise missing_entry(type(self).__name__, [key], list(env.full_action_spec.keys(True)), advice)
+        return Unbounded(env.full_action_spec[key].shape, device=env.device)
 
 
 class RowReference(Reference):
