@@ -116,6 +116,16 @@ def check_files_and_errors(space):
     assert all("\n" not in space[name] for name in ("dataset_error", "model_error"))
 
 
+def check_torchrl_llm(space):
+    """The lines of code in the table of both sides."""
+    table = TEXTS["coming_from/torchrl_llm.md"].partition("| task |")[2].partition("\n\n")[0]
+    cells = [cell for row in table.splitlines() for cell in row.split(" | ")[1:]]
+    lines = [line for cell in cells for line in re.findall("`([^`]+)`", cell)]
+    assert len(lines) > 45
+    for line in lines:
+        exec(line, space)
+
+
 CHECKS = {  # of the last page of that name: tutorials come after guides
     next(page for page in reversed(PAGES) if Path(page).stem == name[6:]): check
     for name, check in [*globals().items()]
