@@ -220,10 +220,10 @@ def test_generated_steps_that_cannot_be_scored(players):
     written = ("log_probs", "response")
     padded = env.rollout(1, policy.get_new_version(pad_output=True))
     for transform, data, match in (
-        (KLConstrainedTransform(reference), steps, "wrapper of TorchRL that generates, pass policy=wrapper"),
+        (KLConstrainedTransform(reference), steps, "that generates, KLConstrained.*policy=wrapper"),
         (KLConstrainedTransform(reference, log_prob_key=written), steps, "0 for the first token.*pass policy=wrapper"),
         (KLConstrainedTransform(wrapper()), steps[:, 0], r"pass that wrapper \(generate=True\), or ResponseReference"),
-        (KLConstrainedTransform(reference, policy=policy), whole_rows(), "generate=False, rows RowRef"),
+        (KLConstrainedTransform(reference, policy=policy), whole_rows(), "need WrapperReference.*rows a RowRef"),
         (KLConstrainedTransform(reference, policy=policy), padded, "pad_output=False"),
     ):
         with pytest.raises((KeyError, ValueError), match=match):

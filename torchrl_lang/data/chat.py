@@ -134,7 +134,8 @@ def chat_from_rows(rows: TensorDictBase, tokenizer: Tokenizer | None = None, *, 
     "all_attention_mask")`` and ``("masks", "all_assistant_mask")``, bool like ``full``; and under ``"next"`` the next
     prompt, ``reward`` float32 ``[1]``, ``done``, ``terminated`` and ``truncated`` bool ``[1]``. Rows with
     ``token_log_prob`` give ``("log_probs", "response")`` and ``("log_probs", "full")``, zero on tokens of the
-    environment. :func:`rows_from_chat` makes the same rows of the steps again, token by token.
+    environment. :func:`rows_from_chat` makes the same rows of the steps again, token by token. Other entries are left
+    out.
 
     The last step of a row holds all of it: ``steps[steps["next", "done"].squeeze(-1)]`` for TorchRL's ``SFTLoss``.
 

@@ -276,7 +276,7 @@ class KLDivergenceTransform(ReferenceTransform):
         advice = (
             "It is the policy's log-probability: build the actor with return_log_prob=True, name the entry with "
             "log_prob_key=, or, for a random policy (as check_env_specs has), pass missing='zero'; for a wrapper of "
-            "TorchRL that generates, pass policy=wrapper."
+            "TorchRL that generates, KLConstrainedTransform(wrapper, policy=wrapper)."
         )
         raise missing_entry(type(self).__name__, missing, root, advice)
 

@@ -229,8 +229,8 @@ class ResponseReference(Reference):
         """See :class:`Reference`."""
         for key in (("tokens", "prompt"), ("tokens", "response")):
             if key not in tensordict.keys(True):
-                advice = "A wrapper with generate=True writes it; scored ones need generate=False, rows RowReference."
-                raise missing_entry(type(self).__name__, [key], tensordict, advice)
+                advice = "A wrapper that generates writes it. Scored conversations need WrapperReference(wrapper), "
+                raise missing_entry(type(self).__name__, [key], tensordict, advice + "rows a RowReference.")
         with self.frozen.eval_mode():
             log_prob = row_log_prob(self.frozen.actor, rows_of_responses(tensordict))
         return log_prob.sum(-1).reshape(*tensordict.batch_size, 1)

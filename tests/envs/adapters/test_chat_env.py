@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torchrl.modules.llm import TransformersWrapper
+from torchrl.objectives.llm import MCAdvantage
 from transformers import PreTrainedTokenizerFast
 
 from tests.data.chat_templates import CHATML
@@ -97,6 +98,16 @@ def test_several_games_and_what_a_game_hears():
     seeds = env.reset()["game_seed"].tolist() + env.reset()["game_seed"].tolist()
     env.set_seed(7)
     assert env.reset()["game_seed"].tolist() == seeds[:2] != seeds[2:]
+
+
+def test_a_group_of_games_of_one_seed():
+    env, policy, groups = GameChatEnv(Count, tokenizer=letters()), wrapper(letters()), MCAdvantage(2, "game_seed")
+    start, found = TensorDict(game_seed=torch.tensor([7]), batch_size=[1]), None
+    for _ in range(2):
+        steps = env.rollout(5, policy, auto_reset=False, tensordict=env.reset(start))
+        found = groups.inv(steps)
+    assert found["game_seed"].unique().tolist() == [7]
+    assert found["advantage"].shape == (6, 1)
 
 
 def test_a_game_that_returns_something_else_is_named():
