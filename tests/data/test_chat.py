@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
-from tensordict import lazy_stack
+from tensordict import TensorDict, lazy_stack
 from torchrl.data.llm import History
 
-from tests.data.chat_templates import CHATML, EXACT, IM, MARKERS, PIECES, TOOL_CHATML, Family, tokenizer_of
+from tests.data.chat_templates import EXACT, IM, MARKERS, PIECES, SMOLLM2, TOOL_CHATML, Family, tokenizer_of
 from torchrl_lang.data import chat_from_rows, rows_from_chat
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import (
@@ -26,7 +26,6 @@ from torchrl_lang.text import (
 )
 from torchrl_lang.text.messages import from_messages
 
-SMOLLM2 = CHATML.replace("default_system is defined", "true").replace("{{ default_system }}", "You are a helper.")
 FAMILIES = EXACT | {"smollm2": Family(SMOLLM2, IM, "<|im_end|>", pad="<|endoftext|>")}
 TOOLS = Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>", EXACT["chatml"].plain, pad="<|endoftext|>")
 
@@ -127,6 +126,20 @@ def test_rows_that_are_no_steps():
     rows = to_rows([Episode([Turn("a"), Turn("b", 1.0), Turn("", 0.0, closed=False)], True)], letters, 8)
     with pytest.raises(ValueError, match="Row 0 has 2 utterances, but tokens of 1"):
         chat_from_rows(rows, letters)
+
+
+def test_what_the_last_next_prompt_adds_by_hand():
+    """The environment's last words, where they follow the row."""
+    end = {"reward": [2.0], "done": [True], "terminated": [False], "truncated": [True]}
+    tokens = {"prompt": torch.tensor([5, 6]), "response": torch.tensor([7])}
+    for after, row in (([5, 6, 7, 8, 9], [5, 6, 7, 8, 9]), ([5, 6, 8, 9], [5, 6, 7])):
+        step = TensorDict(tokens=tokens, next={**end, "tokens": {"prompt": torch.tensor(after)}})
+        rows = rows_from_chat(lazy_stack([step]))
+        assert rows["tokens"].tolist() == [row]
+        assert rows["agent_mask"][0].tolist() == [index == 2 for index in range(len(row))]
+        assert rows["token_reward"][0].tolist() == [2.0 * (index == 2) for index in range(len(row))]
+    on_disk = rows.set("tokens", rows["tokens"].int())
+    assert chat_from_rows(on_disk)[0]["tokens"].full.dtype == torch.int64
 
 
 def test_messages_of_a_history_with_tools():

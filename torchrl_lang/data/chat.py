@@ -177,13 +177,14 @@ def chat_from_rows(rows: TensorDictBase, tokenizer: Tokenizer | None = None, *, 
 def _steps(number: int, row: TensorDictBase, tokenizer: Tokenizer | None, system: str | None) -> Iterator[TensorDict]:
     real = row.get(schema.ATTENTION_MASK)
     tokens, agent, reward = (row.get(key)[real] for key in (schema.TOKENS, schema.AGENT_MASK, schema.TOKEN_REWARD))
+    tokens = tokens.long()  # datasets on disk have int32
     log_prob: Any = row.get(schema.TOKEN_LOG_PROB, None)
     terminated, truncated = (schema.entry(row, key).reshape(1) for key in (schema.TERMINATED, schema.TRUNCATED))
     edge = nn.functional.pad(agent.int(), (1, 1)).diff()
     begins, ends = (edge == 1).nonzero().squeeze(-1).tolist(), (edge == -1).nonzero().squeeze(-1).tolist()
-    talk, places = None, [0] * len(ends)
+    chat, places = None, [0] * len(ends)
     if tokenizer is not None:
-        talk, places = _history(number, row, tokens[: begins[-1]], len(ends), tokenizer, system)
+        chat, places = _history(number, row, tokens[: begins[-1]], len(ends), tokenizer, system)
     for turn, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         is_last = turn == len(ends) - 1
         after = tokens if is_last else tokens[: begins[turn + 1]]
@@ -201,10 +202,10 @@ def _steps(number: int, row: TensorDictBase, tokenizer: Tokenizer | None, system
         if log_prob is not None:
             own = log_prob[real]
             step["log_probs"] = LogProbs(response=own[begin:end], full=own[:end], padded=False)
-        if talk is not None:
+        if chat is not None:
             place = places[turn]
-            full, following = talk[: place + 1], talk if is_last else talk[: places[turn + 1]]
-            step["history"] = ChatHistory(prompt=talk[:place], response=talk[place : place + 1], full=full)
+            full, following = chat[: place + 1], chat if is_last else chat[: places[turn + 1]]
+            step["history"] = ChatHistory(prompt=chat[:place], response=chat[place : place + 1], full=full)
             step["next", "history"] = ChatHistory(prompt=following)
         yield step
 

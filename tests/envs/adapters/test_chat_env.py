@@ -10,7 +10,7 @@ from torchrl.modules.llm import TransformersWrapper
 from torchrl.objectives.llm import MCAdvantage
 from transformers import PreTrainedTokenizerFast
 
-from tests.data.chat_templates import CHATML
+from tests.data.chat_templates import CHATML, SMOLLM2
 from torchrl_lang.data import rows_from_chat
 from torchrl_lang.envs import GameChatEnv, TextGameEnv
 from torchrl_lang.envs.game_turn import ToolText
@@ -20,14 +20,14 @@ from torchrl_lang.text import ChatTokenizer, RowFormat
 END = "<|im_end|>"
 
 
-def letters():
+def letters(template=CHATML):
     """A tokenizer of single bytes, so that what was sampled is written as it was sampled."""
     bytes_of = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(bytes_of)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     special = {"pad_token": "<pad>", "eos_token": END, "additional_special_tokens": ["<|im_start|>"]}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHATML, **special)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
 
 
 def wrapper(tokenizer, seed=0, allowed="ab", **options):
@@ -39,7 +39,7 @@ def wrapper(tokenizer, seed=0, allowed="ab", **options):
     kwargs = {"max_new_tokens": 4, "do_sample": True, "eos_token_id": tokenizer.eos_token_id}
     kwargs["bad_words_ids"] = [[index] for index in range(len(tokenizer)) if index not in kept]
     options = {"return_log_probs": True, "generate_kwargs": kwargs} | options
-    return TransformersWrapper(lm, tokenizer=tokenizer, chat_template=CHATML, **options)
+    return TransformersWrapper(lm, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **options)
 
 
 class Count:
@@ -55,9 +55,13 @@ class Count:
         return reply, float(len(text)), self.left == 0 and self.seed % 3 > 0, self.left == 0, None
 
 
-def test_the_rows_of_a_wrapper_are_those_of_our_environment():
-    """The same games, the same utterances: the same tokens, rewards and ends."""
-    source = letters()
+@pytest.mark.parametrize("template", [CHATML, SMOLLM2])
+def test_the_rows_of_a_wrapper_are_those_of_our_environment(template):
+    """The same games, the same utterances: the same tokens, rewards and ends.
+
+    Where the template adds a system prompt, the wrapper takes a message of the user for a part of each response.
+    """
+    source = letters(template)
     env = GameChatEnv(Count, seed=3, tokenizer=source)
     torch.manual_seed(1)
     steps = env.rollout(12, wrapper(source), break_when_any_done=False)

@@ -103,15 +103,20 @@ class GameChatEnv(ChatEnv):
     def _play(self, row: int, history: ChatHistory) -> TensorDict:
         """A turn of one game."""
         place = self._places[row] = self._places[row]._replace(turn=self._places[row].turn + 1)
-        full, said = history.full, history.full[len(history.prompt) :]
-        text = said[0].content if len(said) else ""
-        turn = place.read_turn(self._games[row].step(text if self.read is None else self.read(text)))
+        prompt = history.prompt
+        # A template's own system prompt moves what the wrapper parses as the response: it begins with the prompt's end.
+        found = [m for m in history.full[len(prompt) :].unbind(0) if m.role == "assistant"]
+        answer = found[-1] if found else History(role="assistant", content="")
+        turn = place.read_turn(
+            self._games[row].step(answer.content if self.read is None else self.read(answer.content))
+        )
         done = turn.terminated or turn.truncated
+        prompt = prompt.append(answer, inplace=False)
         if turn.text or not done:
             role = "tool" if isinstance(turn.text, ToolText) else self.user_role
-            full = full.append(History(role=role, content=turn.text), inplace=False)
+            prompt = prompt.append(History(role=role, content=turn.text), inplace=False)
         ends = {DONE: [done], TERMINATED: [turn.terminated], TRUNCATED: [turn.truncated]}
-        return TensorDict(history=ChatHistory(prompt=full), reward=[turn.reward], **ends, device=self.device)
+        return TensorDict(history=ChatHistory(prompt=prompt), reward=[turn.reward], **ends, device=self.device)
 
     def _alone(self, what: str) -> RuntimeError:
         advice = "use batch_size=(1,), or stop where the first game ends (break_when_any_done=True)"
