@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -50,8 +51,8 @@ def random_rows(tokenizer, count, pieces, seed=0):
     def episode():
         turns = [t for _ in range(draw.randint(1, 5)) for t in (Turn(text()), Turn(text(), draw.uniform(-2, 2)))]
         turns += [Turn(text())] if draw.random() < 0.7 else []
-        kind = draw.randint(0, 2)
-        return Episode(turns, terminated=kind != 1, truncated=kind != 0)
+        kind = draw.randint(0, 3)
+        return Episode(turns, terminated=kind in (0, 2), truncated=kind in (1, 2))
 
     rows = to_rows([episode() for _ in range(count)], tokenizer, 900)
     rows["token_log_prob"] = (torch.rand(rows["tokens"].shape, generator=g) - 1.5) * rows["agent_mask"]
@@ -78,7 +79,12 @@ def test_rows_survive_steps_of_chats(tokenizer):
     begins = rows["agent_mask"] & ~rows["agent_mask"].roll(1, -1)
     assert len(steps) == begins.sum() > count
     assert steps["next", "done"].sum() == count
-    for step in steps[: len(steps) // 10]:
+    assert steps["next", "truncated"].sum() == (rows["truncated"] | ~rows["terminated"]).sum()
+    for row, step in zip(rows, steps[steps["next", "done"].squeeze(-1)], strict=True):
+        assert torch.equal(step["masks"].all_assistant_mask, row["agent_mask"][: len(step["tokens"].full)])
+    for step, following in pairwise(steps[: len(steps) // 10]):
+        if not step["next", "done"]:
+            assert torch.equal(step["next", "tokens"].prompt, following["tokens"].prompt)
         tokens, assistant = step["tokens"], step["masks"].all_assistant_mask
         assert torch.equal(tokens.full, torch.cat([tokens.prompt, tokens.response]))
         assert torch.equal(tokens.full[assistant][-len(tokens.response) :], tokens.response)

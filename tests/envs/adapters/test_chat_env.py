@@ -63,10 +63,12 @@ def test_the_rows_of_a_wrapper_are_those_of_our_environment(template):
     """
     source = letters(template)
     env = GameChatEnv(Count, seed=3, tokenizer=source)
-    torch.manual_seed(1)
-    steps = env.rollout(12, wrapper(source), break_when_any_done=False)
+    torch.manual_seed(2)
+    steps = env.rollout(12, wrapper(source, allowed="a"), break_when_any_done=False)
     rows = rows_from_chat(steps)
     assert len(rows) > 3
+    replies = [step["next", "history"].prompt[-1] for step in steps[0]]
+    assert any(reply.role == "user" and reply.content == "" for reply in replies)
     options = {"row_length": 120, "action_length": 6, "batch_size": [1], "seed": 3}
     own = TextGameEnv(Count, ChatTokenizer(source, RowFormat.from_chat_template(source)), **options)
     ends = steps["next", "done"].flatten().nonzero().flatten().tolist()

@@ -86,7 +86,7 @@ class GameChatEnv(ChatEnv):
         if mask is not None and not mask.all():
             raise self._alone("some are reset")
         seeds: Any = None if tensordict is None else tensordict.get("game_seed", None)
-        if seeds is None or mask is not None:  # the seeds of games that have ended are still there
+        if seeds is None:
             numbers = torch.arange(self._begun, self._begun + len(self._games))
             seeds, self._begun = random_index(self._key, numbers, 2**31), self._begun + len(self._games)
         self._places = [GamePlace(row, seed, 0) for row, seed in enumerate(seeds.tolist())]
