@@ -28,7 +28,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDictBase, is_tensor_collection
 from torch import Tensor, nn
 
 TOKENS = "tokens"
@@ -399,13 +399,18 @@ def missing_entry(
         reader: what needs the entries, such as ``"ILQLLoss"``.
         missing: the keys that were not found.
         present: the tensordict, or the keys that it has.
-        advice: what the user can do, as whole sentences.
+        advice: what the user can do, as whole sentences; where a row is read from a conversation of TorchRL, that.
 
     Examples:
         >>> from torchrl_lang.schema import missing_entry
         >>> missing_entry("The actor", ["tokens"], ["obs", "reward"], "Rename the entry.").args[0]
         "The actor needs 'tokens', found only ['obs', 'reward']. Rename the entry."
     """
-    found = present.keys(True, True) if isinstance(present, TensorDictBase) else present
-    names = sorted(found, key=str)
-    return KeyError(f"{reader} needs {', '.join(map(repr, missing))}, found only {names}. {advice}")
+    missing, found = list(missing), present
+    if isinstance(present, TensorDictBase):
+        found = present.keys(True, True)
+        is_chat = "history" in present.keys() or is_tensor_collection(present.get(TOKENS, None))
+        if is_chat and not {ACTION, *ROW_KEYS}.isdisjoint(missing):
+            advice = "This is a conversation of TorchRL's LLM stack: rows_from_chat makes rows of its steps, and its "
+            advice += "wrappers alone act in a ChatEnv."
+    return KeyError(f"{reader} needs {', '.join(map(repr, missing))}, found only {sorted(found, key=str)}. {advice}")

@@ -54,6 +54,8 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SMOLLM2 = CHATML.replace("default_system is defined", "true").replace("{{ default_system }}", "You are a helper.")
+"""With a system prompt of its own."""
 TOOL_CHATML = (
     "{% for m in messages %}{% if m.role == 'tool' %}"
     "{% if loop.previtem is not defined or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"

@@ -441,7 +441,7 @@ def test_the_turns_of_a_chat_are_one_row():
     assert rows["token_reward"].tolist() == [[0, 0, 1, 0, 0, 2], [0, 4, 0, 0, 0, 0]]
     assert rows["token_log_prob"].tolist() == [[0, 0, -2, 0, -6, -5], [0, -3, 0, 0, 0, 0]]
     assert rows["terminated"].tolist() == (~rows["truncated"]).tolist() == [[False], [True]]
-    with pytest.raises(KeyError, match="steps of a ChatEnv whose policy generated tokens"):
+    with pytest.raises(KeyError, match="steps of a ChatEnv whose policy wrote tokens"):
         rows_from_chat(lazy_stack([parts[2].exclude("tokens")]))
     with pytest.raises(ValueError, match="of 1 tokens has 2 rewards"):
         rows_from_chat(lazy_stack([parts[2].set(("next", "reward"), torch.zeros(2))]))

@@ -101,11 +101,14 @@ def gradients(loss, value):
     return {name: p.grad.clone() for name, p in loss.named_parameters() if p.grad is not None}
 
 
-def test_gradients_are_those_of_our_own_loss(actor):
+@pytest.mark.parametrize(("kind", "clip"), [(GRPOLoss, (0.2, 0.2)), (DAPO, (0.2, 0.28)), (CISPOLoss, (0.999, 50.0))])
+def test_gradients_are_those_of_our_own_loss(actor, kind, clip):
+    """CISPO's where no ratio is clipped: elsewhere it clips the ratio of tokens that PPO leaves alone."""
     rows = make_rows()
-    theirs = loss_of(actor, entropy_bonus=True, entropy_coeff=0.1)
+    theirs = loss_of(actor, kind, entropy_bonus=True, entropy_coeff=0.1, clip_epsilon=clip)
     found = theirs(rows)
-    ours = PPOLoss(actor, value_module(ValueHead(16)), value_weight=0.0, entropy_weight=0.1, normalize_advantage=False)
+    options = {"value_weight": 0.0, "entropy_weight": 0.1, "normalize_advantage": False, "clip_epsilon": clip}
+    ours = PPOLoss(actor, value_module(ValueHead(16)), **options)
     expected = ours(rows.clone().set("advantage", rows["advantage"].squeeze(-1).expand(-1, T)))
     torch.testing.assert_close(found.loss_objective, expected["loss_objective"])
     torch.testing.assert_close(found.loss_entropy, expected["loss_entropy"])
@@ -170,6 +173,29 @@ def test_a_wrapper_plays_and_has_the_log_probabilities_of_the_model():
         expected = logits.gather(-1, action[:, None])[:, 0]
         expected[min(int((action == END).int().argmax()) + 1, K - 1) :] = 0  # a forced end and padding
         torch.testing.assert_close(row["token_log_prob"], expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_sampled_utterances_of_a_wrapper_have_the_distribution_of_an_utterance_actor():
+    """Chi-square of 4,000 utterances of each against the probabilities of all utterances of up to two tokens."""
+    lm, n, ids = tiny_lm(seed=3), 4000, {*range(TOKENIZER.vocab_size)} - {END, PAD}
+    every = torch.tensor([[END, PAD, PAD], *([a, END, PAD] for a in ids), *([a, b, END] for a in ids for b in ids)])
+    row = TensorDict(tokens=torch.tensor([[0, 3, 1]]), attention_mask=torch.ones(1, 3).bool(), batch_size=[1]).expand(n)
+    ours = UtteranceActor(language_actor(lm), CONTROL, 3, forbidden=(PAD,), seed=0)
+    expected = n * ours.get_dist(row[: len(every)]).log_prob(every).exp().detach()
+    torch.testing.assert_close(expected.sum(), torch.tensor(float(n)), atol=0.1, rtol=0)
+    kwargs = {"max_new_tokens": 2, "do_sample": True, "bad_words_ids": [[PAD]]}
+    wrapper = wrapper_of(lm, generate_kwargs=kwargs)
+    torch.manual_seed(0)
+    for policy in (WrapperActor(wrapper, CONTROL, 3), ours):
+        drawn = policy(row.clone())["action"]
+        found = (drawn[:, None] == every).all(-1).sum(0)
+        assert found.sum() == n
+        rare = expected < 5
+        counts = [torch.cat([x[~rare], x[rare].sum(0, keepdim=True)]) for x in (found.float(), expected)]
+        statistic, freedom = float((counts[0] - counts[1]).square().div(counts[1]).sum()), len(counts[0]) - 1
+        assert freedom > 8
+        assert statistic < freedom + 4 * (2 * freedom) ** 0.5, (statistic, freedom)
 
 
 class Engine(LLMWrapperBase):

@@ -7,12 +7,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm import TransformersWrapper
 from transformers import PreTrainedTokenizerFast
 
+from tests.envs.adapters.test_chat_env import Count, letters
+from tests.envs.adapters.test_chat_env import wrapper as generating
+from torchrl_lang.envs import GameChatEnv
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.transforms import (
     KLConstrainedTransform,
+    KLRewardTransform,
     ReferenceModelLogProbTransform,
     WrapperReference,
     adapters_off,
@@ -159,3 +165,71 @@ def test_what_cannot_be_scored():
     ):
         with pytest.raises(error, match=match):
             as_reference(wrapper()).log_prob(data, data)
+
+
+@pytest.fixture(scope="module")
+def players():
+    """A policy and another model, as wrappers that generate."""
+    source = letters()
+    return source, generating(source), generating(source, seed=5)
+
+
+def scored(wrapper, step):
+    """TorchRL's log-probability of a step's response."""
+    scoring = wrapper.get_new_version(generate=False, input_mode="tokens", pad_output=True, input_key=FULL)
+    out = scoring(TensorDict(tokens={"full": step["tokens"].full[None]}, batch_size=[1]))
+    return out[SCORES][0, -len(step["tokens"].response) :].sum().detach()
+
+
+@pytest.mark.parametrize("place", ["environment", "steps"])
+def test_the_reward_of_generated_responses(players, place):
+    source, policy, reference = players
+    env = GameChatEnv(Count, seed=3, tokenizer=source)
+    transform = KLConstrainedTransform(reference, 0.5, policy=policy)
+    env = TransformedEnv(env, transform) if place == "environment" else env
+    steps = env.rollout(5, policy, break_when_any_done=False)
+    steps = steps if place == "environment" else transform(steps)
+    kl = torch.stack([scored(policy, step) - scored(reference, step) for step in steps[0]])
+    assert kl.abs().min() > 1e-3
+    torch.testing.assert_close(steps["next", "kl"].flatten(), kl, atol=1e-4, rtol=1e-4)
+    earned = torch.tensor([float(len(step["history"].response[0].content)) for step in steps[0]])
+    torch.testing.assert_close(steps["next", "reward"].flatten(), earned - 0.5 * kl, atol=1e-4, rtol=1e-4)
+    by_hand = [step["log_probs"].response.clone() for step in steps[0]]
+    for log_probs, step in zip(by_hand, steps[0], strict=True):  # as an engine writes them
+        log_probs[0] = scored(policy, step) - log_probs[1:].sum()
+        step["log_probs"].response = log_probs
+    transform = KLConstrainedTransform(reference, 0.5, log_prob_key=("log_probs", "response"))
+    again = transform(steps.exclude(("next", "raw_reward"), ("next", "kl"), ("next", "ref_log_prob")))
+    torch.testing.assert_close(again["next", "kl"].flatten(), kl, atol=1e-4, rtol=1e-4)
+
+
+def test_the_wrapper_itself_as_reference_and_policy(players):
+    source, policy, other = players
+    env = TransformedEnv(GameChatEnv(Count, seed=3, tokenizer=source), KLRewardTransform(policy, 2.0))
+    assert env.rollout(3, policy)["next", "kl"].abs().max() < 1e-5
+    before = copy.deepcopy(policy.model.state_dict())
+    policy.model.load_state_dict(other.model.state_dict())
+    assert env.rollout(3, policy)["next", "kl"].abs().min() > 1e-3
+    policy.model.load_state_dict(before)
+
+
+def test_generated_steps_that_cannot_be_scored(players):
+    source, policy, reference = players
+    env = GameChatEnv(Count, seed=3, tokenizer=source)
+    steps = env.rollout(2, policy)
+    written = ("log_probs", "response")
+    padded = env.rollout(1, policy.get_new_version(pad_output=True))
+    for transform, data, match in (
+        (KLConstrainedTransform(reference), steps, "that generates, KLConstrained.*policy=wrapper"),
+        (KLConstrainedTransform(reference, log_prob_key=written), steps, "0 for the first token.*pass policy=wrapper"),
+        (KLConstrainedTransform(wrapper()), steps[:, 0], r"pass that wrapper \(generate=True\), or ResponseReference"),
+        (KLConstrainedTransform(reference, policy=policy), whole_rows(), "need WrapperReference.*rows a RowRef"),
+        (KLConstrainedTransform(reference, policy=policy), padded, "pad_output=False"),
+    ):
+        with pytest.raises((KeyError, ValueError), match=match):
+            transform(data)
+    with pytest.raises(ValueError, match=r"WrapperReference scores whole conversations\. For steps that a wrapper gen"):
+        TransformedEnv(env, KLConstrainedTransform(wrapper())).reset()
+    chat = TransformedEnv(ChatEnv(tokenizer=source), KLConstrainedTransform(reference, policy=policy))
+    with pytest.raises(KeyError, match="ChatEnv has none"):
+        chat.reset(TensorDict(query=["a"], batch_size=[1]))

@@ -142,6 +142,8 @@ class DialogueReader:
             ValueError: the record is malformed; the message gives the reason.
         """
         entries = dict(record) if isinstance(record, Mapping) else {}
+        if any(type(each).__name__ == "History" for each in (record, *entries.values())):
+            raise ValueError("a History of TorchRL: give {'messages': messages_from_history(history)}")
         key = next((key for key in _FORMS if entries.get(key) is not None), None)
         if key is None:
             raise ValueError(f"a dialogue must be an object with one of the entries {[*_FORMS]}, got {shorten(record)}")

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, pad_sequence
-from torch import Tensor, nn
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
 
 from torchrl_lang import schema
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
 
+_TRAJECTORY = ("collector", "traj_ids")
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
 
@@ -212,6 +213,11 @@ def needed_entries(
     missing = [key for key, value in found.items() if value is None]
     if missing:
         advice = "Pass steps of a language environment (EpisodeRows: of a collector), or name another reward_key=."
+        if beside := [key for key in keep if ("next", key) in missing and steps.get(key, None) is not None]:
+            advice = f"keep= copies entries of 'next'; for those of the steps themselves write carry={beside}."
+        elif missing == [_TRAJECTORY]:
+            advice = "An LLMCollector numbers no episodes: collect with yield_completed_trajectories=True and write "
+            advice += "rows_from_rollout(steps, unfinished='drop')."
         raise schema.missing_entry("A conversion to rows", missing, steps, advice)
     if schema.TRUNCATED in step.keys():
         found["next", schema.TRUNCATED] = step.get(schema.TRUNCATED)
@@ -315,7 +321,6 @@ def row_of_step(take: Tensor) -> Tensor:
     return torch.where(ahead == none, -1, ahead)
 
 
-_TRAJECTORY = ("collector", "traj_ids")
 _BATCH = ("collector", "batch_number")
 _MOST_BATCHES = 128
 """Unfinished episodes of at most this many batches may wait; it exceeds the number of workers of a collector."""
@@ -431,87 +436,3 @@ class EpisodeRows:
 def _is_last(trajectory: Tensor) -> Tensor:
     """True on the last step of each episode, bool ``[M]``; the steps of an episode must be adjacent and in order."""
     return torch.cat([trajectory[1:] != trajectory[:-1], torch.ones_like(trajectory[:1], dtype=torch.bool)])
-
-
-_PROMPT, _RESPONSE, _LOG_PROB = ("tokens", "prompt"), ("tokens", "response"), ("log_probs", "response")
-
-
-def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWARD) -> TensorDict:
-    """Rows ``[N]`` of the conversations in steps ``[*B, time]`` of TorchRL's ``ChatEnv`` with a wrapper as its policy.
-
-    A row is a prompt, the response to it, what the next prompt adds, the next response, and so on until the step that
-    is done or the last one. Ids are those of the steps, which read and wrote them: nothing is encoded again. Where a
-    chat template writes the history in other tokens than it was generated in, no single row holds both; then
-    ``rows_from_chat(steps.unsqueeze(-1))`` makes a row of each step.
-
-    TorchRL removes tokens that equal the padding token, so the wrapper's tokenizer needs one that ends no turn.
-
-    Args:
-        steps: with ``("tokens", "prompt")`` and ``("tokens", "response")`` int64, as a wrapper with ``generate=True``
-            and ``pad_output=False`` writes them, and ``("next", "done")`` and ``("next", "terminated")``.
-        reward_key: the reward under ``"next"``, one number a step, which the last token of the response earns; zero
-            without such an entry.
-
-    Returns:
-        The entries of a row, ``terminated`` and its opposite ``truncated``. With
-        ``("log_probs", "response")`` also ``token_log_prob`` float32 ``[N, T]``, zero on other tokens; but not those
-        that TorchRL's ``TransformersWrapper`` has computed, which are 0 for the first token of each response: write
-        ``rows["token_log_prob"] = row_log_prob(language_actor(wrapper.model), rows)``.
-
-    Raises:
-        KeyError: the steps hold no tokens.
-        ValueError: they are padded, a response is empty, a reward is not one number, or a prompt does not begin with
-            the tokens of the steps before it.
-
-    Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import rows_from_chat
-        >>> end = torch.ones(1, 2, 1, dtype=torch.bool)
-        >>> tokens = {"prompt": torch.tensor([[[5, 6], [5, 6]]]), "response": torch.tensor([[[7], [8]]])}
-        >>> steps = TensorDict(tokens=tokens, next={"done": end, "terminated": end}, batch_size=[1, 2])
-        >>> rows_from_chat(steps)["tokens"]
-        tensor([[5, 6, 7],
-                [5, 6, 8]])
-    """
-    missing = [key for key in (_PROMPT, _RESPONSE, ("next", schema.DONE)) if key not in steps.keys(True)]
-    if missing:
-        raise schema.missing_entry("A row", missing, steps, "Pass steps of a ChatEnv whose policy generated tokens.")
-    if getattr(steps.get("tokens"), "padded", False):
-        raise ValueError("The tokens of these steps are padded: build the wrapper with pad_output=False.")
-    lines: list[TensorDictBase] = [steps]
-    while lines[0].ndim > 1:  # steps of unequal sizes cannot be reshaped
-        lines = [part for line in lines for part in line.unbind(0)]
-    rows: list[TensorDictBase] = []
-    for line in lines:
-        row: TensorDictBase | None = None
-        for number, step in enumerate(line.unbind(0), start=1):
-            row = _continued(row, step, reward_key)
-            if step.get(("next", schema.DONE)).any() or number == len(line):
-                terminated = step.get(("next", schema.TERMINATED))
-                rows.append(TensorDict({**row, schema.TERMINATED: terminated, schema.TRUNCATED: ~terminated}))
-                row = None
-    out = pad_sequence(rows).auto_batch_size_(1)
-    agent = out.get(schema.AGENT_MASK)
-    if not out.get(schema.TOKEN_LOG_PROB)[agent & ~agent.roll(1, -1)].any():
-        out.pop(schema.TOKEN_LOG_PROB)
-    schema.check_row(out)
-    return out
-
-
-def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: NestedKey) -> TensorDictBase:
-    """A row without padding, ``[T]``, followed by what a step's prompt adds and by its response."""
-    prompt, response, before = step.get(_PROMPT), step.get(_RESPONSE), 0 if row is None else len(row)
-    if row is not None and not torch.equal(prompt[:before], row.get(schema.TOKENS)):
-        advice = "make a row of each step, steps.unsqueeze(-1)"
-        raise ValueError(f"A prompt does not begin with the {before} tokens of the steps before it: {advice}.")
-    reward = step.get(("next", reward_key), torch.zeros(1)).flatten().float()
-    if not len(response) or len(reward) != 1:
-        raise ValueError(f"A response of {len(response)} tokens has {len(reward)} rewards: it needs a token and one.")
-    added = torch.cat([prompt[before:], response])
-    values = {schema.TOKEN_REWARD: reward, schema.TOKEN_LOG_PROB: step.get(_LOG_PROB, torch.zeros(1)).float()}
-    new = {k: nn.functional.pad(x.to(added.device), (len(added) - len(x), 0)) for k, x in values.items()}
-    new[schema.AGENT_MASK] = torch.arange(len(added), device=added.device) >= len(added) - len(response)
-    new |= {schema.TOKENS: added, schema.ATTENTION_MASK: torch.ones_like(added).bool()}
-    part = TensorDict(new, batch_size=added.shape)
-    return part if row is None else torch.cat([row, part])

@@ -1,5 +1,6 @@
 """Language tasks as TorchRL environments."""
 
+from torchrl_lang.envs.adapters.chat_env import GameChatEnv
 from torchrl_lang.envs.adapters.env_game import EnvGame
 from torchrl_lang.envs.adapters.gem import GemGame
 from torchrl_lang.envs.adapters.gymnasium import GymnasiumGame
@@ -21,6 +22,7 @@ from torchrl_lang.envs.wordle import WordleEnv
 __all__ = [
     "CompiledRollout",
     "EnvGame",
+    "GameChatEnv",
     "GemGame",
     "GymnasiumGame",
     "LanguageEnv",

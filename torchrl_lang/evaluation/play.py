@@ -170,7 +170,7 @@ def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[
     """Add one turn of the rows that are still playing."""
     n = len(live)
     after = td.get("next")
-    now = {key: after.get(key).reshape(n, -1) for key in (*ROW_KEYS, TERMINATED, TRUNCATED, REWARD)}
+    now = {key: schema.entry(after, key).reshape(n, -1) for key in (*ROW_KEYS, TERMINATED, TRUNCATED, REWARD)}
     # A token-level environment that truncates a row may append only a part of the utterance.
     written = now[AGENT_MASK].sum(-1) - td.get(AGENT_MASK).reshape(n, -1).sum(-1)
     sums: _Record = {"returns": now[REWARD][:, 0], "turns": torch.ones_like(written), "agent_tokens": written}

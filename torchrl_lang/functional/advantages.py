@@ -147,7 +147,8 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
     """Group-relative advantages of episodes that have the same start (GRPO, arXiv 2402.03300, sec. 4.1.2).
 
     ``A_i = (R_i - mean_g) / std_g`` over the episodes of the group ``g`` of ``i``. The standard deviation is unbiased
-    and at least 1e-6. The advantage is 0 if a group has a single episode or equal returns.
+    and at least 1e-6, as in TorchRL's ``MCAdvantage(trajectory_return="sum")``. The advantage is 0 if a group has a
+    single episode or equal returns.
 
     Args:
         returns: float ``[N]``.

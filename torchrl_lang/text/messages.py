@@ -79,6 +79,43 @@ def to_messages(episode: Episode, tokenizer: Tokenizer | None = None) -> list[di
     return messages
 
 
+def messages_from_history(history: Any) -> list[Any]:
+    """The messages of one of TorchRL's ``History`` objects, as :func:`from_messages` and data readers take them.
+
+    Calls of tools are kept as ``tool_calls``; answers of tools (``tool_responses``) are the content of a message of
+    the tool, one each. Placeholders (role ``"<none>"``) and the flag ``is_complete`` are left out.
+
+    Args:
+        history: ``[time]``, or ``[*B, time]`` for nested lists of conversations.
+
+    Raises:
+        TypeError: it is no ``History``, for instance the ``ChatHistory`` that holds three of them.
+
+    Examples:
+        >>> from torchrl.data.llm import History
+        >>> from torchrl_lang.text import messages_from_history
+        >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
+        >>> messages_from_history(History.from_chats(messages)) == messages
+        True
+    """
+    if type(history).__name__ != "History":
+        advice = "pass one of its histories, such as steps['history'].full"
+        raise TypeError(f"It takes a History with the messages last, got {type(history).__name__}: {advice}.")
+    return _plain(history.tolist(tolist_first=True))
+
+
+def _plain(messages: Any) -> list[Any]:
+    if messages and not isinstance(messages[0], Mapping):
+        return [_plain(conversation) for conversation in messages]
+    found = []
+    for message in messages:
+        if message["role"] == "<none>":
+            continue
+        kept = {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key) is not None}
+        found += [{**kept, "content": answer} for answer in message.get("tool_responses") or ()] or [kept]
+    return found
+
+
 def _joined(content: Any) -> Any:
     """A list of text parts as one text; other contents as they are."""
     is_text = isinstance(content, list) and all(
@@ -119,6 +156,8 @@ class MessageRecord(Record):
 def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
     if isinstance(content, Mapping):  # tables fill gaps with None
         content = {key: value for key, value in content.items() if value is not None}
+    if type(content).__name__ == "History":
+        raise ValueError(f"{where} is a History of TorchRL: give the messages of messages_from_history(history)")
     message = validate(MessageRecord, content, where)
     if message.role != "assistant":
         return Turn(message.content, role=message.role)
@@ -134,7 +173,7 @@ _MARK = "Xm1X"
 _QUESTION = {"role": "user", "content": "?"}
 
 
-def render_messages(messages: Sequence[Message], tokenizer: ChatTokenizer) -> str:
+def render_messages(messages: Sequence[Message], tokenizer: ChatTokenizer, **options: Any) -> str:
     """The chat template's text of messages, without a system prompt or tools of the row format.
 
     Raises:
@@ -144,10 +183,10 @@ def render_messages(messages: Sequence[Message], tokenizer: ChatTokenizer) -> st
 
     template = tokenizer.row_format.template
     if template is None:
-        raise ValueError("The row format has no chat template to write calls of tools with: derive it from one.")
+        raise ValueError("The row format has no chat template to write messages with: derive it from one.")
     names = {**tokenizer.roles, "pad_token": tokenizer.decode([tokenizer.control.pad])}
     try:
-        return render_jinja_template([list(messages)], chat_template=template, **names)[0][0]
+        return render_jinja_template([list(messages)], chat_template=template, **options, **names)[0][0]
     except Exception as error:  # templates raise Jinja's errors, with a message of their own
         raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
 

@@ -28,6 +28,8 @@ from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTra
 from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references import Reference, sum_heads
 
+_RESPONSE = ("log_probs", "response")
+
 Estimator = Literal["k1", "k2", "k3", "exact"]
 MissingLogProb = Literal["error", "zero"]
 
@@ -270,6 +272,8 @@ class KLDivergenceTransform(ReferenceTransform):
 
     def _log_prob(self, root: TensorDictBase, ref: Tensor) -> Tensor:
         """The policy's log-probability: from the data, from the policy, or with ``missing="zero"`` the reference's."""
+        if self.log_prob_keys == [_RESPONSE]:
+            return self._of_response(root)
         found = [root.get(key, None) for key in self.log_prob_keys]
         if all(value is not None for value in found):
             return sum_heads(found)
@@ -281,9 +285,20 @@ class KLDivergenceTransform(ReferenceTransform):
         missing = [key for key, value in zip(self.log_prob_keys, found, strict=True) if value is None]
         advice = (
             "It is the policy's log-probability: build the actor with return_log_prob=True, name the entry with "
-            "log_prob_key=, or, for a random policy (as check_env_specs has), pass missing='zero'."
+            "log_prob_key=, or, for a random policy (as check_env_specs has), pass missing='zero'; for a wrapper of "
+            "TorchRL that generates, KLConstrainedTransform(wrapper, policy=wrapper)."
         )
         raise missing_entry(type(self).__name__, missing, root, advice)
+
+    def _of_response(self, root: TensorDictBase) -> Tensor:
+        """The log-probability of a whole response, from those of its tokens as TorchRL's wrappers write them."""
+        log_prob: Any = root.get(_RESPONSE, None, as_padded_tensor=True, padding_value=0.0)
+        if log_prob is None:
+            raise missing_entry(type(self).__name__, [_RESPONSE], root, "Build the wrapper with return_log_probs=True.")
+        if (log_prob[..., 0] == 0).all():
+            first = f"{_RESPONSE} is 0 for the first token of each response, as TransformersWrapper writes it"
+            raise ValueError(f"{first}: pass policy=wrapper, without log_prob_key.")
+        return log_prob.sum(-1, keepdim=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "acting": None}  # a copy would not learn what the policy learns

@@ -13,16 +13,20 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang._checks import is_wrapper
+from torchrl_lang.data.chat import rows_of_responses
 from torchrl_lang.modules import LanguageActor, UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS, missing_entry
 from torchrl_lang.transforms.base import ActionKeys, find_entry
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference, Reference
 
 _TOKENS = ("tokens", "full")
 _ATTENTION = ("masks", "all_attention_mask")
 _ASSISTANT = ("masks", "all_assistant_mask")
+_GENERATED = "For steps that a wrapper generated pass that wrapper (generate=True), or ResponseReference(wrapper)."
+_RESPONSE_LOG_PROB = "response_log_prob"
+"""The policy's log-probability of a response; TorchRL has no such entry, so the policy computes it."""
 
 
 class UtteranceReference(ActorReference):
@@ -58,7 +62,10 @@ class UtteranceReference(ActorReference):
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        return Unbounded(env.full_action_spec[self.action_keys.action[0]].shape, device=env.device)
+        if (key := self.action_keys.action[0]) not in env.full_action_spec.keys(True, True):
+            advice = "An UtteranceActor acts in language environments; in a ChatEnv pass the wrapper that generates."
+            raise missing_entry(type(self).__name__, [key], list(env.full_action_spec.keys(True)), advice)
+        return Unbounded(env.full_action_spec[key].shape, device=env.device)
 
 
 class RowReference(Reference):
@@ -152,11 +159,7 @@ class WrapperReference(Reference):
     frozen: HeldActor
 
     def __init__(self, wrapper: Any, *, assistant_only: bool = True) -> None:
-        if not isinstance(wrapper, HeldActor):
-            if not is_wrapper(wrapper) or not isinstance(wrapper.model, nn.Module):
-                raise TypeError("It takes a wrapper of an nn.Module; for other engines pass a FunctionReference.")
-            wrapper = frozen_copy(language_actor(wrapper.model))
-        self.frozen = wrapper
+        self.frozen = _held(wrapper)
         self.mask = _ASSISTANT if assistant_only else _ATTENTION
         kept = _ASSISTANT if assistant_only else None
         self.action_keys = ActionKeys(
@@ -166,11 +169,13 @@ class WrapperReference(Reference):
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        name, advice = type(self).__name__, "It is part of TorchRL's layout of conversations."
+        name, advice = type(self).__name__, "It is part of TorchRL's layout of scored conversations. "
+        advice += _GENERATED
         try:
             tokens, attention, scored = (find_entry(name, key, advice, tensordict) for key in self.in_keys)
         except (RuntimeError, ValueError) as error:  # a lazy stack without a common shape; "tokens" is a tensor
-            raise ValueError("These are no conversations of one length: make them with pad_output=True.") from error
+            what = "These are no conversations of one length: make them with pad_output=True. "
+            raise ValueError(what + _GENERATED) from error
         order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens
         entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), AGENT_MASK: scored.bool() & attention.bool()}
         rows = TensorDict({key: value.gather(-1, order) for key, value in entries.items()}, tokens.shape[:-1])
@@ -178,7 +183,69 @@ class WrapperReference(Reference):
             log_prob = row_log_prob(self.frozen.actor, rows)
         return torch.zeros_like(log_prob).scatter(-1, order, log_prob)
 
-    log_prob_spec = RowReference.log_prob_spec
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`; not for the steps of an environment."""
+        raise ValueError(f"{type(self).__name__} scores whole conversations. {_GENERATED}")
+
+
+class ResponseReference(Reference):
+    """The model of a ``TransformersWrapper``, on the responses in the steps of TorchRL's ``ChatEnv``.
+
+    It reads ``("tokens", "prompt")`` and ``("tokens", "response")`` as a wrapper with ``generate=True`` and
+    ``pad_output=False`` writes them. The log-probability is float ``[*B, 1]``, of the whole response, at temperature 1
+    over the whole vocabulary. That of the policy is computed in the same way, ``KLConstrainedTransform(wrapper,
+    policy=wrapper)``, because those that a ``TransformersWrapper`` writes are 0 for the first token of each response.
+    Those of an engine are summed: ``log_prob_key=("log_probs", "response")``. For penalties token by token make rows of
+    the steps, :func:`~torchrl_lang.data.rows_from_chat`.
+
+    Args:
+        wrapper: one of TorchRL's wrappers, of which the model is frozen; or a :class:`FrozenActor` of a language actor.
+
+    Raises:
+        TypeError: the wrapper's model is no module.
+        ValueError: on calls, the tokens are padded, or a response is empty.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.transforms import ResponseReference, frozen_copy
+        >>> actor = language_actor(causal_lm(vocab_size=3, layers=1, width=8, heads=2, max_length=8))
+        >>> tokens = {"prompt": torch.tensor([[0, 1], [1, 1]]), "response": torch.tensor([[2], [0]])}
+        >>> steps = TensorDict(tokens=tokens, batch_size=[2])
+        >>> ResponseReference(frozen_copy(actor)).log_prob(steps, steps).shape
+        torch.Size([2, 1])
+    """
+
+    frozen: HeldActor
+
+    def __init__(self, wrapper: Any) -> None:
+        self.frozen = _held(wrapper)
+        self.action_keys = ActionKeys((), (_RESPONSE_LOG_PROB,), REWARD)
+        self.in_keys = [("tokens", "prompt"), ("tokens", "response")]
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        for key in self.in_keys:
+            if key not in tensordict.keys(True):
+                advice = "A wrapper that generates writes it. Scored conversations need WrapperReference(wrapper), "
+                raise missing_entry(type(self).__name__, [key], tensordict, advice + "rows a RowReference.")
+        with self.frozen.eval_mode():
+            log_prob = row_log_prob(self.frozen.actor, rows_of_responses(tensordict))
+        return log_prob.sum(-1).reshape(*tensordict.batch_size, 1)
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        return Unbounded((*env.batch_size, 1), device=env.device)
+
+
+def _held(wrapper: Any) -> HeldActor:
+    """The frozen model of a wrapper."""
+    if isinstance(wrapper, HeldActor):
+        return wrapper
+    if not is_wrapper(wrapper) or not isinstance(wrapper.model, nn.Module):
+        raise TypeError("It takes a wrapper of an nn.Module; for other engines pass a FunctionReference.")
+    return frozen_copy(language_actor(wrapper.model))
 
 
 def as_reference(
@@ -200,7 +267,8 @@ def as_reference(
                                                              whole vocabulary, which is not how an utterance actor acts
     ... any other, whatever entries it reads                 :class:`ActorReference`, one action a step
     a :class:`FrozenActor`                                   the same, with what it shares
-    a language-model wrapper of TorchRL                      :class:`WrapperReference`
+    a language-model wrapper of TorchRL                      :class:`ResponseReference` if it generates, else
+                                                             :class:`WrapperReference`
     a key (string or tuple)                                  :class:`ColumnReference`
     a function of the tensordict                             :class:`FunctionReference`
     ======================================================  ==========================================================
@@ -217,7 +285,7 @@ def as_reference(
             :class:`Reference`.
     """
     if is_wrapper(reference):
-        reference = WrapperReference(reference)
+        reference = (ResponseReference if reference.generate else WrapperReference)(reference)
     elif isinstance(reference, (str, tuple)):
         reference = ColumnReference(reference)
     if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
@@ -246,7 +314,7 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
         rows: score whole rows.
     """
     if is_wrapper(policy):
-        return WrapperReference(CurrentPolicy(language_actor(policy.model)))
+        return (ResponseReference if policy.generate else WrapperReference)(CurrentPolicy(language_actor(policy.model)))
     if isinstance(policy, TensorDictModuleBase) and hasattr(policy, "get_dist"):
         policy = CurrentPolicy(policy)
     if isinstance(policy, CurrentPolicy):

@@ -156,7 +156,8 @@ class RewardAdjustmentTransform(ActionTransform):
         rewards, added = specs["full_reward_spec"], {}
         for reward, out, raw in self._keys:
             if reward not in rewards.keys(True, True):
-                raise KeyError(f"There is no reward {reward!r} in {list(rewards.keys(True, True))}: give reward_key=.")
+                advice = "give reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)"
+                raise KeyError(f"There is no reward {reward!r} in {list(rewards.keys(True, True))}: {advice}.")
             spec = rewards[reward]
             dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
             unbounded = Unbounded(spec.shape, dtype=dtype, device=spec.device)

@@ -1,0 +1,123 @@
+"""Text games as chat environments of TorchRL's LLM stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, lazy_stack
+from torchrl.data import Composite, Unbounded
+from torchrl.data.llm import History
+from torchrl.envs.llm import ChatEnv
+from torchrl.modules.llm.policies import ChatHistory
+
+from torchrl_lang.envs.game_turn import GamePlace, TextGame, ToolText
+from torchrl_lang.envs.seeded_env import flags
+from torchrl_lang.functional import random_index
+from torchrl_lang.schema import DONE, TERMINATED, TRUNCATED
+
+
+class GameChatEnv(ChatEnv):
+    """A text game as TorchRL's ``ChatEnv``, for its wrappers of language models in history mode.
+
+    The opening of the game is the first message of the user; each response of the policy is a turn of the game, and the
+    game's reply is the next message of the user (of the tool, if it is a
+    :class:`~torchrl_lang.envs.game_turn.ToolText`). Beside what a ``ChatEnv`` has, steps have ``reward`` float32
+    ``[*B, 1]`` and ``done``, ``terminated``, ``truncated`` bool ``[*B, 1]``. ``reset`` needs no tensordict; it begins
+    the games of ``game_seed`` int64 ``[*B]`` if its tensordict has some, and otherwise those that
+    :class:`~torchrl_lang.envs.TextGameEnv` begins with this ``seed``. :func:`~torchrl_lang.data.rows_from_chat` makes
+    rows of its steps. All steps have their ``game_seed``, the group of TorchRL's ``MCAdvantage``.
+
+    TorchRL's wrappers stack conversations of equally many messages only. So with several games the environment is reset
+    as a whole, and ``rollout`` stops where the first game ends; with one game it goes from game to game.
+
+    Args:
+        make_game: makes a game, a :class:`~torchrl_lang.envs.TextGame`; called once per conversation of the batch.
+        read: maps the text of a response to what the game gets, as in ``TextGameEnv``.
+        batch_size: number of conversations, ``(n,)``.
+        seed: seed of the games.
+        **options: ``system_prompt``, ``tokenizer``, ``template_kwargs``, roles and ``device`` of ``ChatEnv``.
+
+    Raises:
+        TypeError: a game returns values of wrong types.
+        RuntimeError: some of several games are reset or stepped without the others.
+
+    Examples:
+        >>> from torchrl.data.llm import History
+        >>> from torchrl.modules.llm.policies import ChatHistory
+        >>> from torchrl_lang.envs import GameChatEnv
+        >>> from torchrl_lang.envs.adapters.tools import QuestionGame
+        >>> env = GameChatEnv(lambda: QuestionGame([("2 + 2 =", "4")]), seed=0)
+        >>> td = env.reset()
+        >>> full = History.from_chats([[{"role": "user", "content": "2 + 2 ="}, {"role": "assistant", "content": "4"}]])
+        >>> step = env.step(td.set("history", ChatHistory(prompt=full[:, :1], full=full)))["next"]
+        >>> step["reward"], step["terminated"]
+        (tensor([[1.]]), tensor([[True]]))
+    """
+
+    def __init__(
+        self,
+        make_game: Callable[[], TextGame],
+        *,
+        read: Callable[[str], str] | None = None,
+        batch_size: tuple[int] = (1,),
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(input_mode="history", batch_size=batch_size, **options)
+        batch, device = self.batch_size, self.device
+        self.read, self._games = read, [make_game() for _ in range(batch.numel())]
+        self._places: list[GamePlace] = []
+        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
+        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
+        seeds = Unbounded(shape=batch, dtype=torch.int64, device=device)
+        self.full_state_spec = Composite(game_seed=seeds, shape=batch, device=device)
+        self._set_seed(seed)
+
+    def _set_seed(self, seed: int | None) -> None:
+        generator = torch.Generator()
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        self._key, self._begun = torch.randint(2**62, (), generator=generator), 0
+
+    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        mask: Any = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None and not mask.all():
+            raise self._alone("some are reset")
+        seeds: Any = None if tensordict is None else tensordict.get("game_seed", None)
+        if seeds is None:
+            numbers = torch.arange(self._begun, self._begun + len(self._games))
+            seeds, self._begun = random_index(self._key, numbers, 2**31), self._begun + len(self._games)
+        self._places = [GamePlace(row, seed, 0) for row, seed in enumerate(seeds.tolist())]
+        played = zip(self._games, self._places, strict=True)
+        texts = [place.read_opening(game.reset(place.seed)) for game, place in played]
+        start = TensorDict({self.data_key: texts}, batch_size=self.batch_size, device=self.device)
+        return super()._reset(start).set("game_seed", seeds)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if tensordict.batch_size != self.batch_size:
+            raise self._alone("some are stepped")
+        return lazy_stack([self._play(row, history) for row, history in enumerate(tensordict.get("history").unbind(0))])
+
+    def _play(self, row: int, history: ChatHistory) -> TensorDict:
+        """A turn of one game."""
+        place = self._places[row] = self._places[row]._replace(turn=self._places[row].turn + 1)
+        prompt = history.prompt
+        # A template's own system prompt moves what the wrapper parses as the response: it begins with the prompt's end.
+        found = [m for m in history.full[len(prompt) :].unbind(0) if m.role == "assistant"]
+        answer = found[-1] if found else History(role="assistant", content="")
+        turn = place.read_turn(
+            self._games[row].step(answer.content if self.read is None else self.read(answer.content))
+        )
+        done = turn.terminated or turn.truncated
+        prompt = prompt.append(answer, inplace=False)
+        if turn.text or not done:
+            role = "tool" if isinstance(turn.text, ToolText) else self.user_role
+            prompt = prompt.append(History(role=role, content=turn.text), inplace=False)
+        ends = {DONE: [done], TERMINATED: [turn.terminated], TRUNCATED: [turn.truncated]}
+        return TensorDict(history=ChatHistory(prompt=prompt), reward=[turn.reward], **ends, device=self.device)
+
+    def _alone(self, what: str) -> RuntimeError:
+        advice = "use batch_size=(1,), or stop where the first game ends (break_when_any_done=True)"
+        return RuntimeError(f"TorchRL's wrappers do not take conversations of unequal lengths, {what} alone: {advice}.")
