@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.test-installed
 QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/files
 
-.PHONY: demo test test-suites quick check docs bench clean
+.PHONY: demo test test-suites test-versions quick check docs bench clean
 
 demo: $(STAMP)  ## Learn, play and compare: ten to twenty minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
@@ -33,6 +33,42 @@ test-suites: $(SUITES:%=.venv-suites-%/.installed)  ## Tests with GEM, OpenEnv a
 	.venv-suites-$*/bin/python -m pip install --quiet -c .venv-suites-$*/constraints.txt torch
 	.venv-suites-$*/bin/python -m pip install --quiet -c .venv-suites-$*/constraints.txt -e . pytest $($*_PACKAGES)
 	touch $@
+
+# Lower bounds of pyproject.toml become pins. One environment at a time, of up to 7 GB with PyTorch for CUDA, which pip takes on
+# Linux; with PIP_EXTRA_INDEX_URL set to PyTorch's index for CPUs it takes that build.
+PYTHONS = $(shell for minor in 11 12 13; do python3.$$minor -c "" 2> /dev/null && echo python3.$$minor; done; true)
+BUILD := .venv-versions-build
+ONE := .venv-versions-one
+
+test-versions:  ## The wheel alone, with newest and lowest versions, on each Python that is here (PYTHONS="python3.12 ...")
+	rm -rf $(BUILD) $(ONE) dist
+	$(PYTHON) -m venv $(BUILD)
+	$(BUILD)/bin/python -m pip install --quiet build twine
+	$(BUILD)/bin/python -m build --outdir dist .
+	$(BUILD)/bin/python -m twine check --strict dist/*
+	touch $(BUILD)/newest.txt
+	sed -n '/^dependencies/,/^]/s/^ *"\([a-z]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > $(BUILD)/lowest.txt
+	sed -n '/^```python/,/^```/{/^```/!p}' README.md > $(BUILD)/readme.py
+	set -e; for python in $(or $(PYTHONS),$(error name Pythons by PYTHONS=)); do for versions in newest lowest; do \
+	  echo "== $$python, $$versions versions"; \
+	  rm -rf $(ONE); $$python -m venv $(ONE); \
+	  $(ONE)/bin/python -m pip install --quiet --no-compile --only-binary :all: -c $(BUILD)/$$versions.txt dist/*.whl; \
+	  $(ONE)/bin/python -m pip freeze | grep -E '^(numpy|tensordict|torch|torchrl|transformers)=='; \
+	  (cd $(BUILD); OMP_NUM_THREADS=1; export OMP_NUM_THREADS; ../$(ONE)/bin/python readme.py; \
+	    ../$(ONE)/bin/python -m torchrl_lang --help > /dev/null; \
+	    ../$(ONE)/bin/python -c "$$IMPORT_PACKAGES"); \
+	done; done
+	rm -rf $(BUILD) $(ONE)
+
+define IMPORT_PACKAGES
+from importlib import import_module
+from pkgutil import walk_packages
+import torchrl_lang
+for module in walk_packages(torchrl_lang.__path__, "torchrl_lang."):
+    if module.ispkg:
+        import_module(module.name)
+endef
+export IMPORT_PACKAGES
 
 quick: $(STAMP)  ## While editing, under a minute: lint, and the core's tests without those marked slow
 	$(BIN)/ruff check .
@@ -63,4 +99,4 @@ $(TEST_STAMP): $(STAMP)
 	touch $(TEST_STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-agilerl .venv-suites-* docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-agilerl .venv-suites-* .venv-versions-* docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -17,9 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Json, Strict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import have_shapes
+from torchrl_lang._checks import have_shapes, needs_extra
 from torchrl_lang._files import mistake
-from torchrl_lang._http import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Measure, Round
 
 BATCH = "batch"
@@ -240,6 +239,8 @@ class RemoteModels:
     """
 
     def __init__(self, url: str, *, feature_size: int | None = None, **connection: Any) -> None:
+        with needs_extra("RemoteModels", "visdial"):
+            from torchrl_lang._http import JSONOverHTTP
         self._http = JSONOverHTTP(url, **connection)
         self._items: int | None = None  # of a batch; None: the server has no batches
         if feature_size is None:
