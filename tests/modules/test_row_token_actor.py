@@ -175,6 +175,20 @@ def test_a_wrapper_plays_and_has_the_log_probabilities_of_the_model():
         torch.testing.assert_close(row["token_log_prob"], expected.detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"do_sample": True}, {"prompt_lookup_num_tokens": 3}])
+def test_log_probabilities_are_read_off_the_passes_that_sample(options):
+    """But for guesses of several tokens a pass, of which some are kept: these take a further pass of the trunk."""
+    lm, passes, guesses = tiny_lm(seed=3), [], "prompt_lookup_num_tokens" in options
+    rows = make_rows(6)[3:4] if guesses else make_rows(40)
+    policy = WrapperActor(wrapper_of(lm, generate_kwargs=options), CONTROL, K)
+    lm.transformer.register_forward_hook(lambda *args: passes.append(1))
+    with torch.random.fork_rng():
+        out = policy(rows.clone())
+    assert guesses or len(passes) == K - 1
+    dist = UtteranceActor(language_actor(lm), CONTROL, K, forbidden=()).get_dist(rows)
+    torch.testing.assert_close(out["token_log_prob"], dist.token_log_prob(out["action"]), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_sampled_utterances_of_a_wrapper_have_the_distribution_of_an_utterance_actor():
     """Chi-square of 4,000 utterances of each against the probabilities of all utterances of up to two tokens."""

@@ -14,6 +14,7 @@ from torch.distributions import Distribution, constraints
 from torchrl_lang import schema
 from torchrl_lang._checks import check_options, have_shapes, is_wrapper
 from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import language_actor, split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.sampling import Utterances
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -132,8 +133,9 @@ class WrapperActor(TensorDictModuleBase):
 
     Log-probabilities are those of the language model at temperature 1 over its whole vocabulary, whatever the
     temperature and the filters of ``generate_kwargs``: sample without them where a loss compares these with its own.
-    Those of a ``TransformersWrapper`` are computed by a further pass over rows and utterances, because it writes 0 for
-    the first token of each response; an engine's are read as it wrote them.
+    Those of a ``TransformersWrapper`` are read off the passes in which ``generate`` samples (it writes 0 for the first
+    token of each response), or computed by a further pass where these are not one for each token, as with beams; an
+    engine's are read as it wrote them.
 
     The wrapper decides about sampling by ``do_sample``, not by ``set_exploration_type``, and draws from torch's global
     generator. It may write control tokens; ``generate_kwargs={"bad_words_ids": [[i] for i in
@@ -226,14 +228,18 @@ class WrapperActor(TensorDictModuleBase):
         prompts = [row.get(TOKENS)[row.get(ATTENTION_MASK)] for row in rows.unbind(0)]
         key, mask = wrapper.input_key, ("masks", "all_attention_mask")
         read = [TensorDict().set(key, prompt).set(mask, torch.ones_like(prompt).bool()) for prompt in prompts]
-        out = wrapper(lazy_stack(read))
+        with _Passes(wrapper.model if self._scorers else None) as passes:
+            out = wrapper(lazy_stack(read))
         action = self._response(out, wrapper.tokens_key, pad).to(rows.get(TOKENS).device)
         is_end = action == end
-        action = action.masked_fill(is_end.cumsum(-1) > is_end.long(), pad)  # behind the first end
-        full = ~is_end.any(-1)
+        behind = is_end.cumsum(-1) > is_end.long()  # the first end
+        action, full = action.masked_fill(behind, pad), ~is_end.any(-1)
         if self._scorers:
+            log_prob = passes.log_prob(action, out.get((wrapper.tokens_key, "response")).shape[-1])
             action[:, -1] = torch.where(full, end, pad)
-            return action, self._scorers[0].get_dist(rows).token_log_prob(action).float()
+            if log_prob is None:
+                log_prob = self._scorers[0].get_dist(rows).token_log_prob(action)
+            return action, log_prob.float().masked_fill(behind, 0.0)
         log_prob = self._response(out, wrapper.log_probs_key, 0.0).to(action.device).float()
         log_prob = log_prob.masked_fill(action == pad, 0.0)
         action[:, -1] = torch.where(full & (action[:, -2] != pad), end, pad)  # engines may stop before
@@ -244,3 +250,34 @@ class WrapperActor(TensorDictModuleBase):
         value = out.get((key, "response"), as_padded_tensor=True, padding_value=fill, padding_side="right")
         value = value[:, : self.action_length - 1]
         return nn.functional.pad(value, (0, self.action_length - value.shape[-1]), value=fill)
+
+
+class _Passes:
+    """A context that records the log-probabilities of the tokens that ``generate`` samples, from its own passes."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model, self._read = model, list[Tensor]()
+        self._logits: Tensor | None = None  # of the last pass: only one is kept
+
+    def __enter__(self) -> _Passes:
+        if self._model is not None:
+            self._hook = self._model.register_forward_hook(self._record, with_kwargs=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._model is not None:
+            self._hook.remove()
+
+    def _record(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        read = kwargs["input_ids"][:, -1:]
+        if self._logits is not None and len(read) == len(self._logits):
+            self._read.append(self._logits.log_softmax(-1).gather(-1, read))
+        self._logits = upcast_half(output.logits[:, -1])
+
+    def log_prob(self, action: Tensor, number: int) -> Tensor | None:
+        """Float ``[n, K]``, zero from the token ``number`` on; None if the passes were not one for each token."""
+        if self._logits is None or len(self._logits) != len(action) or len(self._read) != number - 1:
+            return None
+        last = self._logits.log_softmax(-1).gather(-1, action[:, number - 1 : number].to(self._logits.device))
+        log_prob = torch.cat([*self._read, last], -1)
+        return nn.functional.pad(log_prob, (0, action.shape[-1] - number)).to(action.device)
