@@ -34,8 +34,8 @@ def spell(texts, rng):
     return "abcdefgh"[len(texts)] + rng.choice("abcd")
 
 
-def play(tokenizer, function=spell, n=6, **options):
-    env = TextGameEnv(Echo, tokenizer, row_length=160, action_length=9, batch_size=n, seed=0)
+def play(tokenizer, function=spell, n=6, game=Echo, **options):
+    env = TextGameEnv(game, tokenizer, row_length=160, action_length=9, batch_size=n, seed=0)
     player = TextPlayer(function, tokenizer, 9, **options)
     rows = rows_from_rollout(env.rollout(3, player, break_when_any_done=False), unfinished="truncate")
     return [[turn.text for turn in from_row(row, tokenizer).turns] for row in rows]
@@ -47,6 +47,22 @@ def test_it_reads_the_texts_of_a_game_and_writes_the_next(make):
     assert [[text[0] for text in game[1::2]] for game in games] == [["b", "d", "f"]] * 6
     assert games == play(make(), seed=3) != play(make(), seed=4)
     assert len({game[1] for game in games}) > 1  # each game has a chance of its own
+
+
+class Silent(Echo):
+    def reset(self, seed):
+        super().reset(seed)
+        return ""
+
+    def step(self, text):
+        return "", *super().step(text)[1:]
+
+
+@pytest.mark.parametrize("make", [lambda: LETTERS, chat], ids=["letters", "chat"])
+def test_an_environment_that_writes_nothing_has_empty_texts(make):
+    heard = []
+    play(make(), lambda texts, rng: heard.append(texts) or "abc"[len(texts) // 2], n=1, game=Silent)
+    assert heard == [[""], ["", "a", ""], ["", "a", "", "b", ""]]
 
 
 def test_rows_that_are_done_are_not_played():

@@ -26,6 +26,7 @@ from tests.objectives.conftest import (
     losses_of,
     make_actor,
     make_heads,
+    make_ppo,
     make_qbackup,
     number_of_utterances,
     rows_for,
@@ -166,13 +167,13 @@ def test_set_keys(make_loss, rows):
         loss.set_keys(nonsense="x")
 
 
-def with_names(actor):
+def with_names(actor, hidden="state"):
     """The same actor, whose modules write and read other entries."""
     trunk, head, _ = actor.module
     options = {"distribution_class": torch.distributions.Categorical, "in_keys": {"logits": ("own", "scores")}}
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(trunk.module, in_keys=trunk.in_keys, out_keys=["state"]),
-        TensorDictModule(head.module, in_keys=["state"], out_keys=[("own", "scores")]),
+        TensorDictModule(trunk.module, in_keys=trunk.in_keys, out_keys=[hidden]),
+        TensorDictModule(head.module, in_keys=[hidden], out_keys=[("own", "scores")]),
         ProbabilisticTensorDictModule(out_keys=["next_token"], **options),
     )
 
@@ -188,8 +189,23 @@ def test_entries_of_networks_may_have_other_names(make, rows, monkeypatch):
     loss.set_keys(hidden="state", logits=("own", "scores"))
     assert_same(loss(rows), expected, rtol=1e-6, atol=1e-7)
     assert isinstance(loss.scorer.actor_parts.head.module, nn.Linear)
-    with pytest.raises(ValueError, match=r"The actor writes .*'state'.*, no \['hidden'\]: give names of these"):
+    with pytest.raises(ValueError, match=r"The actor writes .*'state'.*, no 'hidden': give the entry"):
         loss.set_keys(hidden="hidden")
+    loss.set_keys(hidden="state")
+    with pytest.raises(ValueError, match=r"The actor's distribution reads .*\('own', 'scores'\).*, no 'state'"):
+        loss.set_keys(logits="state")
+
+
+@pytest.mark.parametrize("hidden", ["features", ("of", "trunk")])
+def test_a_reference_with_other_names(hidden, rows):
+    """Also where the trunk's output has the name of what it could read."""
+    rows = rows_for("ppo-exact-in-pieces")
+    expected = make_ppo(kl_weight=0.1, kl_estimator="exact", reference=frozen_copy(make_actor()))(rows)
+    actor, head = with_names(make_actor(), hidden), make_heads()[1].module
+    critic = TensorDictModule(head, in_keys=[hidden], out_keys=["state_value"])
+    loss = PPOLoss(actor, critic, kl_weight=0.1, kl_estimator="exact", reference=frozen_copy(actor))
+    loss.set_keys(hidden=hidden)
+    assert_same(loss(rows), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_a_prioritized_sampler_get_their_td_error(make_loss, rows):

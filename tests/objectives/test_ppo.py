@@ -410,6 +410,8 @@ def test_options_by_torchrls_names(rows):
     assert make_ppo(entropy_bonus=False, entropy_coeff=0.1).entropy_weight == make_ppo().entropy_weight == 0
     assert "value_target" not in make_ppo(critic_coeff=None).in_keys
     assert make_ppo(separate_losses=True).detach_value
+    assert make_ppo(clip_value=True, clip_epsilon=0.05).value_clip == 0.05
+    assert make_ppo(clip_value=False).value_clip is None
     loss = PPOLoss(make_actor(), critic_network=make_heads()[1])
     assert loss.critic_network is loss.value_network
     with pytest.raises(TypeError, match="critic_coeff is TorchRL's name of value_weight: give PPOLoss one of them"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from tensordict import TensorDictBase
@@ -14,6 +14,7 @@ from torchrl_lang._files import shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.schema import ACTION, DONE, ROW_KEYS, TERMINATED, TRUNCATED
 from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.episodes import Turn
 from torchrl_lang.text.rows import from_row
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -26,8 +27,8 @@ class TextPlayer(TensorDictModuleBase):
 
     Args:
         play: a function ``play(texts, rng) -> text``. ``texts`` are those of the game so far, of the environment and of
-            the agent in turn; the last is the environment's. ``rng``, a :class:`random.Random`, is its only source of
-            chance, so that the same seed plays the same games.
+            the agent in turn, the environment's first and last (empty where it wrote nothing). ``rng``, a
+            :class:`random.Random`, is its only source of chance, so that the same seed plays the same games.
         tokenizer: the environment's.
         action_length: ``K``, tokens of an utterance, its end included.
         seed: seed of ``rng``.
@@ -82,7 +83,7 @@ class TextPlayer(TensorDictModuleBase):
         return tensordict.set(ACTION, action.reshape(*batch, -1).to(tensordict.device))
 
     def _utterance(self, row: TensorDictBase, rng: random.Random) -> list[int]:
-        texts = [turn.text for turn in from_row(row, self.tokenizer).turns]
+        texts = _in_turn(from_row(row, self.tokenizer).turns)
         text = self.play(texts, rng)
         where = f"{getattr(self.play, '__name__', self.play)}({shorten(texts)})"
         if not isinstance(text, str):
@@ -92,3 +93,16 @@ class TextPlayer(TensorDictModuleBase):
             room = f"at most {self.action_length - 1} fit beside its end: give a larger action_length or shorter texts"
             raise ValueError(f"{where} returned {shorten(text)} of {len(ids)} tokens, and {room}.")
         return ids
+
+
+def _in_turn(turns: Sequence[Turn]) -> list[str]:
+    """The texts of the environment and the agent in turn, empty where a row has no turn of the environment."""
+    texts: list[str] = []
+    for turn in turns:
+        if turn.by_agent and len(texts) % 2 == 0:
+            texts.append("")
+        elif not turn.by_agent and len(texts) % 2 == 1:  # a tool's message and the user's
+            texts[-1] += f"\n{turn.text}"
+            continue
+        texts.append(turn.text)
+    return texts if len(texts) % 2 else [*texts, ""]

@@ -152,7 +152,7 @@ class RowScorer:
         value: States = {}
         if value_trunk is not None:
             value = read_rows(value_trunk, batch.tokens, batch.attention_mask, features)
-        return states | {VALUE_STATES + key: tensor for key, tensor in value.items()}
+        return states | {VALUE_STATES + key: tensor for key, tensor in value.items() if isinstance(key, str)}
 
     def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:
         """Log-probability of each action, float ``[N]``."""

@@ -320,9 +320,12 @@ class RowLoss(ReferenceHolder, LossModule):
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         """Called by ``set_keys``: checks names of the actor's entries; no value estimator has keys of its own."""
         if kwargs.keys() & {"hidden", "logits"} and getattr(self, "actor_network", None) is not None:
-            keys, written = self.tensor_keys, set(self.language_actor.out_keys)
-            if unknown := [key for key in (keys.hidden, keys.logits) if key not in written]:
-                raise ValueError(f"The actor writes {sorted(map(str, written))}, no {unknown}: give names of these.")
+            keys, written = self.tensor_keys, list(self.language_actor.out_keys)
+            prob = self.scorer.actor_parts.prob
+            if "hidden" in kwargs and keys.hidden not in written:
+                raise ValueError(f"The actor writes {written}, no {keys.hidden!r}: give the entry that its head reads.")
+            if "logits" in kwargs and keys.logits not in prob.in_keys:
+                raise ValueError(f"The actor's distribution reads {prob.in_keys}, no {keys.logits!r}: give its entry.")
 
     @property
     def scorer(self) -> RowScorer:
@@ -370,7 +373,7 @@ class RowLoss(ReferenceHolder, LossModule):
     @property
     def _reads_features(self) -> bool:
         """Whether a trunk reads the features of rows."""
-        return any(reads_features(network) for network in self.children())
+        return any(reads_features(network) for name, network in self.named_children() if name not in self._kinds)
 
     @property
     def _all_in_keys(self) -> list[NestedKey]:

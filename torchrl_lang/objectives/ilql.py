@@ -100,9 +100,9 @@ class ILQLLoss(QValueLoss):
     The input holds ``tokens`` (int64 or int32), ``attention_mask``, ``agent_mask`` (bool) and ``token_reward``
     (float32), each ``[*B, T]``, and ``terminated`` (bool ``[*B, 1]``): a row that is not terminated is bootstrapped
     from its last position. It is left as it was, but rows that a prioritized sampler drew (with ``priority_weight``)
-    get their ``td_error``, float ``[*B, 1]``: the mean over a row's decisions of the errors in ``loss_qvalue``. The
-    output holds the five losses and, detached, the means ``value``, ``qvalue``, ``target_qvalue`` and ``advantage``
-    over decisions.
+    get their ``td_error``, float ``[*B, 1]``, where ``qvalue_weight`` is not 0: the mean over a row's decisions of the
+    errors in ``loss_qvalue``. The output holds the five losses and, detached, the means ``value``, ``qvalue``,
+    ``target_qvalue`` and ``advantage`` over decisions.
 
     Raises:
         KeyError: an entry is missing; the message names it and :meth:`set_keys`.
@@ -140,7 +140,7 @@ class ILQLLoss(QValueLoss):
     out_keys += ["value", "qvalue", "target_qvalue", "advantage"]
     _estimators = {
         ValueEstimators.TD0: {"target": "td"},
-        ValueEstimators.TD1: {"target": "mc"},
+        ValueEstimators.TD1: {"target": "lambda", "lmbda": 1.0, "turn_lmbda": None},
         ValueEstimators.TDLambda: {"target": "lambda"},
     }
 

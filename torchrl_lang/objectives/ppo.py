@@ -76,7 +76,7 @@ class PPOLoss(RowLoss):
             must not, see :class:`~torchrl_lang.modules.PrivilegedTrunk`.
         clip_epsilon: ``eps``, or ``(low, high)``.
         value_clip: how far a value may move from what :meth:`estimate` found before it gains nothing by moving on; None
-            for no limit.
+            or False for no limit, True for ``clip_epsilon`` (``high``).
         value_weight, entropy_weight: weights of the terms; None for no term.
         entropy_bonus: as in TorchRL: False for no entropy term, True for one of weight 0.01 where none is given.
         kl_weight: weight of the divergence, a number or a :class:`~torchrl_lang.transforms.KLController`, which the
@@ -175,7 +175,7 @@ class PPOLoss(RowLoss):
         *,
         value_trunk: TensorDictModuleBase | None = None,
         clip_epsilon: float | tuple[float, float] = 0.2,
-        value_clip: float | None = None,
+        value_clip: float | bool | None = None,
         value_weight: float | None = 0.5,
         entropy_weight: float | None = None,
         entropy_bonus: bool | None = None,
@@ -200,17 +200,17 @@ class PPOLoss(RowLoss):
         self.value_network = as_head(self, "value_network", value_network, value_trunk)
         self.value_trunk, self.detach_value = value_trunk, detach_value
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
-        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
-        if entropy_weight is None:
+        if entropy_weight is None or entropy_bonus is False:
             entropy_weight = 0.01 if entropy_bonus else 0.0
-        elif entropy_bonus is False:
-            entropy_weight = 0.0
         self._set_options(value_weight=value_weight or 0.0, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
         low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
         if not (0 <= low <= 1 and 0 <= high < math.inf):
             raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {clip_epsilon}.")
         self.clip_epsilon = float(low), float(high)
+        if isinstance(value_clip, bool):
+            value_clip = high if value_clip else None
+        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
@@ -308,8 +308,9 @@ class PPOLoss(RowLoss):
             device: where a class puts its numbers; they follow the rows.
             differentiable: estimates have no gradients.
             **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
-                ``turn_lmbda``; ``average_gae=True`` of GAE standardizes the advantages over all decisions of a batch
-                (:func:`~torchrl_lang.functional.standardized`). Of a class: its own.
+                ``turn_lmbda``, each as it was where it is not given; ``average_gae=True`` of GAE standardizes the
+                advantages over all decisions of a batch (:func:`~torchrl_lang.functional.standardized`). Of a class:
+                its own.
 
         Raises:
             NotImplementedError: an estimator that needs more than values and rewards (``VTrace``, ``MultiAgentGAE``,

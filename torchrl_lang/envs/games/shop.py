@@ -37,7 +37,7 @@ class Shop:
 
     A price is the first number in a text. The customer pays it if it is at most the limit, which is 40 % to 100 % of
     the tag; otherwise the reply is that it is a little or far (over a quarter of the limit) too much, and
-    leaves after the last offer. A text without a price is a wasted offer. A :class:`TextGame`.
+    the customer leaves after the last offer. A text without a price is a wasted offer. A :class:`TextGame`.
 
     Thing, tag, limit and phrases are drawn from the seed.
 
@@ -88,13 +88,10 @@ def shop_value(turns: int = 3) -> float:
         >>> round(shop_value(1), 4)  # 60 % of the tag, which five of seven customers pay
         0.4286
     """
+    check_options(turns=(turns, 1))
     tags = range(20, 91, 10)
-    return sum(_value(tag, tuple(tag * tenths // 10 for tenths in _LIMITS), turns) for tag in tags) / len(tags)
-
-
-def _value(tag: int, limits: tuple[int, ...], turns: int) -> float:
-    """The greatest mean return where the limit is one of ``limits``, each as likely as the others."""
-    return _total(limits, turns) / (tag * len(limits))
+    total = sum(_total(tuple(tag * tenths // 10 for tenths in _LIMITS), turns) / tag for tag in tags)
+    return total / (len(tags) * len(_LIMITS))
 
 
 @cache

@@ -214,7 +214,7 @@ def read_rows(
     if features is not None and reads_features(trunk):
         rows.update(features.entries())
     out = trunk(rows)
-    return {key: out.get(key) for key in trunk.out_keys if isinstance(key, str) and not key.startswith("_")}
+    return {key: out.get(key) for key in trunk.out_keys if isinstance(key, tuple) or not key.startswith("_")}
 
 
 class LanguageModelRunner:

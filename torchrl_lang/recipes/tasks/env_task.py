@@ -144,7 +144,7 @@ class EnvTask(Task):
         if options.player is None:
             return super().behavior_policy(options)
         play = import_object(options.player)
-        if not callable(play):
+        if isinstance(play, type) or not callable(play):
             raise ValueError(f"--player {options.player} is {shorten(play)}: expected a function play(texts, rng).")
         return Player(TextPlayer(play, self.tokenizer(), self.action_length, seed=options.seed))
 
