@@ -131,17 +131,23 @@ class _Steps:
         return self.out.refine_names(..., "time")
 
 
-class _Turns(_Steps):
-    """Collects actions, rewards and flags."""
+class _Turns:
+    """Collects actions, rewards and flags; one copy at the end, for columns of single numbers are slow to write."""
+
+    def __init__(self, env: LanguageEnv, steps: int) -> None:
+        self.env, self.turns = env, list[TensorDict]()
 
     def before(self, step: int, acted: TensorDictBase) -> None:
-        self._write(self.out, acted.select(ACTION), step)
+        self.action = acted.get(ACTION)
 
     def after(self, step: int, reward: Tensor) -> None:
         env = self.env
         flags = {TERMINATED: env._terminated, TRUNCATED: env._truncated, DONE: env._terminated | env._truncated}
         shaped = {key: value.reshape(*env.batch_size, 1) for key, value in {REWARD: reward, **flags}.items()}
-        self._write(self.out.get("next"), TensorDict(shaped, env.batch_size, device=env.device), step)
+        self.turns.append(TensorDict({ACTION: self.action, "next": shaped}, env.batch_size, device=env.device))
+
+    def result(self) -> TensorDict:
+        return TensorDict.stack(self.turns, -1).refine_names(..., "time")
 
 
 class _Rows:
