@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,6 +90,27 @@ def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{what} needs an extra: pip install 'torchrl-lang[{extra}]'{other}.") from error
+
+
+def torchrl_names(**names: str) -> Callable[[Callable[..., None]], Any]:
+    """Let a constructor take arguments by the names that TorchRL's class of the same name has for them.
+
+    Args:
+        **names: the argument that each name of TorchRL's stands for.
+    """
+
+    def decorate(init: Callable[..., None]) -> Any:
+        @functools.wraps(init)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+            for theirs in names.keys() & kwargs.keys():
+                if (ours := names[theirs]) in kwargs:
+                    raise TypeError(f"{theirs} is TorchRL's name of {ours}: give {type(self).__name__} one of them.")
+                kwargs[ours] = kwargs.pop(theirs)
+            init(self, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
 
 
 def is_wrapper(module: object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -155,6 +157,9 @@ def test_kernels_that_others_put_in_its_place_are_used(monkeypatch):
     trunk = Trunk(model_of())
     with monkeypatch.context() as patch:
         patch.setattr(Conv1D, "forward", lambda self, x: x @ self.weight + self.bias)
+        assert not GPT2Step.accepts(trunk)
+    with monkeypatch.context() as patch:  # with the name and the module of what it wraps
+        patch.setattr(Conv1D, "forward", functools.wraps(Conv1D.forward)(lambda self, x: x * 0))
         assert not GPT2Step.accepts(trunk)
     with monkeypatch.context() as patch:
         patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *args, **kwargs: None)

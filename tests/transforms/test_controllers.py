@@ -76,15 +76,17 @@ def test_the_arguments_of_torchrl_s_controllers():
     ours, theirs = AdaptiveKLController(**options), torchrl.data.AdaptiveKLController(**options)
     for kl in ([1.0, 3.0, 2.3], [9.0], [0.0] * 50, [2.5, 1.7]):
         with pytest.raises(TypeError, match=r"one number.* update\(-mean / coef"):
-            ours.update(kl if len(kl) > 1 else kl * 2)
+            ours.update(kl)
         theirs.update([-theirs.coef * value for value in kl])
         ours.update(sum(kl) / len(kl), n=len(kl))
         assert coef_of(ours) == pytest.approx(float(theirs.coef), rel=1e-5)
     assert coef_of(ConstantKLController(kl_coef=0.25)) == 0.25
     for make, match in (
-        (lambda: ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)), "no kl_coef of a model=: give"),
-        (lambda: ConstantKLController(), "as TorchRL's kl_coef=: got None and None"),
-        (lambda: AdaptiveKLController(0.1, **options), "init_kl_coef=: got 0.1 and 0.5"),
+        (lambda: ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)), "'model'"),
+        (lambda: ConstantKLController(kl_coef=0.1, coef=0.1), "kl_coef is TorchRL's name of coef: give Constant"),
+        (lambda: AdaptiveKLController(target=1.0), "missing .* 'coef'"),
+        (lambda: AdaptiveKLController(0.1, **options), "multiple values for argument 'coef'"),
+        (lambda: ConstantKLController(theirs), r"one number .*torchrl_lang.transforms.Adaptive.*, got <torchrl\.data"),
     ):
         with pytest.raises(TypeError, match=match):
             make()
@@ -147,6 +149,14 @@ def test_a_bad_kl_is_refused_and_changes_nothing(make, kl):
     torch.testing.assert_close(controller.state_dict(), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("value", [[-4.5], (1.0,), torch.zeros(2), "1", None], ids=str)
+def test_what_is_not_one_number_is_refused_in_words(make, value):
+    with pytest.raises(TypeError, match=r"kl must be one number in nats .*, got"):
+        make().update(value)
+    with pytest.raises(TypeError, match=r"coef must be one number .*, got"):
+        ConstantKLController(value)
+
+
 def test_a_rule_of_ones_own():
     class Halving(KLController):
         def _update(self, kl, n):
@@ -160,7 +170,7 @@ def test_a_rule_of_ones_own():
 def test_a_controller_stays_itself_and_anything_else_is_refused(make):
     controller = make()
     assert as_controller(controller) is controller
-    with pytest.raises(TypeError, match="str"):
+    with pytest.raises(TypeError, match=r"got '0\.1'"):
         as_controller("0.1")
 
 

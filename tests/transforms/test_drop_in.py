@@ -26,8 +26,10 @@ from torchrl_lang.transforms import (
     KLConstrainedTransform,
     KLDivergenceTransform,
     KLRewardTransform,
+    LagrangeKLController,
     ReferenceModelLogProbTransform,
     RewardAdjustmentTransform,
+    ScheduledKLController,
 )
 
 
@@ -67,8 +69,29 @@ def test_a_number_moves_with_the_transform_and_a_controller_stays():
     assert controller.to(torch.float64).coef.dtype == torch.float32
     assert number.to("meta").coef.is_meta
     assert not controller.to("meta").coef.is_meta
-    with pytest.raises(ValueError, match=r"coef must lie in \[0, inf\), got -1"):
-        controller.coef = -1.0
+
+
+def test_a_coefficient_that_the_next_update_would_overwrite_is_not_set():
+    adaptive = AdaptiveKLController(0.5, target=1.0, min_coef=0.25, max_coef=1.0)
+    for coef, value, match in (
+        (0.5, -1.0, r"coef must lie in \[0, inf\), got -1"),
+        (adaptive, 5.0, r"coef must lie in \[0.25, 1.0\], got 5"),
+        (
+            LagrangeKLController(0.5, target=1.0),
+            0.75,
+            r"update of Lagrange.* overwrite coef=0.75: give the transform a",
+        ),
+        (ScheduledKLController([(0, 0.5)]), 0.75, "update of Scheduled"),
+    ):
+        transform = KLRewardTransform(make_actor("normal"), coef)
+        with pytest.raises(ValueError, match=match):
+            transform.coef = value
+        assert float(transform.coef) == 0.5
+
+
+def test_as_many_adjusted_rewards_as_rewards():
+    with pytest.raises(ValueError, match=r"numbers of in_keys and out_keys .*differ: got 1 .*\['a', 'b'\]"):
+        KLRewardTransform(make_actor("normal"), 0.1, ["reward"], ["a", "b"])
 
 
 def test_keys_are_what_is_read_and_written(kind):

@@ -8,13 +8,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, torchrl_names
 
 
 class KLController(nn.Module, ABC):
@@ -35,6 +36,7 @@ class KLController(nn.Module, ABC):
 
     Raises:
         ValueError: ``coef`` is no such number.
+        TypeError: it is not one number.
 
     Examples:
         >>> import pickle
@@ -62,7 +64,8 @@ class KLController(nn.Module, ABC):
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
         self._process = os.getpid()
-        check_options(coef=(one_number(coef), "[0, inf)"))
+        theirs = " (a controller is one of this library: torchrl_lang.transforms.AdaptiveKLController)"
+        check_options(coef=(one_number("coef", coef, theirs), "[0, inf)"))
         # On the CPU under torch.device(...), too, which building a model on a GPU or on "meta" may have set.
         value = coef.item() if isinstance(coef, Tensor) else float(coef)
         self.register_buffer("coef", torch.tensor(value, dtype=self._dtype, device="cpu"))
@@ -82,15 +85,11 @@ class KLController(nn.Module, ABC):
 
         Raises:
             ValueError: ``kl`` is not one finite number, or ``n`` is less than 1. The coefficient is unchanged then.
-            TypeError: ``kl`` holds several numbers, as TorchRL's ``kl_values``, which are rewards ``-coef * KL``.
+            TypeError: ``kl`` is not one number; TorchRL's ``kl_values`` are a list of rewards ``-coef * KL``.
         """
         self._warn_if_stale()
-        if torch.as_tensor(kl).numel() != 1:
-            several = (
-                "several numbers. Of TorchRL's kl_values, rewards -coef * KL, give update(-mean / coef, n=len(...))"
-            )
-            raise TypeError(f"kl is one number, the mean of n divergences in nats, got {several}.")
-        value = one_number(kl)
+        theirs = " in nats (of TorchRL's kl_values, rewards -coef * KL, give update(-mean / coef, n=len(...)))"
+        value = one_number("kl", kl, theirs)
         check_options(kl=(value, "(-inf, inf)"), n=(n, 1))
         self._update(value, operator.index(n))
 
@@ -155,21 +154,10 @@ class KLController(nn.Module, ABC):
         return ", ".join([*state, *options, "shared"] if self.shared else [*state, *options])
 
 
-def _coefficient(coef: Tensor | float | None, model: Any, **named: Tensor | float | None) -> Tensor | float:
-    """The coefficient, by this library's name or by TorchRL's."""
-    [(name, other)] = named.items()
-    if model is not None:
-        instead = (
-            "give the controller to a KL transform or loss as its coefficient, or read it by calling the controller"
-        )
-        raise TypeError(f"A controller sets no kl_coef of a model=: {instead}.")
-    if (coef is None) == (other is None):
-        raise TypeError(f"The coefficient is given once, as coef or as TorchRL's {name}=: got {coef} and {other}.")
-    return coef if other is None else other  # type: ignore[return-value]
-
-
-def one_number(value: Tensor | float) -> float:
-    """The value of a number or of a tensor with one element, rounded to float32."""
+def one_number(name: str, value: Tensor | float, advice: str = "") -> float:
+    """The value of a number or of a tensor with one element, rounded to float32; TypeError for anything else."""
+    if not isinstance(value, (Real, Tensor, np.ndarray)) or torch.as_tensor(value).numel() != 1:
+        raise TypeError(f"{name} must be one number{advice}, got {value!r:.200}.")
     return torch.as_tensor(value, dtype=torch.float32, device="cpu").item()
 
 
@@ -179,7 +167,6 @@ class ConstantKLController(KLController):
     Args:
         coef: finite and at least 0.
         kl_coef: the same, by the name of TorchRL's class.
-        model: refused: TorchRL's class writes its ``kl_coef``.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import ConstantKLController
@@ -192,10 +179,7 @@ class ConstantKLController(KLController):
     _dtype: ClassVar[torch.dtype] = torch.float64
     _changes: ClassVar[bool] = False
 
-    def __init__(
-        self, coef: Tensor | float | None = None, *, kl_coef: Tensor | float | None = None, model: Any = None
-    ) -> None:
-        super().__init__(_coefficient(coef, model, kl_coef=kl_coef))
+    __init__ = torchrl_names(kl_coef="coef")(KLController.__init__)
 
     def _update(self, kl: float, n: int) -> None:
         pass
@@ -286,11 +270,10 @@ class AdaptiveKLController(KLController):
         min_coef: lower bound, above 0, since a factor cannot leave 0.
         max_coef: upper bound.
         init_kl_coef: the initial coefficient, by the name of TorchRL's class.
-        model: refused: TorchRL's class writes its ``kl_coef``.
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: there is no initial coefficient, or two; or a ``model``.
+        TypeError: there is no initial coefficient, or two.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import AdaptiveKLController
@@ -300,19 +283,18 @@ class AdaptiveKLController(KLController):
         tensor(0.5500)
     """
 
+    @torchrl_names(init_kl_coef="coef")
     def __init__(
         self,
-        coef: Tensor | float | None = None,
+        coef: Tensor | float,
         *,
         target: float,
         horizon: float = 10_000,
         clip: float = 0.2,
         min_coef: float = 1e-8,
         max_coef: float = 1e8,
-        init_kl_coef: Tensor | float | None = None,
-        model: Any = None,
     ) -> None:
-        super().__init__(_coefficient(coef, model, init_kl_coef=init_kl_coef))
+        super().__init__(coef)
         above_zero = "(0, inf)"
         check_options(target=(target, above_zero), horizon=(horizon, above_zero), min_coef=(min_coef, above_zero))
         check_options(clip=(clip, "(0, 1)"), coef=(float(self.coef), f"[{min_coef}, {max_coef}]"))

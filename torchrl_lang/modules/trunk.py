@@ -22,7 +22,6 @@ from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-if TYPE_CHECKING:
     from torchrl_lang.modules.returns import ReturnEmbedding
 
 HIDDEN = "hidden"

@@ -75,27 +75,6 @@ def over_rows(forward: Callable[[Any, TensorDictBase], TensorDictBase]) -> Calla
     return dispatch(source="_all_in_keys")(wrapper)
 
 
-def torchrl_names(**names: str) -> Callable[[Callable[..., None]], Any]:
-    """Let a constructor take arguments by the names that TorchRL's loss of the same name has for them.
-
-    Args:
-        **names: the argument that each name of TorchRL's stands for.
-    """
-
-    def decorate(init: Callable[..., None]) -> Any:
-        @functools.wraps(init)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-            for theirs in names.keys() & kwargs.keys():
-                if (ours := names[theirs]) in kwargs:
-                    raise TypeError(f"{theirs} is TorchRL's name of {ours}: give {type(self).__name__} one of them.")
-                kwargs[ours] = kwargs.pop(theirs)
-            init(self, *args, **kwargs)
-
-        return wrapper
-
-    return decorate
-
-
 @dataclass
 class TransitionBatch(DecisionBatch):
     """The ``N`` decisions of ``B`` rows of width ``T`` with their rewards, successors and ends.

@@ -8,10 +8,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 
+from torchrl_lang._checks import torchrl_names
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import over_rows, torchrl_names
+from torchrl_lang.objectives.base import over_rows
 from torchrl_lang.objectives.policy import actor_loss
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, next_values
 

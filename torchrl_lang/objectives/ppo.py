@@ -16,6 +16,7 @@ from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
+from torchrl_lang._checks import torchrl_names
 from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
@@ -25,7 +26,7 @@ from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, over_rows, torchrl_names
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB

@@ -12,7 +12,13 @@ from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.kl import KLDirection
-from torchrl_lang.modules.controllers import KLController, one_number
+from torchrl_lang.modules.controllers import (
+    AdaptiveKLController,
+    KLController,
+    LagrangeKLController,
+    ScheduledKLController,
+    one_number,
+)
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.transforms.base import ActionKeys, key_list
 from torchrl_lang.transforms.divergence import (
@@ -172,15 +178,24 @@ class KLConstrainedTransform(Compose):
     def coef(self) -> Tensor:
         """The coefficient, a buffer ``[]``: ``coef.fill_(0.2)`` and ``transform.coef = 0.2`` change it in place.
 
-        Of a number, float32, and ``.to(...)`` converts it; otherwise the controller's own.
+        Of a number, float32, and ``.to(...)`` converts it; a controller keeps its dtype and device.
+
+        Raises:
+            ValueError: on assignment, the value is out of the controller's range, or the controller computes its
+                coefficient from other state (Lagrange, scheduled), so that the next update would overwrite it.
+            TypeError: on assignment, the value is not one number.
         """
         return self.controller.coef
 
     @coef.setter
     def coef(self, value: Tensor | float) -> None:
-        number = one_number(value)
-        check_options(coef=(number, "[0, inf)"))
-        self.controller.coef.fill_(number)
+        number, controller = one_number("coef", value), self.controller
+        if isinstance(controller, (LagrangeKLController, ScheduledKLController)):
+            advice = "give the transform a number or an AdaptiveKLController, whose coefficient can be set"
+            raise ValueError(f"The next update of {controller} would overwrite coef={number}: {advice}.")
+        adaptive = isinstance(controller, AdaptiveKLController)
+        check_options(coef=(number, f"[{controller.min_coef}, {controller.max_coef}]" if adaptive else "[0, inf)"))
+        controller.coef.fill_(number)
 
     @property
     def in_keys(self) -> list[NestedKey]:

@@ -29,18 +29,10 @@ _NO_STATE = (
     "Put the transform into the environment, which carries the state; or give it sequences, time last, within "
     "`with set_recurrent_mode(True):`."
 )
-_ACTION_ADVICE = (
-    "It is the action to score: name it with action_key=. To score whole rows of tokens pass "
-    "RowReference(frozen_copy(actor))."
-)
 _REMEDIES = (
     "Use TorchRL's GRUModule or LSTMModule in a sequence of modules; or give the reference's state entries of its own, "
     "run it beside the policy, and pass ActorReference(frozen_copy(actor), in_keys=[...]); or let the policy write the "
     "reference's log-probabilities and pass ColumnReference(key, spec=...)."
-)
-_NO_PROBABILITY = (
-    "has no distribution of actions to diverge from: use TorchRL's ProbabilisticActor, for instance with "
-    "TanhNormal, or a function of the tensordict that returns log-probabilities."
 )
 
 
@@ -159,8 +151,14 @@ class ActorReference(Reference):
         actor = frozen.actor
         self.frozen = frozen
         heads = _heads(actor)
-        if isinstance(actor, Actor) or not hasattr(actor, "get_dist") or any(map(_is_deterministic, heads)):
-            raise TypeError(f"{type(actor).__name__} {_NO_PROBABILITY}")
+        kinds = [head.distribution_class for head in heads]  # a class or a function
+        deterministic = any(isinstance(kind, type) and issubclass(kind, (Delta, TanhDelta)) for kind in kinds)
+        if isinstance(actor, Actor) or not hasattr(actor, "get_dist") or deterministic:
+            raise TypeError(
+                f"{type(actor).__name__} has no distribution of actions to diverge from: use TorchRL's "
+                "ProbabilisticActor, for instance with TanhNormal, or a function of the tensordict that returns "
+                "log-probabilities."
+            )
         self.action_keys = _keys_of_actor(heads, action_key)
         read, states = _keys_read(actor), {}
         if not isinstance(frozen, CurrentPolicy):  # which is run on the state with which it acted, in the data
@@ -263,11 +261,6 @@ def _heads(actor: TensorDictModuleBase) -> list[ProbabilisticTensorDictModule]:
     return heads if getattr(actor, "return_composite", False) else heads[-1:]
 
 
-def _is_deterministic(head: ProbabilisticTensorDictModule) -> bool:
-    kind = head.distribution_class
-    return isinstance(kind, type) and issubclass(kind, (Delta, TanhDelta))
-
-
 def _keys_of_actor(
     heads: list[ProbabilisticTensorDictModule], action_key: NestedKey | Sequence[NestedKey] | None
 ) -> ActionKeys:
@@ -300,7 +293,9 @@ def _in_one_pass(actor: TensorDictModuleBase) -> bool:
 
 
 def _action(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    action = find_entry("The reference", key, _ACTION_ADVICE, tensordict)
+    rows = "To score whole rows of tokens pass RowReference(frozen_copy(actor))."
+    advice = f"It is the action to score: name it with action_key=. {rows}"
+    action = find_entry("The reference", key, advice, tensordict)
     # Specs of one-hot and binary actions draw bool, which no distribution can score.
     return action.float() if action.dtype == torch.bool else action
 

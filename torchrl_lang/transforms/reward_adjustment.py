@@ -80,6 +80,9 @@ class RewardAdjustmentTransform(ActionTransform):
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
         raw = _raw_keys(rewards) if raw_key is None else key_list(raw_key)
+        if not len(rewards) == len(out) == len(raw):
+            found = f"got {len(rewards)} rewards {rewards}, adjusted {out} and raw {raw}"
+            raise ValueError(f"The numbers of in_keys and out_keys (reward_key, out_key and raw_key) differ: {found}.")
         self._keys = list(zip(rewards, out, raw, strict=True))
         self.kl_key = key_list(kl_key)[0]
         replaced = [raw for reward, adjusted, raw in self._keys if adjusted == reward]
@@ -111,7 +114,7 @@ class RewardAdjustmentTransform(ActionTransform):
         # The largest number in place of infinity, since a coefficient of zero times infinity is NaN.
         penalty = self.controller(kl.dtype) * kl_here.clamp_max(torch.finfo(kl.dtype).max)
         for reward_key, out_key, raw_key in self._keys:
-            reward = find_entry(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
+            reward = find_entry(name, reward_key, "Name the reward with in_keys= or reward_key=.", out)
             reward = reward if reward.is_floating_point() else reward.float()
             out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
             if out_key == reward_key:
@@ -156,7 +159,7 @@ class RewardAdjustmentTransform(ActionTransform):
         rewards, added = specs["full_reward_spec"], {}
         for reward, out, raw in self._keys:
             if reward not in rewards.keys(True, True):
-                advice = "give reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)"
+                advice = "give in_keys=/reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)"
                 raise KeyError(f"There is no reward {reward!r} in {list(rewards.keys(True, True))}: {advice}.")
             spec = rewards[reward]
             dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
@@ -226,7 +229,7 @@ class KLLimitTransform(ActionTransform):
         mask_out_key: NestedKey = WITHIN_LIMIT,
         done_key: NestedKey | None = None,
     ) -> None:
-        check_options(limit=(one_number(limit), "(0, inf)"))
+        check_options(limit=(one_number("limit", limit), "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([], [])

@@ -22,6 +22,7 @@ from torchrl_lang.modules.decoding.cache import RowCache, scores
 from torchrl_lang.modules.trunk import Trunk
 
 _KINDS: Any = (GPT2Model, GPT2Block, GPT2Attention, GPT2MLP, Conv1D, nn.Embedding, nn.LayerNorm, nn.Dropout)
+_FORWARDS = {kind: kind.forward for kind in _KINDS}
 
 # Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
 _REUSED = 1 << 22
@@ -72,8 +73,9 @@ class GPT2Step:
         if trunk.sharded_root is not None or type(trunk) is not Trunk or type(model) is not GPT2Model:
             return False
         sdpa = model.config._attn_implementation == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
-        # Faster kernels that others have put in place of a method are used.
-        if not sdpa or any(kind.forward.__module__ != kind.__module__ for kind in _KINDS):
+        # What others have put in place of a method is used: before this file was imported, or since.
+        own = all(kind.forward is f and f.__module__ == kind.__module__ for kind, f in _FORWARDS.items())
+        if not (sdpa and own):
             return False
         # Models with other parts (adapters, quantised layers, cross attention) use their own code.
         built = [(name, type(part)) for name, part in model.named_modules()]

@@ -183,9 +183,10 @@ class Transcripts:
         """Fill the places of rows that leave; these rows are behind the others from then on."""
         if moves.holes.shape[0] == 0:
             return
+        from torchrl_lang.modules.decoding.cache import swap_rows  # transformers
+
         for values in (self.tokens, self.known, self.place, *(self.features or ())):
-            places = torch.cat([moves.holes, moves.movers])
-            values[places] = values[torch.cat([moves.movers, moves.holes])]
+            swap_rows(values, moves.holes, moves.movers)
         for cache in self.caches:
             cache.swap(moves.holes, moves.movers)
 
