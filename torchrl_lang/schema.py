@@ -158,6 +158,12 @@ class ControlTokens:
         return (*(token for token in self.ids() if token != self.end_of_action), *self.forbidden)
 
 
+def refuse_steps(tensordict: TensorDictBase, tokens_key: NestedKey = TOKENS) -> None:
+    """Raise ValueError if ``tensordict`` holds steps of a rollout instead of rows."""
+    if ("next", tokens_key) in tensordict.keys(True):
+        raise ValueError("These are steps of a rollout, not rows: convert them with data.rows_from_rollout.")
+
+
 def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> None:
     """Raise an error unless ``tensordict`` holds well-formed rows.
 

@@ -132,6 +132,27 @@ def test_rows_that_are_no_steps():
     rows = to_rows([Episode([Turn("a"), Turn("b", 1.0), Turn("", 0.0, closed=False)], True)], letters, 8)
     with pytest.raises(ValueError, match="Row 0 has 2 utterances, but tokens of 1"):
         chat_from_rows(rows, letters)
+    for wrong in (rows[:0], rows.unsqueeze(0)):
+        with pytest.raises(ValueError, match=r"at least one row, \[N\], got rows of shape"):
+            chat_from_rows(wrong)
+    with pytest.raises(ValueError, match="steps of a rollout, not rows: convert them with"):
+        chat_from_rows(TensorDict({**rows, "next": rows}, batch_size=rows.shape))
+    with pytest.raises(TypeError, match=r"got TokenizersBackend|got PreTrainedTokenizerFast"):
+        chat_from_rows(rows, tokenizer_of(TOOLS))
+    with pytest.raises(ValueError, match="give the tokenizer of the rows, too"):
+        chat_from_rows(rows, system="Play.")
+
+
+def test_steps_that_lack_something():
+    letters = CharTokenizer.from_alphabet("ab")
+    steps = chat_from_rows(to_rows([Episode([Turn("a"), Turn("b", 1.0)], True)], letters, 8))
+    assert not rows_from_chat(steps.exclude(("next", "reward")))["token_reward"].any()
+    for found, options in ((steps.exclude(("next", "terminated")), {}), (steps, {"reward_key": ("a", "score")})):
+        with pytest.raises(KeyError, match="terminated" if not options else "score"):
+            rows_from_chat(found, **options)
+    for found in (steps[0], TensorDict(batch_size=[0])):
+        with pytest.raises(ValueError, match=r"no step or no dimension of time in steps of shape .*unsqueeze\(0\)"):
+            rows_from_chat(found)
 
 
 def test_what_the_last_next_prompt_adds_by_hand():
@@ -157,8 +178,9 @@ def test_messages_of_a_history_with_tools():
         {"role": "tool", "content": "locked"},
         {"role": "assistant", "content": "It is locked."},
     ]
-    history = History.from_chats([messages, [*messages[:2], *messages[2:]]])
-    assert messages_from_history(history) == [messages, messages]
+    other = [*messages[:2], {"role": "tool", "content": "open"}, {"role": "assistant", "content": "Go in."}]
+    history = History.from_chats([messages, other])
+    assert messages_from_history(history) == [messages, other]
     assert messages_from_history(history[0]) == messages
     row = to_rows([from_messages(messages_from_history(history[0]), tokenizer)], tokenizer, 200)
     source = tokenizer_of(TOOLS)
@@ -174,3 +196,5 @@ def test_messages_of_a_history_with_tools():
     ]
     with pytest.raises(TypeError, match=r"got ChatHistory: pass one of its histories, such as steps\['history'\].full"):
         messages_from_history(steps[1]["history"])
+    with pytest.raises(TypeError, match=r"got a single message: pass lazy_stack\(\[history\]\)"):
+        messages_from_history(hidden)

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from torch.testing import assert_close
 
 import torchrl_lang.envs
 from docs import performance_page
@@ -124,6 +125,15 @@ def check_torchrl_llm(space):
     assert len(lines) > 45
     for line in lines:
         exec(line, space)
+    rows, own = space["rows"], space["own"]
+    own["token_log_prob"] = rows["token_log_prob"]  # the teacher's, so that ratios are not 1
+    assert_close(space["grpo"](rows).loss_objective, space["ppo"](own)["loss_objective"])
+    log_prob, agent = space["row_log_prob"](space["actor"], rows), rows["agent_mask"]
+    by_hand = -(log_prob.sum(-1) / agent.sum(-1)).mean()
+    assert_close(space["sft"](space["last"]).loss_sft, by_hand)
+    ratio = rows["token_log_prob"] - log_prob
+    k3 = (ratio.exp() - 1 - ratio) * agent
+    assert_close(space["distill"](space["taught"]).loss_distill, (k3.sum(-1) / agent.sum(-1)).mean())
 
 
 CHECKS = {  # of the last page of that name: tutorials come after guides

@@ -258,3 +258,5 @@ def test_errors_of_wrappers_name_what_to_use():
             use(wrapper_of(lm))
     with pytest.raises(TypeError, match="takes a wrapper of TorchRL's LLM stack, got GPT2LMHeadModel"):
         WrapperActor(lm, CONTROL, K)
+    with pytest.raises(TypeError, match=r"control is a CharTokenizer: pass tokenizer\.control"):
+        WrapperActor(wrapper_of(lm), TOKENIZER, K)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, lazy_stack, pad_sequence
+from tensordict import NestedKey, TensorDict, TensorDictBase, lazy_stack, pad_sequence, unravel_key
 from torch import Tensor, nn
 from torchrl.data.llm import History
 from torchrl.modules.llm.policies import ChatHistory, LogProbs, Masks, Tokens
@@ -28,24 +28,26 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
     and wrote them: nothing is encoded again. Where a chat template writes the history in other tokens than it was
     generated in, no single row holds both; then ``rows_from_chat(steps.unsqueeze(-1))`` makes a row of each step.
 
-    TorchRL removes tokens that equal the padding token, so the wrapper's tokenizer needs one that ends no turn.
+    TorchRL removes tokens that equal the padding token, so the wrapper's tokenizer needs one that ends no turn. With
+    several conversations its ``generate_kwargs`` need this ``"pad_token_id"``: without, transformers fills responses
+    that end first with end tokens, which rows have as tokens of the agent.
 
     Args:
         steps: with ``("tokens", "prompt")`` and ``("tokens", "response")`` int64, as a wrapper with ``generate=True``
             and ``pad_output=False`` writes them, ``("next", "done")`` and ``("next", "terminated")``.
         reward_key: the reward under ``"next"``, one number a step, which the last token of the response earns; zero
-            without such an entry.
+            where steps lack the default entry.
 
     Returns:
-        The entries of a row, ``terminated`` and ``truncated``, also True where a conversation has no end. With
+        The entries of a row, ``terminated`` and ``truncated``, which is True where the last step is not done. With
         ``("log_probs", "response")`` also ``token_log_prob`` float32 ``[N, T]``, zero on other tokens; but not those
         that TorchRL's ``TransformersWrapper`` has computed, which are 0 for the first token of each response: write
         ``rows["token_log_prob"] = row_log_prob(language_actor(wrapper.model), rows)``.
 
     Raises:
-        KeyError: the steps hold no tokens.
-        ValueError: they are padded, a response is empty, a reward is not one number, or a prompt does not begin with
-            the tokens of the steps before it.
+        KeyError: the steps hold no tokens or ends, or lack the reward that was named.
+        ValueError: there are no steps or no dimension of time, tokens are padded, a response is empty, a reward is not
+            one number, or a prompt does not begin with the tokens of the steps before it.
 
     Examples:
         >>> import torch
@@ -58,17 +60,19 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
         tensor([[5, 6, 7],
                 [5, 6, 8]])
     """
-    missing = [key for key in (_PROMPT, _RESPONSE, ("next", schema.DONE)) if key not in steps.keys(True)]
+    if not steps.ndim or not steps.batch_size.numel():
+        advice = "pass [*B, time], steps.unsqueeze(0) for a single step"
+        raise ValueError(f"There is no step or no dimension of time in steps of shape {list(steps.shape)}: {advice}.")
+    needed = [_PROMPT, _RESPONSE, ("next", schema.DONE), ("next", schema.TERMINATED)]
+    needed += [] if reward_key == schema.REWARD else [unravel_key(("next", reward_key))]
+    missing = [key for key in needed if key not in steps.keys(True)]
     if missing:
         advice = "Pass steps of a ChatEnv whose policy wrote tokens. A History alone is text, which to_rows encodes: "
         advice += "to_rows([from_messages(messages_from_history(history), tokenizer)], tokenizer, row_length)."
         raise schema.missing_entry("A row", missing, steps, advice)
-    lines: list[TensorDictBase] = [steps]
-    while lines[0].ndim > 1:  # steps of unequal sizes cannot be reshaped
-        lines = [part for line in lines for part in line.unbind(0)]
     rows: list[TensorDictBase] = []
-    for line in lines:
-        row: TensorDictBase | None = None
+    for line in _flat(steps, 1):
+        row: Any = None
         for number, step in enumerate(line.unbind(0), start=1):
             row = _continued(row, step, reward_key)
             ended = step.get(("next", schema.DONE))
@@ -76,7 +80,10 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
                 terminated = step.get(("next", schema.TERMINATED))
                 truncated = step.get(("next", schema.TRUNCATED), ~terminated) | ~ended
                 ends = {schema.TERMINATED: terminated, schema.TRUNCATED: truncated}
-                rows.append(TensorDict({**_closed(row, step), **ends}))
+                after: Any = step.get(("next", *_PROMPT), None)  # with what the environment wrote last
+                if after is not None and torch.equal(after[: len(row)], row.get(schema.TOKENS)):
+                    row = torch.cat([row, _part(after[len(row) :], 0, torch.zeros(0), torch.zeros(0))])
+                rows.append(TensorDict({**row, **ends}))
                 row = None
     out = pad_sequence(rows).auto_batch_size_(1)
     agent = out.get(schema.AGENT_MASK)
@@ -88,10 +95,12 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
 
 def rows_of_responses(steps: TensorDictBase) -> TensorDictBase:
     """A row for each of the steps ``[*B]`` in order, ``[N]``: the prompt that was read and the response to it."""
-    flat: list[TensorDictBase] = [steps]
-    while flat[0].ndim:
-        flat = [part for each in flat for part in each.unbind(0)]
-    return pad_sequence([_continued(None, step, schema.REWARD) for step in flat]).auto_batch_size_(1)
+    return pad_sequence([_continued(None, step, schema.REWARD) for step in _flat(steps, 0)]).auto_batch_size_(1)
+
+
+def _flat(steps: TensorDictBase, ndim: int) -> list[TensorDictBase]:
+    """The parts of ``ndim`` dimensions, in order: steps of unequal sizes cannot be reshaped."""
+    return [steps] if steps.ndim == ndim else [part for each in steps.unbind(0) for part in _flat(each, ndim)]
 
 
 def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: NestedKey) -> TensorDictBase:
@@ -107,14 +116,6 @@ def _continued(row: TensorDictBase | None, step: TensorDictBase, reward_key: Nes
         raise ValueError(f"A response of {len(response)} tokens has {len(reward)} rewards: it needs a token and one.")
     part = _part(torch.cat([prompt[before:], response]), len(response), reward, step.get(_LOG_PROB, torch.zeros(1)))
     return part if row is None else torch.cat([row, part])
-
-
-def _closed(row: TensorDictBase, step: TensorDictBase) -> TensorDictBase:
-    """A row followed by what the environment wrote last, which is in the last step's next prompt."""
-    after: Any = step.get(("next", *_PROMPT), None)
-    if after is None or not torch.equal(after[: len(row)], row.get(schema.TOKENS)):
-        return row
-    return torch.cat([row, _part(after[len(row) :], 0, torch.zeros(0), torch.zeros(0))])
 
 
 def _part(tokens: Tensor, written: int, reward: Tensor, log_prob: Tensor) -> TensorDictBase:
@@ -134,13 +135,14 @@ def chat_from_rows(rows: TensorDictBase, tokenizer: Tokenizer | None = None, *, 
     "all_attention_mask")`` and ``("masks", "all_assistant_mask")``, bool like ``full``; and under ``"next"`` the next
     prompt, ``reward`` float32 ``[1]``, ``done``, ``terminated`` and ``truncated`` bool ``[1]``. Rows with
     ``token_log_prob`` give ``("log_probs", "response")`` and ``("log_probs", "full")``, zero on tokens of the
-    environment. :func:`rows_from_chat` makes the same rows of the steps again, token by token. Other entries are left
-    out.
+    environment. :func:`rows_from_chat` makes the same rows of the steps again, token by token; without
+    ``token_log_prob`` where it is exactly 0 at the first token of all utterances. Other entries are left out.
 
-    The last step of a row holds all of it: ``steps[steps["next", "done"].squeeze(-1)]`` for TorchRL's ``SFTLoss``.
+    The last step of a row, of ``steps[steps["next", "done"].squeeze(-1)]``, holds all of it for TorchRL's ``SFTLoss``;
+    what the environment wrote after the last utterance is in its next prompt.
 
     Args:
-        rows: with ``terminated`` and ``truncated``. A row that is neither becomes truncated.
+        rows: ``[N]``, at least one, with ``terminated`` and ``truncated``. A row that is neither becomes truncated.
         tokenizer: of the rows, to write the conversation as :class:`~torchrl.data.llm.History`, too. A History is text
             that the chat template turns into tokens, so it is refused where the template gives another text than the
             row has.
@@ -148,7 +150,9 @@ def chat_from_rows(rows: TensorDictBase, tokenizer: Tokenizer | None = None, *, 
 
     Raises:
         KeyError: an entry is missing.
-        ValueError: a row has no utterance, rewards within an utterance, or other texts than a History would give.
+        TypeError: ``tokenizer`` is none of this library.
+        ValueError: these are no rows ``[N]`` or steps of a rollout, ``system`` comes without a tokenizer, a row has no
+            utterance, rewards within an utterance, or other texts than a History would give.
 
     Examples:
         >>> from torchrl_lang.data import chat_from_rows
@@ -162,10 +166,16 @@ def chat_from_rows(rows: TensorDictBase, tokenizer: Tokenizer | None = None, *, 
         (['hi', 'yo'], tensor([1.]))
     """
     schema.check_row(rows)
+    schema.refuse_steps(rows)
+    if rows.ndim != 1 or not len(rows):
+        raise ValueError(f"It takes at least one row, [N], got rows of shape {list(rows.shape)}.")
+    if not isinstance(tokenizer, Tokenizer | None):
+        advice = "ChatTokenizer(source, RowFormat.from_chat_template(source)) makes one of a Hugging Face tokenizer"
+        raise TypeError(f"It takes the Tokenizer of the rows, got {type(tokenizer).__name__}: {advice}.")
+    if tokenizer is None and system is not None:
+        raise ValueError("A system prompt is the first message of a History: give the tokenizer of the rows, too.")
     agent, reward = schema.entry(rows, schema.AGENT_MASK), schema.entry(rows, schema.TOKEN_REWARD)
     last = agent & ~shift_left(agent)
-    if not len(rows):
-        raise ValueError("There are no rows to make steps of: give at least one.")
     for wrong, what in (
         (~agent.any(-1), "no utterance of the agent: select rows[rows['agent_mask'].any(-1)]"),
         ((reward != 0).logical_and(~last).any(-1), "rewards within an utterance: a step has one, of its last token"),

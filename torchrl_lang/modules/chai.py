@@ -19,7 +19,6 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import UTTERANCE_VALUE, apply_head, check_writes
 from torchrl_lang.modules.hugging_face import eval_mode, is_stochastic
-from torchrl_lang.modules.row_scoring import refuse_steps
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, entry
 
@@ -159,7 +158,7 @@ class CandidateSampler:
 
         Rows have the features that the policy's language model reads, if it reads some.
         """
-        refuse_steps(rows)
+        schema.refuse_steps(rows)
         names = (TOKENS, ATTENTION_MASK, schema.AGENT_MASK, schema.TERMINATED)
         given = {name: entry(rows, name) for name in names}
         shape = given[TOKENS].shape[:-1]

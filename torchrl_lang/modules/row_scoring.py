@@ -19,13 +19,7 @@ from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.features import RowFeatures, reads_features
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS, entry
-
-
-def refuse_steps(tensordict: TensorDictBase, tokens_key: NestedKey = TOKENS) -> None:
-    """Raise ValueError if ``tensordict`` holds steps of a rollout instead of rows."""
-    if ("next", tokens_key) in tensordict.keys(True):
-        raise ValueError("These are steps of a rollout, not rows: convert them with data.rows_from_rollout.")
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS, entry, refuse_steps
 
 
 @dataclass

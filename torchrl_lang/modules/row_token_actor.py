@@ -150,7 +150,7 @@ class WrapperActor(TensorDictModuleBase):
         action_length: ``K``, the environment's ``action_length``, at least 2.
 
     Raises:
-        TypeError: ``wrapper`` is not one of TorchRL's wrappers.
+        TypeError: ``wrapper`` is not one of TorchRL's wrappers, or ``control`` is not the control tokens.
         ValueError: an option of the wrapper has another value; or see
             :func:`~torchrl_lang.modules.language_actor`.
         KeyError: on calls, ``tokens`` or ``attention_mask`` is missing.
@@ -179,6 +179,8 @@ class WrapperActor(TensorDictModuleBase):
         super().__init__()
         if not is_wrapper(wrapper):
             raise TypeError(f"WrapperActor takes a wrapper of TorchRL's LLM stack, got {type(wrapper).__name__}.")
+        if not isinstance(control, ControlTokens):
+            raise TypeError(f"control is a {type(control).__name__}: pass tokenizer.control.")
         check_options(action_length=(action_length, 2))
         self.wrapper, self.control, self.action_length = wrapper, control, action_length
         self._scorers: tuple[UtteranceActor, ...] = ()

@@ -27,7 +27,7 @@ from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, States
-from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer, refuse_steps
+from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
 from torchrl_lang.schema import check_entry, check_values, missing_entry, refuse
@@ -391,7 +391,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
-        refuse_steps(tensordict, self.tensor_keys.tokens)
+        schema.refuse_steps(tensordict, self.tensor_keys.tokens)
         entries = {name: self._needed(tensordict, name) for name in self._row_entries}
         shape = entries["tokens"].shape
         for name, value in entries.items():

@@ -89,7 +89,7 @@ def messages_from_history(history: Any) -> list[Any]:
         history: ``[time]``, or ``[*B, time]`` for nested lists of conversations.
 
     Raises:
-        TypeError: it is no ``History``, for instance the ``ChatHistory`` that holds three of them.
+        TypeError: it is a single message, or no ``History``, for instance the ``ChatHistory`` that holds three of them.
 
     Examples:
         >>> from torchrl.data.llm import History
@@ -101,6 +101,8 @@ def messages_from_history(history: Any) -> list[Any]:
     if type(history).__name__ != "History":
         advice = "pass one of its histories, such as steps['history'].full"
         raise TypeError(f"It takes a History with the messages last, got {type(history).__name__}: {advice}.")
+    if isinstance(history.content, str):
+        raise TypeError("It takes a History with the messages last, got a single message: pass lazy_stack([history]).")
     return _plain(history.tolist(tolist_first=True))
 
 

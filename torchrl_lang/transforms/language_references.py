@@ -196,7 +196,8 @@ class ResponseReference(Reference):
     over the whole vocabulary. That of the policy is computed in the same way, ``KLConstrainedTransform(wrapper,
     policy=wrapper)``, because those that a ``TransformersWrapper`` writes are 0 for the first token of each response.
     Those of an engine are summed: ``log_prob_key=("log_probs", "response")``. For penalties token by token make rows of
-    the steps, :func:`~torchrl_lang.data.rows_from_chat`.
+    the steps, :func:`~torchrl_lang.data.rows_from_chat`. With several conversations the wrapper's ``generate_kwargs``
+    need a ``"pad_token_id"``: without, transformers fills responses that end first with end tokens, which count here.
 
     Args:
         wrapper: one of TorchRL's wrappers, of which the model is frozen; or a :class:`FrozenActor` of a language actor.

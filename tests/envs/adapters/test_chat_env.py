@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -37,6 +39,7 @@ def wrapper(tokenizer, seed=0, allowed="ab", **options):
         lm = causal_lm("qwen2", vocab_size=len(tokenizer), layers=1, width=16, heads=2, max_length=512)
     kept = {tokenizer.convert_tokens_to_ids(name) for name in (*allowed, END)}
     kwargs = {"max_new_tokens": 4, "do_sample": True, "eos_token_id": tokenizer.eos_token_id}
+    kwargs["pad_token_id"] = tokenizer.pad_token_id
     kwargs["bad_words_ids"] = [[index] for index in range(len(tokenizer)) if index not in kept]
     options = {"return_log_probs": True, "generate_kwargs": kwargs} | options
     return TransformersWrapper(lm, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **options)
@@ -103,17 +106,37 @@ def test_several_games_and_what_a_game_hears():
     env.set_seed(7)
     seeds = env.reset()["game_seed"].tolist() + env.reset()["game_seed"].tolist()
     env.set_seed(7)
-    assert env.reset()["game_seed"].tolist() == seeds[:2] != seeds[2:]
+    copied = copy.deepcopy(env)
+    assert env.reset()["game_seed"].tolist() == copied.reset()["game_seed"].tolist() == seeds[:2] != seeds[2:]
+    assert env.reset(game_seed=torch.tensor([9, 4]))["game_seed"].tolist() == [9, 4]
+    unseeded = GameChatEnv(Count)
+    assert unseeded.reset()["game_seed"] != copy.deepcopy(unseeded).reset()["game_seed"]
+
+
+def test_what_is_no_maker_and_no_batch_and_a_response_that_goes_on():
+    with pytest.raises(TypeError, match="make_game must be callable, got a Count: pass what makes one"):
+        GameChatEnv(Count())
+    with pytest.raises(ValueError, match=r"batch_size must be \(n,\), a number of conversations, got \(2, 2\)"):
+        GameChatEnv(Count, batch_size=(2, 2))
+    policy, env = wrapper(letters()), GameChatEnv(Count, batch_size=(8,), seed=0, tokenizer=letters())
+    del policy.generate_kwargs["pad_token_id"]
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r'goes on behind its end.*"pad_token_id": tokenizer.pad_token_id'):
+        env.rollout(1, policy)
 
 
 def test_a_group_of_games_of_one_seed():
-    env, policy, groups = GameChatEnv(Count, tokenizer=letters()), wrapper(letters()), MCAdvantage(2, "game_seed")
+    env, policy = GameChatEnv(Count, tokenizer=letters()), wrapper(letters())
+    groups = MCAdvantage(2, "game_seed", trajectory_return="sum")
+    torch.manual_seed(0)
     start, found = TensorDict(game_seed=torch.tensor([7]), batch_size=[1]), None
     for _ in range(2):
         steps = env.rollout(5, policy, auto_reset=False, tensordict=env.reset(start))
         found = groups.inv(steps)
     assert found["game_seed"].unique().tolist() == [7]
-    assert found["advantage"].shape == (6, 1)
+    first, second = found["advantage"].reshape(2, 3)
+    assert (first + second).abs().max() < 1e-5
+    assert (first != 0).all()
 
 
 def test_a_game_that_returns_something_else_is_named():

@@ -12,6 +12,7 @@ from torchrl.data.llm import History
 from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import ChatHistory
 
+from torchrl_lang._random_stream import _generator
 from torchrl_lang.envs.game_turn import GamePlace, TextGame, ToolText
 from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.functional import random_index
@@ -25,12 +26,17 @@ class GameChatEnv(ChatEnv):
     game's reply is the next message of the user (of the tool, if it is a
     :class:`~torchrl_lang.envs.game_turn.ToolText`). Beside what a ``ChatEnv`` has, steps have ``reward`` float32
     ``[*B, 1]`` and ``done``, ``terminated``, ``truncated`` bool ``[*B, 1]``. ``reset`` needs no tensordict; it begins
-    the games of ``game_seed`` int64 ``[*B]`` if its tensordict has some, and otherwise those that
-    :class:`~torchrl_lang.envs.TextGameEnv` begins with this ``seed``. :func:`~torchrl_lang.data.rows_from_chat` makes
+    the games of ``game_seed`` int64 ``[*B]``, an entry of its tensordict or a keyword, and otherwise those that
+    :class:`~torchrl_lang.envs.TextGameEnv` begins with this ``seed``. A copy of an environment with a seed continues as
+    the original would; a copy of one without a seed takes a new seed. :func:`~torchrl_lang.data.rows_from_chat` makes
     rows of its steps. All steps have their ``game_seed``, the group of TorchRL's ``MCAdvantage``.
 
     TorchRL's wrappers stack conversations of equally many messages only. So with several games the environment is reset
     as a whole, and ``rollout`` stops where the first game ends; with one game it goes from game to game.
+
+    With several games give the wrapper's ``generate_kwargs`` a ``"pad_token_id"`` (``tokenizer.pad_token_id``): without
+    one transformers fills the responses that end first with the end token, and what was filled in counts as written by
+    the policy, in losses and divergences. With ``tokenizer`` such a response raises an error.
 
     Args:
         make_game: makes a game, a :class:`~torchrl_lang.envs.TextGame`; called once per conversation of the batch.
@@ -40,7 +46,8 @@ class GameChatEnv(ChatEnv):
         **options: ``system_prompt``, ``tokenizer``, ``template_kwargs``, roles and ``device`` of ``ChatEnv``.
 
     Raises:
-        TypeError: a game returns values of wrong types.
+        TypeError: ``make_game`` makes no games, or a game returns values of wrong types.
+        ValueError: ``batch_size`` is not ``(n,)``; on steps, a response goes on behind its end token.
         RuntimeError: some of several games are reset or stepped without the others.
 
     Examples:
@@ -65,8 +72,13 @@ class GameChatEnv(ChatEnv):
         seed: int | None = None,
         **options: Any,
     ) -> None:
+        if not callable(make_game):
+            advice = "pass what makes one, such as its class"
+            raise TypeError(f"make_game must be callable, got a {type(make_game).__name__}: {advice}.")
         super().__init__(input_mode="history", batch_size=batch_size, **options)
         batch, device = self.batch_size, self.device
+        if len(batch) != 1:
+            raise ValueError(f"batch_size must be (n,), a number of conversations, got {tuple(batch)}.")
         self.read, self._games = read, [make_game() for _ in range(batch.numel())]
         self._places: list[GamePlace] = []
         self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
@@ -77,15 +89,21 @@ class GameChatEnv(ChatEnv):
         self._set_seed(seed)
 
     def _set_seed(self, seed: int | None) -> None:
-        generator = torch.Generator()
-        generator.seed() if seed is None else generator.manual_seed(seed)
-        self._key, self._begun = torch.randint(2**62, (), generator=generator), 0
+        self._seeded = seed is not None
+        self._key, self._begun = torch.randint(2**62, (), generator=_generator(seed)), 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._seeded:
+            self._set_seed(None)
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         mask: Any = None if tensordict is None else tensordict.get("_reset", None)
         if mask is not None and not mask.all():
-            raise self._alone("some are reset")
-        seeds: Any = None if tensordict is None else tensordict.get("game_seed", None)
+            raise self._alone("reset")
+        seeds: Any = kwargs.pop("game_seed", None)
+        if seeds is None and tensordict is not None:
+            seeds = tensordict.get("game_seed", None)
         if seeds is None:
             numbers = torch.arange(self._begun, self._begun + len(self._games))
             seeds, self._begun = random_index(self._key, numbers, 2**31), self._begun + len(self._games)
@@ -97,7 +115,14 @@ class GameChatEnv(ChatEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if tensordict.batch_size != self.batch_size:
-            raise self._alone("some are stepped")
+            raise self._alone("stepped")
+        end = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        if end is not None and end != self.tokenizer.pad_token_id:
+            for row, step in enumerate(tensordict.unbind(0)):
+                response: Any = step.get(("tokens", "response"), None)
+                if response is not None and response[-2:].tolist() == [end, end]:
+                    advice = 'put "pad_token_id": tokenizer.pad_token_id into the wrapper\'s generate_kwargs'
+                    raise ValueError(f"Response {row} goes on behind its end, with more end tokens: {advice}.")
         return lazy_stack([self._play(row, history) for row, history in enumerate(tensordict.get("history").unbind(0))])
 
     def _play(self, row: int, history: ChatHistory) -> TensorDict:
@@ -120,4 +145,5 @@ class GameChatEnv(ChatEnv):
 
     def _alone(self, what: str) -> RuntimeError:
         advice = "use batch_size=(1,), or stop where the first game ends (break_when_any_done=True)"
-        return RuntimeError(f"TorchRL's wrappers do not take conversations of unequal lengths, {what} alone: {advice}.")
+        unequal = "TorchRL's wrappers do not take conversations of unequal lengths"
+        return RuntimeError(f"{unequal}, but only some of the games were {what}: {advice}.")
