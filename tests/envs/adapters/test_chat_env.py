@@ -121,7 +121,7 @@ def test_what_is_no_maker_and_no_batch_and_a_response_that_goes_on():
     policy, env = wrapper(letters()), GameChatEnv(Count, batch_size=(8,), seed=0, tokenizer=letters())
     del policy.generate_kwargs["pad_token_id"]
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match=r'goes on behind its end.*"pad_token_id": tokenizer.pad_token_id'):
+    with pytest.raises(ValueError, match=r'continues behind its end.*"pad_token_id": tokenizer.pad_token_id'):
         env.rollout(1, policy)
 
 

@@ -47,7 +47,7 @@ class GameChatEnv(ChatEnv):
 
     Raises:
         TypeError: ``make_game`` makes no games, or a game returns values of wrong types.
-        ValueError: ``batch_size`` is not ``(n,)``; on steps, a response goes on behind its end token.
+        ValueError: ``batch_size`` is not ``(n,)``; on steps, a response continues behind its end token.
         RuntimeError: some of several games are reset or stepped without the others.
 
     Examples:
@@ -122,7 +122,7 @@ class GameChatEnv(ChatEnv):
                 response: Any = step.get(("tokens", "response"), None)
                 if response is not None and response[-2:].tolist() == [end, end]:
                     advice = 'put "pad_token_id": tokenizer.pad_token_id into the wrapper\'s generate_kwargs'
-                    raise ValueError(f"Response {row} goes on behind its end, with more end tokens: {advice}.")
+                    raise ValueError(f"Response {row} continues behind its end, with more end tokens: {advice}.")
         return lazy_stack([self._play(row, history) for row, history in enumerate(tensordict.get("history").unbind(0))])
 
     def _play(self, row: int, history: ChatHistory) -> TensorDict:
