@@ -108,7 +108,7 @@ def check_online(space):
 
 def check_kl_penalties(space):
     assert space["steps"]["next", "kl"].abs().median() < 1e-3  # nothing has trained yet
-    assert space["penalty"].coef != space["torch"].tensor(0.1)  # the controller has moved it
+    assert space["penalty"].coef < 0.1
 
 
 def check_files_and_errors(space):
