@@ -118,6 +118,11 @@ def is_wrapper(module: object) -> bool:
     return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
 
 
+def is_history(value: object) -> bool:
+    """Whether it is a conversation of TorchRL's LLM stack, recognized by name like a wrapper."""
+    return type(value).__name__ == "History"
+
+
 def refuse_wrapper(module: object) -> None:
     """Raise TypeError for one of TorchRL's wrappers, where losses and environments take a part that reads rows."""
     if is_wrapper(module):

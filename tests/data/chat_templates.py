@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from torchrl_lang.text import ChatTokenizer, RowFormat
 
 CORPUS = [
     "user assistant system model is it a red dog? yes no maybe. I think so, because the cat sat on the mat.",
@@ -165,6 +168,12 @@ def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         **{role: token for role, token in roles.items() if token},
     )
+
+
+def chat_tokenizer(family: Family, **options: Any) -> ChatTokenizer:
+    """The tokenizer of a family for rows; options of its row format."""
+    source = tokenizer_of(family)
+    return ChatTokenizer(source, RowFormat.from_chat_template(source, **options))
 
 
 def chat(*texts: str) -> list[dict[str, str]]:

@@ -11,29 +11,24 @@ import torch
 from tensordict import TensorDict, lazy_stack
 from torchrl.data.llm import History
 
-from tests.data.chat_templates import EXACT, IM, MARKERS, PIECES, SMOLLM2, TOOL_CHATML, Family, tokenizer_of
+from tests.data.chat_templates import (
+    EXACT,
+    IM,
+    MARKERS,
+    PIECES,
+    SMOLLM2,
+    TOOL_CHATML,
+    Family,
+    chat_tokenizer,
+    tokenizer_of,
+)
 from torchrl_lang.data import chat_from_rows, rows_from_chat
 from torchrl_lang.schema import ROW_KEYS
-from torchrl_lang.text import (
-    CharTokenizer,
-    ChatTokenizer,
-    Episode,
-    RowFormat,
-    Turn,
-    from_row,
-    messages_from_history,
-    to_messages,
-    to_rows,
-)
+from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, messages_from_history, to_messages, to_rows
 from torchrl_lang.text.messages import from_messages
 
 FAMILIES = EXACT | {"smollm2": Family(SMOLLM2, IM, "<|im_end|>", pad="<|endoftext|>")}
 TOOLS = Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>", EXACT["chatml"].plain, pad="<|endoftext|>")
-
-
-def chat_tokenizer(family, **options):
-    source = tokenizer_of(family)
-    return ChatTokenizer(source, RowFormat.from_chat_template(source, **options))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

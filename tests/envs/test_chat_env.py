@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from tests.data.chat_templates import EXACT, chat, tokenizer_of
+from tests.data.chat_templates import EXACT, chat, chat_tokenizer
 from tests.rows import to_row
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv, check_language_env
 from torchrl_lang.envs.game_turn import ToolText, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
-from torchrl_lang.text import ChatTokenizer, RowFormat, Turn, from_row
+from torchrl_lang.text import Turn, from_row
 
 from .helpers import say_after, transcript
 
@@ -31,14 +31,9 @@ class Echo:
         return ("" if last and self.draw.random() < 0.5 else f"<|im_end|>{text}\n"), float(len(text)), last
 
 
-def chat_tokenizer(name="chatml"):
-    source = tokenizer_of(EXACT[name])
-    return ChatTokenizer(source, RowFormat.from_chat_template(source))
-
-
 def make(name="chatml", game=Echo, n=2, **options):
     options = {"row_length": 160, "action_length": 5, "seed": 0, **options}
-    return TextGameEnv(game, chat_tokenizer(name), batch_size=[n], **options)
+    return TextGameEnv(game, chat_tokenizer(EXACT[name]), batch_size=[n], **options)
 
 
 @pytest.mark.parametrize("name", ["chatml", "mistral"])

@@ -7,13 +7,13 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 
+from tests.data.chat_templates import EXACT, chat_tokenizer
 from tests.rows import to_row
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.envs import LongGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer, from_row
 
 from .helpers import say_after
-from .test_chat_env import chat_tokenizer
 
 LETTERS = CharTokenizer.from_alphabet("abcdefgh")
 
@@ -36,7 +36,9 @@ class Walk:
 
 @pytest.fixture(params=["control tokens", "chat"])
 def make(request):
-    tokenizer, row_length = (LETTERS, 44) if request.param == "control tokens" else (chat_tokenizer(), 160)
+    tokenizer, row_length = (
+        (LETTERS, 44) if request.param == "control tokens" else (chat_tokenizer(EXACT["chatml"]), 160)
+    )
 
     def make(n=1, **options):
         options = {"row_length": row_length, "action_length": 4, "seed": 0, **options}

@@ -3,17 +3,12 @@
 import pytest
 import torch
 
-from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.data.chat_templates import EXACT, chat_tokenizer
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TextGameEnv, TextPlayer
-from torchrl_lang.text import CharTokenizer, ChatTokenizer, RowFormat, from_row
+from torchrl_lang.text import CharTokenizer, from_row
 
 LETTERS = CharTokenizer.from_alphabet("abcdefgh")
-
-
-def chat():
-    source = tokenizer_of(EXACT["chatml"])
-    return ChatTokenizer(source, RowFormat.from_chat_template(source))
 
 
 class Echo:
@@ -41,7 +36,7 @@ def play(tokenizer, function=spell, n=6, game=Echo, **options):
     return [[turn.text for turn in from_row(row, tokenizer).turns] for row in rows]
 
 
-@pytest.mark.parametrize("make", [lambda: LETTERS, chat], ids=["letters", "chat"])
+@pytest.mark.parametrize("make", [lambda: LETTERS, lambda: chat_tokenizer(EXACT["chatml"])], ids=["letters", "chat"])
 def test_it_reads_the_texts_of_a_game_and_writes_the_next(make):
     games = play(make(), seed=3)
     assert [[text[0] for text in game[1::2]] for game in games] == [["b", "d", "f"]] * 6
@@ -58,7 +53,7 @@ class Silent(Echo):
         return "", *super().step(text)[1:]
 
 
-@pytest.mark.parametrize("make", [lambda: LETTERS, chat], ids=["letters", "chat"])
+@pytest.mark.parametrize("make", [lambda: LETTERS, lambda: chat_tokenizer(EXACT["chatml"])], ids=["letters", "chat"])
 def test_an_environment_that_writes_nothing_has_empty_texts(make):
     heard = []
     play(make(), lambda texts, rng: heard.append(texts) or "abc"[len(texts) // 2], n=1, game=Silent)

@@ -46,7 +46,7 @@ def test_guessing_best_is_binary_search():
 
 
 def replies(tag, limit, *prices):
-    """What a customer with this limit says to each price, as ``(far, paid)``."""
+    """The reply of a customer with this limit to each price, and what was paid."""
     game, found = Shop(turns=len(prices)), []
     game.reset(0)
     game.tag, game.limit = tag, limit

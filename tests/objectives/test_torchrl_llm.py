@@ -9,8 +9,8 @@ from torchrl.data.llm import History
 from torchrl.modules.llm import TransformersWrapper
 from torchrl.objectives.llm import DistillationLoss, MCAdvantage, SFTLoss
 
-from tests.data.chat_templates import EXACT, PIECES, tokenizer_of
-from tests.data.test_chat import chat_tokenizer, random_rows
+from tests.data.chat_templates import EXACT, PIECES, chat_tokenizer, tokenizer_of
+from tests.data.test_chat import random_rows
 from tests.envs.adapters.test_chat_env import Count, letters, wrapper
 from torchrl_lang.data import (
     EpisodeRows,

@@ -34,9 +34,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop beca
 LOSSES = {"ppo": ClipPPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
 
 
-def networks_and_loss(n, name, spread=0.3, **options):
+def networks_and_loss(n, name, **options):
     env = corridor(n)
-    policy = speaker(env, spread=spread)
+    policy = speaker(env)
     options |= {"delay_actor": True} if name == "kl" else {}
     return env, policy, LOSSES[name](policy, row_value_module(policy, ValueHead(32)), **options)
 

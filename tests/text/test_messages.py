@@ -10,10 +10,10 @@ import random
 
 import pytest
 
-from tests.data.chat_templates import EXACT, MARKERS, PIECES, TOOL_CHATML, Family, tokenizer_of
+from tests.data.chat_templates import EXACT, MARKERS, PIECES, TOOL_CHATML, Family, chat_tokenizer, tokenizer_of
 from tests.rows import to_row
 from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records
-from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row, to_messages
+from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_messages
 from torchrl_lang.text.messages import from_messages
 
 CALLS = ["\n</tool_call>", '{"name": "look", "arguments": {}}', '{"name": 1}']
@@ -22,8 +22,7 @@ CHATML = Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>", EXACT["chatm
 
 @pytest.fixture(scope="module")
 def chatml():
-    source = tokenizer_of(CHATML)
-    return ChatTokenizer(source, RowFormat.from_chat_template(source))
+    return chat_tokenizer(CHATML)
 
 
 def conversation(draw):
@@ -98,8 +97,7 @@ def test_a_call_of_a_tool_in_full(chatml):
 
 def test_text_like_a_call_of_a_template_that_refuses_calls():
     refusal = "{% if messages[-1].tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
-    source = tokenizer_of(dataclasses.replace(CHATML, template=refusal + EXACT["chatml"].template))
-    chat = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    chat = chat_tokenizer(dataclasses.replace(CHATML, template=refusal + EXACT["chatml"].template))
     text = 'so: {"name": "look", "arguments": {}}'
     episode = Episode([Turn("where?"), Turn(text, 1.0)], terminated=True)
     assert to_messages(episode, chat)[1] == {"role": "assistant", "content": text, "reward": 1.0}
@@ -110,8 +108,7 @@ USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content":
 
 def test_what_a_template_writes_but_rows_do_not_keep_is_an_error():
     template = CHATML.template.replace("{{ m.role }}\n", "{{ m.name or m.role }}\n")
-    source = tokenizer_of(Family(template, CHATML.special, CHATML.end, pad=CHATML.pad))
-    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    tokenizer = chat_tokenizer(Family(template, CHATML.special, CHATML.end, pad=CHATML.pad))
     with pytest.raises(ValueError, match=r"writes \['name'\] of the messages, which rows do not keep"):
         from_messages([{**USER, "name": "Ann"}, AGENT], tokenizer)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, is_history
 from torchrl_lang._files import FileError, Record, regular_file, shorten, unique_keys, validate
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
 from torchrl_lang.text.chat_template import Message
@@ -142,7 +142,7 @@ class DialogueReader:
             ValueError: the record is malformed; the message gives the reason.
         """
         entries = dict(record) if isinstance(record, Mapping) else {}
-        if any(type(each).__name__ == "History" for each in (record, *entries.values())):
+        if any(map(is_history, (record, *entries.values()))):
             raise ValueError("a History of TorchRL: give {'messages': messages_from_history(history)}")
         key = next((key for key in _FORMS if entries.get(key) is not None), None)
         if key is None:

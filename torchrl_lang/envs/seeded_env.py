@@ -26,13 +26,44 @@ class EnvOptions(TypedDict, total=False):
     device: Device
 
 
-class SeededEnv(EnvBase):
-    """The seed and the episode counter of a batched environment. Abstract: subclasses begin and step episodes.
+class SeededEpisodes(EnvBase):
+    """The seed, the episode counter and the specs of outcomes of a batched environment, also beside another base class.
 
     The ``k``-th row to be reset plays episode ``k`` of the seed: draw what an episode begins with from
     :func:`~torchrl_lang.functional.random_index` with ``self._key`` and the numbers of :meth:`_number_episodes`.
 
     A copy of an environment with a seed continues as the original would; a copy of one without a seed takes a new seed.
+    """
+
+    generator: torch.Generator
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._seeded = seed is not None
+        self.generator.seed() if seed is None else self.generator.manual_seed(operator.index(seed))
+        self._key = torch.randint(2**62, (), generator=self.generator, device="cpu").to(self.device)
+        self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def _number_episodes(self, fresh: Tensor) -> Tensor:
+        """Count the episodes that begin in the ``fresh`` rows, bool ``[N]``, and number them; others' are undefined."""
+        number = self._episode + fresh.cumsum(-1) - 1
+        self._episode = self._episode + fresh.sum()
+        return number
+
+    def _set_outcome_specs(self) -> None:
+        """Set the specs of the reward and the flags of a turn."""
+        batch, device = self.batch_size, self.device
+        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
+        done = {key: flags(batch, 1, device) for key in (schema.DONE, schema.TERMINATED, schema.TRUNCATED)}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._seeded:
+            self._set_seed(None)
+
+
+class SeededEnv(SeededEpisodes):
+    """A batched environment whose seed determines its episodes. Abstract: subclasses begin and step episodes.
 
     Call :meth:`_set_specs` in the subclass's ``__init__``.
     """
@@ -51,19 +82,10 @@ class SeededEnv(EnvBase):
         self.generator = torch.Generator()
         self._set_seed(seed)
 
-    def _set_seed(self, seed: int | None) -> None:
-        self._seeded = seed is not None
-        self.generator.seed() if seed is None else self.generator.manual_seed(operator.index(seed))
-        self._key = torch.randint(2**62, (), generator=self.generator, device="cpu").to(self.device)
-        self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
-
     def _set_specs(self, observation: dict[str, Any], action: TensorSpec) -> None:
-        batch, device = self.batch_size, self.device
-        self.observation_spec = Composite(observation, shape=batch, device=device)
+        self.observation_spec = Composite(observation, shape=self.batch_size, device=self.device)
         self.action_spec = action
-        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        done = {key: flags(batch, 1, device) for key in (schema.DONE, schema.TERMINATED, schema.TRUNCATED)}
-        self.full_done_spec = Composite(done, shape=batch, device=device)
+        self._set_outcome_specs()
 
     def _rows_to_step(self, tensordict: TensorDictBase) -> Tensor:
         """The rows that are not done and that a ``"_step"`` mask does not exclude, bool ``[N]``."""
@@ -77,17 +99,6 @@ class SeededEnv(EnvBase):
         if self._rows is None and not fresh.all():
             raise RuntimeError(f"The first reset of {type(self).__name__} must reset every row: omit '_reset'.")
         return fresh
-
-    def _number_episodes(self, fresh: Tensor) -> Tensor:
-        """Count the episodes that begin in the ``fresh`` rows, bool ``[N]``, and number them; others' are undefined."""
-        number = self._episode + fresh.cumsum(-1) - 1
-        self._episode = self._episode + fresh.sum()
-        return number
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if not self._seeded:
-            self._set_seed(None)
 
     def to(self, device: torch.device | str | int) -> Self:
         """Move to a device. Moving to another device drops the current rows: call ``reset`` next."""

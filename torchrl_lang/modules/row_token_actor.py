@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -134,8 +135,8 @@ class WrapperActor(TensorDictModuleBase):
     Log-probabilities are those of the language model at temperature 1 over its whole vocabulary, whatever the
     temperature and the filters of ``generate_kwargs``: sample without them where a loss compares these with its own.
     Those of a ``TransformersWrapper`` are read off the passes in which ``generate`` samples (it writes 0 for the first
-    token of each response), or computed by a further pass where these are not one for each token, as with beams; an
-    engine's are read as it wrote them.
+    token of each response), or computed by a further pass where these are not one for each token, as with
+    ``prompt_lookup_num_tokens``; an engine's are read as it wrote them.
 
     The wrapper decides about sampling by ``do_sample``, not by ``set_exploration_type``, and draws from torch's global
     generator. It may write control tokens; ``generate_kwargs={"bad_words_ids": [[i] for i in
@@ -230,7 +231,8 @@ class WrapperActor(TensorDictModuleBase):
         prompts = [row.get(TOKENS)[row.get(ATTENTION_MASK)] for row in rows.unbind(0)]
         key, mask = wrapper.input_key, ("masks", "all_attention_mask")
         read = [TensorDict().set(key, prompt).set(mask, torch.ones_like(prompt).bool()) for prompt in prompts]
-        with _Passes(wrapper.model if self._scorers else None) as passes:
+        passes = _Passes()
+        with wrapper.model.register_forward_hook(passes, with_kwargs=True) if self._scorers else nullcontext():
             out = wrapper(lazy_stack(read))
         action = self._response(out, wrapper.tokens_key, pad).to(rows.get(TOKENS).device)
         is_end = action == end
@@ -255,22 +257,13 @@ class WrapperActor(TensorDictModuleBase):
 
 
 class _Passes:
-    """A context that records the log-probabilities of the tokens that ``generate`` samples, from its own passes."""
+    """A hook that records the log-probabilities of the tokens that ``generate`` samples, from its own passes."""
 
-    def __init__(self, model: nn.Module | None) -> None:
-        self._model, self._read = model, list[Tensor]()
+    def __init__(self) -> None:
+        self._read = list[Tensor]()
         self._logits: Tensor | None = None  # of the last pass: only one is kept
 
-    def __enter__(self) -> _Passes:
-        if self._model is not None:
-            self._hook = self._model.register_forward_hook(self._record, with_kwargs=True)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._model is not None:
-            self._hook.remove()
-
-    def _record(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         read = kwargs["input_ids"][:, -1:]
         if self._logits is not None and len(read) == len(self._logits):
             self._read.append(self._logits.log_softmax(-1).gather(-1, read))

@@ -122,9 +122,8 @@ class QValueLoss(RowLoss):
     ) -> Tensor:
         """``loss_qvalue`` of the errors at places of the batch, each ``[M]``; sampled rows get their ``td_error``."""
         if self.tensor_keys.priority_weight in rows.keys(True):
-            row, n = place // batch.tokens.shape[-1], torch.zeros(len(batch.tokens), device=place.device)
-            total = n.index_add(0, row, torch.where(counted, error.detach(), 0).to(n.dtype))
-            mean = total / n.index_add(0, row, counted.to(n.dtype)).clamp_min(1)
+            total = batch.at_decisions(torch.where(counted, error.detach(), 0), place).sum(-1)
+            mean = total / batch.at_decisions(counted.to(total.dtype), place).sum(-1).clamp_min(1)
             rows.set(self.tensor_keys.priority, mean.reshape(*batch.shape[:-1], 1))
         return self.qvalue_weight * self._reduce(error, batch, place, counted)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
+from torchrl_lang._checks import is_history
 from torchrl_lang._files import Record, one_line, shorten, validate
 from torchrl_lang.text.chat_template import Message
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
@@ -98,7 +99,7 @@ def messages_from_history(history: Any) -> list[Any]:
         >>> messages_from_history(History.from_chats(messages)) == messages
         True
     """
-    if type(history).__name__ != "History":
+    if not is_history(history):
         advice = "pass one of its histories, such as steps['history'].full"
         raise TypeError(f"It takes a History with the messages last, got {type(history).__name__}: {advice}.")
     if isinstance(history.content, str):
@@ -158,7 +159,7 @@ class MessageRecord(Record):
 def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
     if isinstance(content, Mapping):  # tables fill gaps with None
         content = {key: value for key, value in content.items() if value is not None}
-    if type(content).__name__ == "History":
+    if is_history(content):
         raise ValueError(f"{where} is a History of TorchRL: give the messages of messages_from_history(history)")
     message = validate(MessageRecord, content, where)
     if message.role != "assistant":

@@ -12,14 +12,13 @@ from torchrl.data.llm import History
 from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import ChatHistory
 
-from torchrl_lang._random_stream import _generator
 from torchrl_lang.envs.game_turn import GamePlace, TextGame, ToolText
-from torchrl_lang.envs.seeded_env import flags
+from torchrl_lang.envs.seeded_env import SeededEpisodes
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import DONE, TERMINATED, TRUNCATED
 
 
-class GameChatEnv(ChatEnv):
+class GameChatEnv(SeededEpisodes, ChatEnv):
     """A text game as TorchRL's ``ChatEnv``, for its wrappers of language models in history mode.
 
     The opening of the game is the first message of the user; each response of the policy is a turn of the game, and the
@@ -81,21 +80,11 @@ class GameChatEnv(ChatEnv):
             raise ValueError(f"batch_size must be (n,), a number of conversations, got {tuple(batch)}.")
         self.read, self._games = read, [make_game() for _ in range(batch.numel())]
         self._places: list[GamePlace] = []
-        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
-        self.full_done_spec = Composite(done, shape=batch, device=device)
+        self._set_outcome_specs()
         seeds = Unbounded(shape=batch, dtype=torch.int64, device=device)
         self.full_state_spec = Composite(game_seed=seeds, shape=batch, device=device)
+        self.generator = torch.Generator()
         self._set_seed(seed)
-
-    def _set_seed(self, seed: int | None) -> None:
-        self._seeded = seed is not None
-        self._key, self._begun = torch.randint(2**62, (), generator=_generator(seed)), 0
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if not self._seeded:
-            self._set_seed(None)
 
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         mask: Any = None if tensordict is None else tensordict.get("_reset", None)
@@ -105,8 +94,8 @@ class GameChatEnv(ChatEnv):
         if seeds is None and tensordict is not None:
             seeds = tensordict.get("game_seed", None)
         if seeds is None:
-            numbers = torch.arange(self._begun, self._begun + len(self._games))
-            seeds, self._begun = random_index(self._key, numbers, 2**31), self._begun + len(self._games)
+            every = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
+            seeds = random_index(self._key, self._number_episodes(every), 2**31)
         self._places = [GamePlace(row, seed, 0) for row, seed in enumerate(seeds.tolist())]
         played = zip(self._games, self._places, strict=True)
         texts = [place.read_opening(game.reset(place.seed)) for game, place in played]

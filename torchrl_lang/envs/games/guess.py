@@ -8,7 +8,7 @@ import re
 from torchrl_lang._checks import check_options
 
 _LATER = 0.1
-"""What each guess before the right one costs."""
+"""Cost of each guess before the right one."""
 _TURNS = range(1, 11)  # with more a right guess would cost
 _OPENINGS = (
     "I am thinking of a number from 1 to {n}. You have {turns} guesses.",
@@ -68,7 +68,7 @@ class GuessNumber:
         return self._say(_HIGHER if guess < self.number else _LOWER), 0.0, False
 
     def _say(self, ways: tuple[str, ...]) -> str:
-        return self._rng.choice(ways).format(n=self.numbers, turns=self.turns, number=getattr(self, "number", None))
+        return self._rng.choice(ways).format(n=self.numbers, turns=self.turns, number=self.number)
 
 
 def guess_value(numbers: int = 15, turns: int = 4) -> float:

@@ -10,7 +10,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.envs.games.guess import numbers_in
 
 _LIMITS = (4, 5, 6, 7, 8, 9, 10)
-"""What a customer would pay at most, in tenths of the price on the tag; each is equally likely."""
+"""The most that a customer pays, in tenths of the price on the tag; each is equally likely."""
 _FAR = 1.25
 """A price above this multiple of the limit is far too high."""
 _THINGS = {
