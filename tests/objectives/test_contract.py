@@ -273,14 +273,6 @@ def test_target_parameters_do_not_become_trainable(make_loss, rows):
     assert not torch.allclose(loss(rows)[read], before)
 
 
-def test_weights_are_not_initialized_again_in_silence(make_loss):
-    loss = make_loss()
-    with pytest.raises(
-        NotImplementedError, match=f"{type(loss).__name__} does not initialize the weights of its networks: build"
-    ):
-        loss.reset_parameters_recursive()
-
-
 def networks_of(loss):
     """Names of the networks that a loss has parameters of."""
     names = [name for name in ("actor_network", "qvalue_network", "value_network") if hasattr(loss, f"{name}_params")]
