@@ -80,6 +80,19 @@ def test_set_keys(make):
         loss.set_keys(unknown_key="new")
 
 
+def test_a_value_estimator_has_the_keys_of_its_loss():
+    """``set_advantage_keys_through_loss_test``, and the other way round."""
+    loss, rows = make_ppo(), rows_for("ppo").exclude("advantage", "value_target")
+    loss.set_keys(advantage="my_advantage")
+    estimator = loss.make_value_estimator("td0").value_estimator
+    assert estimator.tensor_keys.advantage == "my_advantage"
+    estimator.set_keys(value_target=("my", "target"))
+    assert loss.tensor_keys.value_target == ("my", "target")
+    loss(estimator(rows))
+    assert [key in rows.keys(True) for key in estimator.out_keys] == [True] * 3
+    assert "advantage" not in rows.keys()
+
+
 def test_tensors_by_names(make, rows):
     """``test_*_notensordict``: renamed and nested entries, and fewer outputs."""
     loss = make()

@@ -444,8 +444,18 @@ class _Estimator(TensorDictModuleBase):
     def __init__(self, loss: PPOLoss) -> None:
         super().__init__()
         self.__dict__["loss"] = loss  # no part of this module
-        names = (*RowLoss._row_entries, *(("features",) if loss._reads_features else ()))
-        self.in_keys, self.out_keys = ([getattr(loss.tensor_keys, n) for n in keys] for keys in (names, _ESTIMATED))
+        self.set_keys()
+
+    @property
+    def tensor_keys(self) -> Any:
+        """Names of entries: those of the loss."""
+        return self.loss.tensor_keys
+
+    def set_keys(self, **keys: NestedKey) -> None:
+        """Name entries of the loss, and so of its estimates."""
+        self.loss.set_keys(**keys)
+        names = (*RowLoss._row_entries, *(("features",) if self.loss._reads_features else ()))
+        self.in_keys, self.out_keys = ([getattr(self.tensor_keys, n) for n in group] for group in (names, _ESTIMATED))
 
     @dispatch
     def forward(self, tensordict: TensorDictBase, *, params: Any = None, target_params: Any = None) -> TensorDictBase:
