@@ -191,7 +191,9 @@ def train_offline(
     """
     dataset = data.dataset
     free = ("data", "length_groups", "compile", "checkpointing")
-    with open_run(options, free=free, fixed=data.record(), best_by=data.best_by) as checkpoints:
+    name = data.source.name if data.task is None else dataset.manifest["source"]
+    about: Any = {"learned_from": {"name": name, "episodes": len(dataset)}}
+    with open_run(options, free=free, fixed=data.record(), best_by=data.best_by, **about) as checkpoints:
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:

@@ -50,6 +50,7 @@ class RowFormat:
             that are given as text, as in a dataset, lose it.
         history: "exact" if the rows of a whole dialogue equal the template's, "kept" if only the first prompt does.
         template: the chat template (Jinja), saved beside a model.
+        system, tools, template_options: what :meth:`from_chat_template` was given, as JSON; the opening has them.
     """
 
     opening: str
@@ -63,6 +64,9 @@ class RowFormat:
     strips_action: bool = False
     history: Literal["exact", "kept"] = "exact"
     template: str | None = None
+    system: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
+    template_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_chat_template(
@@ -114,11 +118,13 @@ class RowFormat:
             '<|tool|>'
         """
         check_options(history=(history, ("exact", "kept")))
-        tokenizer, render = template_renderer(source, system, tools, template_options)
+        schemas = tool_schemas(tools)
+        tokenizer, render = template_renderer(source, system, schemas, template_options)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         template = tokenizer.chat_template
         own = template if isinstance(template, str) else None
-        row_format = cls(**derive_format(render, special, history), history=history, template=own)
+        given: Any = {"system": system, "tools": schemas, "template_options": template_options}
+        row_format = cls(**derive_format(render, special, history), history=history, template=own, **given)
         if difference := first_difference(row_format, render):
             raise ValueError(difference)
         return derive_joins(row_format, render, special, has_system=system is not None)
@@ -179,8 +185,8 @@ class RowFormat:
         return text.strip() if self.strips_action else text
 
     def config(self) -> dict[str, Any]:
-        """The fields as JSON."""
-        return asdict(self)
+        """The fields as JSON; those that earlier versions had not are left out where they are empty."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RowFormat:
@@ -191,6 +197,8 @@ class RowFormat:
             raise ValueError(f"The row format {mistake(error)}: take it from a tokenizer's config().") from None
 
 
+_LATER = ("system", "tools", "template_options")
+
 Message = Mapping[str, Any]
 """A message of a chat: its ``role`` and ``content``."""
 
@@ -198,10 +206,17 @@ Render = Callable[..., str]
 """Maps messages, and whether an utterance is to follow, to the template's text."""
 
 
+def tool_schemas(tools: Sequence[Any] | None) -> list[Mapping[str, Any]] | None:
+    """JSON schemas of tools, which may also be documented functions."""
+    from transformers.utils import get_json_schema
+
+    return None if tools is None else [tool if isinstance(tool, Mapping) else get_json_schema(tool) for tool in tools]
+
+
 def template_renderer(
     source: str | Path | PreTrainedTokenizerBase,
     system: str | None,
-    tools: Sequence[Any] | None,
+    tools: Sequence[Mapping[str, Any]] | None,
     options: Mapping[str, Any],
 ) -> tuple[PreTrainedTokenizerBase, Render]:
     """A tokenizer and what its chat template writes.
@@ -216,7 +231,7 @@ def template_renderer(
 
     def render(messages: Sequence[Message], prompt: bool = True) -> str:
         first = [] if system is None else [{"role": "system", "content": system}]
-        own: Any = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt, "tokenize": False}
+        own: Any = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
         try:  # the options may not name one of these
             return tokenizer.apply_chat_template([*first, *messages], **own, **options)
         except Exception as error:  # templates raise Jinja's errors, with a message of their own
