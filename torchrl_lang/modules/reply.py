@@ -124,6 +124,7 @@ def chat(
             system = [{"role": "system", "content": text.strip()}] if text.strip() else []
         if command in ("/system", "/reset"):
             messages = [*system]
+            output_fn("A new dialogue.")
         elif command.startswith("/"):
             output_fn(f"There is no command {command}: {COMMANDS}")
         elif line:

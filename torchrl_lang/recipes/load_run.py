@@ -26,7 +26,7 @@ from torchrl_lang.modules.save import (
     saved_value_trunk,
 )
 from torchrl_lang.recipes.algorithms import BETAS
-from torchrl_lang.recipes.records import described, read_options, results_of
+from torchrl_lang.recipes.records import described, held_out, read_options, results_of
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
 from torchrl_lang.text import Tokenizer
@@ -253,7 +253,8 @@ class FinishedRun:
             advice = "use the run itself, or, of chai, method='greedy', its language model alone"
             raise ValueError(f"An agent holds an UtteranceActor, not a {type(policy).__name__}: {advice}.")
         about: Any = {**described(self.folder), "task": None if self.games is None else self.games.notes()}
-        return save_agent(folder, policy, self.tokenizer, results=results_of(self.folder, name), **about)
+        results = results_of(self.folder, name) or held_out(self.folder, name)
+        return save_agent(folder, policy, self.tokenizer, results=results, **about)
 
     def prescribed(
         self, beta: float | None = None, method: Method | None = None, **options: Any

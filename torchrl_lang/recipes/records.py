@@ -14,6 +14,7 @@ from pydantic import ConfigDict
 from torchrl_lang._files import Record, shorten
 from torchrl_lang.recipes.algorithms import ALGORITHMS
 from torchrl_lang.recipes.options import dashed, plain
+from torchrl_lang.training import Checkpointer
 
 
 class OptionsRecord(Record):
@@ -129,6 +130,16 @@ def results_of(run: Path, name: str) -> list[dict[str, Any]]:
         if players[0]["name"] == name:
             return [dict(_cells(player), seed=figures["options"]["seed"]) for player in players]
     return []
+
+
+def held_out(run: Path, name: str) -> list[dict[str, Any]]:
+    """The loss that chose the checkpoint of a run without games, of its language model on held-out episodes."""
+    found = Checkpointer(run / "checkpoints", best_by="held_out_log_prob").metrics("best").get("held_out_log_prob")
+    return (
+        []
+        if found is None
+        else [{"policy": name, "held-out loss of the language model, nats a token": round(-found, 4)}]
+    )
 
 
 def _number(path: Path) -> int:

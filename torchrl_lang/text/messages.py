@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
 from torchrl_lang._checks import is_history
-from torchrl_lang._files import Record, one_line, shorten, validate
+from torchrl_lang._files import Record, shorten, validate
 from torchrl_lang.text.chat_template import Message, RowFormat, tool_schemas
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.episodes import Episode, Turn
-from torchrl_lang.text.rows import EncodedEpisode, encode_episode
+from torchrl_lang.text.rows import EncodedEpisode, encode_episode, plain_messages
 from torchrl_lang.text.tokenizer_files import transformers_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -51,7 +52,7 @@ def from_messages(
     found = [key for key in _DROPPED if any(key in message for message in messages)]
     if found and isinstance(tokenizer, ChatTokenizer):
         plain = [{key: value for key, value in message.items() if key not in _DROPPED} for message in messages]
-        if render_messages(messages, tokenizer) != render_messages(plain, tokenizer):
+        if tokenizer.render(messages) != tokenizer.render(plain):
             raise ValueError(f"the chat template writes {found} of the messages, which rows do not keep: remove them")
     return Episode(turns, terminated, truncated)
 
@@ -121,6 +122,9 @@ def encode_dialogue(dialogue: Dialogue, tokenizer: Tokenizer, *, tools: Sequence
     episode = from_messages(messages, tokenizer, terminated=False, truncated=True)
     if episode.turns and episode.turns[-1].by_agent:
         raise ValueError(f"The last of the {len(dialogue)} messages is the agent's: give the user's answer to it, too.")
+    if isinstance(tokenizer, ChatTokenizer) and tokenizer.row_format.rewrites:
+        prompt = tokenizer.encode_prompt(plain_messages(episode.turns))
+        episode = replace(episode, turns=[Turn("", tokens=tuple(prompt))])
     return encode_episode(episode, tokenizer)
 
 
@@ -250,24 +254,6 @@ _MARK = "Xm1X"
 _QUESTION = {"role": "user", "content": "?"}
 
 
-def render_messages(messages: Sequence[Message], tokenizer: ChatTokenizer, **options: Any) -> str:
-    """The chat template's text of messages, without a system prompt or tools of the row format.
-
-    Raises:
-        ValueError: the row format has no template, or the template refuses the messages.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
-
-    template = tokenizer.row_format.template
-    if template is None:
-        raise ValueError("The row format has no chat template to write messages with: derive it from one.")
-    names = {**tokenizer.roles, "pad_token": tokenizer.decode([tokenizer.control.pad])}
-    try:
-        return render_jinja_template([list(messages)], chat_template=template, **options, **names)[0][0]
-    except Exception as error:  # templates raise Jinja's errors, with a message of their own
-        raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
-
-
 def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
     """The text of an utterance as the template writes a message of the assistant, with its calls and thoughts.
 
@@ -275,7 +261,7 @@ def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
         ValueError: the template cannot write it after a message of the user.
     """
     before, after = _frame(tokenizer)
-    written = render_messages([_QUESTION, message], tokenizer)
+    written = tokenizer.render([_QUESTION, message])
     if not (written.startswith(before) and written.endswith(after)):
         raise ValueError(f"The chat template writes {shorten(str(message))} unlike other utterances.")
     return written[len(before) : len(written) - len(after)]
@@ -284,7 +270,7 @@ def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
 @lru_cache(maxsize=4)
 def _frame(tokenizer: ChatTokenizer) -> tuple[str, str]:
     """Text that the template writes around an utterance after a message of the user."""
-    written = render_messages([_QUESTION, {"role": "assistant", "content": _MARK}], tokenizer)
+    written = tokenizer.render([_QUESTION, {"role": "assistant", "content": _MARK}])
     before, _, after = written.partition(_MARK)
     return before, after
 
