@@ -358,9 +358,9 @@ def test_a_chat_with_a_run_and_with_an_agent_in_the_terminal(chat_run, tmp_path,
         monkeypatch.setattr("sys.stdin", io.StringIO("/system Other.\nbig\n"))
         assert main(["chat", str(folder)]) == 0
         assert capsys.readouterr().out.replace("> ", "").splitlines()[1:] == ["A new dialogue.", *said.splitlines()]
+    assert "There is no model in" in refused(capsys, "chat", tmp_path / "nothing")
     monkeypatch.setattr("sys.stdin", None)
     assert "Standard input is closed" in refused(capsys, "chat", chat_run)
-    assert "There is no model in" in refused(capsys, "chat", tmp_path / "nothing")
 
 
 def test_policies_that_no_agent_holds(home, runs, tmp_path, capsys):

@@ -81,7 +81,7 @@ def _shown(features: Sequence[Any], dialogues: int) -> dict[str, Tensor]:
     return {FEATURES: pad_sequence(given, batch_first=True), FEATURES_MASK: pad_sequence(masks, batch_first=True)}
 
 
-COMMANDS = "/system TEXT gives a system prompt and begins anew, /reset begins anew, /quit ends."
+COMMANDS = "/system TEXT begins a dialogue with a system prompt, /reset one without messages, /quit ends."
 
 
 def chat(
@@ -105,9 +105,9 @@ def chat(
     Examples:
         >>> from torchrl_lang.modules.reply import chat
         >>> lines = iter(["hi", "/quit"])
-        >>> messages = chat(lambda said: {"role": "assistant", "content": said[-1]["content"].upper()},
+        >>> messages = chat(lambda read: {"role": "assistant", "content": read[-1]["content"].upper()},
         ...     input_fn=lambda prompt: next(lines), output_fn=print)
-        /system TEXT gives a system prompt and begins anew, /reset begins anew, /quit ends.
+        /system TEXT begins a dialogue with a system prompt, /reset one without messages, /quit ends.
         HI
     """
     system, messages = list[Message](), list[Message]()
@@ -134,5 +134,5 @@ def chat(
             except ValueError as error:
                 output_fn(f"No answer: {error}")
                 continue
-            said = messages[-1]
-            output_fn("\n".join([said["content"], *map(json.dumps, said.get("tool_calls", ()))]).strip("\n"))
+            last = messages[-1]
+            output_fn("\n".join([last["content"], *map(json.dumps, last.get("tool_calls", ()))]).strip("\n"))

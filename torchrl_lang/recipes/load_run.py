@@ -234,7 +234,7 @@ class FinishedRun:
     def save_agent(
         self, folder: str | Path, *, beta: float | None = None, method: Method | None = None, **options: Any
     ) -> Path:
-        """Save the policy with :func:`~torchrl_lang.modules.save_agent`; the card says how the run was trained.
+        """Save the policy with :func:`~torchrl_lang.modules.save_agent`; the card describes the run's training.
 
         It has the figures of the run's last evaluation (``evaluate``) in which this policy played.
 
