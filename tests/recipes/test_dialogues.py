@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.data.chat_templates import EXACT, FIRST_PROMPT_ONLY, tokenizer_of
 from tests.recipes.lines import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import file_digest, folder_lock, read_tensors
@@ -361,6 +361,19 @@ def test_a_chat_with_a_run_and_with_an_agent_in_the_terminal(chat_run, tmp_path,
     assert "There is no model in" in refused(capsys, "chat", tmp_path / "nothing")
     monkeypatch.setattr("sys.stdin", None)
     assert "Standard input is closed" in refused(capsys, "chat", chat_run)
+
+
+def test_a_thinking_model_learns_each_utterance_in_a_row_of_its_own(home, tmp_path):
+    tokenizer_of(FIRST_PROMPT_ONLY["qwen3"]).save_pretrained(tmp_path / "model")
+    assert main(train("ilql", home, tmp_path / "run", "--tokenizer", str(tmp_path / "model"), "--chat")) == 0
+    dataset = load_dataset(tmp_path / "run" / "data")
+    assert len(dataset) == 40 + 8  # every fifth dialogue has two utterances
+    assert dataset[:3]["token_reward"].sum(-1).tolist() == [-1.0, -1.0, 1.0]
+    run = load_run(tmp_path / "run")
+    said = run.reply(
+        [{"role": "user", "content": "big"}, {"role": "assistant", "content": "<think>a</think>b"}, ASKED[1]]
+    )
+    assert said == run.reply([{"role": "user", "content": "big"}, {"role": "assistant", "content": "b"}, ASKED[1]])
 
 
 def test_policies_that_no_agent_holds(home, runs, tmp_path, capsys):

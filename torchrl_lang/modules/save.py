@@ -548,7 +548,10 @@ def _card(
     alone = "`transformers` alone generates with the language model" + (
         ", without the values that guide it:" if agent.guidance else ":"
     )
-    decoding = {key: value for key, value in agent.decoding.items() if key not in ("forbidden", "vocab_size")}
+    left_out = {"forbidden", "vocab_size", "diagnostics"}
+    if agent.decoding["method"] in ("sample", "greedy"):  # which rank nothing
+        left_out |= {"beams", "candidates", "advantage_weight", "end_value_weight", "log_prob_weight"}
+    decoding = {key: value for key, value in agent.decoding.items() if key not in left_out}
     settings = {**decoding, "action_length": agent.action_length, "stop": agent.stop, "guidance": agent.guidance}
     packages = ("torch", "torchrl", "tensordict", "transformers")
     parts = [

@@ -136,7 +136,7 @@ def _with_prompt_of(
     A system prompt that rows may begin with stays a message.
     """
     found, system = tokenizer.row_format, None
-    if messages and messages[0].get("role") == "system":
+    if messages and isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
         system = messages[0].get("content")
     if tools is None and (system is None or "start>system" in found.joins):
         return tokenizer, messages
