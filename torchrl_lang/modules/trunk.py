@@ -13,10 +13,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
-from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
+from torchrl_lang.modules.hugging_face import applies_dropout, cache_obstacle, check_causal
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
+from torchrl_lang.modules.shared_prefix import SharedPrefix, shared_prefix
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class Trunk(nn.Module):
             :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
             ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
+        share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
+            :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
+            that cannot read rows piece by piece or apply dropout, that are sharded or compiled, for rows with
+            features, and with gradient checkpointing.
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
@@ -67,7 +72,12 @@ class Trunk(nn.Module):
     """
 
     def __init__(
-        self, lm: PreTrainedModel, *, expose_pre_norm: bool = False, length_groups: int | Literal["auto"] = "auto"
+        self,
+        lm: PreTrainedModel,
+        *,
+        expose_pre_norm: bool = False,
+        length_groups: int | Literal["auto"] = "auto",
+        share_prefixes: bool = True,
     ) -> None:
         from transformers import PreTrainedModel  # a local import, because it takes a second
 
@@ -83,7 +93,7 @@ class Trunk(nn.Module):
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         check_causal(self.model)
-        self.expose_pre_norm, self.length_groups = expose_pre_norm, length_groups
+        self.expose_pre_norm, self.length_groups, self.share_prefixes = expose_pre_norm, length_groups, share_prefixes
         self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
         self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
@@ -173,14 +183,12 @@ class Trunk(nn.Module):
         """
         read = self._row_features(tokens, features, features_mask)
         flat = tokens.reshape(-1, tokens.shape[-1])
-        together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
-        # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
-        whole = together or self.sharded_root is not None or is_batchedtensor(tokens)
-        groups = 1 if whole else self.length_groups
-        if attention_mask is None or groups == 1 or flat.shape[0] < 2:
-            states = self._of_rows(flat, read)
+        length = None if attention_mask is None else attention_mask.reshape(flat.shape).sum(-1)
+        found = self._shared(flat, length) if read is None else None
+        if found is None:
+            states = self._grouped(flat, length, lambda part, rows: self._of_rows(part, read, rows))
         else:
-            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1), read)
+            states = self._after_prefix(flat, length, found)
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
 
@@ -209,10 +217,11 @@ class Trunk(nn.Module):
             raise ValueError(f"{rows} exceed the model's {self.max_length} positions: max_length={needed}.")
         return read
 
-    def _of_rows(self, tokens: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
-        """States of the tokens of whole rows ``[N, T]``."""
+    def _of_rows(self, tokens: Tensor, features: RowFeatures | None, rows: Tensor | None) -> tuple[Tensor, ...]:
+        """States of the tokens of whole rows ``[N, T]``, which are these ``rows`` of those with ``features``."""
         if features is None:
             return self.states(tokens, use_cache=False)
+        features = features if rows is None else features.select(rows)
         options: dict[str, Any] = {}
         place = torch.arange(features.places + tokens.shape[-1], device=tokens.device)
         if (positions := self.position_ids(place, features.number)) is not None:
@@ -221,16 +230,52 @@ class Trunk(nn.Module):
         states = self.states(tokens, features=features, use_cache=False, **options)
         return tuple(features.of_tokens(state) for state in states)
 
-    def _grouped(self, tokens: Tensor, length: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
-        """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
-        groups = best_groups(length) if self.length_groups == "auto" else equal_groups(length, self.length_groups)
+    def _grouped(
+        self, tokens: Tensor, length: Tensor | None, read: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """States ``[N, T, H]`` group by group, zero on padding outside the groups' widths.
 
-        def read(rows: Tensor | None, width: int) -> tuple[Tensor, ...]:
-            if rows is None:
-                return self._of_rows(tokens[:, :width], features)
-            return self._of_rows(tokens[rows, :width], None if features is None else features.select(rows))
+        ``read`` computes those of tokens ``[M, w]`` of the given rows, int64 ``[M]``, or of all.
+        """
+        together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
+        groups = 1 if together or self._in_step(tokens) else self.length_groups
+        if length is None or groups == 1 or tokens.shape[0] < 2:
+            return read(tokens, None)
+        found = best_groups(length) if groups == "auto" else equal_groups(length, groups)
+        return in_groups(
+            lambda rows, w: read(tokens[:, :w] if rows is None else tokens[rows, :w], rows), found, tokens.shape[-1]
+        )
 
-        return in_groups(read, groups, tokens.shape[-1])
+    def _in_step(self, tokens: Tensor) -> bool:
+        """Whether the number of passes must not depend on the tokens.
+
+        Each process has its own rows, but all must make the same number of forward passes of a sharded model.
+        """
+        return self.sharded_root is not None or is_batchedtensor(tokens)
+
+    def _shared(self, tokens: Tensor, length: Tensor | None) -> SharedPrefix | None:
+        """What the rows ``[N, T]`` begin with in common, if it is to be read once."""
+        if not self.share_prefixes or self.compiled or torch.compiler.is_compiling() or self._in_step(tokens):
+            return None
+        if self.cache_obstacle is not None or (found := shared_prefix(tokens, length)) is None:
+            return None
+        modules = list(self.model.modules())
+        recomputes = self.training and any(getattr(module, "gradient_checkpointing", False) for module in modules)
+        return None if recomputes or applies_dropout(modules) else found
+
+    def _after_prefix(self, tokens: Tensor, length: Tensor | None, found: SharedPrefix) -> tuple[Tensor, ...]:
+        """States of the tokens of whole rows ``[N, T]`` whose prefixes are read once."""
+        from torchrl_lang.modules.decoding.cache import PrefixKeys  # transformers
+
+        keys, cut = PrefixKeys(), found.width
+        front = self.states(tokens[found.first, :cut], past_key_values=keys, use_cache=True)
+        rest = self._grouped(
+            tokens[:, cut:],
+            None if length is None else (length - cut).clamp_min(0),
+            lambda part, rows: keys.follow(self, part, found.group if rows is None else found.group[rows]),
+        )
+        pairs = zip(front, rest, strict=True)
+        return tuple(torch.cat([prefix.index_select(0, found.group), own], 1) for prefix, own in pairs)
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.

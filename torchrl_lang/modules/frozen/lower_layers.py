@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -98,12 +98,3 @@ def _headless(module: nn.Module) -> PreTrainedModel:
         if isinstance(child, PreTrainedModel):
             return child.base_model
     raise ValueError(f"{type(module).__name__} holds neither a Trunk nor a Hugging Face model: nothing to freeze.")
-
-
-def applies_dropout(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of these modules, without those inside it, would apply dropout now."""
-    training = [module for module in modules if module.training]
-    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
-    rates = [rate for module in training for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
-    rates += [module.p for module in training if isinstance(module, nn.modules.dropout._DropoutNd)]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
