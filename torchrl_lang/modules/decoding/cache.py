@@ -168,28 +168,29 @@ class PrefixKeys(Cache):
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=_RowLayer)
-        self._prefixes: list[tuple[Tensor, Tensor]] = []
+        self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
         self._group: Tensor | None = None
 
-    def follow(self, trunk: Trunk, tokens: Tensor, group: Tensor) -> tuple[Tensor, ...]:
-        """States of tokens, int64 ``[N, q]``, right behind the prefixes ``group``, int64 ``[N]``, of their rows."""
-        self._group, cut = group, self._prefixes[0][0].shape[2]
+    def follow(self, trunk: Trunk, tokens: Tensor, group: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        """States of tokens ``[N, q]`` right behind the prefixes ``group``, int64 ``[N]``, of their rows.
+
+        The ``options``, and that tokens may be embedded, are those of :meth:`Trunk.states`.
+        """
+        self._group, cut = group, next(iter(self._prefixes.values()))[0].shape[2]
         positions = torch.arange(cut, cut + tokens.shape[1], device=tokens.device)[None]
         mask = _mask(trunk, positions, cut + tokens.shape[1], _common_dtype(trunk.model))
-        return trunk.states(tokens, past_key_values=self, use_cache=True, position_ids=positions, attention_mask=mask)
+        options = {"past_key_values": self, "use_cache": True, "position_ids": positions, **options}
+        return trunk.states(tokens, attention_mask=mask, **options)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Keep keys and values ``[G, heads, P, D]`` of one layer; return those behind them with their prefixes'."""
-        if self._group is None:
-            self._prefixes.append((key_states, value_states))
+        if (group := self._group) is None:
+            self._prefixes[layer_idx] = key_states, value_states
             return key_states, value_states
-        keys, values = self._prefixes[layer_idx]
-        return self._behind(keys, key_states), self._behind(values, value_states)
-
-    def _behind(self, prefixes: Tensor, own: Tensor) -> Tensor:
-        return torch.cat([prefixes.index_select(0, self._group), own], 2)  # type: ignore[arg-type]
+        keys, values = (kept.index_select(0, group) for kept in self._prefixes[layer_idx])
+        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
 
 
 def _rounded(slots: int) -> int:

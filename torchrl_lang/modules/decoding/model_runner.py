@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from torchrl_lang.modules.features import RowFeatures, reads_features, take
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.shared_prefix import shared_prefix
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
-from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
     from torchrl_lang.modules.decoding.cache import RowCache
@@ -221,15 +221,21 @@ def _warn_once(model: str, obstacle: str) -> None:
 
 
 def read_rows(
-    trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor, features: RowFeatures | None = None
+    trunk: TensorDictModuleBase,
+    tokens: Tensor,
+    attention_mask: Tensor,
+    features: RowFeatures | None = None,
+    frozen: TensorDictBase | None = None,
 ) -> States:
     """All floating-point states that a trunk writes for whole rows, each ``[N, T, …]``.
 
-    A trunk that reads no features gets none.
+    A trunk that reads no features gets none. What the rows carry as ``frozen_states`` saves its lower layers.
     """
     rows = TensorDict({TOKENS: tokens, ATTENTION_MASK: attention_mask}, batch_size=tokens.shape[:1])
     if features is not None and reads_features(trunk):
         rows.update(features.entries())
+    if frozen is not None:
+        rows.set(FROZEN_STATES, frozen)
     out = trunk(rows)
     return {key: out.get(key) for key in trunk.out_keys if isinstance(key, tuple) or not key.startswith("_")}
 
