@@ -105,8 +105,8 @@ class OfflineData:
         )
 
 
-# Bytes that the states below the first trained layer may take for the rows of a dataset, see with_frozen_states. If they
-# take more, they are computed for each batch.
+# Bytes that the states below the first trained layer may take for the rows of a dataset, see with_frozen_states. If
+# they take more, they are computed for each batch.
 _FROZEN_STATES = 2**30
 
 
