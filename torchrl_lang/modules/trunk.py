@@ -324,7 +324,8 @@ class Trunk(nn.Module):
         ``read`` computes those of tokens ``[M, w]`` of the given rows, int64 ``[M]``, or of all.
         """
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
-        groups = 1 if together or self._in_step(tokens) else self.length_groups
+        whole = together or self._in_step(tokens)
+        groups = 1 if whole else self.length_groups
         if length is None or groups == 1 or tokens.shape[0] < 2:
             return read(tokens, None)
         found = best_groups(length) if groups == "auto" else equal_groups(length, groups)

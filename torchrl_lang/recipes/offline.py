@@ -206,7 +206,7 @@ def train_offline(
 
         def carrying(rows: TensorDictBase, limit: int | None = None) -> TensorDictBase:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
-                return with_frozen_states(policy, rows, limit=limit)
+                return with_frozen_states(loss, rows, limit=limit)
 
         rows = carrying(prepare(rows), _FROZEN_STATES)
         buffer = row_buffer(rows, options.batch_size, seed=options.seed)
