@@ -50,7 +50,7 @@ def test_layers_that_do_not_train_are_computed_once_for_a_dataset_or_a_batch(wal
         made.append(len(rows) if FROZEN_STATES in rows.keys() else 0)
         return rows
 
-    weights = []
+    losses = []
     for name, function, limit in (
         ("plain", lambda loss, rows, **_: rows, 0),
         ("once", recorded, 2**30),
@@ -58,12 +58,13 @@ def test_layers_that_do_not_train_are_computed_once_for_a_dataset_or_a_batch(wal
     ):
         monkeypatch.setattr(offline, "with_frozen_states", function)
         monkeypatch.setattr(offline, "_FROZEN_STATES", limit)
-        assert train(walks, "bc", name, "--layers", 2, "--top-layers", 1, "--steps", 3, "--held-out", 0) == 0
-        weights.append(load_run(walks / name).model.lm.state_dict())
+        assert (
+            train(walks, "bc", name, "--layers", 2, "--top-layers", 1, "--steps", 3, "--log-every", 1, "--held-out", 0)
+            == 0
+        )
+        losses.append(read_columns(walks / name / "log.csv")["loss"])
     assert made == [120, 0, 16, 16, 16]
-    for found in weights[1:]:
-        for key, weight in weights[0].items():
-            torch.testing.assert_close(found[key], weight, rtol=1e-3, atol=1e-4)  # the optimizer magnifies rounding
+    assert losses[1:] == [pytest.approx(losses[0], rel=1e-4)] * 2
 
 
 def test_the_values_of_held_out_episodes_are_reported(walks):

@@ -53,7 +53,7 @@ class Trunk(nn.Module):
             ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
         share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
             :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
-            that cannot read rows piece by piece or apply dropout, that are sharded or compiled, for rows with
+            that cannot read rows in chunks or apply dropout, that are sharded or compiled, for rows with
             features, and with gradient checkpointing.
 
     Raises:
@@ -213,8 +213,8 @@ class Trunk(nn.Module):
             attention_mask: bool ``[*B, T]``.
 
         Returns:
-            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that says of which weights they are, and the
-            tokens. Zero or any number on padding.
+            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that stands for their weights, and the tokens; any
+            number on padding.
 
         Examples:
             >>> import torch

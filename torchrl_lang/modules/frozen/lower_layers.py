@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang.modules.hugging_face import FINAL_NORMS, block_list, eval_mode
+from torchrl_lang.modules.frozen.frozen_states import block_list
+from torchrl_lang.modules.hugging_face import FINAL_NORMS, eval_mode
 from torchrl_lang.modules.trunk import Trunk, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 
