@@ -213,8 +213,8 @@ class Trunk(nn.Module):
             attention_mask: bool ``[*B, T]``.
 
         Returns:
-            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that stands for their weights, and the tokens; any
-            number on padding.
+            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that stands for their weights, and the tokens. On
+            padding the states are any numbers.
 
         Examples:
             >>> import torch
