@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -90,6 +90,19 @@ def _change_by_later_tokens(model: PreTrainedModel) -> float | None:
         return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
     except RuntimeError:
         return None
+
+
+def applies_dropout(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules, without those inside it, would apply dropout now."""
+    training = [module for module in modules if module.training]
+    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
+    rates = [rate for module in training for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
+    rates += [module.p for module in training if isinstance(module, nn.modules.dropout._DropoutNd)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "decoder.final_layer_norm")
+"""Names of the norm after the last block in Hugging Face models."""
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
