@@ -108,6 +108,8 @@ class Learner(ABC):
     loss: LossModule
     rates: Sequence[tuple[nn.Module, float]] = ()
     """Modules of the loss with their own learning rates."""
+    clip_apart: Sequence[nn.Module] = ()
+    """Modules of the loss whose gradients are clipped apart from the others'."""
 
     @abstractmethod
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
@@ -120,6 +122,10 @@ class Learner(ABC):
     def trains_policy(self, iteration: int) -> bool:
         """Whether the policy is trained in this iteration."""
         return True
+
+    def metrics(self, chosen: TensorDictBase) -> Mapping[str, Tensor]:
+        """Metrics of the chosen rows as a whole, in place of the means over the steps' batches."""
+        return {}
 
     def parts(self) -> Mapping[str, Stateful]:
         """Further parts of a checkpoint."""
@@ -217,7 +223,8 @@ class OnlineRun:
         self.start.policy.forget()  # a run that is resumed here has no cache either
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
         # A loss may log a KL of its own as "kl"; the log shows that of the rewards.
-        return learned | self._metrics(collected, rows) | {"learned_from": len(chosen)} | seconds
+        found = learned | dict(self.learner.metrics(chosen)) | self._metrics(collected, rows)
+        return found | {"learned_from": len(chosen)} | seconds
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the policy alone, sampled as in training, on games that are not learned from."""
@@ -242,6 +249,7 @@ class OnlineRun:
             steps=-(-batches // accumulate),
             accumulate=accumulate,
             max_grad_norm=options.max_grad_norm,
+            clip_apart=self.learner.clip_apart,
             autocast=torch.bfloat16 if options.bf16 else None,
         )
         found = [figures for _, figures in steps]

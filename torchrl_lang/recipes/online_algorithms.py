@@ -23,6 +23,7 @@ class PPOLearner(Learner):
     def __init__(self, options: PPO, start: InitialPolicy) -> None:
         self.value_warmup, self.detach_value = options.value_warmup, options.detach_value
         self.rates = ((start.value, options.value_lr),)
+        self.clip_apart = (start.value,) if options.clip_heads else ()
         value = value_module(start.value)
         self.loss = PPOLoss(start.policy, value, **loss_options(options, PPOLoss))
 
@@ -36,6 +37,13 @@ class PPOLearner(Learner):
         self.loss.detach_value = self.detach_value or not trains_policy
         losses = self.loss(batch)
         return losses if trains_policy else losses.select("loss_critic", "explained_variance")
+
+    def metrics(self, chosen: TensorDictBase) -> Mapping[str, Tensor]:
+        """How well the values that acting wrote, before this iteration's updates, explain the value targets."""
+        agent = chosen.get("agent_mask")
+        counted = agent & chosen.get(TRAIN_MASK, agent)
+        values, targets = chosen.get("state_value"), chosen.get("value_target")
+        return {"explained_variance": explained_variance(values, targets, counted)}
 
     def trains_policy(self, iteration: int) -> bool:
         """Whether the value warmup is over."""
