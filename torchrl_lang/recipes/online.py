@@ -86,7 +86,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     choose_weights(lm, options)
     heads = [run.model.heads.get(name) for name in ("state_value", "value")]  # the first is that of an agent
     found = (head for head in heads if isinstance(head, ValueHead))
-    value = next(found, None) or ValueHead(lm.config.hidden_size)
+    value = next(found, None) or ValueHead(lm.config.hidden_size, normalize=getattr(options, "normalize_states", False))
     control, longest = run.tokenizer.control, run.task.action_length
     make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
     policy = make_policy(value=value.to(device), seed=options.seed if options.collector == "single" else None)
@@ -118,8 +118,6 @@ class Learner(ABC):
     loss: LossModule
     rates: Sequence[tuple[nn.Module, float]] = ()
     """Modules of the loss with their own learning rates."""
-    clip_apart: Sequence[nn.Module] = ()
-    """Modules of the loss whose gradients are clipped apart from the others'."""
 
     @abstractmethod
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
@@ -262,7 +260,7 @@ class OnlineRun:
             steps=-(-batches // accumulate),
             accumulate=accumulate,
             max_grad_norm=options.max_grad_norm,
-            clip_apart=self.learner.clip_apart,
+            clip_apart=[module for module, _ in self.learner.rates] if getattr(options, "clip_heads", False) else (),
             autocast=torch.bfloat16 if options.bf16 else None,
         )
         found = [figures for _, figures in steps]

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from torchrl_lang.data import BestRows, best_rows
+from torchrl_lang.functional.value_terms import explained_variance
 from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO, Rejection
 from torchrl_lang.recipes.models import loss_options
 from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
-from torchrl_lang.schema import FROZEN_STATES
+from torchrl_lang.schema import FROZEN_STATES, TRAIN_MASK
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController
 
@@ -22,9 +24,9 @@ class PPOLearner(Learner):
     """Learns from all games, with the log-probabilities and values that the policy wrote while acting."""
 
     def __init__(self, options: PPO, start: InitialPolicy) -> None:
-        self.value_warmup, self.detach_value = options.value_warmup, options.detach_value
+        self.detach_value = options.detach_value
+        self.value_warmup = min(options.value_warmup, options.iterations // 3)
         self.rates = ((start.value, options.value_lr),)
-        self.clip_apart = (start.value,) if options.clip_heads else ()
         value = value_module(start.value)
         self.loss = PPOLoss(start.policy, value, **loss_options(options, PPOLoss))
 
