@@ -24,6 +24,10 @@ HeadKind = Literal["mlp", "residual", "deep"]
 
 OUT_STD = 0.01
 """Standard deviation of the initial weights of a last layer."""
+NORMAL_MEDIAN = 0.6745
+"""Median of the absolute value of a standard normal variable."""
+CLIP = 3.0
+"""Largest absolute value of a normalized state's numbers."""
 
 
 class StackedHeads(nn.Module):
@@ -41,10 +45,11 @@ class StackedHeads(nn.Module):
     First layers are initialized like :class:`torch.nn.Linear`. The last layer begins with small weights (normal,
     0.01) and zero bias, so that initial values and their bootstrapped targets are near zero.
 
-    With ``normalize``, for the states of a pretrained model, each state is standardized over its ``H`` numbers before
-    the first layer (layer normalization, arXiv 1607.06450, without weights), and the last layer begins with zeros. A few
-    dimensions of such states are larger than the others by a factor of twenty to fifty (arXiv 2402.17762): the first
-    values are no longer near zero, and a step that suits the other weights is too large for those that read them.
+    With ``normalize``, for the states of a pretrained model, each state is scaled so that the median of its absolute
+    values is that of a standard normal distribution, and clipped to 3 in absolute value; the last layer begins with
+    zeros. In such states a few dimensions are larger than the others by a factor of fifty (arXiv 2402.17762): values
+    would not begin near zero, steps that suit the other weights would be too large for those that read them, and a
+    layer norm would make all others small.
     """
 
     def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float, normalize: bool) -> None:
@@ -84,7 +89,8 @@ class StackedHeads(nn.Module):
         n, inner, _ = self.in_weight.shape
         hidden = cast_like(hidden, self.in_weight)
         if self.normalize:
-            hidden = F.layer_norm(hidden, hidden.shape[-1:])
+            scale = hidden.abs().median(-1, keepdim=True).values / NORMAL_MEDIAN
+            hidden = (hidden / scale.clamp_min(1e-6)).clamp(-CLIP, CLIP)
         if self.kind == "mlp":
             x = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
             return x.relu().unflatten(-1, (n, inner)).transpose(0, 1)
@@ -124,7 +130,7 @@ class ValueHead(StackedHeads):
         width: ``H``.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
-        normalize: standardize states, and begin with values of zero: for pretrained models.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> import torch
@@ -152,7 +158,7 @@ class UtteranceQValueHead(StackedHeads):
         n_heads: ``n_q``; the minimum of two is used.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
-        normalize: standardize states, and begin with values of zero: for pretrained models.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> import torch
@@ -326,7 +332,7 @@ class QValueHead(ActionValueHead):
         n_heads: ``n_q``; ILQL uses the minimum of two.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
-        normalize: standardize states, and begin with values of zero: for pretrained models.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> import torch
@@ -396,7 +402,7 @@ class TiedQValueHead(ActionValueHead):
         n_heads: ``n_q``.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
-        normalize: standardize states, and begin with values of zero: for pretrained models.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
         detach_embedding: False trains ``E`` on the values as well, whatever a loss's ``detach_qvalue``.
 
     Examples:
@@ -491,7 +497,7 @@ def default_qvalue_head(
         n_heads: ``n_q``.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
-        normalize: standardize states, and begin with values of zero: for pretrained models.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, default_qvalue_head

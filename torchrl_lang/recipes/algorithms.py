@@ -346,7 +346,7 @@ class HeadOptions(Options, group="model"):
     """Options of new value heads."""
 
     normalize_states: bool = option(
-        False, "value heads standardize the states that they read, and begin with values of zero"
+        False, "value heads scale and clip the states that they read, and begin with values of zero"
     )
     clip_heads: bool = option(
         False, "clip the gradients of value heads apart from the others, so that they do not scale those down"
@@ -580,7 +580,8 @@ class PaperILQL(ILQL, algorithm="paper-ilql", preset="", of_pretrained={}):
 # -- online ---------------------------------------------------------------------------------------------------------
 
 
-_PRETRAINED_ONLINE = {**_PRETRAINED, "lr": 2e-5, "games": 64, "iterations": 40, "value_warmup": 5, "kl_coef": 0.05}
+_PRETRAINED_ONLINE = {**_PRETRAINED, "lr": 2e-5, "games": 64, "iterations": 40, "kl_coef": 0.05}
+_PRETRAINED_ONLINE |= {"value_warmup": 5, "value_lr": 1e-4}  # returns of so few games are noisy: a small rate
 
 
 @with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_games=512, log_every=1)

@@ -131,7 +131,7 @@ class Learner(ABC):
         """Whether the policy is trained in this iteration."""
         return True
 
-    def metrics(self, chosen: TensorDictBase) -> Mapping[str, Tensor]:
+    def metrics(self) -> Mapping[str, Tensor]:
         """Metrics of the chosen rows as a whole, in place of the means over the steps' batches."""
         return {}
 
@@ -234,7 +234,7 @@ class OnlineRun:
         self.start.policy.forget()  # a run that is resumed here has no cache either
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
         # A loss may log a KL of its own as "kl"; the log shows that of the rewards.
-        found = learned | dict(self.learner.metrics(chosen)) | self._metrics(collected, rows)
+        found = learned | dict(self.learner.metrics()) | self._metrics(collected, rows)
         return found | {"learned_from": len(chosen)} | seconds
 
     def evaluate(self) -> dict[str, float]:

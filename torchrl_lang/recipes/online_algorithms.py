@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO, Rejection
 from torchrl_lang.recipes.models import loss_options
 from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
-from torchrl_lang.schema import FROZEN_STATES, TRAIN_MASK
+from torchrl_lang.schema import FROZEN_STATES
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController
 
@@ -26,13 +27,29 @@ class PPOLearner(Learner):
     def __init__(self, options: PPO, start: InitialPolicy) -> None:
         self.detach_value = options.detach_value
         self.value_warmup = min(options.value_warmup, options.iterations // 3)
-        self.rates = ((start.value, options.value_lr),)
-        value = value_module(start.value)
-        self.loss = PPOLoss(start.policy, value, **loss_options(options, PPOLoss))
+        self.value, self.rates = start.value, ((start.value, options.value_lr),)
+        self.loss = PPOLoss(start.policy, value_module(start.value), **loss_options(options, PPOLoss))
 
+    @torch.no_grad()
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows with their advantages."""
-        return self.loss.estimate(rows, reuse_values=True)
+        """The rows with their advantages.
+
+        Values that begin at zero are set to the mean return of the first games: to learn their level from targets that
+        bootstrap from them takes iterations.
+        """
+        values = rows.get("state_value")  # NaN where there was no choice
+        if self.value.normalize and not self.value.out_weight.any():
+            level = rows.get("token_reward").sum(-1).mean()
+            self.value.out_bias.fill_(level)
+            values = values + level
+        rows = self.loss.estimate(rows.copy().set("state_value", values), reuse_values=True)
+        counted = rows.get("agent_mask") & values.isfinite()
+        self._explained = explained_variance(values, rows.get("value_target"), counted)
+        return rows
+
+    def metrics(self) -> Mapping[str, Tensor]:
+        """How well the values before the updates of an iteration explain its value targets."""
+        return {"explained_variance": self._explained}
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
         """All losses; only the value loss during the value warmup."""
@@ -40,13 +57,6 @@ class PPOLearner(Learner):
         self.loss.detach_value = self.detach_value or not trains_policy
         losses = self.loss(batch)
         return losses if trains_policy else losses.select("loss_critic", "explained_variance")
-
-    def metrics(self, chosen: TensorDictBase) -> Mapping[str, Tensor]:
-        """How well the values that acting wrote, before this iteration's updates, explain the value targets."""
-        agent = chosen.get("agent_mask")
-        counted = agent & chosen.get(TRAIN_MASK, agent)
-        values, targets = chosen.get("state_value"), chosen.get("value_target")
-        return {"explained_variance": explained_variance(values, targets, counted)}
 
     def trains_policy(self, iteration: int) -> bool:
         """Whether the value warmup is over."""
