@@ -133,7 +133,7 @@ def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path):
     assert json.loads((tmp_path / "bc" / "config.json").read_text())["from_pretrained"]
     assert main(arguments(home, "ilql", tmp_path / "ilql", "--start", tmp_path / "bc")) == 0
     record = json.loads((tmp_path / "ilql" / "config.json").read_text())
-    assert (record["optimizer"], record["value_lr"], record["transition_weight"]) == ("adamw", 1e-3, 0.0)
+    assert (record["optimizer"], record["value_lr"], record["transition_weight"]) == ("adamw", 3e-4, 0.0)
     finished = load_run(tmp_path / "ilql", find_task(NAME))
     assert finished.model.lm.dtype == torch.float32
     assert all(finished.model.heads[name].normalize for name in ("qvalue", "target_qvalue", "value"))
@@ -152,7 +152,7 @@ def test_explicit_options_count_more_than_presets_and_these_more_than_those_of_a
     assert BC.for_task(Task, **places).lr == 0.5
     assert ILQL.for_task(Task, **places, pretrained="x", lora_rank=4).lr == 1e-3
     heads = ILQL.for_task(Task, **places, pretrained="x", lora_rank=4)
-    assert (heads.value_lr, heads.normalize_states, heads.clip_heads) == (1e-3, True, True)
+    assert (heads.value_lr, heads.normalize_states, heads.clip_heads) == (3e-4, True, True)
     assert not ILQL.for_task(Task, **places).normalize_states
     assert PPO.for_task(Task, out=Path("o"), pretrained="x").normalize_states
     assert PPO.for_task(Task, out=Path("o"), pretrained="x").games == 64
