@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
 
 
@@ -154,9 +154,9 @@ class FeatureEmbedding(nn.Module):
         torch.Size([2, 3, 8])
     """
 
-    def __init__(self, features: int, width: int, *, hidden: int = 0, positions: bool = True) -> None:
+    @checked
+    def __init__(self, features: Count, width: Count, *, hidden: Annotated[int, 0] = 0, positions: bool = True) -> None:
         super().__init__()
-        check_options(features=(features, 1), width=(width, 1), hidden=(hidden, 0))
         self.features, self.width, self.hidden, self.positions = features, width, hidden, positions
         self.project: nn.Module = nn.Linear(hidden or features, width)
         if hidden:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -16,7 +16,7 @@ from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.modules import OneHotCategorical
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import checked, have_shapes
 from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
 from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -212,6 +212,7 @@ class KLDivergenceTransform(ReferenceTransform):
         KeyError: "KLDivergenceTransform needs 'log_prob', found only ['action_log_prob', 'ref_log_prob']. It is ..."
     """
 
+    @checked
     def __init__(
         self,
         estimator: Estimator = "k1",
@@ -229,8 +230,6 @@ class KLDivergenceTransform(ReferenceTransform):
         embed_weights: bool = False,
         differentiable: bool = False,
     ) -> None:
-        check_options(estimator=(estimator, get_args(Estimator)), direction=(direction, get_args(KLDirection)))
-        check_options(per=(per, ("token", "sequence")), missing=(missing, get_args(MissingLogProb)))
         if estimator == "exact" and (policy is None or reference is None):
             raise ValueError("An exact divergence needs both distributions: pass policy= and reference=.")
         reference = None if reference is None else as_reference(reference)

@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, checked
 from torchrl_lang.modules.controllers import KLController, NumberKLController, one_number
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
 from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
@@ -61,6 +61,7 @@ class RewardAdjustmentTransform(ActionTransform):
         (tensor([1.0000, 0.5000]), tensor([1., 1.]))
     """
 
+    @checked
     def __init__(
         self,
         coef: float | Tensor | KLController = 1.0,
@@ -74,7 +75,6 @@ class RewardAdjustmentTransform(ActionTransform):
         auto_update: bool = False,
         measured_keys: Sequence[NestedKey] = (),
     ) -> None:
-        check_options(placement=(placement, ("token", "last")))
         if placement == "last" and mask_key is None:
             raise ValueError("placement='last' is for whole rows of tokens: it needs their mask, mask_key=.")
         rewards = key_list(reward_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -76,11 +76,6 @@ class VisualDialogueTask(Task):
     measure: Measure = "rank"
     image: bool = True
     server: str | None = None
-
-    def __post_init__(self) -> None:
-        check_options(measure=(self.measure, get_args(Measure)))
-        if self.rewards.ends_by_percentile and self.measure == "distance":
-            raise ValueError("Mode 'env_stops' needs measure='rank': its end is a percentile.")
 
     @property
     def rewards(self) -> DialogueRewards:
