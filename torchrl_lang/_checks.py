@@ -54,7 +54,8 @@ def check_given(**options: tuple[object, str | int | Collection[object]]) -> Non
 def checked(function: Function) -> Function:
     """Raise ValueError for arguments that their declared types do not allow: a Literal, or a type such as ``Count``.
 
-    What stands behind the type in Annotated is what :func:`check_options` reads; ``| None`` allows None as well.
+    What stands behind the type in Annotated is what :func:`check_options` reads; ``| None`` allows None as well. Of a
+    dataclass the fields are checked.
 
     Examples:
         >>> from torchrl_lang._checks import Count, Unit, checked
@@ -66,6 +67,9 @@ def checked(function: Function) -> Function:
             ...
         ValueError: episodes must be an integer of at least 1, got 0.
     """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
     names = [*inspect.signature(function).parameters]
 
     @functools.cache

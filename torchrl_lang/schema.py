@@ -390,10 +390,18 @@ def entry(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
             ...
         KeyError: "A row needs 'tokens', found only ['input_ids']. Rename or add the entry."
     """
-    value: Any = tensordict.get(key, None)
-    if value is None:
-        raise missing_entry("A row", [key], tensordict, "Rename or add the entry.")
-    return value
+    return find_entry("A row", key, "Rename or add the entry.", tensordict)
+
+
+def find_entry(reader: str, key: NestedKey, advice: str, *sources: Any) -> Any:
+    """The entry ``key`` of the first of some tensordicts or specs that has it; if none has it, a KeyError."""
+    found = [value for source in sources if (value := source.get(key, None)) is not None]
+    if not found:
+        first = sources[0]
+        raise missing_entry(
+            reader, [key], first if isinstance(first, TensorDictBase) else first.keys(True, True), advice
+        )
+    return found[0]
 
 
 def missing_entry(

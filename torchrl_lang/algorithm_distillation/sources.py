@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import Count, NonNegative, Unit, check_options, checked
+from torchrl_lang._checks import Count, NonNegative, Unit, checked
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.envs.grids.rooms import RoomEnv
@@ -20,6 +20,7 @@ from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE, EPISODE_
 __all__ = ["LinearDecay", "NoisyExpert", "PosteriorSampling", "QLearning", "TabularSource", "UCB"]
 
 
+@checked
 @dataclass(frozen=True)
 class LinearDecay:
     """Noise that falls linearly from ``first`` to ``last`` over a fraction of the history, then stays.
@@ -40,12 +41,11 @@ class LinearDecay:
         [[1.0, 1.0], [0.5, 0.75], [0.0, 0.25]]
     """
 
-    first: float = 1.0
-    last: float = 0.0
+    first: Unit = 1.0
+    last: Unit = 0.0
     fraction: tuple[float, float] = (0.3, 1.0)
 
     def __post_init__(self) -> None:
-        check_options(first=(self.first, "[0, 1]"), last=(self.last, "[0, 1]"))
         low, high = self.fraction
         if not 0 < low <= high <= 1:
             raise ValueError(f"fraction must be an interval in (0, 1], got {self.fraction}.")

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -464,8 +464,7 @@ def _begin_worker() -> None:
     """One thread per process; Ctrl-C is left to the parent; and no process outlives its parent."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    parent = cast(multiprocessing.process.BaseProcess, multiprocessing.parent_process())
 
     def watch() -> None:
         parent.join()

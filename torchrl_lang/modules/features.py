@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang._checks import Count, checked
-from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
+from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, find_entry
 
 
 def in_front(front: Tensor, mask: Tensor, row: Tensor) -> Tensor:
@@ -89,11 +89,10 @@ class RowFeatures(NamedTuple):
 
         Without ``features`` None, or a KeyError in the name of a ``reader``.
         """
-        if FEATURES in tensordict.keys():
-            return cls.of(tensordict.get(FEATURES), tensordict.get(FEATURES_MASK, None), batch)
-        if reader:
-            raise missing_entry(reader, [FEATURES], tensordict, "The model reads features, float [*B, P, F], of rows.")
-        return None
+        if not reader and FEATURES not in tensordict.keys():
+            return None
+        values = find_entry(reader, FEATURES, "The model reads features, float [*B, P, F], of rows.", tensordict)
+        return cls.of(values, tensordict.get(FEATURES_MASK, None), batch)
 
     @property
     def places(self) -> int:

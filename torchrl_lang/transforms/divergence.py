@@ -23,8 +23,8 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.schema import missing_entry
-from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, find_entry, key_list
+from torchrl_lang.schema import find_entry, missing_entry
+from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, key_list
 from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references import Reference, sum_heads
 
@@ -328,10 +328,9 @@ class KLDivergenceTransform(ReferenceTransform):
             step = self.reference.example_step(self.environment, specs)
             dist = self.reference.distribution(step, step.copy())
             like = distribution_kl(dist, dist, chunk_size=self.chunk_size)
-        elif self.ref_log_prob_key in observations.keys(True, True):
-            like = observations[self.ref_log_prob_key]
         else:
-            raise KeyError(f"There is no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before it.")
+            advice = "Put ReferenceModelLogProbTransform before it."
+            like = find_entry(type(self).__name__, self.ref_log_prob_key, advice, observations)
         shape, batch = like.shape, observations.shape
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])

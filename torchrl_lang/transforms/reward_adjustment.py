@@ -12,8 +12,8 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from torchrl_lang._checks import check_options, checked
 from torchrl_lang.modules.controllers import KLController, NumberKLController, one_number
-from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
-from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
+from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED, find_entry
+from torchrl_lang.transforms.base import KL, ActionTransform, key_list, last_name, sibling
 
 _TWICE = (
     "and the penalty would count twice: use the transform in one place, make rows with rows_from_rollout(..., "
@@ -158,10 +158,8 @@ class RewardAdjustmentTransform(ActionTransform):
         self._refuse_twice(specs["full_observation_spec"].keys(True, True))
         rewards, added = specs["full_reward_spec"], {}
         for reward, out, raw in self._keys:
-            if reward not in rewards.keys(True, True):
-                advice = "give in_keys=/reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)"
-                raise KeyError(f"There is no reward {reward!r} in {list(rewards.keys(True, True))}: {advice}.")
-            spec = rewards[reward]
+            advice = "Give in_keys=/reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)."
+            spec = find_entry(type(self).__name__, reward, advice, rewards)
             dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
             unbounded = Unbounded(spec.shape, dtype=dtype, device=spec.device)
             if out == reward:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import check_options, checked
+from torchrl_lang._checks import Unit, checked
 from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list, shorten
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
@@ -207,7 +207,8 @@ class RedditComments:
         columns: Any = {name: [each[i] for i in numbers] if each else () for name, each in given.items()}
         return RedditComments(**columns, report=self.report)
 
-    def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
+    @checked
+    def with_scores(self, *, at_least: float | None = None, quantile: Unit | None = None) -> RedditComments:
         """The comments with a score, upvotes minus downvotes, of at least a cutoff.
 
         The ILQL paper chooses comments by their rewards instead: ``CommentRows(cutoff=)``.
@@ -223,7 +224,6 @@ class RedditComments:
         if (quantile is None) == (at_least is None):
             raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
         if quantile is not None:
-            check_options(quantile=(quantile, "[0, 1]"))
             at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1) - _ROUNDING)] if self.scores else 0
         kept = [i for i, score in enumerate(self.scores) if score >= cast(float, at_least)]
         if not kept:
