@@ -395,13 +395,12 @@ def entry(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
 
 def find_entry(reader: str, key: NestedKey, advice: str, *sources: Any) -> Any:
     """The entry ``key`` of the first of some tensordicts or specs that has it; if none has it, a KeyError."""
-    found = [value for source in sources if (value := source.get(key, None)) is not None]
-    if not found:
-        first = sources[0]
-        raise missing_entry(
-            reader, [key], first if isinstance(first, TensorDictBase) else first.keys(True, True), advice
-        )
-    return found[0]
+    for source in sources:
+        value = source.get(key, None)
+        if value is not None:
+            return value
+    present = sources[0] if isinstance(sources[0], TensorDictBase) else sources[0].keys(True, True)
+    raise missing_entry(reader, [key], present, advice)
 
 
 def missing_entry(
