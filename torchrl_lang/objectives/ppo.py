@@ -208,10 +208,10 @@ class PPOLoss(RowLoss):
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
         if entropy_weight is None or entropy_bonus is False:
             entropy_weight = 0.01 if entropy_bonus else 0.0
-        self._set_options(value_weight=value_weight or 0.0, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
+        self.clip_epsilon, self.value_weight, self.entropy_weight = clip_epsilon, value_weight, entropy_weight
+        self.value_clip = value_clip  # of clip_epsilon, if True
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
-        self.clip_epsilon = clip_epsilon
-        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
+        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, kl_estimator=kl_estimator)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
