@@ -47,6 +47,9 @@ def test_declared_options_are_checked_by_name_and_by_place():
             _function(*wrong)
     with pytest.raises(ValueError, match=r"^rows must .*, got None"):
         _function(rows=None)
+    for wrong in ((1, "a", 10**400), (1, np.array(["a", "a"]))):
+        with pytest.raises(ValueError, match=r"^(kind|share) must .*, got "):
+            _function(*wrong)
     assert _function(2, "a", None, other="anything") == 2
     assert str(inspect.signature(_function)).startswith("(rows: 'Count', kind")
 

@@ -41,7 +41,9 @@ def check_options(**options: tuple[object, str | int | Collection[object]]) -> N
         elif isinstance(allowed, int):
             good, expected = _at_least(value, allowed), f"be an integer of at least {allowed}"
         else:
-            good, expected = value in allowed, f"be one of {list(allowed)}"
+            # An array is compared element by element.
+            good = not getattr(value, "shape", ()) and value in allowed
+            expected = f"be one of {list(allowed)}"
         if not good:
             raise ValueError(f"{name} must {expected}, got {value!r}.")
 
@@ -109,7 +111,7 @@ def _lies_in(value: object, interval: str) -> bool:
     """Whether a finite number lies in an interval such as ``(0, 1]``."""
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     low, high = map(float, interval[1:-1].split(","))
     above = number > low if interval[0] == "(" else number >= low

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss, margin_term
-from torchrl_lang.functional.value_terms import masked_mean
+from torchrl_lang.functional.value_terms import explained_variance, masked_mean
 
 numbers = st.floats(-10, 10, width=32)
 
@@ -83,3 +83,9 @@ def test_the_largest_weight_has_a_finite_square(dtype):
     weight = advantage_weight(torch.tensor([6e4, 1e3], dtype=dtype), 1.0)
     assert weight.square().isfinite().all()
     assert (weight > torch.finfo(dtype).max ** 0.48).all()
+
+
+def test_constant_targets_explain_nothing():
+    for n, value in ((3, 0.1), (37, 0.7), (377, 0.95), (377, 1e4)):
+        target, mask = torch.full((n,), value), torch.ones(n, dtype=torch.bool)
+        assert explained_variance(torch.linspace(0, 1, n), target, mask) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -93,6 +94,16 @@ def test_states_of_other_weights_or_other_tokens_are_not_read():
     assert reads_tokens(trunk, carrying)
     transformer_blocks(lm)[0].requires_grad_(False)
     assert not reads_tokens(trunk, carrying)
+    longer = carrying.copy().set("attention_mask", torch.ones_like(batch["attention_mask"]))
+    assert reads_tokens(trunk, longer)  # what was padding is real now
+    zeros = carrying.copy().set(FROZEN_STATES, carrying[FROZEN_STATES].apply(torch.zeros_like))
+    assert reads_tokens(trunk, zeros)  # as a storage fills rows that had no states
+    two = carrying[FROZEN_STATES].copy().set("1_other", next(iter(carrying[FROZEN_STATES].values())))
+    assert reads_tokens(trunk, carrying.copy().set(FROZEN_STATES, two))
+    lm.bfloat16().float()  # rounded weights, in other memory
+    assert reads_tokens(trunk, carrying)
+    carrying = with_frozen_states(actor, batch)
+    assert not reads_tokens(trunk, carrying)
     with torch.no_grad():
         lm.embed_tokens.weight.mul_(2)
     assert reads_tokens(trunk, carrying)
@@ -106,3 +117,27 @@ def test_a_model_that_adds_positions_in_a_way_of_its_own_is_left_as_it_is():
     actor = language_actor(lm)
     train_top_layers(actor, 1)
     assert FROZEN_STATES not in with_frozen_states(actor, make_rows()).keys()
+
+
+def test_a_frozen_trunk_shares_what_rows_begin_with(monkeypatch):
+    monkeypatch.setitem(importlib.import_module("torchrl_lang.modules.shared_prefix")._CALL, "cpu", 4)
+    batch = make_rows()
+    batch["tokens"][:, :8] = batch["tokens"][0, :8]
+    actor = language_actor(tiny_lm("llama"))
+    train_top_layers(actor, 0)
+    mask, plain = batch["attention_mask"], actor[0](batch.copy())["hidden"]
+    torch.testing.assert_close(actor[0](with_frozen_states(actor, batch))["hidden"][mask], plain[mask])
+
+
+def test_rows_that_cannot_carry_states():
+    batch, actor = make_rows(), language_actor(tiny_lm("llama"))
+    train_top_layers(actor, 1)
+    assert FROZEN_STATES not in with_frozen_states(actor, batch[:0]).keys()
+    with torch.inference_mode():  # weights without a version
+        other = language_actor(tiny_lm("llama"))
+        train_top_layers(other, 1)
+    assert FROZEN_STATES not in with_frozen_states(other, batch).keys()
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=2, target_modules=["embed_tokens"])
+    adapted = language_actor(peft.get_peft_model(tiny_lm("llama"), lora).requires_grad_(False))
+    assert adapted[0].module.frozen_layers == 0

@@ -104,9 +104,9 @@ def test_where_it_does_not_apply(tokens):
     lm = tiny_lm("gpt2", layers=1)
     read = passes(lm)
 
-    def shares(trunk, **options):
+    def shares(trunk, read=read):
         read.clear()
-        trunk(tokens, MASK, **options)
+        trunk(tokens, MASK)
         return (3, 9) in read
 
     assert shares(Trunk(lm))
@@ -116,6 +116,20 @@ def test_where_it_does_not_apply(tokens):
     lm.transformer.drop.p = 0.1
     assert not shares(Trunk(lm).train())
     assert shares(Trunk(lm).eval())
+    lm = tiny_lm("gpt2", layers=1)
+    trunk = Trunk(lm).gradient_checkpointing().eval()
+    lm.train()
+    assert not shares(trunk)
+    trunk = Trunk(tiny_lm("gpt2", layers=1))
+    weights = {name: weight.detach() for name, weight in trunk.named_parameters()}
+    square = lambda weights: torch.func.functional_call(trunk, weights, (tokens, MASK))[MASK].square().sum()  # noqa: E731
+    found = torch.func.grad(square)(weights)["model.ln_f.weight"]
+    trunk(tokens, MASK)[MASK].square().sum().backward()
+    torch.testing.assert_close(found, trunk.model.ln_f.weight.grad, rtol=1e-4, atol=1e-4)
+    long = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 8, "factor": 5.0}
+    lm = tiny_lm("llama", layers=1, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **long})
+    read = passes(lm)
+    assert not shares(Trunk(lm), read=read)
     lm = tiny_lm("gpt2", layers=1)
     states = torch.vmap(lambda part: Trunk(lm.eval())(part), randomness="same")(tokens.reshape(2, 4, 20))
     torch.testing.assert_close(states.reshape(8, 20, -1)[MASK], Trunk(lm, share_prefixes=False)(tokens)[MASK])

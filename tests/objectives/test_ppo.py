@@ -412,6 +412,14 @@ def test_options_by_torchrls_names(rows):
     assert make_ppo(separate_losses=True).detach_value
     assert make_ppo(clip_value=True, clip_epsilon=0.05).value_clip == 0.05
     assert make_ppo(clip_value=False).value_clip is None
+    loss = make_ppo(clip_epsilon=0.05)
+    loss.clip_value, loss.critic_coeff = True, None
+    assert (loss.value_clip, loss.value_weight) == (0.05, 0)
+    loss.clip_value = False
+    assert loss.value_clip is None
+    for name in ("critic_coeff", "value_weight", "clip_value"):
+        with pytest.raises(ValueError, match=r"must lie in .*, got -1"):
+            setattr(loss, name, -1)
     loss = PPOLoss(make_actor(), critic_network=make_heads()[1])
     assert loss.critic_network is loss.value_network
     with pytest.raises(TypeError, match="critic_coeff is TorchRL's name of value_weight: give PPOLoss one of them"):

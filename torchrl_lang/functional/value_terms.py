@@ -13,6 +13,8 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.functional.filters import filtered
 from torchrl_lang.functional.precision import scalar_like
 
+_ROUNDING = 8  # units in the last place that a mean of equal numbers may differ from them
+
 
 def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
     """Asymmetric squared error ``|tau - 1(u < 0)| * u**2``, elementwise (IQL, arXiv 2110.06169, eq. 4).
@@ -186,7 +188,8 @@ def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
         tensor(0.7500)
     """
     rest, whole = (masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (target - value, target))
-    return torch.where(whole > 0, 1 - rest / whole.clamp_min(torch.finfo(whole.dtype).tiny), 0.0)
+    least = (_ROUNDING * torch.finfo(whole.dtype).eps) ** 2 * masked_mean(target.square(), mask)
+    return torch.where(whole > least, 1 - rest / whole.clamp_min(torch.finfo(whole.dtype).tiny), 0.0)
 
 
 def weighted_cross_entropy(

@@ -128,6 +128,12 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
     return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
 
 
+def depends_on_length(config: PreTrainedConfig) -> bool:
+    """Whether a model embeds a position differently in longer rows, as some kinds of scaled rotary positions do."""
+    kinds = str([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
+    return "longrope" in kinds or "dynamic" in kinds
+
+
 def cache_obstacle(model: PreTrainedModel) -> str | None:
     """Why a model without its head cannot read rows incrementally with our masks, in words; None if it can."""
     config: Any = model.config

@@ -9,13 +9,21 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
+from torch._subclasses import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
 from torchrl_lang.modules.frozen.frozen_states import frozen_blocks, lower_part, states_name, upper_part
-from torchrl_lang.modules.hugging_face import FINAL_NORMS, applies_dropout, cache_obstacle, check_causal, eval_mode
+from torchrl_lang.modules.hugging_face import (
+    FINAL_NORMS,
+    applies_dropout,
+    cache_obstacle,
+    check_causal,
+    depends_on_length,
+    eval_mode,
+)
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
@@ -54,7 +62,7 @@ class Trunk(nn.Module):
         share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
             :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
             that cannot read rows in chunks or apply dropout, that are sharded or compiled, for rows with
-            features, and with gradient checkpointing.
+            features, with gradient checkpointing, and where rotary positions depend on the length of the rows.
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
@@ -92,7 +100,8 @@ class Trunk(nn.Module):
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         check_causal(self.model)
-        self.expose_pre_norm, self.length_groups, self.share_prefixes = expose_pre_norm, length_groups, share_prefixes
+        self.expose_pre_norm, self.length_groups = expose_pre_norm, length_groups
+        self.share_prefixes = share_prefixes and not depends_on_length(self.model.config)
         self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
         self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
@@ -196,13 +205,15 @@ class Trunk(nn.Module):
     def frozen_layers(self) -> int:
         """Number of the lowest layers whose output never changes, so that rows can carry :meth:`frozen_states`.
 
-        0 for sharded and compiled models and for those that read returns or features.
+        0 for sharded and compiled models, for those that read returns or features, and where rotary positions depend on
+        the length of the rows.
         """
         return frozen_blocks(self.model) if self._splits else 0
 
     @property
     def _splits(self) -> bool:
-        return self.sharded_root is None and not self.compiled and self.returns is None and self.features is None
+        plain = self.sharded_root is None and not self.compiled and self.returns is None and self.features is None
+        return plain and not depends_on_length(self.model.config)
 
     @torch.no_grad()
     def frozen_states(self, tokens: Tensor, attention_mask: Tensor) -> TensorDict:
@@ -213,8 +224,8 @@ class Trunk(nn.Module):
             attention_mask: bool ``[*B, T]``.
 
         Returns:
-            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that stands for their weights, and the tokens. On
-            padding the states are any numbers.
+            ``[*B]``, with one entry, whose name stands for the weights: ``states``, float ``[*B, T, H]``, any numbers
+            on padding, and ``tokens``, int64 ``[*B, T]``, plus one, 0 on padding: rows of zeros have no states.
 
         Examples:
             >>> import torch
@@ -231,22 +242,26 @@ class Trunk(nn.Module):
             states = self._of_batch(flat, length, flat, part=lower_part(self.model, blocks))[0]
         name = states_name(self.model, blocks)
         shaped = states.reshape(*tokens.shape, self.width)
-        return TensorDict({str(name): shaped, TOKENS: tokens}, batch_size=tokens.shape[:-1])
+        known = (tokens + 1) * attention_mask
+        return TensorDict({str(name): {"states": shaped, TOKENS: known}}, batch_size=tokens.shape[:-1])
 
     def _begin(
         self, tokens: Tensor, length: Tensor | None, frozen: TensorDictBase
     ) -> tuple[Tensor, PreTrainedModel] | None:
         """States ``[N, T, H]`` of these tokens and the model that reads on from them; None if they are of others."""
-        name = next(str(key) for key in frozen.keys() if key != TOKENS)
-        blocks = int(name.partition("_")[0])
         if torch.compiler.is_compiling() or self._in_step(tokens) or not self._splits:
             return None
+        names = [str(key) for key in frozen.keys()]
+        if len(names) != 1:  # of several weights, as in a storage, which fills what a row did not have
+            return None
+        name, blocks = names[0], int(names[0].partition("_")[0])
         if name != states_name(self.model, blocks) or applies_dropout(self.model.modules()):
             return None
         width = tokens.shape[-1]
-        own, states = (frozen.get(key).flatten(0, -2 - i)[:, :width] for i, key in enumerate((TOKENS, name)))
+        own = frozen.get((name, TOKENS)).flatten(0, -2)[:, :width]
+        states = frozen.get((name, "states")).flatten(0, -3)[:, :width]
         missing = width - own.shape[1]  # columns of padding
-        other = nn.functional.pad(own, (0, missing), value=-1) != tokens
+        other = nn.functional.pad(own, (0, missing)) != tokens + 1
         if length is not None:
             other &= torch.arange(width, device=tokens.device) < length[:, None]
         if bool(other.any()):
@@ -292,7 +307,7 @@ class Trunk(nn.Module):
             return self._grouped(source, length, lambda x, rows: self._of_rows(x, features, rows, part))
         from torchrl_lang.modules.decoding.cache import PrefixKeys  # transformers
 
-        keys, cut, group = PrefixKeys(), found.width, found.group
+        keys, cut, group = PrefixKeys(found.width), found.width, found.group
         front = self.states(source[found.first, :cut], part=part, past_key_values=keys, use_cache=True)
         rest = self._grouped(
             source[:, cut:],
@@ -344,10 +359,12 @@ class Trunk(nn.Module):
         """What the rows ``[N, T]`` begin with in common, if it is to be read once."""
         if not self.share_prefixes or self.compiled or torch.compiler.is_compiling() or self._in_step(tokens):
             return None
+        if is_functorch_wrapped_tensor(tokens) or isinstance(tokens, FakeTensor) or tokens.is_meta:
+            return None  # the rows cannot be looked at
         if self.cache_obstacle is not None or (found := shared_prefix(tokens, length)) is None:
             return None
         modules = list(self.model.modules())
-        recomputes = self.training and any(getattr(module, "gradient_checkpointing", False) for module in modules)
+        recomputes = any(module.training and getattr(module, "gradient_checkpointing", False) for module in modules)
         return None if recomputes or applies_dropout(modules) else found
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:

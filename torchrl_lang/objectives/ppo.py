@@ -16,7 +16,7 @@ from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
-from torchrl_lang._checks import other_name, torchrl_names
+from torchrl_lang._checks import check_given, other_name, torchrl_names
 from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
@@ -31,6 +31,8 @@ from torchrl_lang.objectives.networks import as_head, set_actor, trained_params,
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
+# What the constructor allows of these also where they are set later, by either name.
+_SETTABLE = {"value_clip": "(0, inf)", "value_weight": "[0, inf)", "entropy_weight": "(-inf, inf)"}
 _ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
     **dict.fromkeys(_ESTIMATED, "call loss.estimate(rows) once a batch, before the first epoch"),
@@ -206,16 +208,23 @@ class PPOLoss(RowLoss):
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
         if entropy_weight is None or entropy_bonus is False:
             entropy_weight = 0.01 if entropy_bonus else 0.0
-        self._set_options(value_weight=value_weight or 0.0, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
+        self.clip_epsilon, self.value_weight, self.entropy_weight = clip_epsilon, value_weight, entropy_weight
+        self.value_clip = value_clip  # of clip_epsilon, if True
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
-        self.clip_epsilon = clip_epsilon
-        if isinstance(value_clip, bool):
-            value_clip = self.clip_epsilon[1] if value_clip else None
-        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
+        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, kl_estimator=kl_estimator)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
         self.embed_weights = embed_weights
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "value_clip" and isinstance(value, bool):
+            value = self.clip_epsilon[1] if value else None
+        if name in ("value_weight", "entropy_weight") and value is None:
+            value = 0.0
+        if name in _SETTABLE:
+            check_given(**{name: (value, _SETTABLE[name])})
+        super().__setattr__(name, value)
 
     @property
     def clip_epsilon(self) -> Any:

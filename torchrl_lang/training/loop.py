@@ -99,8 +99,8 @@ def train_steps(
     """
     check_options(accumulate=(accumulate, 1), autocast=(autocast, (None, torch.bfloat16)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    apart = {p: None for module in clip_apart for p in module.parameters()}
-    together = [p for p in parameters if p not in apart]
+    named = {p for module in clip_apart for p in module.parameters()}
+    apart, together = [p for p in parameters if p in named], [p for p in parameters if p not in named]
     precision = partial(torch.autocast, parameters[0].device.type, dtype=autocast) if autocast else nullcontext
     draw = batches if callable(batches) else _draw_from(batches)
     finite = FiniteCheck() if finite is None else finite

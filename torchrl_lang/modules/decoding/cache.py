@@ -157,19 +157,23 @@ class PrefixKeys(Cache):
     The first pass of a model with this cache reads the prefixes, int64 ``[G, P]``. After it :meth:`follow` reads the
     tokens of rows behind them, any number of times.
 
+    Args:
+        width: ``P``, number of tokens of a prefix.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.modules import Trunk, causal_lm
         >>> from torchrl_lang.modules.decoding.cache import PrefixKeys
         >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)).eval()
-        >>> row, keys = torch.randint(11, (1, 6)), PrefixKeys()
+        >>> row, keys = torch.randint(11, (1, 6)), PrefixKeys(4)
         >>> _ = trunk.states(row[:, :4], past_key_values=keys, use_cache=True)
         >>> hidden, = keys.follow(trunk, row[:, 4:], torch.tensor([0]))
         >>> torch.testing.assert_close(hidden, trunk(row)[:, 4:])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__(layer_class_to_replicate=_RowLayer)
+        self._width = width
         self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
         self._group: Tensor | None = None
 
@@ -178,7 +182,7 @@ class PrefixKeys(Cache):
 
         The ``options``, and that tokens may be embedded, are those of :meth:`Trunk.states`.
         """
-        self._group, cut = group, next(iter(self._prefixes.values()))[0].shape[2]
+        self._group, cut = group, self._width
         positions = torch.arange(cut, cut + tokens.shape[1], device=tokens.device)[None]
         mask = _mask(trunk, positions, cut + tokens.shape[1], _common_dtype(trunk.model))
         options = {"past_key_values": self, "use_cache": True, "position_ids": positions, **options}

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchrl_lang.modules.hugging_face import FINAL_NORMS, is_adapter
 
-_PROCESS = os.urandom(8).hex()
-_numbers, _next = WeakTensorKeyDictionary(), count()
+_START = os.urandom(8).hex()
+_numbers, _next = WeakTensorKeyDictionary(), count()  # by weight: its memory, and a number for that
 
 
 def block_list(model: Any) -> tuple[str, nn.ModuleList]:
@@ -43,7 +44,7 @@ def _lists_of(module: nn.Module, length: int) -> Iterator[tuple[str, nn.ModuleLi
 def frozen_blocks(model: Any) -> int:
     """The number of a headless model's lowest blocks that never change, nor what is before them.
 
-    No weight there trains, and no block has adapters, which can be switched off.
+    No weight there trains, and nothing there has adapters, which can be switched off, even if these are frozen.
 
     Raises:
         ValueError: the blocks are not found.
@@ -56,13 +57,12 @@ def frozen_blocks(model: Any) -> int:
         >>> frozen_blocks(lm.base_model)
         2
     """
-    if any(weight.requires_grad for _, weight in _lower_weights(model, 0)):
+    path, blocks = block_list(model)
+    above = tuple(f"{name}." for name in (path, *FINAL_NORMS))
+    before = [module for name, module in model.named_modules() if not f"{name}.".startswith(above)]
+    if any(map(_changes, _lower_weights(model, 0))) or any(map(is_adapter, before)):
         return 0
-    _, blocks = block_list(model)
-    changes = [
-        any(weight.requires_grad for weight in block.parameters()) or any(map(is_adapter, block.modules()))
-        for block in blocks
-    ]
+    changes = [any(map(_changes, block.parameters())) or any(map(is_adapter, block.modules())) for block in blocks]
     return [*changes, True].index(True)
 
 
@@ -70,15 +70,29 @@ def states_name(model: Any, blocks: int) -> str | None:
     """A name for the output of the lowest ``blocks`` of a headless model; None if their weights train.
 
     It is the same while these are the same tensors, unchanged, with the same autocast: for the model and for copies
-    that share them, in this process. Writes through ``.data`` are not noticed.
+    that share them, in this process. Moves such as ``.to(dtype)`` and other memory behind ``.data`` are noticed, writes
+    into the same memory through ``.data`` are not.
     """
-    weights = [weight for _, weight in _lower_weights(model, blocks)]
-    if any(weight.requires_grad for weight in weights):
+    weights = _lower_weights(model, blocks)
+    if any(map(_changes, weights)):
         return None
     kind = weights[0].device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    known = tuple((_numbers.setdefault(weight, next(_next)), weight._version) for weight in weights)
-    return f"{blocks}_{hash((known, str(autocast))):x}_{_PROCESS}"
+    known = tuple((_number(w), w._version, w.data_ptr(), str(w.dtype), str(w.device)) for w in weights)
+    return f"{blocks}_{hash((known, str(autocast))):x}_{_START}{os.getpid():x}"
+
+
+def _changes(weight: Tensor) -> bool:
+    """Whether a weight trains, or has no version counter, so that writes are not noticed."""
+    return weight.requires_grad or weight.is_inference()
+
+
+def _number(weight: Tensor) -> int:
+    """The number of a weight's memory, another one if it gets other memory, even at the same address."""
+    memory = StorageWeakRef(weight.untyped_storage())
+    if weight not in _numbers or _numbers[weight][0] != memory:
+        _numbers[weight] = memory, next(_next)
+    return int(_numbers[weight][1])
 
 
 def lower_part(model: Any, blocks: int) -> Any:
@@ -95,12 +109,12 @@ def upper_part(model: Any, blocks: int) -> Any:
     return _with(model, {path: found[blocks:], **learned}, slice(blocks, None))
 
 
-def _lower_weights(model: Any, blocks: int) -> list[tuple[str, Tensor]]:
+def _lower_weights(model: Any, blocks: int) -> list[Tensor]:
     """The weights of the lowest blocks and of what is before all blocks."""
     path, found = block_list(model)
     above = {f"{path}.{number}" for number in range(blocks, len(found))} | set(FINAL_NORMS)
     prefixes = tuple(f"{name}." for name in above)
-    return [(name, weight) for name, weight in model.named_parameters() if not name.startswith(prefixes)]
+    return [weight for name, weight in model.named_parameters() if not name.startswith(prefixes)]
 
 
 def _with(model: Any, modules: dict[str, nn.Module], layers: slice) -> Any:

@@ -85,8 +85,9 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
 
     Returns:
         A shallow copy with the entry ``frozen_states``, up to the longest row: as many bytes as states,
-        ``B * T * H`` numbers of the model's dtype. The same rows if that is more than the limit,
-        no layer is frozen, there is no trunk, or the model cannot be divided.
+        ``B * T * H`` numbers of the model's dtype. Rows of two calls may so have states of different widths and cannot
+        be joined: call it on the joined rows. The same rows if that is more than the limit, there are no rows, no layer
+        is frozen, there is no trunk, or the model cannot be divided.
 
     Examples:
         >>> import torch
@@ -100,7 +101,7 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
         >>> torch.testing.assert_close(actor(carrying)["logits"], actor(rows)["logits"])
     """
     trunk = next((child for child in actor.modules() if isinstance(child, Trunk)), None)
-    if trunk is None or not trunk.frozen_layers or not rows.numel():
+    if trunk is None or not trunk.frozen_layers or not rows.get(TOKENS).numel():
         return rows
     tokens, mask = rows.get(TOKENS).long(), rows.get(ATTENTION_MASK)
     longest = max(int(mask.sum(-1).max()), 1)
