@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.recipes.lines import log_of, refused, weights_of
 from torchrl_lang.__main__ import main
-from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, save_agent
+from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, load_agent, save_agent
 from torchrl_lang.recipes import runs
 from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, PaperILQL, Rejection
 from torchrl_lang.recipes.initial_model import choose_weights
@@ -125,6 +125,8 @@ def test_adapters_in_low_precision(home, tmp_path, recipe, option, place):
     finished = load_run(run, find_task(NAME))
     assert finished.model.lm.dtype == torch.bfloat16
     assert isinstance(finished.reply("hi", beta=finished.betas[0] if finished.has_values else 0.0), str)
+    if recipe in ("ilql", "ppo"):
+        load_agent(finished.save_agent(tmp_path / "made"))  # its card names the model that training began with, if any
 
 
 def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path, monkeypatch):
