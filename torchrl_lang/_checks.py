@@ -99,7 +99,7 @@ class _Names(dict[str, Any]):
 
 
 def _declared(hint: Any) -> Iterator[tuple[Any, bool]]:
-    """What a type allows, and whether None as well; nothing where other types are allowed."""
+    """Give what a type allows, and whether None as well; nothing where it is no such type."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [part for part in parts if part is not NoneType]
     if len(kinds) == 1 and get_origin(kinds[0]) in (Annotated, Literal):

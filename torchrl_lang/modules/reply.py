@@ -1,4 +1,4 @@
-"""What an agent answers in dialogues: to texts, to the messages of a chat, and in a terminal."""
+"""Answer in dialogues as an agent: to texts, to the messages of a chat, and in a terminal."""
 
 from __future__ import annotations
 

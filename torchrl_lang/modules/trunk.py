@@ -356,7 +356,7 @@ class Trunk(nn.Module):
         return self.sharded_root is not None or is_batchedtensor(tokens)
 
     def _shared(self, tokens: Tensor, length: Tensor | None) -> SharedPrefix | None:
-        """What the rows ``[N, T]`` begin with in common, if it is to be read once."""
+        """Find what rows ``[N, T]`` begin with in common, if it is to be read once."""
         if not self.share_prefixes or self.compiled or torch.compiler.is_compiling() or self._in_step(tokens):
             return None
         if is_functorch_wrapped_tensor(tokens) or isinstance(tokens, FakeTensor) or tokens.is_meta:

@@ -143,6 +143,13 @@ _OPTIONS: dict[str, Any] = {
 _OPTIONAL = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
 
 
+def check_named(**options: Any) -> None:
+    """Check options by their names, in the table above; others are allowed anything."""
+    known = {name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS}
+    check_given(**{name: known.pop(name) for name in _OPTIONAL & known.keys()})
+    check_options(**known)
+
+
 class RowLoss(ReferenceHolder, LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
 
@@ -200,10 +207,8 @@ class RowLoss(ReferenceHolder, LossModule):
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
 
     def _set_options(self, **options: Any) -> None:
-        """Check options by their names, in the table above, and set them."""
-        known = {name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS}
-        check_given(**{name: known.pop(name) for name in _OPTIONAL & known.keys()})
-        check_options(**known)
+        """Check options by their names and set them."""
+        check_named(**options)
         for name in ("end_of_action", "rest"):
             if (token := options.get(name)) is not None:
                 limit = vocabulary(self.actor_network)

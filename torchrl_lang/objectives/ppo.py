@@ -16,7 +16,7 @@ from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
-from torchrl_lang._checks import check_given, other_name, torchrl_names
+from torchrl_lang._checks import other_name, torchrl_names
 from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
@@ -26,13 +26,11 @@ from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, over_rows
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, check_named, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
-# What the constructor allows of these also where they are set later, by either name.
-_SETTABLE = {"value_clip": "(0, inf)", "value_weight": "[0, inf)", "entropy_weight": "(-inf, inf)"}
 _ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
     **dict.fromkeys(_ESTIMATED, "call loss.estimate(rows) once a batch, before the first epoch"),
@@ -222,8 +220,8 @@ class PPOLoss(RowLoss):
             value = self.clip_epsilon[1] if value else None
         if name in ("value_weight", "entropy_weight") and value is None:
             value = 0.0
-        if name in _SETTABLE:
-            check_given(**{name: (value, _SETTABLE[name])})
+        if name in ("value_clip", "value_weight", "entropy_weight"):  # also where they are set later, by either name
+            check_named(**{name: value})
         super().__setattr__(name, value)
 
     @property

@@ -228,12 +228,21 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
 
 def is_pretrained(pretrained: str | None, start: Path | None) -> bool:
     """Whether a run begins with a pretrained model: a Hugging Face model, or the model of a run that began with one."""
-    if pretrained is not None or start is None or not (path := start / "config.json").is_file():
+    if pretrained is not None or start is None:
         return pretrained is not None
+    return holds_model(start) or bool(_record_in(start).get("from_pretrained"))
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder is that of a Hugging Face model, such as a saved agent, rather than that of a run."""
+    return "model_type" in _record_in(folder)
+
+
+def _record_in(folder: Path) -> Mapping[str, Any]:
     from torchrl_lang._files import read_json
 
-    record = read_json(path, remedy="restore the file, or start from another folder")
-    return "model_type" in record or bool(record.get("from_pretrained"))
+    path = folder / "config.json"
+    return read_json(path, remedy="restore the file, or start from another folder") if path.is_file() else {}
 
 
 # -- offline --------------------------------------------------------------------------------------------------------

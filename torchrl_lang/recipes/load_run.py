@@ -25,7 +25,7 @@ from torchrl_lang.modules.save import (
     saved_value_actor,
     saved_value_trunk,
 )
-from torchrl_lang.recipes.algorithms import BETAS
+from torchrl_lang.recipes.algorithms import BETAS, holds_model
 from torchrl_lang.recipes.records import described, held_out, read_options, results_of
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
@@ -330,12 +330,6 @@ def load_model(folder: Path, **kwargs: Any) -> tuple[SavedModel, Tokenizer | Non
         return _model_of_run(folder, kwargs)
     model = load_language_model(folder, **kwargs)
     return model, None if model.tokenizer is None else _own_tokenizer(folder, model)
-
-
-def holds_model(folder: Path) -> bool:
-    """Whether a folder is that of a Hugging Face model, such as a saved agent, rather than that of a run."""
-    path = folder / "config.json"
-    return path.is_file() and "model_type" in read_json(path, remedy="restore the file")
 
 
 def _model_of_run(folder: Path, kwargs: dict[str, Any]) -> tuple[SavedModel, Tokenizer]:

@@ -24,10 +24,10 @@ from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_la
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.recipes.algorithms import OnlineOptions
+from torchrl_lang.recipes.algorithms import OnlineOptions, holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
-from torchrl_lang.recipes.load_run import FinishedRun, holds_model, load_run, refuse_returns
+from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks import OWN_TASK

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
-from torchrl_lang._files import Record, read_json, shorten
-from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang._files import Record, shorten
+from torchrl_lang.recipes.algorithms import ALGORITHMS, holds_model
 from torchrl_lang.recipes.options import dashed, plain
 from torchrl_lang.training import Checkpointer
 
@@ -119,7 +119,7 @@ def _base_model(options: Mapping[str, Any]) -> str | None:
     if name is not None:
         return None if Path(name).exists() else name
     record = None if start is None else Path(start) / "config.json"
-    if record is None or not record.exists() or "model_type" in read_json(record, remedy="restore the file"):
+    if record is None or not record.exists() or holds_model(record.parent):
         return None  # a local model has no name
     return _base_model(read_options(record).model_dump())
 

@@ -224,7 +224,7 @@ def scores(positions: Tensor, visible: int, dtype: torch.dtype, window: int | No
 
 
 def _mask(trunk: Trunk, positions: Tensor, visible: int, dtype: torch.dtype) -> Any:
-    """What a model takes for the attention bias of :func:`scores`; those with several kinds of layers one per kind."""
+    """Make the attention bias of :func:`scores` as a model takes it: one per kind of its layers if it has several."""
     windows = attention_windows(trunk.model.config).items()
     masks = {kind: scores(positions, visible, dtype, window) for kind, window in windows}
     return masks if len(masks) > 1 else next(iter(masks.values()))
