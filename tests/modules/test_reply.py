@@ -118,6 +118,13 @@ def test_a_batch_answers_as_each_dialogue_alone(agent):
     assert together == [agent.reply(dialogues[0]), agent.reply(messages=dialogues[1]), agent.reply(*dialogues[2])]
 
 
+def test_a_text_or_a_message_is_no_dialogue(agent):
+    for call in (lambda: agent.replies(["hi", "ho"]), lambda: agent.reply(QUESTION), lambda: agent.replies([])):
+        with pytest.raises(ValueError, match="one dialogue, each a list of messages or of texts, got"):
+            call()
+    assert isinstance(agent.reply([]), str)
+
+
 def test_an_agent_without_a_chat_template_takes_texts_and_messages(tmp_path):
     policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, method="greedy")
     agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
