@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.data.chat_templates import CHATML, EXACT, IM, TOOL_CHATML, Family, tokenizer_of
+from tests.data.chat_templates import CHATML, EXACT, FIRST_PROMPT_ONLY, IM, TOOL_CHATML, Family, tokenizer_of
 from tests.modules.toys import CONTROL, TOKENIZER, tiny_lm
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, load_agent, save_agent
 from torchrl_lang.modules.reply import chat
@@ -49,6 +49,16 @@ def test_the_prompt_is_the_one_of_transformers(fixed):
     assert encode_dialogue(["2 + 2?", "4", "sure?"], tokenizer).tokens == expected(source, own + several, tools=tools)
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "qwen3", "qwen3 without thinking", "deepseek"])
+def test_a_dialogue_that_the_assistant_begins(name):
+    family = (EXACT | FIRST_PROMPT_ONLY)[name]
+    source = tokenizer_of(family)
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, **family.options))
+    hello = {"role": "assistant", "content": "hello"}
+    for messages in ([hello, QUESTION], [QUESTION, hello, hello, QUESTION]):
+        assert encode_dialogue(messages, tokenizer).tokens == expected(source, messages, **family.options)
+
+
 def test_dialogues_that_nobody_answers():
     gemma = tokenizer_of(EXACT["gemma"])
     tokenizer = ChatTokenizer(gemma, RowFormat.from_chat_template(gemma))
@@ -57,6 +67,7 @@ def test_dialogues_that_nobody_answers():
         (answered, {}, "The last of the 2 messages is the agent's: give the user's answer"),
         (["hi", "yo"], {}, "The last of the 2 messages"),
         ([SYSTEM, QUESTION], {}, "System role not supported"),
+        ([answered[1], QUESTION], {}, "Roles must alternate"),
         ([{"role": "user"}], {}, "message 1"),
         ([{"role": "boss", "content": "hi"}], {}, "message 1"),
     ):
