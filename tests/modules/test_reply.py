@@ -134,6 +134,8 @@ def test_a_text_or_a_message_is_no_dialogue(agent):
         with pytest.raises(ValueError, match="one dialogue, each a list of messages or of texts, got"):
             call()
     assert isinstance(agent.reply([]), str)
+    with pytest.raises(ValueError, match="tokens and an action exceed the model's 400 positions: shorten the dialogue"):
+        agent.reply("1 " * 400)
 
 
 def test_an_agent_without_a_chat_template_takes_texts_and_messages(tmp_path):
