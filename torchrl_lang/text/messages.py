@@ -250,7 +250,7 @@ def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
     text, further = message.content, message.of_template
     if further:
         if not isinstance(tokenizer, ChatTokenizer):
-            raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer")
+            raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer (--chat)")
         text = write_utterance({"role": "assistant", "content": text, **further}, tokenizer)
     return Turn(text, message.reward or 0.0)
 
