@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.data.chat_templates import CHATML, EXACT, IM, TOOL_CHATML, Family, tokenizer_of
+from tests.data.chat_templates import CHATML, EXACT, FIRST_PROMPT_ONLY, IM, TOOL_CHATML, Family, tokenizer_of
 from tests.modules.toys import CONTROL, TOKENIZER, tiny_lm
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, load_agent, save_agent
 from torchrl_lang.modules.reply import chat
@@ -49,6 +49,16 @@ def test_the_prompt_is_the_one_of_transformers(fixed):
     assert encode_dialogue(["2 + 2?", "4", "sure?"], tokenizer).tokens == expected(source, own + several, tools=tools)
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "qwen3", "qwen3 without thinking", "deepseek"])
+def test_a_dialogue_that_the_assistant_begins(name):
+    family = (EXACT | FIRST_PROMPT_ONLY)[name]
+    source = tokenizer_of(family)
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, **family.options))
+    hello = {"role": "assistant", "content": "hello"}
+    for messages in ([hello, QUESTION], [QUESTION, hello, hello, QUESTION]):
+        assert encode_dialogue(messages, tokenizer).tokens == expected(source, messages, **family.options)
+
+
 def test_dialogues_that_nobody_answers():
     gemma = tokenizer_of(EXACT["gemma"])
     tokenizer = ChatTokenizer(gemma, RowFormat.from_chat_template(gemma))
@@ -57,6 +67,7 @@ def test_dialogues_that_nobody_answers():
         (answered, {}, "The last of the 2 messages is the agent's: give the user's answer"),
         (["hi", "yo"], {}, "The last of the 2 messages"),
         ([SYSTEM, QUESTION], {}, "System role not supported"),
+        ([answered[1], QUESTION], {}, "Roles must alternate"),
         ([{"role": "user"}], {}, "message 1"),
         ([{"role": "boss", "content": "hi"}], {}, "message 1"),
     ):
@@ -116,6 +127,15 @@ def test_a_batch_answers_as_each_dialogue_alone(agent):
     agent.policy.method = "greedy"
     together = agent.replies(dialogues)
     assert together == [agent.reply(dialogues[0]), agent.reply(messages=dialogues[1]), agent.reply(*dialogues[2])]
+
+
+def test_a_text_or_a_message_is_no_dialogue(agent):
+    for call in (lambda: agent.replies(["hi", "ho"]), lambda: agent.reply(QUESTION), lambda: agent.replies([])):
+        with pytest.raises(ValueError, match="one dialogue, each a list of messages or of texts, got"):
+            call()
+    assert isinstance(agent.reply([]), str)
+    with pytest.raises(ValueError, match="tokens and an action exceed the model's 400 positions: shorten the dialogue"):
+        agent.reply("1 " * 400)
 
 
 def test_an_agent_without_a_chat_template_takes_texts_and_messages(tmp_path):

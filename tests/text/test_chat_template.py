@@ -28,7 +28,7 @@ from tests.data.chat_templates import (
 from tests.rows import to_row
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_rows
-from torchrl_lang.text.messages import encode_dialogue
+from torchrl_lang.text.messages import encode_dialogue, from_messages
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 
 
@@ -173,7 +173,8 @@ def test_each_utterance_has_a_row_where_earlier_messages_are_rewritten(name):
         agent = row["agent_mask"]
         first, last = int(agent.nonzero()[0]), int(agent.nonzero()[-1])
         assert row["tokens"][:first].tolist() == expected
-        assert tokenizer.decode(row["tokens"][first:last]) == texts[place]
+        begun = "<think>\n" if name == "deepseek" else ""  # in the prompt already
+        assert begun + tokenizer.decode(row["tokens"][first:last]) == texts[place]
         assert row["tokens"][last] == tokenizer.control.end_of_action
         assert (to_row(from_row(row, tokenizer), tokenizer, 200) == row).all()
         assert ("so" in tokenizer.decode(row["tokens"][:first])) == (name == "qwen3 with tools" and place == 3)
@@ -183,6 +184,27 @@ def test_each_utterance_has_a_row_where_earlier_messages_are_rewritten(name):
     plain = encode_dialogue(chat("x", "y", ""), tokenizer).tokens
     special = set(source.all_special_ids) | {source.convert_tokens_to_ids("<think>")}
     assert [i for i in ids if i in special] == [i for i in plain if i in special]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rest"),
+    [
+        ("deepseek", "<think>\nso</think>yo", "so</think>yo"),
+        ("deepseek", "<think>so</think>yo", "so</think>yo"),
+        ("deepseek", "so</think>yo", "so</think>yo"),
+        ("qwen3 without thinking", "<think>\n\n</think>\n\nyo", "yo"),
+        ("qwen3 without thinking", "<think>\nso\n</think>\n\nyo", "<think>\nso\n</think>\n\nyo"),
+        ("qwen3", "<think>\nso\n</think>\n\nyo", "<think>\nso\n</think>\n\nyo"),
+    ],
+)
+def test_what_the_generation_prompt_ends_with_is_not_written_twice(name, text, rest):
+    family = FIRST_PROMPT_ONLY[name]
+    source = tokenizer_of(family)
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, **family.options))
+    row = to_row(from_messages(chat("hi", text)), tokenizer, 100)
+    prompt = source.apply_chat_template(chat("hi"), add_generation_prompt=True, tokenize=False, **family.options)
+    assert tokenizer.decode(real_ids(row)) == prompt + rest + family.end
+    assert tokenizer.row_format.render(chat("hi", text)) == prompt + rest + family.end
 
 
 @pytest.mark.parametrize(

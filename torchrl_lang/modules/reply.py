@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from torchrl_lang._files import shorten
 from torchrl_lang.schema import ACTION, FEATURES, FEATURES_MASK
 from torchrl_lang.text.chat_template import Message
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action
@@ -48,9 +49,14 @@ def replies(
         the answer so; a text for each dialogue of texts.
 
     Raises:
-        ValueError: as ``encode_dialogue``, or the features do not fit.
+        ValueError: as ``encode_dialogue``, a text or a message stands in the place of a dialogue, or the features do
+            not fit.
         KeyError: the policy reads features, and none are given.
     """
+    if not dialogues or any(isinstance(each, str | Mapping) for each in dialogues):
+        raise ValueError(
+            f"Give at least one dialogue, each a list of messages or of texts, got {shorten(str(dialogues))}."
+        )
     episodes = [encode_dialogue(dialogue, tokenizer, tools=tools) for dialogue in dialogues]
     control, longest = tokenizer.control, max(len(episode.tokens) for episode in episodes)
     rows = stack_episodes(episodes, control.pad, longest + action_length)

@@ -142,6 +142,11 @@ class RowFormat:
         own = {"start>user": self.opening, "user>assistant": self.prompt, "assistant>user": self.between}
         return {**self.joins, **own, "user>end": self.close}
 
+    @cached_property
+    def thought(self) -> str:
+        """The beginning of a thought, or an empty one, that :attr:`prompt` ends with; empty if it has none."""
+        return "".join(self.prompt.rpartition("<think>")[1:]) if "<think>" in self.prompt else ""
+
     def join(self, first: str, second: str) -> str:
         """Text between two messages of these roles; after an utterance, after its ``end_of_action``.
 
@@ -188,8 +193,10 @@ class RowFormat:
         return text.strip() if self.strips_text else text
 
     def clean_action(self, text: str) -> str:
-        """An utterance as the template writes it."""
-        return text.strip() if self.strips_action else text
+        """An utterance as the template writes it, without the beginning of a thought that the prompt ends with."""
+        text = text.strip() if self.strips_action else text
+        begun = next((mark for mark in (self.thought, self.thought.rstrip()) if text.startswith(mark)), "")
+        return text.removeprefix(begun)
 
     def config(self) -> dict[str, Any]:
         """The fields as JSON; those that earlier versions had not are left out where they are empty."""

@@ -92,7 +92,8 @@ def encode_dialogue(dialogue: Dialogue, tokenizer: Tokenizer, *, tools: Sequence
     """The row of a dialogue up to the place where the agent writes, encoded as rows of training are.
 
     With a :class:`~torchrl_lang.text.ChatTokenizer` it is written as its chat template writes the dialogue with a
-    generation prompt. A system prompt or tools that the row format was not made with are written by the template, too.
+    generation prompt. A system prompt or tools that the row format was not made with are written by the template, too,
+    and so is a dialogue that the assistant begins: rows of training have an empty message of the user before it.
 
     Args:
         dialogue: as :func:`from_messages` takes messages, or texts. Without any the agent takes the first turn.
@@ -122,9 +123,13 @@ def encode_dialogue(dialogue: Dialogue, tokenizer: Tokenizer, *, tools: Sequence
     episode = from_messages(messages, tokenizer, terminated=False, truncated=True)
     if episode.turns and episode.turns[-1].by_agent:
         raise ValueError(f"The last of the {len(dialogue)} messages is the agent's: give the user's answer to it, too.")
-    if isinstance(tokenizer, ChatTokenizer) and tokenizer.row_format.rewrites:
-        prompt = tokenizer.encode_prompt(plain_messages(episode.turns))
-        episode = replace(episode, turns=[Turn("", tokens=tuple(prompt))])
+    if isinstance(tokenizer, ChatTokenizer) and episode.turns:
+        has_gaps = len(plain_messages(episode.turns)) > len(
+            episode.turns
+        )  # rows have an empty message of the user there
+        if has_gaps or tokenizer.row_format.rewrites:
+            prompt = tokenizer.encode_prompt(to_messages(episode))
+            episode = replace(episode, turns=[Turn("", tokens=tuple(prompt))])
     return encode_episode(episode, tokenizer)
 
 
@@ -245,7 +250,7 @@ def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
     text, further = message.content, message.of_template
     if further:
         if not isinstance(tokenizer, ChatTokenizer):
-            raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer")
+            raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer (--chat)")
         text = write_utterance({"role": "assistant", "content": text, **further}, tokenizer)
     return Turn(text, message.reward or 0.0)
 

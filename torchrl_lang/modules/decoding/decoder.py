@@ -205,7 +205,7 @@ class Decoder(nn.Module):
         if limit is not None and total > limit:
             size = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None) + total - limit
             found = f"{longest} tokens and an action exceed the model's {limit} positions"
-            raise ValueError(f"{found}: build the model with max_length={size} or more.")
+            raise ValueError(f"{found}: shorten the dialogue, or build the model with max_length={size} or more.")
         return Prompt(tokens[:, :longest], length, features)
 
 
