@@ -40,6 +40,7 @@ from torchrl_lang.envs import TextGameEnv, TextPlayer
 from torchrl_lang.envs.games import GuessNumber, GuessPlayer
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, load_causal_lm
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO
 from torchrl_lang.recipes.collect import CollectedGames
@@ -48,7 +49,6 @@ from torchrl_lang.recipes.online_algorithms import PPOLearner
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text import ChatTokenizer, RowFormat
 from torchrl_lang.training import adamw, total_loss
-from torchrl_lang.transforms import RowReference
 
 SYSTEM = "You play a game. Answer with one short guess."
 TURNS, NEW_TOKENS, GAMES = 4, 16, 16
@@ -329,7 +329,7 @@ def make_env(batch_size: int, *, seed: int | None, device: Any, folder: str) -> 
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "acting": [(UtteranceActor, "forward")],
-    "reference": [(RowReference, "__call__")],
+    "reference": [(RowScorer, "states"), (RowScorer, "log_prob")],
     "learning": [(PPOLoss, "forward"), (torch.Tensor, "backward"), (torch.optim.AdamW, "step")],
 }
 
