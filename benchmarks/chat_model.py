@@ -8,9 +8,9 @@ trainers run their own ``train()``; after each of their steps ours takes its own
 * Acting: ``UtteranceActor`` beside ``generate``, 16 new tokens at temperature 1, of 16 games in their first turn and of
   64 in their fourth. ``generate`` reads the whole prompt; the actor has read it up to the turn before.
 * An iteration of PPO beside one of TRL's ``GRPOTrainer`` with the game as its environment: 16 games, one epoch in one
-  batch, all weights, a KL penalty to a frozen copy. Every text is a call of the environment's tool and no description of
-  it is in the prompt, so that the games have nearly the same tokens. TRL does not know that a game is over: it plays all
-  four turns, the last of which gets no reply.
+  batch, all weights, a KL penalty to a frozen copy. Every text is a call of the environment's tool and no description
+  of it is in the prompt, so that the games have nearly the same tokens. TRL does not know that a game is over: it plays
+  all four turns, the last of which gets no reply.
 
 ``CHAT_MODEL`` names the model, a folder: one that ends its guesses, such as the BC model of ``make demo-chat``, because
 TRL limits the tokens of a game and not those of a turn. TRL has an environment of its own, see ``make test-suites``::
@@ -300,7 +300,7 @@ class Plain:
         self.optimizer.zero_grad()
 
 
-# -- online: an iteration of PPO and of GRPO -----------------------------------------------------------------------------
+# -- online: an iteration of PPO and of GRPO --------------------------------------------------------------------------
 
 
 def online_rows(table: Table, place: Path, repeats: int) -> list[dict[str, Any]]:
