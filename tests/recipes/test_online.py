@@ -20,8 +20,11 @@ from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import row_log_prob
+from torchrl_lang.modules import trunk as trunk_module
+from torchrl_lang.recipes import online
 from torchrl_lang.recipes.algorithms import PPO
 from torchrl_lang.recipes.collect import Games
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
 from torchrl_lang.recipes.online_algorithms import PPOLearner
 
@@ -72,6 +75,19 @@ def test_a_run_plays_learns_can_be_judged_and_be_a_start(start, finished, tmp_pa
     assert [bool(row["eval_return"]) for row in log_of(finished)] == [False, True, False, True]
     assert main(["evaluate", "--run", str(tmp_path / "on"), "--games", "4", "--no-plots"]) == 0
     assert "on greedy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "rejection"])
+def test_layers_that_do_not_train_are_computed_once_for_reference_and_epochs(recipe, start, tmp_path, monkeypatch):
+    read, upper_part = [], trunk_module.upper_part
+    monkeypatch.setattr(trunk_module, "upper_part", lambda *args: read.append(1) or upper_part(*args))
+    for name in ("carried", "plain"):
+        read.clear()
+        assert main(arguments(recipe, start, tmp_path / name, "--top-layers", "1", *SHORT, "--epochs", "2")) == 0
+        assert bool(read) == (name == "carried")
+        monkeypatch.setattr(online, "with_frozen_states", lambda actor, rows: rows)
+    for carried, plain in zip(*(log_of(tmp_path / name) for name in ("carried", "plain")), strict=True):
+        assert float(carried["kl"]) == pytest.approx(float(plain["kl"]), rel=1e-3, abs=1e-5)
 
 
 def test_a_killed_run_ends_with_the_same_numbers(start, finished, tmp_path):
@@ -244,6 +260,19 @@ def test_examples_are_played_and_not_learned(start):
     assert rows["advantage"].isfinite().all()
 
 
+def test_normalized_values_begin_at_the_mean_return(start, tmp_path):
+    """The log has the explained variance of the values before the updates of an iteration."""
+    run = tmp_path / "run"
+    assert main(arguments("ppo", start, run, "--normalize-states", "--clip-heads", *SHORT)) == 0
+    first, second = log_of(run)
+    assert abs(float(first["explained_variance"])) < 1e-4  # they are alike
+    assert float(second["explained_variance"]) != 0
+    assert float(first["grad_norm_apart"]) > 0
+    head = load_run(run).model.heads["value"]
+    assert head.normalize
+    assert abs(head.out_bias.item() - float(first["return"])) < 0.5
+
+
 def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
     """Each row has the age of the weights that played it; some turns are those of a random player."""
     run = tmp_path / "run"
@@ -288,7 +317,6 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(start, tmp_path):
     [
         (["--start", "nowhere"], "There is no run in nowhere"),
         (["--collector", "sync", "--games", "4", "--workers", "3"], "--games 4 cannot be shared out to 3 workers"),
-        (["--iterations", "1", "--value-warmup", "1"], "--value-warmup 1 leaves no iteration of 1"),
         (["--kl-coef", "0"], "coef must lie in [1e-08, "),
         (["--lora-rank", "2", "--top-layers", "1"], "Give one of --lora-rank"),
     ],

@@ -30,7 +30,7 @@ from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANC
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
-from torchrl_lang.schema import check_entry, check_values, missing_entry, refuse
+from torchrl_lang.schema import check_entry, check_values, find_entry, refuse
 
 ActorNormalizer = Literal["all", "action"]
 """Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
@@ -401,12 +401,8 @@ class RowLoss(ReferenceHolder, LossModule):
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
 
     def _needed(self, tensordict: TensorDictBase, name: str) -> Tensor:
-        key = getattr(self.tensor_keys, name)
-        value = tensordict.get(key, None)
-        if value is None:
-            advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
-            raise missing_entry(type(self).__name__, [key], tensordict, advice)
-        return value
+        advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
+        return find_entry(type(self).__name__, getattr(self.tensor_keys, name), advice, tensordict)
 
     def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
         """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""
@@ -421,6 +417,10 @@ class RowLoss(ReferenceHolder, LossModule):
             if mask is not None:
                 if mask.dtype != torch.bool:
                     raise TypeError(f"The mask {key!r} must be bool, got {mask.dtype}: convert it with .bool().")
+                shape = tensordict.get(self.tensor_keys.tokens).shape
+                if mask.shape[: len(shape) - 1] != shape[:-1] or mask.numel() not in (agent.shape[0], agent.numel()):
+                    expected = f"{list(shape)}, or {list(shape[:-1])} to count whole rows"
+                    raise ValueError(f"The mask {key!r} must have shape {expected}, got {list(mask.shape)}.")
                 mask = mask.reshape(agent.shape[0], -1).expand_as(agent)
                 counted = mask if counted is None else counted & mask
         return counted
