@@ -19,7 +19,7 @@ test: $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation'
 SUITES := gem openenv trl
 gem_PACKAGES := gem-llm==0.1.0
 openenv_PACKAGES := openenv-core==0.3.0 websockets
-trl_PACKAGES := trl==1.16.0
+trl_PACKAGES := trl==1.16.0 peft
 
 test-suites: $(SUITES:%=.venv-suites-%/.installed)  ## Tests with GEM, OpenEnv and TRL, each in an environment of its own
 	set -e; for suite in $(SUITES); do \

@@ -25,6 +25,7 @@ NAMES = (
     "large_vocabulary",
     "decoding",
     "online",
+    "chat_model",
     "textworld_env",
     "visual_dialogue_server",
     "kl_transforms",

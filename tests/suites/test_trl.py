@@ -19,3 +19,10 @@ def test_a_step_of_training_plays_wordle(tmp_path):
     assert float(calls[2]) > 0
     assert float(calls[1]) < 0
     assert float(re.search(r"weights changed by (\S+)", done.stdout)[1]) > 0
+
+
+def test_the_benchmark_beside_its_trainers():
+    command = [sys.executable, "-m", "benchmarks", "--smoke", "chat_model"]
+    done = subprocess.run(command, cwd=EXAMPLE.parents[1], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "PPO iteration / TRL's GRPO iteration" in done.stdout

@@ -1,0 +1,449 @@
+"""A pretrained chat model beside transformers and TRL: the same rows, weights and dtype, on one core.
+
+The game is :class:`~torchrl_lang.envs.games.GuessNumber`, 1 to 15 in four turns, in the model's chat template. TRL's
+trainers run their own ``train()``; after each of their steps ours takes its own, so that a busy moment hits both.
+
+* A BC step: ``BCLoss`` beside TRL's ``SFTTrainer`` and a plain transformers step, on 16 games, with all weights and
+  with LoRA on all layers. The loss counts the agent's tokens, in the plain step and in TRL's by labels of -100.
+* Acting: ``UtteranceActor`` beside ``generate``, 16 new tokens at temperature 1, of 16 games in their first turn and of
+  64 in their fourth. ``generate`` reads the whole prompt; the actor has read it up to the turn before.
+* An iteration of PPO beside one of TRL's ``GRPOTrainer`` with the game as its environment: 16 games, one epoch in one
+  batch, all weights, a KL penalty to a frozen copy. Every text is a call of the environment's tool and no description
+  of it is in the prompt, so that the games have nearly the same tokens. TRL does not know that a game is over: it plays
+  all four turns, the last of which gets no reply.
+
+``CHAT_MODEL`` names the model, a folder: one that ends its guesses, such as the BC model of ``make demo-chat``, because
+TRL limits the tokens of a game and not those of a turn. TRL has an environment of its own, see ``make test-suites``::
+
+    CHAT_MODEL=folder .venv-suites-trl/bin/python -m benchmarks chat_model
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, TrainerCallback
+
+from benchmarks.common import median, one_core, ratio, row, seconds, smoking
+from benchmarks.stopwatch import Stopwatch
+from torchrl_lang.envs import TextGameEnv, TextPlayer
+from torchrl_lang.envs.games import GuessNumber, GuessPlayer
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, load_causal_lm
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives import BCLoss, PPOLoss
+from torchrl_lang.recipes.algorithms import PPO
+from torchrl_lang.recipes.collect import CollectedGames
+from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
+from torchrl_lang.recipes.online_algorithms import PPOLearner
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
+from torchrl_lang.text import ChatTokenizer, RowFormat
+from torchrl_lang.training import adamw, total_loss
+
+SYSTEM = "You play a game. Answer with one short guess."
+TURNS, NEW_TOKENS, GAMES = 4, 16, 16
+TARGETS = {"all weights": 0.6, "LoRA": 0.5}
+LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+LR, KL = 1e-5, 0.05
+
+
+def tiny_model(folder: Path) -> Path:
+    """A chat model for a smoke run."""
+    from tests.data.chat_templates import EXACT, tokenizer_of
+
+    tokenizer = tokenizer_of(EXACT["chatml"])
+    tokenizer.save_pretrained(folder)
+    size: Any = {"layers": 2, "width": 16, "heads": 2, "max_length": 1024}
+    causal_lm("llama", vocab_size=len(tokenizer), pad=tokenizer.pad_token_id, **size).save_pretrained(folder)
+    return folder
+
+
+class Table:
+    """The game of the benchmark with a chat model: its rows, and the model anew for each job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.chat = folder, ChatTokenizer(folder, RowFormat.from_chat_template(folder, system=SYSTEM))
+        self.action_length = NEW_TOKENS + 1
+
+    def lm(self) -> PreTrainedModel:
+        return load_causal_lm(self.folder, dtype=torch.float32)
+
+    def env(self, games: int, *, seed: int = 0, **options: Any) -> TextGameEnv:
+        length = len(self.chat.encode_opening(GuessNumber().reset(0))) + TURNS * (self.action_length + 24)
+        given: Any = {"row_length": length, "action_length": self.action_length, "batch_size": games, "seed": seed}
+        return TextGameEnv(GuessNumber, self.chat, **{**given, **options})
+
+    def rows(self, games: int) -> TensorDictBase:
+        """Scripted games ``[games]``."""
+        player = TextPlayer(GuessPlayer(), self.chat, self.action_length, seed=0)
+        return play_games(self.env(games), player, games=games).rows
+
+    def prompts(self, rows: TensorDictBase, turn: int) -> TensorDictBase:
+        """The rows before the agent's utterance number ``turn``, of those that have it."""
+        mask = rows.get(AGENT_MASK)
+        begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+        number = begins.cumsum(-1)
+        rows, number = rows[number[:, -1] >= turn], number[number[:, -1] >= turn]
+        known = number < turn
+        pad = torch.full_like(rows.get(TOKENS), self.chat.control.pad)
+        return rows.select().update({TOKENS: torch.where(known, rows.get(TOKENS), pad), ATTENTION_MASK: known})
+
+
+@one_core()
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    given = os.environ.get("CHAT_MODEL")
+    if given is None and not smoking():
+        print("  nothing measured: give the folder of a chat model by CHAT_MODEL")
+        return []
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = Table(Path(given) if given else tiny_model(Path(place)))
+        repeats = 3 if quick else 8
+        found = [*acting_rows(table, repeats)]
+        if find_spec("trl") is None:
+            print("  TRL is not installed here: its rows are left out")
+            return found
+        return found + [*training_rows(table, Path(place), repeats), *online_rows(table, Path(place), repeats)]
+
+
+# -- acting ------------------------------------------------------------------------------------------------------------
+
+
+def acting_rows(table: Table, repeats: int) -> list[dict[str, Any]]:
+    lm, found = table.lm().eval(), []
+    for games, turn, target in ((16, 1, 1.5), (64, 4, 4.0)):
+        jobs = Acting(table, lm, games, turn)
+        times: dict[str, list[float]] = {"ours": [], "generate": []}
+        jobs.ours(), jobs.generate()
+        for _ in range(1 if smoking() else repeats):
+            for name in times:
+                written, took = getattr(jobs, name)()
+                times[name].append(took / written)
+        what = f"acting, {games} games, turn {turn}:"
+        found.append(row(f"{what} ours", median(1 / took for took in times["ours"]), "tokens/s"))
+        found.append(row(f"{what} ours / generate", ratio(times, "generate", "ours"), "x", target))
+    return found
+
+
+class Acting:
+    """One turn of many games; each way returns the number of tokens that it wrote and its seconds."""
+
+    def __init__(self, table: Table, lm: PreTrainedModel, games: int, turn: int) -> None:
+        rows = table.rows(4 * games)
+        self.before = table.prompts(rows, turn - 1)[:games] if turn > 1 else None
+        # The same games in both: those that reach the turn.
+        now = table.prompts(rows, turn)
+        if self.before is not None:
+            self.before = table.prompts(rows[_turns(rows) >= turn], turn - 1)[:games]
+        self.now, self.lm, self.control = now[:games], lm, table.chat.control
+        assert len(self.now) == games
+        self.actor = UtteranceActor(language_actor(lm), self.control, table.action_length, seed=0)
+        length = self.now.get(ATTENTION_MASK).sum(-1)
+        width = int(length.max())
+        place = torch.arange(width) - (width - length)[:, None]  # left padding
+        tokens = self.now.get(TOKENS).gather(-1, place.clamp(min=0))
+        self.prompt = {
+            "input_ids": torch.where(place >= 0, tokens, self.control.pad),
+            "attention_mask": (place >= 0).long(),
+        }
+
+    def ours(self) -> tuple[int, float]:
+        self.actor.forget()
+        with torch.no_grad():
+            if self.before is not None:
+                self.actor(self.before.clone())
+            out: list[Any] = []
+            took = seconds(lambda: out.append(self.actor(self.now.clone())))
+        return int((out[0]["action"] != self.control.pad).sum()), took
+
+    def generate(self) -> tuple[int, float]:
+        options: Any = {
+            "max_new_tokens": NEW_TOKENS + 1,
+            "do_sample": True,
+            "top_k": 0,
+            "pad_token_id": self.control.pad,
+        }
+        out: list[Any] = []
+        end = self.control.end_of_action
+        with torch.no_grad():
+            took = seconds(lambda: out.append(self.lm.generate(**self.prompt, eos_token_id=end, **options)))
+        new = out[0][:, self.prompt["input_ids"].shape[1] :]
+        before_end = (new == end).cumsum(-1) - (new == end).int() == 0
+        return int(before_end.sum()), took
+
+
+def _turns(rows: TensorDictBase) -> Tensor:
+    mask = rows.get(AGENT_MASK)
+    return (mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]).sum(-1)
+
+
+# -- offline: a BC step ------------------------------------------------------------------------------------------------
+
+
+def training_rows(table: Table, place: Path, repeats: int) -> list[dict[str, Any]]:
+    rows, found = table.rows(GAMES), []
+    for name, target in TARGETS.items():
+        times = bc_times(table, rows, place / name, repeats, lora=name == "LoRA")
+        for other in ("SFTTrainer", "plain"):
+            at_most = target if other == "SFTTrainer" else None
+            what = f"BC step, {name}: ours / {other}"
+            found.append(row(what, ratio(times, "ours", other), "x", at_most, at_most=True))
+        found.append(row(f"BC step, {name}: ours", median(times["ours"]), "s"))
+    return found
+
+
+def bc_times(table: Table, rows: TensorDictBase, place: Path, repeats: int, *, lora: bool) -> dict[str, list[float]]:
+    """Seconds of steps of each kind, taken in turns inside TRL's own training loop."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    ours, plain = Ours(table.lm(), rows, lora=lora), Plain(table.lm(), rows, lora=lora)
+    turns = Turns({"ours": ours.step, "plain": plain.step}, "SFTTrainer")
+    real = [(one[TOKENS][one[ATTENTION_MASK]], one[AGENT_MASK][one[ATTENTION_MASK]]) for one in rows.unbind(0)]
+    labels = [torch.where(mask, tokens, -100).tolist() for tokens, mask in real]
+    data = Dataset.from_dict({"input_ids": [tokens.tolist() for tokens, _ in real], "labels": labels})
+    trainer = SFTTrainer(
+        model=adapted(table.lm()) if lora else table.lm(),
+        args=SFTConfig(per_device_train_batch_size=GAMES, max_length=None, **shared(place, repeats)),
+        train_dataset=data,
+        processing_class=AutoTokenizer.from_pretrained(table.folder),
+        callbacks=[turns],
+    )
+    trainer.train()
+    return turns.times
+
+
+class Turns(TrainerCallback):
+    """After each step of a trainer, but the first, which warms up, the other jobs take theirs."""
+
+    def __init__(self, jobs: dict[str, Callable[[], Any]], name: str) -> None:
+        self.jobs, self.name = jobs, name
+        self.times: dict[str, list[float]] = {key: [] for key in (*jobs, name)}
+        self._began = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        taken = {self.name: perf_counter() - self._began} | {name: seconds(job) for name, job in self.jobs.items()}
+        if state.global_step > 1 or smoking():
+            for name, took in taken.items():
+                self.times[name].append(took)
+
+
+def shared(place: Path, repeats: int) -> dict[str, Any]:
+    """Options of both of TRL's trainers."""
+    return {
+        "output_dir": str(place),
+        "max_steps": 1 if smoking() else repeats + 1,
+        "learning_rate": LR,
+        "gradient_checkpointing": False,  # recomputes the activations: slower
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1000,
+    }
+
+
+def adapted(lm: PreTrainedModel) -> Any:
+    """The model with adapters on all of its layers."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(lm, LoraConfig(task_type="CAUSAL_LM", **LORA))
+
+
+class Ours:
+    """This library's training step."""
+
+    def __init__(self, lm: PreTrainedModel, rows: TensorDictBase, *, lora: bool) -> None:
+        lm = adapted(lm) if lora else lm
+        self.loss, self.rows = BCLoss(language_actor(lm), transition_weight=0.0, actor_normalizer="action"), rows
+        self.optimizer = adamw(self.loss, LR)
+
+    def step(self) -> None:
+        total_loss(self.loss(self.rows)).backward()
+        nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Plain:
+    """The step of a program on transformers alone."""
+
+    def __init__(self, lm: PreTrainedModel, rows: TensorDictBase, *, lora: bool) -> None:
+        self.lm = adapted(lm) if lora else lm
+        self.lm.train()
+        real = rows.get(ATTENTION_MASK)
+        width = int(real.sum(-1).max())
+        tokens = rows.get(TOKENS)[:, :width]
+        labels = torch.where(rows.get(AGENT_MASK)[:, :width], tokens, -100)
+        self.batch = {"input_ids": tokens, "attention_mask": real[:, :width].long(), "labels": labels}
+        self.weights = [weight for weight in self.lm.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.weights, LR)
+
+    def step(self) -> None:
+        self.lm(**self.batch).loss.backward()
+        nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+# -- online: an iteration of PPO and of GRPO --------------------------------------------------------------------------
+
+
+def online_rows(table: Table, place: Path, repeats: int) -> list[dict[str, Any]]:
+    ours = Online(table, place / "ppo")
+    try:
+        turns, tokens = grpo(table, place / "grpo", ours, repeats)
+    finally:
+        ours.close()
+    speeds = {"ours": [n / s for n, s in zip(ours.tokens[-len(turns["ours"]) :], turns["ours"], strict=True)]}
+    speeds["GRPO"] = [n / s for n, s in zip(tokens[-len(turns["GRPO"]) :], turns["GRPO"], strict=True)]
+    over = median(a / b for a, b in zip(speeds["ours"], speeds["GRPO"], strict=True))
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in ours.shares().items())
+    return [
+        row("PPO iteration / TRL's GRPO iteration, tokens/s", over, "x", 3.0, note=shares),
+        row("PPO iteration, tokens of the agent", median(speeds["ours"]), "tokens/s"),
+        row("GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
+        row("a game of PPO", median(s / GAMES for s in turns["ours"]), "s"),
+        row("a game of GRPO", median(s / GAMES for s in turns["GRPO"]), "s"),
+    ]
+
+
+def make_env(batch_size: int, *, seed: int | None, device: Any, folder: str) -> TextGameEnv:
+    """The environment of the recipe."""
+    return Table(Path(folder)).env(batch_size, seed=seed or 0, device=device)
+
+
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "acting": [(UtteranceActor, "forward")],
+    "reference": [(RowScorer, "states"), (RowScorer, "log_prob")],
+    "learning": [(PPOLoss, "forward"), (torch.Tensor, "backward"), (torch.optim.AdamW, "step")],
+}
+
+
+class Online:
+    """Iterations of the recipe ``ppo``."""
+
+    def __init__(self, table: Table, place: Path) -> None:
+        task = {"task": "benchmarks.chat_model:make_env", "option": {"folder": str(table.folder)}}
+        sizes: Any = {"games": GAMES, "turns": TURNS, "batch_size": GAMES, "epochs": 1, "value_warmup": 0}
+        penalty: Any = {"kl_coef": KL, "kl_target": None, "lr": LR}
+        options = PPO(pretrained=str(table.folder), out=place, **task, **sizes, **penalty)
+        start = load_initial_policy(options)
+        self.loop = OnlineRun(options, start, kl_transform(options, start), PPOLearner(options, start))
+        self.loop.games.restart(0)
+        self.tokens: list[int] = []
+        self.watch, self.spent, self._play = Stopwatch(), 0.0, self.loop.games.play
+        self.loop.games.play = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, **options: Any) -> CollectedGames:
+        found = self._play(**options)
+        self.tokens.append(int(found.rows.get(AGENT_MASK).sum()))
+        return found
+
+    def iterate(self) -> None:
+        began = perf_counter()
+        with self.watch.watching(PARTS):
+            self.loop.iterate(len(self.tokens) + 1)
+        self.spent += perf_counter() - began
+
+    def shares(self) -> dict[str, float]:
+        return {part: took / self.spent for part, took in self.watch.seconds.items()}
+
+    def close(self) -> None:
+        self.loop.games.close()
+
+
+class GuessTool:
+    """The game as TRL's trainers take one."""
+
+    def __init__(self) -> None:
+        self._game, self._return, self._over = GuessNumber(), 0.0, False
+
+    def reset(self, seed: int = 0, **kwargs: Any) -> str:
+        """Begin a game."""
+        self._return, self._over = 0.0, False
+        return self._game.reset(seed)
+
+    def guess(self, text: str) -> str:
+        """Guess the number.
+
+        Args:
+            text: the guess.
+        """
+        if self._over:
+            raise RuntimeError("the game is over")
+        reply, reward, self._over = self._game.step(text)
+        self._return += reward
+        return reply
+
+    def get_reward(self) -> float:
+        return self._return
+
+
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""ChatML, with the tool's replies as messages of the user, as in this library's games."""
+
+
+def calling_tokenizer(folder: Path) -> Any:
+    """The model's tokenizer, to which every text is a call of the tool."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+
+    def parse(ids: Any, **options: Any) -> dict[str, Any]:
+        call = {"name": "guess", "arguments": {"text": tokenizer.decode(ids, skip_special_tokens=True)}}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+
+    tokenizer.parse_response, tokenizer.response_template = parse, {}
+    return tokenizer
+
+
+def grpo(table: Table, place: Path, ours: Online, repeats: int) -> tuple[dict[str, list[float]], list[int]]:
+    """Seconds of iterations of both, in turns, and the tokens that the model wrote in TRL's."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    turns = Turns({"ours": ours.iterate}, "GRPO")
+    tokens: list[int] = []
+
+    class Counting(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            found = super()._generate_and_score_completions(inputs)
+            tokens.append(int(found.get("tool_mask", found["completion_mask"]).sum()))
+            return found
+
+    prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}]  # the opening follows
+    data = [{"prompt": prompt, "seed": seed} for seed in range(64)]
+    trainer = Counting(
+        model=table.lm(),
+        args=GRPOConfig(
+            per_device_train_batch_size=GAMES,
+            num_generations=4,
+            max_completion_length=TURNS * (NEW_TOKENS + 40),
+            max_tool_calling_iterations=TURNS - 1,
+            beta=KL,
+            **shared(place, repeats),
+        ),
+        train_dataset=Dataset.from_list(data),
+        processing_class=calling_tokenizer(table.folder),
+        environment_factory=GuessTool,
+        callbacks=[turns],
+    )
+    trainer.train()
+    return turns.times, tokens
