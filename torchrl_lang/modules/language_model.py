@@ -17,6 +17,7 @@ from torchrl_lang import _files
 from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import FileError, Record, file_errors, file_in, nested_fields, one_line, read_json, shorten
 from torchrl_lang.modules.hugging_face import check_causal
+from torchrl_lang.text.gguf_files import without_gguf
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedModel
@@ -92,7 +93,8 @@ def load_causal_lm(
     runs only with ``trust_remote_code=True``, which also disables the checks of the folder before it is read.
 
     Args:
-        name_or_path: a name on the Hugging Face hub, or a folder written by ``save_pretrained``.
+        name_or_path: a name on the Hugging Face hub, a folder written by ``save_pretrained``, or a GGUF file (llama.cpp's
+            format; needs the extra ``gguf``), which is converted to such a folder beside it at the first call.
         tokenizer: any object with a ``vocab_size``, to which the embeddings are extended, see :func:`fit_vocabulary`.
         trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
         quantize: store the weights of linear layers in 4 bits (NF4, double quantization; QLoRA, arXiv 2305.14314) or 8
@@ -101,7 +103,7 @@ def load_causal_lm(
 
     Raises:
         ImportError, ValueError: ``quantize`` is given, but bitsandbytes or CUDA is missing.
-        OSError: there is no model of this name.
+        OSError: there is no model of this name, or no such GGUF file.
         FileError: the model is damaged, its configuration does not match its weights, some weights are not finite, or
             it needs its own code.
 
@@ -123,12 +125,13 @@ def load_causal_lm(
     from torchrl_lang.modules.agilerl.model import register_agilerl
 
     register_agilerl()
+    source = without_gguf(name_or_path)
     if quantize is not None:
         kwargs = {"device_map": {"": 0}, **kwargs, "quantization_config": _quantization(quantize)}
-    if trust_remote_code and not Path(name_or_path).is_dir():
-        folder: str | Path = name_or_path  # its code is downloaded with it
+    if trust_remote_code and not Path(source).is_dir():
+        folder: str | Path = source  # its code is downloaded with it
     else:
-        folder = _folder(name_or_path, kwargs)
+        folder = _folder(source, kwargs)
     try:
         with quiet_transformers():
             if not trust_remote_code:

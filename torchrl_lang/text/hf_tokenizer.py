@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_lang._files import Record, one_line, shorten, validate
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.text.gguf_files import without_gguf
 from torchrl_lang.text.tokenizers import CONFIG, CharTokenizer, check_control
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class HFTokenizer:
     Byte-level tokenizers decode an encoded text to the same text; tokenizers that lower the case or lack words do not.
 
     Args:
-        source: a fast tokenizer, or the name or local path of one.
+        source: a fast tokenizer, or the name or local path of one; also a GGUF file, see ``load_causal_lm``.
         control: other names for control tokens, by field of :class:`~torchrl_lang.schema.ControlTokens`.
         trust_remote_code: if ``source`` is a name or path, run code that comes with the tokenizer, with all rights of
             this process. Read that code first.
@@ -143,6 +144,7 @@ def load_hf_tokenizer(source: str | Path | PreTrainedTokenizerBase, trust_remote
         return source
     from transformers import AutoTokenizer  # a local import, because it takes one or two seconds
 
+    source = without_gguf(source)
     try:
         return AutoTokenizer.from_pretrained(os.fspath(source), trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
