@@ -133,14 +133,13 @@ class _Demo(NamedTuple):
         rows = open_dataset(data)[0]
         summary = task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
         played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
-        begin = partial(self._untouched)
-        played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (begin(), None), 0.0)
+        played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
 
         shared: Any = {"seed": options.seed, "top_layers": options.top_layers, "eval_games": options.eval_games}
         offline = shared | {"data": data}
         bc = self._train(BC(**offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_steps(options.bc_steps)))
         sampled = partial(FinishedRun.policy, seed=self.seed)
-        played["BC"] = self._kept("BC, sampled", lambda: (sampled(load_run(bc)), begin()), _minutes(bc))
+        played["BC"] = self._kept("BC, sampled", lambda: (sampled(load_run(bc)), self._untouched()), _minutes(bc))
         played["BC, greedy"] = self._kept(
             "BC, greedy", lambda: (load_run(bc).policy(method="greedy"), None), _minutes(bc)
         )
@@ -202,7 +201,7 @@ class _Demo(NamedTuple):
         return played.model_copy(update={"summary": replace(played.summary, metrics=share | played.summary.metrics)})
 
 
-def _steps(steps: int) -> dict[str, int]:
+def _steps(steps: int) -> dict[str, Any]:
     return {"steps": steps, "eval_every": -(-steps // 3)}
 
 
@@ -257,9 +256,13 @@ def _draw_curves(out: Path, task: GamesTask, played: Mapping[str, _Played]) -> P
     return save_figure(figure, out / "curves.png", "")
 
 
-_STYLE = """body{font:15px/1.4 sans-serif;margin:2em auto;max-width:80em;padding:0 1em}pre{overflow-x:auto}img{max-width:100%}
-.game{display:grid;grid-template-columns:repeat(4,1fr);gap:1em}.game p{margin:.3em 0;padding:.4em .7em;border-radius:.8em}
-.env{background:#eee;margin-right:2em!important}.agent{background:#cfe3f7;margin-left:2em!important}.won{background:#cdebc9}"""
+_STYLE = """
+body { font: 15px/1.4 sans-serif; margin: 2em auto; max-width: 80em; padding: 0 1em }
+pre { overflow-x: auto } img { max-width: 100% }
+.game { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1em }
+.game p { margin: .3em 0; padding: .4em .7em; border-radius: .8em; background: #eee }
+.game .agent { background: #cfe3f7; margin-left: 2em } .game .won { background: #cdebc9 }
+"""
 
 
 def _page(demo: _Demo, played: Mapping[str, _Played], report: str, curves: Path) -> str:
@@ -280,7 +283,9 @@ def _page(demo: _Demo, played: Mapping[str, _Played], report: str, curves: Path)
 
 
 def _column(summary: Summary, turns: list[tuple[bool, str, float]]) -> str:
-    lines = [f"<p class={'agent' if mine else 'env'}>{html.escape(text) or '(nothing)'}</p>" for mine, text, _ in turns]
+    lines = [
+        f"<p class={'agent' if mine else 'other'}>{html.escape(text) or '(nothing)'}</p>" for mine, text, _ in turns
+    ]
     total = sum(reward for _, _, reward in turns)
-    end = f"<p class={'won' if total > 0 else 'env'}>return {total:.2f}</p>"
+    end = f"<p class={'won' if total > 0 else 'lost'}>return {total:.2f}</p>"
     return f"<div><b>{html.escape(summary.name)}</b>{''.join(lines)}{end}</div>"
