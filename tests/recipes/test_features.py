@@ -163,7 +163,7 @@ def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
     assert "show features of width 3, not 6 as" in error
     write_dataset(home / "six-alone", rows, dataset.tokenizer)
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="six-alone", task=None)
-    assert "bc reads features of width 3, those of the data have width 6: start from another run" in error
+    assert "bc reads features of width 3, those of the data have width 6: start from another one" in error
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="texts", option="features=false")
     assert "bc reads features of width 3, those of the data have width None" in error
     error = refused(home, capsys, "bc", "x", "--start", home / "bc", "--features-hidden", "5")

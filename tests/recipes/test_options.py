@@ -202,7 +202,9 @@ def test_a_help_text_shows_ranges_presets_and_groups(capsys):
     assert main(["train", "ad", "--help"]) == 0
     assert "--template" in capsys.readouterr().out.partition(" run options ")[2]
     plain = " ".join(re.sub(r"[│|]", " ", said).split())
-    assert "(default: 64; at least 1; wordle: 32; textworld: 32; visual_dialogue: 32; reddit: 32)" in plain
+    assert (
+        "(default: 64; at least 1; wordle: 32; textworld: 32; visual_dialogue: 32; reddit: 32; pretrained: 16)" in plain
+    )
 
 
 def train(*more):

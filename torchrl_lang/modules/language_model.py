@@ -93,8 +93,8 @@ def load_causal_lm(
     runs only with ``trust_remote_code=True``, which also disables the checks of the folder before it is read.
 
     Args:
-        name_or_path: a name on the Hugging Face hub, a folder written by ``save_pretrained``, or a GGUF file (llama.cpp's
-            format; needs the extra ``gguf``), which is converted to such a folder beside it at the first call.
+        name_or_path: a name on the Hugging Face hub, a folder written by ``save_pretrained``, or a GGUF file of
+            llama.cpp, which the first call converts to such a folder beside it; this needs the extra ``gguf``.
         tokenizer: any object with a ``vocab_size``, to which the embeddings are extended, see :func:`fit_vocabulary`.
         trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
         quantize: store the weights of linear layers in 4 bits (NF4, double quantization; QLoRA, arXiv 2305.14314) or 8

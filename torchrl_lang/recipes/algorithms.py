@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -89,16 +90,34 @@ class TrainingOptions(OptimisationOptions, DeviceOptions, group="run"):
 
     place: ClassVar[str]
     """``module:function`` in ``torchrl_lang.recipes`` that trains with the options."""
+    evaluates_within: ClassVar[int] = 1000
+    """Most steps or iterations between two evaluations where ``eval_every`` is not given."""
 
     out: Path = required("folder of the run; an existing run is resumed")
-    eval_every: int = option(
-        1000, "steps (online: iterations) between evaluations, each with a checkpoint", group="evaluation", ge=1
+    eval_every: int | None = option(
+        None,
+        "steps (online: iterations) between evaluations, each with a checkpoint, of which the best becomes the model; "
+        "none: an eighth of the run, at most 1000 steps (20 iterations)",
+        group="evaluation",
+        ge=1,
     )
     log_every: int = option(50, "steps (online: iterations) between rows of the log", ge=1)
     logger: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = option(
         (), "where to log beside the files of the run"
     )
     seed: int = option(0, "seed of weights, batches, games and sampling", ge=0)
+
+    def interval(self, length: int) -> int:
+        """Steps or iterations between evaluations of a run of this length.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> from torchrl_lang.recipes.algorithms import BC
+            >>> options = BC(data=Path("d"), out=Path("o"))
+            >>> [options.interval(steps) for steps in (4, 200, 8000, 50_000)]
+            [1, 25, 1000, 1000]
+        """
+        return self.eval_every or max(1, min(self.evaluates_within, length // 8))
 
     def check_machine(self) -> None:
         """Raise, before a folder is made, if the device or the package of a logger is missing here."""
@@ -122,14 +141,97 @@ class LoopOptions(TrainingOptions, group="optimisation"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(TrainingOptions, TaskOptions):
-    """Options of the training runs of language models."""
+_PRETRAINED: Mapping[str, Any] = {
+    "optimizer": "adamw",
+    "final_lr": 0.1,
+    "value_lr": 1e-3,
+    "batch_size": 16,
+    "eval_games": 64,
+    "eval_every": None,  # that of a task is for longer runs
+}
+_ADAPTERS_LR = 1e-3
 
-    top_layers: int | None = option(
-        None, "number of transformer blocks to train, counted from the last; none: all", group="model", ge=1
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TrainingOptions, TaskOptions, group="model"):
+    """Options of the training runs of language models.
+
+    Where the model is a pretrained one, from ``pretrained`` or from a ``start`` that is no run from scratch,
+    :attr:`of_pretrained` has the values of options that are not given.
+    """
+
+    of_pretrained: ClassVar[Mapping[str, Any]] = {}
+    """Option values for pretrained models, which count more than those of a task; adapters have their own ``lr``."""
+
+    pretrained: str | None = option(
+        None, "pretrained model to begin with: a name of the Hugging Face hub, a folder, or a GGUF file; none: --start"
     )
+    start: Path | None = option(
+        None,
+        "folder of a finished run, a saved agent or a Hugging Face model with the same tokens, whose model to start "
+        "from",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "float32",
+        "of the language model's weights; value heads and adapters stay in float32. auto: bfloat16 on hardware that "
+        "computes in it, else float32. Weights that train in bfloat16 lose small updates: train adapters, or use "
+        "float32 with --bf16. float16 is for adapters alone",
+    )
+    top_layers: int | None = option(
+        None, "number of transformer blocks to train, counted from the last; none: all", ge=1
+    )
+    lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", ge=1)
+    lora_layers: int | None = option(None, "adapters on this number of last blocks only; none: on all", ge=1)
     eval_games: int = option(256, "games in an evaluation", group="evaluation", ge=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start is not None and self.pretrained is not None:
+            raise ValueError(f"Give one of --start {self.start} and --pretrained {self.pretrained}.")
+        if self.lora_rank is not None and self.top_layers is not None:
+            raise ValueError(f"Give one of --lora-rank {self.lora_rank} and --top-layers {self.top_layers}.")
+        if self.lora_rank is None and self.lora_layers is not None:
+            raise ValueError(f"--lora-layers {self.lora_layers} says where adapters are: give their --lora-rank, too.")
+        if self.lora_rank is not None and self.start is None and self.pretrained is None:
+            raise ValueError("--lora-rank trains adapters of a model that exists: give --start or --pretrained.")
+        if self.dtype == "float16" and self.lora_rank is None:
+            raise ValueError("Small gradients are 0 in --dtype float16: give --lora-rank, or another dtype.")
+
+    @classmethod
+    def preset_of_model(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """See :meth:`Options.preset_of_model`: :attr:`of_pretrained`, if the model is a pretrained one."""
+        if not is_pretrained(given.get("pretrained"), given.get("start")):
+            return {}
+        names = {field.name for field in dataclasses.fields(cls)} - set(cls.defining)
+        adapted = {"lr": _ADAPTERS_LR} if cls.of_pretrained and given.get("lora_rank") is not None else {}
+        return {name: value for name, value in {**cls.of_pretrained, **adapted}.items() if name in names}
+
+    @property
+    def from_pretrained(self) -> bool:
+        """Whether the model is a pretrained one, or that of a run that began with one."""
+        return is_pretrained(self.pretrained, self.start)
+
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the language model's weights on the device."""
+        import torch
+
+        if self.dtype != "auto":
+            return getattr(torch, self.dtype)
+        if self.torch_device().type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if fast else torch.float32
+
+
+def is_pretrained(pretrained: str | None, start: Path | None) -> bool:
+    """Whether a run begins with a pretrained model: a Hugging Face model, or the model of a run that began with one."""
+    if pretrained is not None or start is None or not (path := start / "config.json").is_file():
+        return pretrained is not None
+    from torchrl_lang._files import read_json
+
+    record = read_json(path, remedy="restore the file, or start from another folder")
+    return "model_type" in record or bool(record.get("from_pretrained"))
 
 
 # -- offline --------------------------------------------------------------------------------------------------------
@@ -183,10 +285,8 @@ class SizeOptions(Options, group="model"):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(SizeOptions):
-    """Options of the model that offline training begins with."""
+    """Options of a new model that offline training begins with, and of its computation."""
 
-    pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
-    start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
     features_hidden: int = option(
         0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", ge=0
@@ -198,15 +298,16 @@ class ModelOptions(SizeOptions):
     compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
     checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start is not None and self.pretrained is not None:
-            raise ValueError(f"Give one of --start {self.start} and --pretrained {self.pretrained}.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions(
-    DialogueOptions, ModelOptions, LoopOptions, RunOptions, group="data", task_from=("data", "manifest.json")
+    DialogueOptions,
+    ModelOptions,
+    LoopOptions,
+    RunOptions,
+    group="data",
+    task_from=("data", "manifest.json"),
+    of_pretrained={**_PRETRAINED, "lr": 5e-5, "steps": 200, "log_every": 5, "held_out": 64, "transition_weight": 0.0},
 ):
     """Options of all offline recipes."""
 
@@ -241,6 +342,10 @@ class DT(OfflineOptions, group="loss", algorithm="dt", preset="bc", place="imita
 @dataclass(frozen=True, kw_only=True)
 class ValueOptions(OfflineOptions, group="loss", preset="ilql"):
     """Base of the options of the recipes that learn values."""
+
+    value_lr: float | None = option(
+        None, "peak learning rate of value heads; none: --lr", group="optimisation", gt=0, le=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,8 +487,9 @@ class CHAI(UtteranceOptions, algorithm="chai", place="utterance_values:train_cha
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.top_layers is not None:
-            raise ValueError(f"chai trains no block of the language model: leave out --top-layers {self.top_layers}.")
+        for name, value in (("--top-layers", self.top_layers), ("--lora-rank", self.lora_rank)):
+            if value is not None:
+                raise ValueError(f"chai trains no block of the language model: leave out {name} {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -449,7 +555,7 @@ class AWAC(ILQL, algorithm="awac", defining=("beta", "advantage_temperature", "w
     beta=16.0,
     guidance_clip=0.0,
 )
-class PaperILQL(ILQL, algorithm="paper-ilql", preset=""):
+class PaperILQL(ILQL, algorithm="paper-ilql", preset="", of_pretrained={}):
     """ILQL with the paper's settings for Wordle (arXiv 2206.11871): GPT-2's size, small steps; meant for a GPU.
 
     The settings are those of the paper's code. Unlike there, policy, values and target values share one trunk in place
@@ -460,11 +566,23 @@ class PaperILQL(ILQL, algorithm="paper-ilql", preset=""):
 # -- online ---------------------------------------------------------------------------------------------------------
 
 
-@with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_every=20, eval_games=512, log_every=1)
-class OnlineOptions(RunOptions, group="optimisation", task_from=("start", "config.json")):
-    """Options of all recipes that learn from games of the current policy."""
+_PRETRAINED_ONLINE = {**_PRETRAINED, "lr": 2e-5, "games": 64, "iterations": 40, "value_warmup": 5, "kl_coef": 0.05}
 
-    start: Path = required("folder of a finished run: the initial policy, and the reference of the KL penalty")
+
+@with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_games=512, log_every=1)
+class OnlineOptions(
+    RunOptions,
+    group="optimisation",
+    task_from=("start", "config.json"),
+    evaluates_within=20,
+    of_pretrained={**_PRETRAINED_ONLINE, "kl_horizon": 250},
+):
+    """Options of all recipes that learn from games of the current policy.
+
+    The initial policy, that of ``start`` or ``pretrained``, is also the reference of the KL penalty. A run brings its
+    task, other models need ``task``.
+    """
+
     iterations: int = option(200, "training iterations, each with new games", ge=1)
     games: int = option(256, "games played in parallel", ge=1)
     turns: int = option(6, "turns of each of them in an iteration", ge=1)
@@ -484,7 +602,6 @@ class OnlineOptions(RunOptions, group="optimisation", task_from=("start", "confi
     kl_target: float | None = option(4.0, "target KL, in nats per game; none keeps the coefficient constant", gt=0)
     kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", ge=1)
     temperature: float = option(1.0, "temperature of the policy, in games and in the loss", gt=0)
-    lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", ge=1)
     record_history: Path | None = option(
         None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
     )
@@ -493,8 +610,14 @@ class OnlineOptions(RunOptions, group="optimisation", task_from=("start", "confi
         super().__post_init__()
         if self.collector != "single" and self.games % self.workers:
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
-        if self.lora_rank is not None and self.top_layers is not None:
-            raise ValueError(f"Give one of --lora-rank {self.lora_rank} and --top-layers {self.top_layers}.")
+        if self.start is None and self.pretrained is None:
+            begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
+            raise ValueError(f"{begins}, or --pretrained NAME.")
+
+    @property
+    def source(self) -> Path:
+        """Where the initial policy comes from, a folder or a name."""
+        return self.start or Path(str(self.pretrained))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,8 +642,14 @@ class PPO(OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms
 
 
 # Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.
-@with_defaults(iterations=40, games=2048, epochs=4, lr=1e-3, kl_coef=0.1, kl_target=6.0, kl_horizon=4000, eval_every=10)
-class Rejection(OnlineOptions, group="loss", algorithm="rejection", place="online_algorithms:train_rejection"):
+@with_defaults(iterations=40, games=2048, epochs=4, lr=1e-3, kl_coef=0.1, kl_target=6.0, kl_horizon=4000)
+class Rejection(
+    OnlineOptions,
+    group="loss",
+    algorithm="rejection",
+    place="online_algorithms:train_rejection",
+    of_pretrained={**_PRETRAINED_ONLINE, "games": 256, "iterations": 20, "epochs": 2, "kl_horizon": 1000},
+):
     """Rejection sampling or expert iteration: imitate the best games of the policy, with a KL penalty."""
 
     fraction: float = option(0.2, "share of the games of an iteration to imitate", gt=0, le=1)

@@ -47,7 +47,8 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> Any:
     """The options that the words of a command line describe, or ``None`` where ``--help`` was among them.
 
     Values of the command line count more than those of the file of ``--config``, and these more than the presets of the
-    task, which is given or named by the file of :attr:`Options.task_from`.
+    model, see :meth:`Options.preset_of_model`, and of the task, which is given or named by the file of
+    :attr:`Options.task_from`.
 
     Raises:
         UsageError: an option is unknown, has no value or too many, or is missing.
@@ -77,7 +78,7 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> Any:
     for field in dataclasses.fields(kind):
         if field.name not in given and _is_required(field):
             raise UsageError(f"--{dashed(field.name)} is missing ({field.metadata['help']}); see `{prog} --help`.")
-    return kind.from_given(_preset(kind, given) | given)
+    return kind.from_given(_preset(kind, given) | kind.preset_of_model(given) | given)
 
 
 def _preset(kind: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,8 +87,8 @@ def _preset(kind: type[Options], given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if given.get("task") is not None:
         return kind.preset_of(find_task(given["task"]).presets)
-    path = given[kind.task_from[0]] / kind.task_from[1]
-    if not path.is_file():
+    folder = given.get(kind.task_from[0])
+    if folder is None or not (path := folder / kind.task_from[1]).is_file():
         return {}
     from torchrl_lang._files import read_json
 
@@ -176,6 +177,8 @@ def _argument(kind: type[Any], field: dataclasses.Field, hint: Any) -> Any:
         for task in TASKS if kind.preset or kind.algorithm else ():
             values = kind.preset_of(presets_of(task))
             notes += [f"{task}: {_shown(values[field.name])}"] if field.name in values else []
+        values = kind.preset_of_model({"pretrained": "any"})
+        notes += [f"pretrained: {_shown(values[field.name])}"] if field.name in values else []
         note = f"({'; '.join(notes)})"
     settings: dict[str, Any] = {"help": field.metadata.get("help", ""), "help_behavior_hint": note}
     if hint is bool:

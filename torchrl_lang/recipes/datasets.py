@@ -181,11 +181,11 @@ def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | 
         raise ValueError("--chat and --system need the tokenizer of a chat model: give --tokenizer NAME.")
     if task is not None:
         return task.tokenizer()
-    if options.start is not None:
-        return load_model(options.start)[1]
-    if options.pretrained is not None:
-        raise ValueError(f"--pretrained {options.pretrained} needs its own: give --tokenizer {options.pretrained}.")
-    return None
+    own = None if options.start is None else load_model(options.start)[1]
+    if own is None and (model := options.pretrained or options.start) is not None:
+        name = "--pretrained" if options.start is None else "--start"
+        raise ValueError(f"{name} {model} needs its own: give --tokenizer {model}.")
+    return own
 
 
 def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:

@@ -255,10 +255,11 @@ def _turns_of(texts: Sequence[str]) -> list[Turn]:
     return [Turn(text, reward=0.0 if index % 2 else None) for index, text in enumerate(texts)]
 
 
-def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
+def load_run(folder: Path, given: type[Task] | None = None, **kwargs: Any) -> FinishedRun:
     """Open the folder of a finished run, whose task is of the class ``given`` if it is not registered.
 
-    A run that was trained on dialogues alone gets the games of ``given``, if any.
+    A run that was trained on dialogues alone gets the games of ``given``, if any. ``kwargs`` are those of
+    :func:`~torchrl_lang.modules.load_language_model`, such as ``dtype``.
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
@@ -269,7 +270,7 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
         games = None if given is None else given.without_notes()
     else:
         games = task_from_notes(notes, folder / "config.json", given)
-    model, tokenizer = load_model(folder)
+    model, tokenizer = _model_of_run(folder, kwargs)
     if games is not None:
         check_tokenizer(games, tokenizer, folder / "model")
     values, note = folder / "values.json", ""
@@ -279,19 +280,42 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder))
 
 
-def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
-    """The model of a finished run and its tokenizer, whatever its task.
+def load_model(folder: Path, **kwargs: Any) -> tuple[SavedModel, Tokenizer | None]:
+    """The model of a finished run, of a saved agent or of a Hugging Face folder, and its tokenizer.
+
+    There is none where the folder does not record one, as that of another program.
+
+    Args:
+        folder: of the run or the model.
+        **kwargs: of :func:`~torchrl_lang.modules.load_language_model`, such as ``dtype``.
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
         ValueError: its record or its model is damaged.
     """
+    if not holds_model(folder):
+        return _model_of_run(folder, kwargs)
+    model = load_language_model(folder, **kwargs)
+    return model, None if model.tokenizer is None else _own_tokenizer(folder, model)
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder is that of a Hugging Face model, such as a saved agent, rather than that of a run."""
+    path = folder / "config.json"
+    return path.is_file() and "model_type" in read_json(path, remedy="restore the file")
+
+
+def _model_of_run(folder: Path, kwargs: dict[str, Any]) -> tuple[SavedModel, Tokenizer]:
     read_options(folder / "config.json")
     if not (folder / "model").is_dir():
         raise FileNotFoundError(f"The run in {folder} has not finished: continue it with its `train` command.")
-    model = load_language_model(folder / "model")
-    with file_errors(folder / "model", "has no tokenizer that can be read", "train again", ValueError):
-        return model, tokenizer_from_config(model.tokenizer or {})
+    model = load_language_model(folder / "model", **kwargs)
+    return model, _own_tokenizer(folder / "model", model)
+
+
+def _own_tokenizer(folder: Path, model: SavedModel) -> Tokenizer:
+    with file_errors(folder, "has no tokenizer that can be read", "train again", ValueError):
+        return tokenizer_from_config(model.tokenizer or {})
 
 
 def refuse_returns(folder: Path, model: SavedModel) -> None:

@@ -17,13 +17,14 @@ from torchrl.objectives import LossModule, SoftUpdate
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.evaluation import imitation_loss
-from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, default_qvalue_head, train_top_layers
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
-from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
+from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, default_qvalue_head
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.modules.hugging_face import adapter_layers
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, save_language_model, saved_actor
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import OfflineOptions
-from torchrl_lang.recipes.load_run import RunDecoding, load_model, refuse_returns
+from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
+from torchrl_lang.recipes.load_run import RunDecoding
 from torchrl_lang.recipes.offline import OfflineData, open_data, train_offline
 from torchrl_lang.schema import FEATURES, ControlTokens
 from torchrl_lang.text import Tokenizer
@@ -45,9 +46,18 @@ class Start(NamedTuple):
         """An utterance actor over the model, with further options."""
         return UtteranceActor(self.actor, self.control, self.data.action_length, **options)
 
-    def reference(self) -> FrozenActor:
-        """A frozen copy of the policy, which shares the weights that do not train."""
-        return frozen_copy(UtteranceActor(saved_actor(self.model), self.control, self.data.action_length))
+    def reference(self, *, copied: bool = False) -> FrozenActor:
+        """The policy as it is now, frozen, which shares the weights that do not train.
+
+        Beside adapters it is the same model without them, which has the projector of features as well, so that this
+        does not train either. With ``copied`` it is a model of its own in any case.
+        """
+        policy = UtteranceActor(saved_actor(self.model), self.control, self.data.action_length)
+        if copied or not adapter_layers(policy):
+            return frozen_copy(policy)
+        for head in self.model.heads.values():
+            head.requires_grad_(False)
+        return adapters_off(policy)
 
     def save(self, folder: Path, decoding: RunDecoding | None = None, **heads: Any) -> None:
         """Save the model with further heads, and beside it how they decide."""
@@ -76,6 +86,10 @@ class Start(NamedTuple):
         def imitation(rows: TensorDictBase) -> dict[str, float]:
             return {"held_out_loss": imitation_loss(self.actor, rows)}
 
+        if getattr(options, "value_lr", None) is not None:
+            own = {*self.actor.parameters(), *self.model.lm.parameters()}
+            heads = nn.ParameterList(p for p in loss.parameters() if p.requires_grad and p not in own)
+            more["rates"] = ((heads, options.value_lr),)
         updater = SoftUpdate(loss, tau=options.tau) if hasattr(options, "tau") else None
         return train_offline(options, self.data, loss, policy, save, check or imitation, target_updater=updater, **more)
 
@@ -100,8 +114,7 @@ def begin(options: OfflineOptions, data: OfflineData | None = None, *, unchanged
     actor = saved_actor(model, length_groups=groups, compile=options.compile)
     if options.checkpointing:
         actor[0].module.gradient_checkpointing()
-    if options.top_layers is not None:
-        train_top_layers(actor, options.top_layers)
+    choose_weights(model.lm, options)
     return Start(data, model, actor)
 
 
@@ -142,14 +155,12 @@ def build_model(options: OfflineOptions, data: OfflineData, *, unchanged: bool =
     """
     device, tokenizer, width = options.torch_device(), data.dataset.tokenizer, _width_of_features(data)
     if options.start is not None:
-        model = model_of_run(options.start, data)
-        model.lm.to(device)
+        model = model_of_start(options.start, data, options)
+    elif options.pretrained is not None:
+        model = SavedModel(load_pretrained(options.pretrained, tokenizer, options), {}, tokenizer.config())
     else:
-        if options.pretrained is None:
-            lm = _new_lm(options, data)
-        else:
-            lm = fit_vocabulary(load_causal_lm(options.pretrained), tokenizer.vocab_size, shrink=True)
-        model = SavedModel(lm.to(device), {}, tokenizer.config())
+        model = SavedModel(_new_lm(options, data).to(options.torch_dtype()), {}, tokenizer.config())
+    model.lm.to(device)
     if width is None or FEATURES_HEAD in model.heads:
         if options.features_hidden or not options.feature_positions:
             reason = "the data have none" if width is None else f"{options.start} has its own"
@@ -162,22 +173,19 @@ def build_model(options: OfflineOptions, data: OfflineData, *, unchanged: bool =
     return model._replace(heads={FEATURES_HEAD: FeatureEmbedding(width, embeddings, **sizes)})
 
 
-def model_of_run(folder: Path, data: OfflineData) -> SavedModel:
-    """The language model of a finished run, with the tokens of the data, and its projector of features, if it has one.
+def model_of_start(folder: Path, data: OfflineData, options: OfflineOptions) -> SavedModel:
+    """The language model in a folder, see :func:`load_start`, and its projector of features, if it has one.
 
     Raises:
-        ValueError: the run has another tokenizer than the data or reads other features, or is a decision transformer.
+        ValueError: it has another tokenizer than the data or reads other features, or is a decision transformer.
     """
-    model, own = load_model(folder)
-    refuse_returns(folder, model)
-    if own.config() != data.dataset.tokenizer.config():
-        raise ValueError(f"The run in {folder} has other tokens than the data: start from a run on such data.")
+    model = load_start(folder, data.dataset.tokenizer, options)
     embedding: Any = model.heads.get(FEATURES_HEAD)
     width = _width_of_features(data)
     if embedding is not None and embedding.features != width:
         widths = f"width {embedding.features}, those of the data have width {width}"
-        raise ValueError(f"The run in {folder} reads features of {widths}: start from another run.")
-    return SavedModel(model.lm, {} if embedding is None else {FEATURES_HEAD: embedding}, model.tokenizer)
+        raise ValueError(f"The model in {folder} reads features of {widths}: start from another one.")
+    return SavedModel(model.lm, {} if embedding is None else {FEATURES_HEAD: embedding}, None)
 
 
 def _width_of_features(data: OfflineData) -> int | None:

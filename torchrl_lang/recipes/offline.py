@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang._files import file_digest
@@ -165,6 +166,7 @@ def train_offline(
     *,
     target_updater: TargetNetUpdater | None = None,
     prepare: Callable[[TensorDictBase], TensorDictBase] = lambda rows: rows,
+    rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> float:
     """Train, evaluate and checkpoint; at the end the best checkpoint becomes the run's model.
 
@@ -181,6 +183,7 @@ def train_offline(
         check: maps the held-out rows to numbers, logged with each evaluation.
         target_updater: updates the loss's target parameters.
         prepare: adds what the loss needs to the rows to train on, the same each time it is called.
+        rates: modules of the loss with their own learning rates.
 
     Returns:
         The best mean return of the evaluations, or without games the best held-out log-probability of a token.
@@ -191,7 +194,8 @@ def train_offline(
     """
     dataset = data.dataset
     free = ("data", "length_groups", "compile", "checkpointing")
-    with open_run(options, free=free, fixed=data.record(), best_by=data.best_by) as checkpoints:
+    about: Any = {"fixed": data.record(), "best_by": data.best_by, "from_pretrained": options.from_pretrained}
+    with open_run(options, free=free, **about) as checkpoints:
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:
@@ -212,6 +216,7 @@ def train_offline(
             target_updater=target_updater,
             shown="held_out_loss" if data.task is None else "return",
             describe=data.describe,
+            rates=rates,
             sampler=buffer.sampler,
         )
     print(data.next_steps(options.out), end="", flush=True)

@@ -17,19 +17,20 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
-from torchrl_lang._checks import needs_extra
 from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
-from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, train_top_layers
+from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
-from torchrl_lang.recipes.load_run import load_run, refuse_returns
+from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
+from torchrl_lang.recipes.load_run import FinishedRun, holds_model, load_run, refuse_returns
 from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.stopping import stopping
+from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
 from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.text import Tokenizer
@@ -46,7 +47,7 @@ class InitialPolicy:
     task: Task
     tokenizer: Tokenizer
     lm: Any
-    """The Hugging Face model, or PEFT's wrapper of it."""
+    """The Hugging Face model."""
     value: ValueHead
     projector: Mapping[str, Head]
     """Its projector of features as a head, if it has one."""
@@ -62,44 +63,53 @@ class InitialPolicy:
 
 
 def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
-    """Seed everything and load the model of the run in ``options.start``.
+    """Seed everything and load the model that ``options`` name; one that is not a run's needs their task.
 
-    ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is the model
-    without them. ``top_layers`` trains only the last blocks, and the reference shares the others. A projector of
-    features trains with the model, but not beside adapters. Policies in worker processes each draw a random seed.
+    ``lora_rank`` adds adapters to frozen weights (:func:`~torchrl_lang.recipes.initial_model.choose_weights`), and the
+    reference is the model without them. ``top_layers`` trains only the last blocks, and the reference shares the
+    others. A projector of features trains with the model, but not beside adapters. Policies in worker processes each
+    draw a random seed.
 
     Raises:
-        ValueError: options contradict each other, the run is a decision transformer, or it does not read the features
-            that the games show.
+        ValueError: options contradict each other, the model is a decision transformer or has other tokens than the
+            games, or it does not read the features that they show.
     """
-    rank, top_layers = options.lora_rank, options.top_layers
     torch.manual_seed(options.seed)
-    run, device = load_run(options.start, options.given_task()), options.torch_device()
-    refuse_returns(options.start, run.model)
+    run, device, adapters = _open_start(options), options.torch_device(), options.lora_rank is not None
     embedding: Any = run.model.heads.get(FEATURES_HEAD)
-    check_features(run.task, None if embedding is None else embedding.features, options.start)
+    check_features(run.task, None if embedding is None else embedding.features, options.source)
     lm: Any = run.model.lm.to(device)
-    if rank is not None:
-        lm = _with_adapters(lm, rank)
     projector = {name: head for name, head in run.model.heads.items() if name == FEATURES_HEAD}
     actor = saved_actor(SavedModel(lm, projector, None))
-    if rank is not None and FEATURES_HEAD in projector:
+    if adapters and FEATURES_HEAD in projector:
         projector[FEATURES_HEAD].requires_grad_(False)  # the reference is the same actor without its adapters
-    if top_layers is not None:
-        train_top_layers(actor, top_layers)
-    value = run.model.heads.get("value")
-    value = (value if isinstance(value, ValueHead) else ValueHead(lm.config.hidden_size)).to(device)
+    choose_weights(lm, options)
+    heads = [run.model.heads.get(name) for name in ("state_value", "value")]  # the first is that of an agent
+    found = (head for head in heads if isinstance(head, ValueHead))
+    value = next(found, None) or ValueHead(lm.config.hidden_size)
     control, longest = run.tokenizer.control, run.task.action_length
     make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
-    policy = make_policy(value=value, seed=options.seed if options.collector == "single" else None)
-    reference = frozen_copy(make_policy()) if rank is None else adapters_off(make_policy())
+    policy = make_policy(value=value.to(device), seed=options.seed if options.collector == "single" else None)
+    reference = adapters_off(make_policy()) if adapters else frozen_copy(make_policy())
     return InitialPolicy(run.task, run.tokenizer, lm, value, projector, policy, reference)
 
 
-def _with_adapters(lm: Any, rank: int) -> Any:
-    with needs_extra("--lora-rank", "peft"):
-        from peft import LoraConfig, get_peft_model
-    return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+def _open_start(options: OnlineOptions) -> FinishedRun:
+    """The task, model and tokenizer to begin with."""
+    given = options.given_task()
+    if options.start is not None and not holds_model(options.start):
+        run = load_run(options.start, given, dtype=options.torch_dtype())
+        refuse_returns(options.start, run.model)
+        return run
+    if given is None:
+        raise ValueError(f"{options.source} names no task: give --task NAME, or your own as --task {OWN_TASK}.")
+    task = given.without_notes()
+    tokenizer = task.tokenizer()
+    if options.start is not None:
+        model = load_start(options.start, tokenizer, options)
+    else:
+        model = SavedModel(load_pretrained(str(options.pretrained), tokenizer, options), {}, None)
+    return FinishedRun(task, model, tokenizer, task.action_length)
 
 
 class Learner(ABC):
@@ -145,7 +155,7 @@ def _player(options: OnlineOptions, start: InitialPolicy, policy: TensorDictModu
     return Player(MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options)
 
 
-_FREE = ("start", "workers", "record_history")
+_FREE = ("start", "pretrained", "workers", "record_history")
 """Options that may change when an online run is resumed; a changed start is recognized by its weights, and a history
 by the epochs that it must have."""
 
@@ -266,8 +276,9 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
     Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start`` again, and a changed
     ``start`` is refused. Returns the best mean return of the evaluations.
     """
-    reference = f"the model in {options.start / 'model'}, frozen"
-    about: Any = {"fixed": {"notes": start.task.notes()}, "reference": reference}
+    source = options.source / "model" if (options.source / "model").is_dir() else options.source
+    about: Any = {"fixed": {"notes": start.task.notes()}, "reference": f"the model in {source}, frozen"}
+    about["from_pretrained"] = options.from_pretrained
     with open_run(options, free=_FREE, **about) as checkpoints, _recorder(options, start) as recorder:
         run = OnlineRun(options, start, kl, learner, recorder)
         with closing(run.games):
@@ -298,7 +309,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     stop = stopping(checkpoints, "iteration", check=run.games.check_workers)
     with closing(log), progress, stop as asked_to_stop:
         for iteration in range(done + 1, last + 1):
-            evaluates = is_due(iteration, options.eval_every, last)
+            evaluates = is_due(iteration, options.interval(last), last)
             figures = run.iterate(iteration, to_end=evaluates)
             progress.update(iteration, figures)
             if is_due(iteration, options.log_every, last):

@@ -81,8 +81,8 @@ class Options:
 
     @classmethod
     def for_task(cls, task: Any, /, **given: Any) -> Self:
-        """Options for a task: ``given`` values first, then the task's preset, then the defaults."""
-        return cls(**{**cls.preset_of(task.presets), **given})
+        """Options for a task: ``given`` values, then those for its model, the task's preset and the defaults."""
+        return cls(**{**cls.preset_of(task.presets), **cls.preset_of_model(given), **given})
 
     @classmethod
     def preset_of(cls, presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,6 +90,11 @@ class Options:
         names = {field.name for field in dataclasses.fields(cast(Any, cls))} - set(cls.defining)
         values = {**presets.get(cls.preset, {}), **presets.get(cls.algorithm, {})}
         return {name: value for name, value in values.items() if name in names}
+
+    @classmethod
+    def preset_of_model(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for the model that the ``given`` options name, which count more than those of a task; none here."""
+        return {}
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:

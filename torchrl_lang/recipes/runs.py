@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +69,9 @@ def make_optimizer(
     options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
+    if any(weight.requires_grad and weight.dtype == torch.bfloat16 for weight in loss.parameters()):
+        remedy = "train adapters (--lora-rank), or give --dtype float32 --bf16"
+        warnings.warn(f"Weights that train in bfloat16 lose updates below .2 % of their size: {remedy}.", stacklevel=2)
     make = muon_adamw if options.optimizer == "muon" else adamw
     optimizer = make(loss, options.lr, **settings)
     warmup = min(options.warmup, steps // 10)
@@ -181,6 +185,7 @@ def train_and_evaluate(
     save: Callable[[Path], Any],
     *,
     target_updater: TargetNetUpdater | None = None,
+    rates: Sequence[tuple[nn.Module, float]] = (),
     shown: str | None = None,
     describe: Callable[[float], str] = "mean return {:.2f}".format,
     **batches: Stateful,
@@ -198,6 +203,7 @@ def train_and_evaluate(
             further ones that are logged.
         save: writes the trained model to a folder.
         target_updater: updates the loss's target parameters.
+        rates: modules of the loss with their own learning rates.
         shown: the figure to show during training; default the one that chooses the checkpoint.
         describe: the figure that chooses the checkpoint, in words.
         **batches: what a checkpoint has of the order of batches.
@@ -206,7 +212,7 @@ def train_and_evaluate(
         The best figure; the loss has the weights of the model then.
     """
     device, steps = options.torch_device(), options.steps
-    optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay)
+    optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay, rates=rates)
     average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
     parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"average": average} if average is not None else {}
@@ -232,7 +238,7 @@ def train_and_evaluate(
             progress.update(step, figures)
             if is_due(step, options.log_every, steps):
                 log.log(step, figures)
-            evaluates, stops = is_due(step, options.eval_every, steps), asked_to_stop()
+            evaluates, stops = is_due(step, options.interval(steps), steps), asked_to_stop()
             if not (evaluates or stops):
                 continue
             finite.check()

@@ -22,7 +22,7 @@ from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLos
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import BCQ, CQL, ILQL, OREO, QSFT, ActionValueOptions, Psi
 from torchrl_lang.recipes.load_run import Method, RunDecoding
-from torchrl_lang.recipes.models import begin, loss_options, model_of_run
+from torchrl_lang.recipes.models import begin, loss_options, model_of_start
 from torchrl_lang.recipes.offline import OfflineData, held_out_rows, open_data
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.transforms import frozen_copy
@@ -111,7 +111,7 @@ def train_psi(options: Psi) -> float:
     """Psi-learning, whose policy is the distribution of its values; see :func:`train_offline`."""
     data, prior = open_data(options), None
     if options.prior is not None:
-        model = model_of_run(options.prior, data)
+        model = model_of_start(options.prior, data, options)
         model.lm.to(options.torch_device())
         prior = frozen_copy(saved_actor(model).requires_grad_(False))
     return _train_backup(options, PsiLoss, method="sample", data=data, prior=prior)
@@ -123,7 +123,7 @@ def train_qsft(options: QSFT) -> float:
     tokenizer = data.dataset.tokenizer
     least, greatest = return_range(data.dataset.rows, tokenizer, options.gamma, options.turn_gamma)
     start = begin(options, data, unchanged=True)
-    reference = start.reference()
+    reference = start.reference(copied=True)  # it plays, guided by the model that trains
     terms = {
         "value_min": least if options.value_min is None else options.value_min,
         "value_max": greatest if options.value_max is None else options.value_max,

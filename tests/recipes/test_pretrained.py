@@ -1,0 +1,210 @@
+"""Every recipe begins with a pretrained model: a Hugging Face folder, a saved agent, adapters, low precision."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.recipes.lines import log_of, refused, weights_of
+from torchrl_lang.__main__ import main
+from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, save_agent
+from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, PaperILQL, Rejection
+from torchrl_lang.recipes.initial_model import choose_weights
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.tasks import find_task
+from torchrl_lang.text import ChatTokenizer, RowFormat
+
+GAME = """
+from torchrl_lang.envs import TextGameEnv
+from torchrl_lang.text import ChatTokenizer, HFTokenizer, RowFormat
+
+
+class Greeting:
+    def reset(self, seed):
+        return "hi"
+
+    def step(self, text):
+        return "", float(text.startswith("h")), True
+
+
+def make_env(batch_size, *, model, chat=True, seed=None, device=None):
+    tokenizer = ChatTokenizer(model, RowFormat.from_chat_template(model)) if chat else HFTokenizer(model)
+    options = {"batch_size": batch_size, "seed": seed, "device": device}
+    return TextGameEnv(Greeting, tokenizer, row_length=60, action_length=4, **options)
+"""
+NAME = "greeting_game:make_env"
+OFFLINE = ["--steps", "2", "--batch-size", "4", "--eval-games", "4"]
+ONLINE = [
+    "--iterations",
+    "2",
+    "--games",
+    "8",
+    "--turns",
+    "1",
+    "--batch-size",
+    "4",
+    "--eval-games",
+    "4",
+    "--epochs",
+    "1",
+]
+ADAPTERS = ["--dtype", "bfloat16", "--lora-rank", "4", "--lora-layers", "1", "--lr", "0.05", "--final-lr", "1"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A Hugging Face folder ``hf``, an agent of its model, and a dataset of the game."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    (folder / "greeting_game.py").write_text(GAME)
+    source = tokenizer_of(EXACT["chatml"])
+    source.save_pretrained(folder / "hf")
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    # Some embeddings more than tokens, as many models have them.
+    shape = {"vocab_size": tokenizer.vocab_size + 3, "layers": 2, "width": 16, "heads": 2, "max_length": 64}
+    torch.manual_seed(0)
+    lm = causal_lm("llama", **shape)
+    lm.save_pretrained(folder / "hf")
+    value = ValueHead(16, kind="deep")
+    save_agent(folder / "agent", UtteranceActor(language_actor(lm), tokenizer.control, 4, value=value), tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        of_game = ["--option", f"model={folder / 'hf'}", "--games", "40", "--out", str(folder / "data")]
+        assert main(["generate", NAME, *of_game]) == 0
+        yield folder
+    sys.modules.pop("greeting_game")
+
+
+def arguments(home, recipe, out, *more):
+    online = recipe in ("ppo", "rejection")
+    given = [*ONLINE, "--option", f"model={home / 'hf'}"] if online else ["--data", home / "data", *OFFLINE]
+    given += ["--value-warmup", "0"] if recipe == "ppo" else []
+    return [str(word) for word in ("train", recipe, "--task", NAME, "--out", out, *given, *more)]
+
+
+CASES = [("bc", "--pretrained", "hf"), ("dt", "--start", "agent"), ("ilql", "--start", "hf")]
+CASES += [("qsft", "--start", "agent"), ("oreo", "--start", "hf"), ("utterance-ilql", "--pretrained", "hf")]
+CASES += [("ppo", "--start", "agent"), ("ppo", "--pretrained", "hf"), ("rejection", "--start", "hf")]
+
+
+@pytest.mark.filterwarnings("error:.*lose updates")
+@pytest.mark.parametrize(("recipe", "option", "place"), CASES)
+def test_adapters_in_low_precision(home, tmp_path, recipe, option, place):
+    """Only the last block changes; checkpoints hold adapters and heads; the model is plain and loads."""
+    pytest.importorskip("peft")
+    run, call = tmp_path / "run", arguments(home, recipe, tmp_path / "run", option, home / place, *ADAPTERS)
+    assert main(call) == 0
+    shutil.rmtree(run / "model")
+    shutil.rmtree(max((run / "checkpoints").glob("step-*")))
+    assert main(call) == 0  # from the checkpoint before
+    assert len(log_of(run)) == 2
+    saved = load_file(max((run / "checkpoints").glob("step-*")) / "tensors.safetensors")
+    of_model = [key for key in saved if ".layers." in key or "embed_tokens" in key]
+    assert of_model
+    assert all(
+        "layers.1." in key and "lora_" in key and weight.dtype == torch.float32
+        for key in of_model
+        for weight in [saved[key]]
+        if key.startswith("loss")
+    )
+    before = load_file(home / "hf" / "model.safetensors")
+    after = load_file(run / "model" / ("value_lm" if recipe == "qsft" else "") / "model.safetensors")
+    assert after.keys() == before.keys()
+    changed = {key for key, weight in after.items() if not torch.equal(weight, before[key][: len(weight)].bfloat16())}
+    assert changed
+    assert all("layers.1." in key and "norm" not in key for key in changed)
+    heads = {key: weight for key, weight in weights_of(run).items() if key.startswith("heads.safetensors")}
+    assert {weight.dtype for weight in heads.values()} <= {torch.float32}
+    if recipe == "ppo" and place == "agent":
+        assert any("mid_weight" in key for key in heads)  # the agent's own value head
+    finished = load_run(run, find_task(NAME))
+    assert finished.model.lm.dtype == torch.bfloat16
+    assert isinstance(finished.reply("hi", beta=finished.betas[0] if finished.has_values else 0.0), str)
+
+
+def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path):
+    """All weights train; the presets follow the run."""
+    with pytest.warns(UserWarning, match="lose updates"):
+        assert main(arguments(home, "bc", tmp_path / "bc", "--pretrained", home / "hf", "--dtype", "bfloat16")) == 0
+    assert json.loads((tmp_path / "bc" / "config.json").read_text())["from_pretrained"]
+    assert main(arguments(home, "ilql", tmp_path / "ilql", "--start", tmp_path / "bc")) == 0
+    record = json.loads((tmp_path / "ilql" / "config.json").read_text())
+    assert (record["optimizer"], record["value_lr"], record["transition_weight"]) == ("adamw", 1e-3, 0.0)
+    assert load_run(tmp_path / "ilql", find_task(NAME)).model.lm.dtype == torch.float32
+    assert float(log_of(tmp_path / "ilql")[-1]["lr"]) < 1e-4
+
+
+def test_explicit_options_count_more_than_presets_and_these_more_than_those_of_a_task(tmp_path):
+    class Task:
+        presets = {"bc": {"lr": 0.5, "fraction": 0.25, "eval_every": 7}, "ppo": {"games": 5}}
+
+    places = {"data": Path("d"), "out": Path("o")}
+    chosen = BC.for_task(Task, **places, pretrained="x", batch_size=3)
+    assert (chosen.lr, chosen.fraction, chosen.batch_size, chosen.optimizer) == (5e-5, 0.25, 3, "adamw")
+    assert chosen.interval(chosen.steps) == chosen.steps // 8
+    assert BC.for_task(Task, **places).lr == 0.5
+    assert ILQL.for_task(Task, **places, pretrained="x", lora_rank=4).lr == 1e-3
+    assert ILQL.for_task(Task, **places, pretrained="x", lora_rank=4).value_lr == 1e-3
+    assert PPO.for_task(Task, out=Path("o"), pretrained="x").games == 64
+    assert Rejection.for_task(Task, out=Path("o"), pretrained="x").games == 256
+    assert PaperILQL.for_task(Task, **places, pretrained="x") == PaperILQL(**places, pretrained="x")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert BC.for_task(Task, **places, start=tmp_path).lr == 5e-5
+    (tmp_path / "config.json").write_text(json.dumps({"lr": 1}))  # a run from scratch
+    assert BC.for_task(Task, **places, start=tmp_path).lr == 0.5
+
+
+def test_tokens_must_be_those_of_the_model(home, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(home / "hf", other)
+    tokenizer_of(EXACT["gemma"]).save_pretrained(other)
+    for recipe, option in (("bc", "--pretrained"), ("ppo", "--start"), ("rejection", "--pretrained")):
+        assert "has other tokens" in refused(capsys, *arguments(home, recipe, tmp_path / "x", option, other))
+    plain = arguments(home, "ppo", tmp_path / "x", "--start", home / "agent", "--option", "chat=false")
+    assert "has other tokens than the data or games" in refused(capsys, *plain)
+    without = ["train", "ppo", "--out", tmp_path / "x", *ONLINE, "--pretrained", home / "hf", "--value-warmup", 0]
+    assert "names no task: give --task NAME" in refused(capsys, *without)
+    assert "ppo begins with a policy: give --start" in refused(capsys, "train", "ppo", "--out", tmp_path / "x")
+
+
+def test_new_tokens_beside_adapters_are_a_warning(home, tmp_path):
+    """A tokenizer with control tokens of its own."""
+    more = ["--lora-rank", "2", "--option", "chat=false"]
+    with pytest.warns(UserWarning, match="tokens are new to .* and their embeddings stay random"):
+        assert main(arguments(home, "rejection", tmp_path / "x", "--pretrained", home / "hf", *more)) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lora_rank": 2}, "trains adapters of a model that exists"),
+        ({"pretrained": "x", "lora_layers": 2}, "give their --lora-rank, too"),
+        ({"pretrained": "x", "dtype": "float16"}, "Small gradients are 0 in --dtype float16"),
+    ],
+)
+def test_what_does_not_go_together(given, message):
+    with pytest.raises(ValueError, match=message):
+        BC(data=Path("d"), out=Path("o"), **given)
+
+
+def test_adapters_sit_on_linear_layers_of_the_last_blocks_of_any_model():
+    pytest.importorskip("peft")
+    options = BC(data=Path("d"), out=Path("o"), pretrained="x", lora_rank=2, lora_layers=3)
+    lm = causal_lm(vocab_size=11, layers=4, width=8, heads=2, max_length=16)
+    choose_weights(lm, options)
+    trained = {name.partition(".lora_")[0] for name, weight in lm.named_parameters() if weight.requires_grad}
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert trained == {f"transformer.h.{block}.{layer}" for block in (1, 2, 3) for layer in layers}
+    with pytest.raises(ValueError, match="more than the model's 2 blocks"):
+        choose_weights(causal_lm("llama", vocab_size=11, layers=2, width=8, heads=2, max_length=16), options)
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bfloat16_where_the_cpu_computes_in_it(monkeypatch, fast, dtype):
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: fast)
+    assert BC(data=Path("d"), out=Path("o"), dtype="auto", device="cpu").torch_dtype() == dtype
