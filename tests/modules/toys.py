@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import GPT2Model, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from torchrl_lang._files import write_checksums, write_manifest
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm
@@ -48,6 +53,13 @@ def tiny_lm(kind: str = "gpt2", *, seed: int = 0, **shape: int) -> PreTrainedMod
 def without_blocks(model: GPT2Model, inputs_embeds: Tensor, **_: Any) -> BaseModelOutput:
     """GPT-2 from its embeddings to its final norm: Dynamo traces its blocks for seconds."""
     return BaseModelOutput(last_hidden_state=model.ln_f(inputs_embeds))
+
+
+def use_exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute norms in the precision of their input: transformers computes those of Llama in float32."""
+    for norm in (LlamaRMSNorm, Qwen2RMSNorm, Olmo3RMSNorm):
+        forward = lambda self, x: F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)  # noqa: E731
+        monkeypatch.setattr(norm, "forward", forward)
 
 
 SLIDING = ("mistral", "gemma3_text", "qwen2", "olmo3")

@@ -7,7 +7,7 @@ from torchrl_lang.modules.decoding.guidance import UtteranceValueGuidance, Value
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import FeatureEmbedding
-from torchrl_lang.modules.frozen.lower_layers import train_top_layers
+from torchrl_lang.modules.frozen.lower_layers import train_top_layers, with_frozen_states
 from torchrl_lang.modules.head_values import qvalue_module, row_value_module, value_module
 from torchrl_lang.modules.heads import QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, default_qvalue_head
 from torchrl_lang.modules.language_model import causal_lm, load_causal_lm
@@ -56,4 +56,5 @@ __all__ = [
     "train_top_layers",
     "value_module",
     "with_features",
+    "with_frozen_states",
 ]

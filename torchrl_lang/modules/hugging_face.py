@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -90,6 +90,41 @@ def _change_by_later_tokens(model: PreTrainedModel) -> float | None:
         return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
     except RuntimeError:
         return None
+
+
+def applies_dropout(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules, without those inside it, would apply dropout now."""
+    training = [module for module in modules if module.training]
+    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
+    rates = [rate for module in training for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
+    rates += [module.p for module in training if isinstance(module, nn.modules.dropout._DropoutNd)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "decoder.final_layer_norm")
+"""Names of the norm after the last block in Hugging Face models."""
+
+
+def block_list(model: Any) -> tuple[str, nn.ModuleList]:
+    """The transformer blocks of a model without its head, its one list of ``num_hidden_layers`` modules, and its name.
+
+    Raises:
+        ValueError: there is no such list, or more than one.
+    """
+    depth = model.config.num_hidden_layers
+    found = list(_lists_of(model, depth))
+    if len(found) != 1:
+        raise ValueError(f"{type(model).__name__} has {len(found)} lists of {depth} modules, expected one.")
+    return found[0]
+
+
+def _lists_of(module: nn.Module, length: int) -> Iterator[tuple[str, nn.ModuleList]]:
+    """Outermost lists of that length: a block may contain lists, e.g. of experts."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == length:
+            yield name, child
+        else:
+            yield from ((f"{name}.{inner}", blocks) for inner, blocks in _lists_of(child, length))
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -19,7 +19,16 @@ from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.features import RowFeatures, reads_features
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS, entry, refuse_steps
+from torchrl_lang.schema import (
+    AGENT_MASK,
+    ATTENTION_MASK,
+    FEATURES,
+    FEATURES_MASK,
+    FROZEN_STATES,
+    TOKENS,
+    entry,
+    refuse_steps,
+)
 
 
 @dataclass
@@ -39,7 +48,7 @@ class DecisionBatch:
     shape: torch.Size
     """``[*B, T]``, the shape of the input."""
     rows: TensorDictBase
-    """Entries of the rows ``[*B]``: ``tokens`` and, if there are, features."""
+    """Entries of the rows ``[*B]``: ``tokens`` and, if there are, features and frozen states."""
 
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
@@ -52,7 +61,7 @@ class DecisionBatch:
         tokens, attention, agent_mask = (x[:, :width] for x in (tokens.long(), attention, agent_mask))
         place = decision_mask(agent_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
-        rows = tensordict.select(TOKENS, FEATURES, FEATURES_MASK, strict=False)
+        rows = tensordict.select(TOKENS, FEATURES, FEATURES_MASK, FROZEN_STATES, strict=False)
         return DecisionBatch(tokens, attention, place, action, agent_mask, shape, rows)
 
     @property
@@ -142,10 +151,12 @@ class RowScorer:
         trunk = self.actor_parts.trunk
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
         features = batch.features if reads_features(trunk) or reads_features(value_trunk) else None
-        states = read_rows(trunk, batch.tokens, batch.attention_mask, features)
+        frozen = batch.rows.get(FROZEN_STATES, None)
+        rows = (batch.tokens, batch.attention_mask, features, None if frozen is None else frozen.reshape(-1))
+        states = read_rows(trunk, *rows)
         value: States = {}
         if value_trunk is not None:
-            value = read_rows(value_trunk, batch.tokens, batch.attention_mask, features)
+            value = read_rows(value_trunk, *rows)
         return states | {VALUE_STATES + key: tensor for key, tensor in value.items() if isinstance(key, str)}
 
     def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:

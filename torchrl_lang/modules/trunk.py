@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
@@ -13,11 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
-from torchrl_lang.modules.hugging_face import cache_obstacle, check_causal
+from torchrl_lang.modules.frozen.frozen_states import frozen_blocks, lower_part, states_name, upper_part
+from torchrl_lang.modules.hugging_face import FINAL_NORMS, applies_dropout, cache_obstacle, check_causal, eval_mode
 from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
-from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
+from torchrl_lang.modules.shared_prefix import SharedPrefix, shared_prefix
+from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,9 +29,6 @@ if TYPE_CHECKING:
 
 HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
-
-FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "decoder.final_layer_norm")
-"""Names of the norm after the last block in Hugging Face models."""
 
 
 class Trunk(nn.Module):
@@ -51,6 +51,10 @@ class Trunk(nn.Module):
             :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
             ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
+        share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
+            :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
+            that cannot read rows piece by piece or apply dropout, that are sharded or compiled, for rows with
+            features, and with gradient checkpointing.
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
@@ -67,7 +71,12 @@ class Trunk(nn.Module):
     """
 
     def __init__(
-        self, lm: PreTrainedModel, *, expose_pre_norm: bool = False, length_groups: int | Literal["auto"] = "auto"
+        self,
+        lm: PreTrainedModel,
+        *,
+        expose_pre_norm: bool = False,
+        length_groups: int | Literal["auto"] = "auto",
+        share_prefixes: bool = True,
     ) -> None:
         from transformers import PreTrainedModel  # a local import, because it takes a second
 
@@ -83,7 +92,7 @@ class Trunk(nn.Module):
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         check_causal(self.model)
-        self.expose_pre_norm, self.length_groups = expose_pre_norm, length_groups
+        self.expose_pre_norm, self.length_groups, self.share_prefixes = expose_pre_norm, length_groups, share_prefixes
         self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
         self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
@@ -156,6 +165,7 @@ class Trunk(nn.Module):
         attention_mask: Tensor | None = None,
         features: Tensor | None = None,
         features_mask: Tensor | None = None,
+        frozen: TensorDictBase | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Hidden state of every token.
 
@@ -166,6 +176,8 @@ class Trunk(nn.Module):
             features: float ``[*B, P, F]``, features that are read before the tokens, for a trunk with a
                 :class:`~torchrl_lang.modules.FeatureEmbedding`; others take none.
             features_mask: bool ``[*B, P]``, True on real features; default all.
+            frozen: what :meth:`frozen_states` gave for these rows. It is read instead of the tokens if this trunk has
+                the same lower layers, unchanged; otherwise it is ignored.
 
         Returns:
             float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; with
@@ -173,16 +185,73 @@ class Trunk(nn.Module):
         """
         read = self._row_features(tokens, features, features_mask)
         flat = tokens.reshape(-1, tokens.shape[-1])
-        together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
-        # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
-        whole = together or self.sharded_root is not None or is_batchedtensor(tokens)
-        groups = 1 if whole else self.length_groups
-        if attention_mask is None or groups == 1 or flat.shape[0] < 2:
-            states = self._of_rows(flat, read)
-        else:
-            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1), read)
+        length = None if attention_mask is None else attention_mask.reshape(flat.shape).sum(-1)
+        begin = None if frozen is None or read is not None else self._begin(flat, length, frozen)
+        source, part = (flat, None) if begin is None else begin
+        states = self._of_batch(flat, length, source, read, part)
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
+
+    @property
+    def frozen_layers(self) -> int:
+        """Number of the lowest layers whose output never changes, so that rows can carry :meth:`frozen_states`.
+
+        0 for sharded and compiled models and for those that read returns or features.
+        """
+        return frozen_blocks(self.model) if self._splits else 0
+
+    @property
+    def _splits(self) -> bool:
+        return self.sharded_root is None and not self.compiled and self.returns is None and self.features is None
+
+    @torch.no_grad()
+    def frozen_states(self, tokens: Tensor, attention_mask: Tensor) -> TensorDict:
+        """The states of rows that enter the first trained layer, without dropout, for :meth:`forward`.
+
+        Args:
+            tokens: int64 ``[*B, T]``, right-padded.
+            attention_mask: bool ``[*B, T]``.
+
+        Returns:
+            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that says of which weights they are, and the
+            tokens. Zero or any number on padding.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.modules import Trunk, causal_lm, train_top_layers
+            >>> trunk = Trunk(causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16))
+            >>> _ = train_top_layers(trunk, 1)
+            >>> tokens, mask = torch.randint(11, (3, 5)), torch.ones(3, 5, dtype=torch.bool)
+            >>> frozen = trunk.frozen_states(tokens, mask)
+            >>> torch.testing.assert_close(trunk(tokens, mask, frozen=frozen), trunk(tokens, mask))
+        """
+        flat, blocks = tokens.reshape(-1, tokens.shape[-1]), self.frozen_layers
+        with eval_mode(self.model):
+            length = attention_mask.reshape(flat.shape).sum(-1)
+            states = self._of_batch(flat, length, flat, part=lower_part(self.model, blocks))[0]
+        name = states_name(self.model, blocks)
+        shaped = states.reshape(*tokens.shape, self.width)
+        return TensorDict({str(name): shaped, TOKENS: tokens}, batch_size=tokens.shape[:-1])
+
+    def _begin(
+        self, tokens: Tensor, length: Tensor | None, frozen: TensorDictBase
+    ) -> tuple[Tensor, PreTrainedModel] | None:
+        """States ``[N, T, H]`` of these tokens and the model that reads on from them; None if they are of others."""
+        name = next(str(key) for key in frozen.keys() if key != TOKENS)
+        blocks = int(name.partition("_")[0])
+        if torch.compiler.is_compiling() or self._in_step(tokens) or not self._splits:
+            return None
+        if name != states_name(self.model, blocks) or applies_dropout(self.model.modules()):
+            return None
+        width = tokens.shape[-1]
+        own, states = (frozen.get(key).flatten(0, -2 - i)[:, :width] for i, key in enumerate((TOKENS, name)))
+        missing = width - own.shape[1]  # columns of padding
+        other = nn.functional.pad(own, (0, missing), value=-1) != tokens
+        if length is not None:
+            other &= torch.arange(width, device=tokens.device) < length[:, None]
+        if bool(other.any()):
+            return None
+        return nn.functional.pad(states, (0, 0, 0, missing)), upper_part(self.model, blocks)
 
     def room(self, features: int) -> int | None:
         """Number of tokens that fit beside a number of ``features`` of a row, which may be 0; None if unlimited."""
@@ -209,10 +278,36 @@ class Trunk(nn.Module):
             raise ValueError(f"{rows} exceed the model's {self.max_length} positions: max_length={needed}.")
         return read
 
-    def _of_rows(self, tokens: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
-        """States of the tokens of whole rows ``[N, T]``."""
+    def _of_batch(
+        self,
+        tokens: Tensor,
+        length: Tensor | None,
+        source: Tensor,
+        features: RowFeatures | None = None,
+        part: PreTrainedModel | None = None,
+    ) -> tuple[Tensor, ...]:
+        """States of rows ``[N, T]``, read as ``source``, tokens or states ``[N, T, H]``, by a part of the model."""
+        found = self._shared(tokens, length) if features is None else None
+        if found is None:
+            return self._grouped(source, length, lambda x, rows: self._of_rows(x, features, rows, part))
+        from torchrl_lang.modules.decoding.cache import PrefixKeys  # transformers
+
+        keys, cut, group = PrefixKeys(), found.width, found.group
+        front = self.states(source[found.first, :cut], part=part, past_key_values=keys, use_cache=True)
+        rest = self._grouped(
+            source[:, cut:],
+            None if length is None else (length - cut).clamp_min(0),
+            lambda x, rows: keys.follow(self, x, group if rows is None else group[rows], part=part),
+        )
+        return tuple(torch.cat([first.index_select(0, group), own], 1) for first, own in zip(front, rest, strict=True))
+
+    def _of_rows(
+        self, tokens: Tensor, features: RowFeatures | None, rows: Tensor | None, part: PreTrainedModel | None
+    ) -> tuple[Tensor, ...]:
+        """States of the tokens of whole rows ``[N, T]``, which are these ``rows`` of those with ``features``."""
         if features is None:
-            return self.states(tokens, use_cache=False)
+            return self.states(tokens, part=part, use_cache=False)
+        features = features if rows is None else features.select(rows)
         options: dict[str, Any] = {}
         place = torch.arange(features.places + tokens.shape[-1], device=tokens.device)
         if (positions := self.position_ids(place, features.number)) is not None:
@@ -221,21 +316,44 @@ class Trunk(nn.Module):
         states = self.states(tokens, features=features, use_cache=False, **options)
         return tuple(features.of_tokens(state) for state in states)
 
-    def _grouped(self, tokens: Tensor, length: Tensor, features: RowFeatures | None) -> tuple[Tensor, ...]:
-        """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
-        groups = best_groups(length) if self.length_groups == "auto" else equal_groups(length, self.length_groups)
+    def _grouped(
+        self, tokens: Tensor, length: Tensor | None, read: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """States ``[N, T, H]`` group by group, zero on padding outside the groups' widths.
 
-        def read(rows: Tensor | None, width: int) -> tuple[Tensor, ...]:
-            if rows is None:
-                return self._of_rows(tokens[:, :width], features)
-            return self._of_rows(tokens[rows, :width], None if features is None else features.select(rows))
+        ``read`` computes those of tokens ``[M, w]`` of the given rows, int64 ``[M]``, or of all.
+        """
+        together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
+        groups = 1 if together or self._in_step(tokens) else self.length_groups
+        if length is None or groups == 1 or tokens.shape[0] < 2:
+            return read(tokens, None)
+        found = best_groups(length) if groups == "auto" else equal_groups(length, groups)
+        return in_groups(
+            lambda rows, w: read(tokens[:, :w] if rows is None else tokens[rows, :w], rows), found, tokens.shape[1]
+        )
 
-        return in_groups(read, groups, tokens.shape[-1])
+    def _in_step(self, tokens: Tensor) -> bool:
+        """Whether the number of passes must not depend on the tokens.
+
+        Each process has its own rows, but all must make the same number of forward passes of a sharded model.
+        """
+        return self.sharded_root is not None or is_batchedtensor(tokens)
+
+    def _shared(self, tokens: Tensor, length: Tensor | None) -> SharedPrefix | None:
+        """What the rows ``[N, T]`` begin with in common, if it is to be read once."""
+        if not self.share_prefixes or self.compiled or torch.compiler.is_compiling() or self._in_step(tokens):
+            return None
+        if self.cache_obstacle is not None or (found := shared_prefix(tokens, length)) is None:
+            return None
+        modules = list(self.model.modules())
+        recomputes = self.training and any(getattr(module, "gradient_checkpointing", False) for module in modules)
+        return None if recomputes or applies_dropout(modules) else found
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
 
-        Tokens may be embedded already, float ``[N, q, H]``. With ``features`` these are read in front of the tokens.
+        Tokens may be embedded already, float ``[N, q, H]``. With ``features`` these are read in front of the tokens. A
+        ``part`` of the model runs instead of it.
 
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``; with features also of these.
@@ -258,10 +376,13 @@ class Trunk(nn.Module):
             refuse_untied(root)
         return run_through(root, self._pass, tokens, **kwargs)
 
-    def _pass(self, tokens: Tensor, features: RowFeatures | None = None, **kwargs: Any) -> tuple[Tensor, ...]:
+    def _pass(
+        self, tokens: Tensor, features: RowFeatures | None = None, part: PreTrainedModel | None = None, **kwargs: Any
+    ) -> tuple[Tensor, ...]:
         # Look up embeddings here, because some models warn and synchronize if ids contain padding without a mask.
         embedded = tokens if tokens.is_floating_point() else self.embed(tokens, features)
-        hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
+        model = self.model if part is None else part
+        hidden = model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
@@ -322,7 +443,16 @@ def trunk_module(trunk: Trunk) -> TensorDictModule:
     """
     in_keys = [TOKENS, ATTENTION_MASK, *([] if trunk.features is None else [FEATURES, FEATURES_MASK])]
     out_keys = [HIDDEN, HIDDEN_PRE_NORM] if trunk.expose_pre_norm else [HIDDEN]
-    return TensorDictModule(trunk, in_keys=in_keys, out_keys=out_keys)
+    return _TrunkModule(trunk, in_keys=in_keys, out_keys=out_keys)
+
+
+class _TrunkModule(TensorDictModule):
+    """Hands the trunk the states that rows carry. They are no ``in_keys``, which a caller would have to give."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], TensorDictBase) and FROZEN_STATES in args[0].keys():
+            kwargs["frozen"] = args[0].get(FROZEN_STATES)
+        return super().forward(*args, **kwargs)
 
 
 def _of_this_mode(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.frozen.lower_layers import applies_dropout
 from torchrl_lang.modules.head_values import ACTION_VALUE, SHAPES, checked_values, with_heads, zero_states
-from torchrl_lang.modules.hugging_face import eval_mode
+from torchrl_lang.modules.hugging_face import applies_dropout, eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import HIDDEN, trunk_of
 from torchrl_lang.schema import missing_entry

@@ -16,12 +16,13 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
+from torchrl_lang.modules import with_frozen_states
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.datasets import dialogue_dataset, open_task
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.recipes.tasks import DIALOGUES
 from torchrl_lang.recipes.tasks.base import Task, check_features, check_tokenizer
-from torchrl_lang.schema import AGENT_MASK, FEATURES
+from torchrl_lang.schema import AGENT_MASK, FEATURES, FROZEN_STATES
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ class OfflineData:
             f"    print(run.reply({', '.join(given)}))\n"
             "or give `evaluate`, `play` and `train ppo` an environment with --task package.module:make_env.\n"
         )
+
+
+# Bytes that the states below the first trained layer may take for the rows of a dataset, see with_frozen_states. If they
+# take more, they are computed for each batch.
+_FROZEN_STATES = 2**30
 
 
 def _are_dialogues(source: Path) -> bool:
@@ -200,17 +206,24 @@ def train_offline(
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:
             rows = best_rows(rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
-        buffer = row_buffer(prepare(rows), options.batch_size, seed=options.seed)
+        device = options.torch_device()
+
+        def carrying(rows: TensorDictBase, limit: int | None = None) -> TensorDictBase:
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
+                return with_frozen_states(policy, rows, limit=limit)
+
+        rows = carrying(prepare(rows), _FROZEN_STATES)
+        buffer = row_buffer(rows, options.batch_size, seed=options.seed)
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:
-            checked = dict(check(kept.to(options.torch_device()))) if len(kept) else {}
+            checked = dict(check(kept.to(device))) if len(kept) else {}
             return data.figures(policy, checked, options), checked
 
         best = train_and_evaluate(
             options,
             checkpoints,
             loss,
-            buffer.sample,
+            buffer.sample if FROZEN_STATES in rows.keys() else lambda: carrying(buffer.sample().to(device)),
             evaluate,
             save,
             target_updater=target_updater,

@@ -20,7 +20,7 @@ from torchrl.objectives import LossModule
 from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
-from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model
+from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, with_frozen_states
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
@@ -32,7 +32,7 @@ from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_d
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
-from torchrl_lang.schema import TRAIN_MASK
+from torchrl_lang.schema import FROZEN_STATES, TRAIN_MASK
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.training import Checkpointer, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
@@ -213,10 +213,13 @@ class OnlineRun:
             self.recorder.record(iteration, collected.rows)
         middle = time.perf_counter()
         with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
-            rows = self.kl(collected.rows)
+            # Layers that never change are computed once, for the reference and all epochs.
+            rows = self.kl(with_frozen_states(self.start.policy, collected.rows))
             if self.learner.trains_policy(iteration):
                 self.kl.update(rows)
             chosen = self.learner.choose(rows)
+            if FROZEN_STATES not in chosen.keys():  # they may be of earlier games
+                chosen = with_frozen_states(self.start.policy, chosen)
         try:
             learned = self._learn(chosen, iteration)
         except NonFiniteError as error:

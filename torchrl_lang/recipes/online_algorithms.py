@@ -13,6 +13,7 @@ from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO, Rejection
 from torchrl_lang.recipes.models import loss_options
 from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
+from torchrl_lang.schema import FROZEN_STATES
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController
 
@@ -70,7 +71,7 @@ class BestGames(Learner):
         """The games to imitate."""
         if self.pool is None:
             return best_rows(rows, fraction=self.fraction, **self.ranking)
-        return self.pool.extend(rows).rows
+        return self.pool.extend(rows.exclude(FROZEN_STATES)).rows  # a checkpoint has the pool
 
     def parts(self) -> Mapping[str, Stateful]:
         """The best games so far."""

@@ -79,11 +79,7 @@ class RowCache(Cache):
         more: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
-        # Hugging Face models take the mask as it is; those with several kinds of layers take one per kind.
-        windows = attention_windows(trunk.model.config).items()
-        masks = {kind: scores(positions, slots, self._dtype, window) for kind, window in windows}
-        mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        more = {"position_ids": positions, "attention_mask": mask, **more}
+        more = {"position_ids": positions, "attention_mask": _mask(trunk, positions, slots, self._dtype), **more}
         return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
 
     def expect(
@@ -136,11 +132,65 @@ class RowCache(Cache):
             swap_rows(layer.keys, first, second)
             swap_rows(layer.values, first, second)
 
+    def reserve(self, rows: int) -> None:
+        """Allocate this many rows, unless they have been allocated or given."""
+        self._capacity = self._capacity or rows
+
+    def copy_front(self, width: int, source: Tensor, rows: Tensor) -> None:
+        """Copy the first ``width`` slots of the rows ``source`` to others, both int64 ``[M]``."""
+        for layer in self.layers:
+            for kept in (layer.keys, layer.values):
+                kept[rows, :width] = kept[source, :width]
+
     def grow(self, size: int) -> None:
         """Make room for ``size`` tokens per row; the content is kept."""
         for layer in self.layers:
             layer.grow(_rounded(size) + _SPARE)
         self.size = max(size, self.size)
+
+
+class PrefixKeys(Cache):
+    """Keys and values of ``G`` prefixes, which the further tokens of ``N`` rows attend to; gradients flow through them.
+
+    The first pass of a model with this cache reads the prefixes, int64 ``[G, P]``. After it :meth:`follow` reads the
+    tokens of rows behind them, any number of times.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import Trunk, causal_lm
+        >>> from torchrl_lang.modules.decoding.cache import PrefixKeys
+        >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)).eval()
+        >>> row, keys = torch.randint(11, (1, 6)), PrefixKeys()
+        >>> _ = trunk.states(row[:, :4], past_key_values=keys, use_cache=True)
+        >>> hidden, = keys.follow(trunk, row[:, 4:], torch.tensor([0]))
+        >>> torch.testing.assert_close(hidden, trunk(row)[:, 4:])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=_RowLayer)
+        self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
+        self._group: Tensor | None = None
+
+    def follow(self, trunk: Trunk, tokens: Tensor, group: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        """States of tokens ``[N, q]`` right behind the prefixes ``group``, int64 ``[N]``, of their rows.
+
+        The ``options``, and that tokens may be embedded, are those of :meth:`Trunk.states`.
+        """
+        self._group, cut = group, next(iter(self._prefixes.values()))[0].shape[2]
+        positions = torch.arange(cut, cut + tokens.shape[1], device=tokens.device)[None]
+        mask = _mask(trunk, positions, cut + tokens.shape[1], _common_dtype(trunk.model))
+        options = {"past_key_values": self, "use_cache": True, "position_ids": positions, **options}
+        return trunk.states(tokens, attention_mask=mask, **options)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep keys and values ``[G, heads, P, D]`` of one layer; return those behind them with their prefixes'."""
+        if (group := self._group) is None:
+            self._prefixes[layer_idx] = key_states, value_states
+            return key_states, value_states
+        keys, values = (kept.index_select(0, group) for kept in self._prefixes[layer_idx])
+        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
 
 
 def _rounded(slots: int) -> int:
@@ -165,6 +215,13 @@ def scores(positions: Tensor, visible: int, dtype: torch.dtype, window: int | No
         unseen |= slot <= own - window
     zero = torch.zeros((), dtype=dtype, device=positions.device)
     return torch.where(unseen, torch.finfo(dtype).min, zero)
+
+
+def _mask(trunk: Trunk, positions: Tensor, visible: int, dtype: torch.dtype) -> Any:
+    """What a model takes for the attention bias of :func:`scores`; those with several kinds of layers one per kind."""
+    windows = attention_windows(trunk.model.config).items()
+    masks = {kind: scores(positions, visible, dtype, window) for kind, window in windows}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def _slots(positions: Tensor, rows: Tensor | None, size: int) -> Tensor:

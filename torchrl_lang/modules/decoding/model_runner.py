@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -17,8 +17,9 @@ from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.features import RowFeatures, reads_features, take
 from torchrl_lang.modules.head_values import States, apply_head
+from torchrl_lang.modules.shared_prefix import shared_prefix
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
-from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
     from torchrl_lang.modules.decoding.cache import RowCache
@@ -99,6 +100,8 @@ class CachedRunner:
         if self.features is not None and self._count is not None:
             tokens, length = self.trunk.embed(tokens, self.features), length + self._count
             known = None if known is None else torch.where(known > 0, known + self._count, 0)
+        else:
+            known = self._share(tokens, length, known)
         whole = [PrefillChunk(None, tokens.shape[1], tokens.shape[1])]
         chunks = whole if known is None else prefill_chunks(length, known)
         if len(chunks) == 1:
@@ -127,6 +130,20 @@ class CachedRunner:
         if not moved:
             self.cache.swap(moves.holes, moves.movers)
         self._count = None if self._count is None else self._count[moves.order]
+
+    def _share(self, tokens: Tensor, length: Tensor, known: Tensor | None) -> Tensor | None:
+        """Read once what several rows that are not in the cache begin with; the new ``known``."""
+        if not self.trunk.share_prefixes:
+            return known
+        before = torch.zeros_like(length) if known is None else known
+        new = (before == 0).nonzero().squeeze(-1)
+        if (found := shared_prefix(tokens[new], length[new])) is None:
+            return known
+        first, cut = new[found.first], found.width
+        self.cache.reserve(tokens.shape[0])
+        self._extend(tokens[first, :cut], None, None, torch.zeros_like(first), rows=first)
+        self.cache.copy_front(cut, first[found.group], new)
+        return before.index_copy(0, new, (length[new] - 1).clamp_max(cut))
 
     def _read(self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, count: Tensor | None) -> Sequence[Tensor]:
         """Read the chunk's part of rows of tokens ``[N, q]``, or embedded with ``count`` features, ``[N, q, H]``."""
@@ -204,15 +221,21 @@ def _warn_once(model: str, obstacle: str) -> None:
 
 
 def read_rows(
-    trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor, features: RowFeatures | None = None
+    trunk: TensorDictModuleBase,
+    tokens: Tensor,
+    attention_mask: Tensor,
+    features: RowFeatures | None = None,
+    frozen: TensorDictBase | None = None,
 ) -> States:
     """All floating-point states that a trunk writes for whole rows, each ``[N, T, …]``.
 
-    A trunk that reads no features gets none.
+    A trunk that reads no features gets none. What the rows carry as ``frozen_states`` saves its lower layers.
     """
     rows = TensorDict({TOKENS: tokens, ATTENTION_MASK: attention_mask}, batch_size=tokens.shape[:1])
     if features is not None and reads_features(trunk):
         rows.update(features.entries())
+    if frozen is not None:
+        rows.set(FROZEN_STATES, frozen)
     out = trunk(rows)
     return {key: out.get(key) for key in trunk.out_keys if isinstance(key, tuple) or not key.startswith("_")}
 

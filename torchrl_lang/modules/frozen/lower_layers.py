@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 
-from torchrl_lang.modules.trunk import FINAL_NORMS, Trunk, unwrapped
+from torchrl_lang.modules.hugging_face import FINAL_NORMS, block_list, eval_mode
+from torchrl_lang.modules.trunk import Trunk, unwrapped
+from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Numbers in the states of rows that are read together: 32 MB of float32, and a few times that inside a block.
+_STATES_AT_ONCE = 2**23
+_ROUNDING = 1e-3  # relative difference of states
+_divided: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def train_top_layers(actor: nn.Module, layers: int) -> int:
@@ -59,6 +68,65 @@ def train_top_layers(actor: nn.Module, layers: int) -> int:
     return training
 
 
+def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | None = None) -> TensorDictBase:
+    """Rows that carry the states below the first trained layer, so that no pass over them computes these again.
+
+    For training in which the lower layers never change, see :func:`train_top_layers`, if rows are read several times:
+    in several epochs, or by a policy and its :func:`~torchrl_lang.transforms.frozen_copy`. A trunk that has the same
+    lower layers (the same tensors, frozen and unchanged) reads on from there in losses, references and
+    :func:`~torchrl_lang.modules.row_log_prob`; others read the tokens, and so does one whose rows have changed. Hidden
+    states, losses and gradients are the same.
+
+    Args:
+        actor: a language actor or an utterance actor; its first trunk is used.
+        rows: ``[*B]``, with ``tokens`` (int64) and ``attention_mask`` (bool), ``[*B, T]``. Not changed.
+        limit: bytes that the states may take; default any number.
+
+    Returns:
+        A shallow copy with the entry ``frozen_states``, up to the longest row: as many bytes as states,
+        ``B * T * H`` numbers of the model's dtype. The same rows if that is more than the limit,
+        no layer is frozen, or the model cannot be divided.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import causal_lm, language_actor, train_top_layers, with_frozen_states
+        >>> actor = language_actor(causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16))
+        >>> _ = train_top_layers(actor, 1)
+        >>> tokens, mask = torch.randint(11, (2, 5)), torch.ones(2, 5, dtype=torch.bool)
+        >>> rows = TensorDict(tokens=tokens, attention_mask=mask, batch_size=[2])
+        >>> carrying = with_frozen_states(actor, rows)
+        >>> torch.testing.assert_close(actor(carrying)["logits"], actor(rows)["logits"])
+    """
+    trunk = next((child for child in actor.modules() if isinstance(child, Trunk)), None)
+    if trunk is None or not trunk.frozen_layers or not rows.numel():
+        return rows
+    tokens, mask = rows.get(TOKENS).long(), rows.get(ATTENTION_MASK)
+    longest = max(int(mask.sum(-1).max()), 1)
+    shape, device = tokens.shape[:-1], trunk.model.device
+    tokens, mask = (entry[..., :longest].reshape(-1, longest) for entry in (tokens, mask))
+    numbers = trunk.width * longest
+    if limit is not None and len(tokens) * numbers * trunk.model.dtype.itemsize > limit:
+        return rows
+    if not _divides(trunk, tokens[:1].to(device)):
+        return rows
+    size = max(_STATES_AT_ONCE // numbers, 1)
+    parts = zip(tokens.split(size), mask.split(size), strict=True)
+    states = [trunk.frozen_states(own.to(device), real.to(device)).to(tokens.device) for own, real in parts]
+    return rows.copy().set(FROZEN_STATES, torch.cat(states).reshape(shape))
+
+
+def _divides(trunk: Trunk, row: Tensor) -> bool:
+    """Whether a model's layers can run in two parts; some change what enters the first one, such as by a factor."""
+    if trunk.model not in _divided:
+        real = torch.ones_like(row, dtype=torch.bool)
+        with torch.no_grad(), eval_mode(trunk):
+            found = [trunk(row, real, frozen=frozen) for frozen in (None, trunk.frozen_states(row, real))]
+        one, other = ((states[0] if trunk.expose_pre_norm else states).double() for states in found)
+        _divided[trunk.model] = bool((one - other).abs().mean() <= _ROUNDING * one.abs().mean())
+    return _divided[trunk.model]
+
+
 def transformer_blocks(model: nn.Module) -> nn.ModuleList:
     """The transformer blocks of a trunk or a Hugging Face model: its one list of ``num_hidden_layers`` modules.
 
@@ -72,21 +140,7 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
         >>> transformer_blocks(lm) is lm.transformer.h
         True
     """
-    headless = _headless(model)
-    depth = headless.config.num_hidden_layers
-    found = list(_lists_of(headless, depth))
-    if len(found) != 1:
-        raise ValueError(f"{type(headless).__name__} has {len(found)} lists of {depth} modules, expected one.")
-    return found[0]
-
-
-def _lists_of(module: nn.Module, length: int) -> Iterator[nn.ModuleList]:
-    """Outermost lists of that length: a block may contain lists, e.g. of experts."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList) and len(child) == length:
-            yield child
-        else:
-            yield from _lists_of(child, length)
+    return block_list(_headless(model))[1]
 
 
 def _headless(module: nn.Module) -> PreTrainedModel:
@@ -98,12 +152,3 @@ def _headless(module: nn.Module) -> PreTrainedModel:
         if isinstance(child, PreTrainedModel):
             return child.base_model
     raise ValueError(f"{type(module).__name__} holds neither a Trunk nor a Hugging Face model: nothing to freeze.")
-
-
-def applies_dropout(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of these modules, without those inside it, would apply dropout now."""
-    training = [module for module in modules if module.training]
-    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
-    rates = [rate for module in training for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
-    rates += [module.p for module in training if isinstance(module, nn.modules.dropout._DropoutNd)]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -1,0 +1,108 @@
+"""States below the first trained layer, which rows carry: read by all that share these layers, and by nobody else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.modules.toys import CONTROL, KINDS, rows, sliding_lm, tiny_lm, use_exact_norms
+from torchrl_lang.modules import (
+    UtteranceActor,
+    causal_lm,
+    language_actor,
+    row_log_prob,
+    train_top_layers,
+    with_frozen_states,
+)
+from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
+from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
+from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.schema import FROZEN_STATES, PRIVILEGED
+
+
+def make_rows(**shape):
+    batch = rows(**shape)
+    batch["agent_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[-1]) > 1)
+    return batch
+
+
+def calls(model):
+    """One entry for each pass of the lowest block from now on."""
+    found = []
+    transformer_blocks(model)[0].register_forward_pre_hook(lambda block, inputs: found.append(1))
+    return found
+
+
+def loss_and_gradients(loss, batch):
+    terms = loss(batch)
+    sum(terms[key] for key in terms.keys() if key.startswith("loss_")).backward()
+    found = [terms["loss_actor"].detach(), *(p.grad.clone() for p in loss.parameters() if p.grad is not None)]
+    loss.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "olmo3"])
+def test_losses_references_and_gradients_are_those_without(kind, monkeypatch):
+    use_exact_norms(monkeypatch)
+    lm = sliding_lm(kind) if kind == "olmo3" else tiny_lm(kind).double()
+    actor = language_actor(lm, expose_pre_norm=True)
+    train_top_layers(actor, 1)
+    policy = UtteranceActor(actor, CONTROL, 30)
+    loss = BCLoss(policy, transition_weight=0.5, kl_weight=0.3, reference=frozen_copy(policy))
+    with torch.no_grad():  # the policy is no longer its reference
+        next(transformer_blocks(lm)[1].parameters()).mul_(2)
+    batch = make_rows()
+    plain, log_prob = loss_and_gradients(loss, batch[::2]), row_log_prob(policy, batch)
+    carrying = with_frozen_states(policy, batch)
+    passes = [*map(calls, (lm, loss.reference.actor))]
+    for found, expected in zip(loss_and_gradients(loss, carrying[::2].clone()), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        row_log_prob(policy, carrying.reshape(7, 1)).squeeze(1), log_prob, rtol=1e-10, atol=1e-10
+    )
+    assert passes == [[], []]
+
+
+def test_states_of_other_weights_or_other_tokens_are_not_read():
+    batch, actor = make_rows(), language_actor(tiny_lm("llama", layers=3))
+    assert FROZEN_STATES not in with_frozen_states(actor, batch).keys()
+    train_top_layers(actor, 2)
+    lm, trunk = actor[0].module.model, actor[0]
+    carrying = with_frozen_states(actor, batch)
+    read = calls(lm)
+
+    def reads_tokens(trunk, tensordict, read=read):
+        before = len(read)
+        trunk(tensordict.copy())
+        return len(read) > before
+
+    assert not reads_tokens(trunk, carrying)
+    assert not reads_tokens(trunk, carrying[2:4,].copy())
+    edited = carrying.clone()
+    edited["tokens"][edited["attention_mask"]] = 3
+    assert reads_tokens(trunk, edited)
+    assert reads_tokens(trunk, carrying.clone().set("tokens", batch["tokens"].roll(1, 0)))
+    critic = PrivilegedTrunk(trunk.module)
+    assert reads_tokens(critic, carrying.copy().set(PRIVILEGED, torch.ones(7, 2, dtype=torch.int64)))
+    other = copy.deepcopy(trunk)
+    assert reads_tokens(other, carrying, calls(other.module.model))
+    transformer_blocks(lm)[0].requires_grad_(True)
+    assert reads_tokens(trunk, carrying)
+    transformer_blocks(lm)[0].requires_grad_(False)
+    assert not reads_tokens(trunk, carrying)
+    with torch.no_grad():
+        lm.embed_tokens.weight.mul_(2)
+    assert reads_tokens(trunk, carrying)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert reads_tokens(trunk, with_frozen_states(actor, batch)) is False
+    assert reads_tokens(trunk, carrying)
+
+
+def test_a_model_that_adds_positions_in_a_way_of_its_own_is_left_as_it_is():
+    lm = causal_lm("opt", vocab_size=9, layers=2, width=8, heads=2, max_length=20, pad=CONTROL.pad)
+    actor = language_actor(lm)
+    train_top_layers(actor, 1)
+    assert FROZEN_STATES not in with_frozen_states(actor, make_rows()).keys()

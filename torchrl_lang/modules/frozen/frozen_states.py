@@ -1,0 +1,98 @@
+"""Lower blocks of a model that never change: the models below and above them, and whose states rows carry."""
+
+from __future__ import annotations
+
+import copy
+import os
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from torchrl_lang.modules.hugging_face import FINAL_NORMS, block_list, is_adapter
+
+_PROCESS = os.urandom(8).hex()
+_numbers, _next = WeakTensorKeyDictionary(), count()
+
+
+def frozen_blocks(model: Any) -> int:
+    """The number of a headless model's lowest blocks that never change, nor what is before them.
+
+    No weight there trains, and no block has adapters, which can be switched off.
+
+    Raises:
+        ValueError: the blocks are not found.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm, train_top_layers
+        >>> from torchrl_lang.modules.frozen.frozen_states import frozen_blocks
+        >>> lm = causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16)
+        >>> _ = train_top_layers(lm, 1)
+        >>> frozen_blocks(lm.base_model)
+        2
+    """
+    if any(weight.requires_grad for _, weight in _lower_weights(model, 0)):
+        return 0
+    _, blocks = block_list(model)
+    changes = [
+        any(weight.requires_grad for weight in block.parameters()) or any(map(is_adapter, block.modules()))
+        for block in blocks
+    ]
+    return [*changes, True].index(True)
+
+
+def states_name(model: Any, blocks: int) -> str | None:
+    """A name for the output of the lowest ``blocks`` of a headless model; None if their weights train.
+
+    It is the same while these are the same tensors, unchanged, with the same autocast: for the model and for copies
+    that share them, in this process. Writes through ``.data`` are not noticed.
+    """
+    weights = [weight for _, weight in _lower_weights(model, blocks)]
+    if any(weight.requires_grad for weight in weights):
+        return None
+    kind = weights[0].device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    known = tuple((_numbers.setdefault(weight, next(_next)), weight._version) for weight in weights)
+    return f"{blocks}_{hash((known, str(autocast))):x}_{_PROCESS}"
+
+
+def lower_part(model: Any, blocks: int) -> Any:
+    """The lowest ``blocks`` of a headless model, without its final norm; all modules are the model's own."""
+    path, found = block_list(model)
+    norms = {name: nn.Identity() for name in dict(model.named_modules()) if name in FINAL_NORMS}
+    return _with(model, {path: found[:blocks], **norms}, slice(blocks))
+
+
+def upper_part(model: Any, blocks: int) -> Any:
+    """A headless model without its lowest ``blocks``, which reads their output; all modules are the model's own."""
+    path, found = block_list(model)
+    learned = {"wpe": _Zero()} if hasattr(model, "wpe") else {}  # its positions are in the states already
+    return _with(model, {path: found[blocks:], **learned}, slice(blocks, None))
+
+
+def _lower_weights(model: Any, blocks: int) -> list[tuple[str, Tensor]]:
+    """The weights of the lowest blocks and of what is before all blocks."""
+    path, found = block_list(model)
+    above = {f"{path}.{number}" for number in range(blocks, len(found))} | set(FINAL_NORMS)
+    prefixes = tuple(f"{name}." for name in above)
+    return [(name, weight) for name, weight in model.named_parameters() if not name.startswith(prefixes)]
+
+
+def _with(model: Any, modules: dict[str, nn.Module], layers: slice) -> Any:
+    """A shallow copy of a model with other modules at some paths, and the kinds of the ``layers`` that it keeps."""
+    twin = copy.copy(model)
+    twin._modules = dict(model._modules)
+    if getattr(getattr(model, "config", None), "layer_types", None):
+        twin.config = copy.copy(model.config)
+        twin.config.layer_types = model.config.layer_types[layers]
+    for path, module in modules.items():
+        name, _, rest = path.partition(".")
+        twin._modules[name] = _with(twin._modules[name], {rest: module}, layers) if rest else module
+    return twin
+
+
+class _Zero(nn.Module):
+    def forward(self, positions: Tensor) -> Tensor:
+        return torch.zeros((), device=positions.device)
