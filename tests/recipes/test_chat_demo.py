@@ -16,7 +16,15 @@ from torchrl_lang.modules import causal_lm
 from torchrl_lang.recipes import chat_demo
 from torchrl_lang.recipes.load_run import load_run
 
-SIZES = {"games": 40, "bc-steps": 6, "ilql-steps": 4, "iterations": 2, "ppo-games": 8, "eval-games": 8, "top-layers": 1}
+SIZES = {
+    "games": 40,
+    "bc-steps": 6,
+    "ilql-steps": 4,
+    "iterations": 2,
+    "ppo-games": 8,
+    "eval-games": 8,
+    "lora-layers": 1,
+}
 
 
 @pytest.fixture(scope="module")

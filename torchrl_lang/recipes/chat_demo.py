@@ -54,10 +54,10 @@ _OFFLINE: Mapping[str, Any] = {
     "log_every": 1,
     "held_out": 32,
 }
-_BC: Mapping[str, Any] = {**_OFFLINE, "lr": 3e-4}
-_ILQL: Mapping[str, Any] = {**_OFFLINE, "lr": 3e-4, "expectile": 0.8, "cql_weight": 0.01, "tau": 0.05}
+_BC: Mapping[str, Any] = {**_OFFLINE, "lr": 1e-3}
+_ILQL: Mapping[str, Any] = {**_OFFLINE, "lr": 1e-3, "expectile": 0.8, "cql_weight": 0.01, "tau": 0.05}
 _PPO: Mapping[str, Any] = {
-    "lr": 1e-4,
+    "lr": 1e-3,
     "warmup": 0,
     "final_lr": 0.2,
     "batch_size": 16,
@@ -135,7 +135,8 @@ class _Demo(NamedTuple):
         played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
         played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
 
-        shared: Any = {"seed": options.seed, "top_layers": options.top_layers, "eval_games": options.eval_games}
+        shared: Any = {"seed": options.seed, "lora_rank": 16, "lora_layers": options.lora_layers}
+        shared["eval_games"] = options.eval_games
         offline = shared | {"data": data}
         bc = self._train(BC(**offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_steps(options.bc_steps)))
         sampled = partial(FinishedRun.policy, seed=self.seed)

@@ -179,7 +179,7 @@ class ChatDemo(Options):
     ilql_steps: int = option(70, "training steps of ILQL", ge=1)
     iterations: int = option(10, "training iterations of PPO", ge=2)
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
-    top_layers: int = option(8, "transformer blocks to train, counted from the last", ge=1)
+    lora_layers: int = option(8, "transformer blocks with LoRA adapters, counted from the last", ge=1)
     eval_games: int = option(64, "games for each row of the table", ge=2)
     betas: tuple[float, ...] = option((2.0, 4.0, 8.0), "weights of ILQL's values to choose from, on other games", gt=0)
     seed: int = option(0, "seed of everything", ge=0)
