@@ -13,6 +13,7 @@ from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.recipes.lines import log_of, refused, weights_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, save_agent
+from torchrl_lang.recipes import runs
 from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, PaperILQL, Rejection
 from torchrl_lang.recipes.initial_model import choose_weights
 from torchrl_lang.recipes.load_run import load_run
@@ -126,8 +127,10 @@ def test_adapters_in_low_precision(home, tmp_path, recipe, option, place):
     assert isinstance(finished.reply("hi", beta=finished.betas[0] if finished.has_values else 0.0), str)
 
 
-def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path):
-    """All weights train; the presets follow the run."""
+def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path, monkeypatch):
+    """All weights train, heads with a rate of their own; the presets follow the run."""
+    made, make = [], runs.make_optimizer
+    monkeypatch.setattr(runs, "make_optimizer", lambda *args, **more: made.append(make(*args, **more)) or made[-1])
     with pytest.warns(UserWarning, match="lose updates"):
         assert main(arguments(home, "bc", tmp_path / "bc", "--pretrained", home / "hf", "--dtype", "bfloat16")) == 0
     assert json.loads((tmp_path / "bc" / "config.json").read_text())["from_pretrained"]
@@ -135,7 +138,13 @@ def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path):
     record = json.loads((tmp_path / "ilql" / "config.json").read_text())
     assert (record["optimizer"], record["value_lr"], record["transition_weight"]) == ("adamw", 1e-3, 0.0)
     assert load_run(tmp_path / "ilql", find_task(NAME)).model.lm.dtype == torch.float32
-    assert float(log_of(tmp_path / "ilql")[-1]["lr"]) < 1e-4
+    sizes = {5e-5: 0, 1e-3: 0}
+    for group in made[-1][0].param_groups:
+        sizes[group["initial_lr"]] += sum(parameter.numel() for parameter in group["params"])
+    finished = load_run(tmp_path / "ilql", find_task(NAME)).model
+    heads = [finished.heads[name] for name in ("qvalue", "value")]
+    assert sizes[1e-3] == sum(parameter.numel() for head in heads for parameter in head.parameters())
+    assert sizes[5e-5] == sum(parameter.numel() for parameter in finished.lm.parameters())
 
 
 def test_explicit_options_count_more_than_presets_and_these_more_than_those_of_a_task(tmp_path):

@@ -191,7 +191,7 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
         if self.lora_rank is not None and self.top_layers is not None:
             raise ValueError(f"Give one of --lora-rank {self.lora_rank} and --top-layers {self.top_layers}.")
         if self.lora_rank is None and self.lora_layers is not None:
-            raise ValueError(f"--lora-layers {self.lora_layers} says where adapters are: give their --lora-rank, too.")
+            raise ValueError(f"--lora-layers {self.lora_layers} is for adapters: give their --lora-rank, too.")
         if self.lora_rank is not None and self.start is None and self.pretrained is None:
             raise ValueError("--lora-rank trains adapters of a model that exists: give --start or --pretrained.")
         if self.dtype == "float16" and self.lora_rank is None:
