@@ -142,8 +142,51 @@ def test_values_of_states_and_utterances_and_their_modules(kind):
         out = module(twin)(TensorDict({key: hidden}, batch_size=[2, 3]))
         torch.testing.assert_close(out["state_value" if module is value_module else "utterance_value"], values)
     assert QValueHead(H, 5, n_heads=3, kind=kind, dropout=0.1).config() == {
-        "width": H, "vocab_size": 5, "n_heads": 3, "kind": kind, "dropout": 0.1
+        "width": H, "vocab_size": 5, "n_heads": 3, "kind": kind, "dropout": 0.1, "normalize": False
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ["mlp", "residual", "deep", "tied"])
+def test_normalized_heads_read_scaled_and_clipped_states_and_begin_at_zero(which):
+    torch.manual_seed(0)
+    hidden, lm = torch.randn(N, H, dtype=torch.float64), tiny_lm()
+    hidden[:, 0] *= 50
+    options = {"tied": which == "tied", "kind": "mlp" if which == "tied" else which}
+    lm.config.hidden_size = H
+    head, plain = (default_qvalue_head(lm, normalize=on, **options).double() for on in (True, False))
+    assert not head(hidden).any()
+    plain.load_state_dict(shaken(head).state_dict())
+    spread = hidden.abs().sort(-1).values[:, [H // 2 - 1]] / 0.6745  # of normal numbers, whose quartile is 0.6745
+    read = torch.maximum(torch.minimum(hidden / spread, torch.tensor(3.0)), torch.tensor(-3.0))
+    torch.testing.assert_close(head(hidden), plain(read))
+    torch.testing.assert_close(head(1000 * hidden), head(hidden))
+    assert head(torch.zeros(2, H, dtype=torch.float64)).isfinite().all()
+
+
+def explained_of_updates(normalize, updates):
+    """Explained variance before each update, where a few of 64 dimensions of the states are 50 times the others."""
+    torch.manual_seed(0)
+    head, explained = ValueHead(64, normalize=normalize), []
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.03)
+    for _ in range(updates):
+        states = torch.randn(1024, 64)
+        target = states[:, 8:16].sum(-1) / 8**0.5
+        states[:, :4] *= 50
+        for part in torch.arange(1024).split(128):
+            value = head(states[part]).squeeze(-1)
+            if part[0] == 0:
+                explained.append(1 - float((target[part] - value.detach()).var() / target[part].var()))
+            optimizer.zero_grad()
+            (value - target[part]).square().mean().backward()
+            optimizer.step()
+    return explained
+
+
+def test_normalized_heads_explain_values_of_states_with_large_dimensions():
+    plain, normalized = explained_of_updates(False, 3), explained_of_updates(True, 3)
+    assert min(plain) < -1
+    assert min(normalized) >= 0
+    assert normalized[-1] > 0.7
 
 
 @pytest.mark.parametrize("kind", ["mlp", "residual"])

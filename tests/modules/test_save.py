@@ -192,15 +192,19 @@ def test_round_trip(tmp_path, kind, head_kind):
     assert tied == (kind == "gpt2")
 
 
-def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path, normalize):
     lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
-    loss = ILQLLoss(language_actor(lm), qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8)))
+    q = QValueHead(8, 11, normalize=normalize)
+    loss = ILQLLoss(language_actor(lm), qvalue_module(q), value_module(ValueHead(8)))
     target = loss.target_qvalue_network().module
     loss.target_qvalue_network_params.data.apply_(lambda weight: weight.add_(1.0))
     assert not any(parameter.requires_grad for parameter in target.parameters())
     saved = load_language_model(save_language_model(tmp_path, lm, {"target": target})).heads["target"]
     expected = loss.target_qvalue_network_params.get("module")
     assert all(torch.equal(value, expected[name]) for name, value in saved.state_dict().items())
+    with loss.target_qvalue_network_params.get("module").data.to_module(q):
+        assert torch.equal(saved(states := 50 * torch.randn(3, 8)), q(states))
 
 
 @pytest.mark.parametrize("sees", ["both", "values", "actor"])

@@ -74,6 +74,18 @@ def test_scheduler_clipping_target_and_autocast():
     assert target.steps == 4
 
 
+def test_some_gradients_are_clipped_apart():
+    policy, head = Line(), Line()
+
+    def loss(rows: TensorDict) -> TensorDict:
+        return TensorDict(loss_policy=3 * policy.w, loss_value=40 * head.w)
+
+    optimizer = sgd(torch.nn.ModuleList([policy, head]), lr=1.0)
+    ((_, figures),) = train_steps(loss, [batch(0.0)], optimizer, steps=1, max_grad_norm=2.0, clip_apart=[head])
+    assert (figures["grad_norm"], figures["grad_norm_apart"]) == (3, 40)
+    assert (policy.w.item(), head.w.item()) == (pytest.approx(-1, abs=1e-5), pytest.approx(-1, abs=1e-5))
+
+
 def test_start_counts_on():
     module = Line()
     drawn = []

@@ -175,6 +175,20 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
 
 
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """``1 - Var(target - value) / Var(target)`` where ``mask`` is True; 0 where the targets do not vary.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional.value_terms import explained_variance
+        >>> target, mask = torch.tensor([0.0, 2.0, torch.nan]), torch.tensor([True, True, False])
+        >>> explained_variance(torch.tensor([5.0, 6.0, 0.0]), target, mask)  # a constant error costs nothing
+        tensor(0.7500)
+    """
+    rest, whole = (masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (target - value, target))
+    return torch.where(whole > 0, 1 - rest / whole.clamp_min(torch.finfo(whole.dtype).tiny), 0.0)
+
+
 def weighted_cross_entropy(
     log_prob: Tensor, action: Tensor, weight: Tensor, rest: int | None = None
 ) -> Tensor:  # [N, V], [N], [N] -> [N]

@@ -24,6 +24,10 @@ HeadKind = Literal["mlp", "residual", "deep"]
 
 OUT_STD = 0.01
 """Standard deviation of the initial weights of a last layer."""
+NORMAL_MEDIAN = 0.6745
+"""Median of the absolute value of a standard normal variable."""
+CLIP = 3.0
+"""Largest absolute value of a normalized state's numbers."""
 
 
 class StackedHeads(nn.Module):
@@ -40,12 +44,18 @@ class StackedHeads(nn.Module):
 
     First layers are initialized like :class:`torch.nn.Linear`. The last layer begins with small weights (normal,
     0.01) and zero bias, so that initial values and their bootstrapped targets are near zero.
+
+    With ``normalize``, for the states of a pretrained model, each state is scaled so that the median of its absolute
+    values is that of a standard normal distribution, and clipped to 3 in absolute value; the last layer begins with
+    zeros. In such states a few dimensions are larger than the others by a factor of fifty (arXiv 2402.17762): values
+    would not begin near zero, steps that suit the other weights would be too large for those that read them, and a
+    layer norm would make all others small.
     """
 
-    def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
+    def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float, normalize: bool) -> None:
         super().__init__()
         check_options(kind=(kind, ("mlp", "residual", "deep")), width=(width, 1), n_heads=(n, 1), outputs=(out, 1))
-        self.kind = kind
+        self.kind, self.normalize = kind, normalize
         inner, features = (4 * width, width) if kind == "residual" else (2 * width, 2 * width)
         self.in_weight = _linear_init(n, inner, width)
         self.in_bias = _linear_init(n, inner, fan_in=width)
@@ -57,7 +67,7 @@ class StackedHeads(nn.Module):
             self.norm2_weight = nn.Parameter(torch.ones(n, 1, features))
             self.norm2_bias = nn.Parameter(torch.zeros(n, 1, features))
         self.dropout = nn.Dropout(dropout)
-        self.out_weight = nn.Parameter(torch.empty(n, out, features).normal_(0.0, OUT_STD))
+        self.out_weight = nn.Parameter(torch.empty(n, out, features).normal_(0.0, 0.0 if normalize else OUT_STD))
         self.out_bias = nn.Parameter(torch.zeros(n, out))
 
     @property
@@ -72,12 +82,15 @@ class StackedHeads(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
-        return {"width": self.width, "kind": self.kind, "dropout": self.dropout.p}
+        return {"width": self.width, "kind": self.kind, "dropout": self.dropout.p, "normalize": self.normalize}
 
     def features(self, hidden: Tensor) -> Tensor:
         """Input of the last layer, ``[N, H] -> [n, N, F]``."""
         n, inner, _ = self.in_weight.shape
         hidden = cast_like(hidden, self.in_weight)
+        if self.normalize:
+            scale = hidden.abs().median(-1, keepdim=True).values / NORMAL_MEDIAN
+            hidden = (hidden / scale.clamp_min(1e-6)).clamp(-CLIP, CLIP)
         if self.kind == "mlp":
             x = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
             return x.relu().unflatten(-1, (n, inner)).transpose(0, 1)
@@ -117,6 +130,7 @@ class ValueHead(StackedHeads):
         width: ``H``.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> import torch
@@ -125,8 +139,8 @@ class ValueHead(StackedHeads):
         torch.Size([3, 1])
     """
 
-    def __init__(self, width: int, *, kind: HeadKind = "mlp", dropout: float = 0.0) -> None:
-        super().__init__(width, 1, 1, kind, dropout)
+    def __init__(self, width: int, *, kind: HeadKind = "mlp", dropout: float = 0.0, normalize: bool = False) -> None:
+        super().__init__(width, 1, 1, kind, dropout, normalize)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Value of each state, ``[*N, H] -> [*N, 1]``."""
@@ -144,6 +158,7 @@ class UtteranceQValueHead(StackedHeads):
         n_heads: ``n_q``; the minimum of two is used.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> import torch
@@ -152,8 +167,10 @@ class UtteranceQValueHead(StackedHeads):
         torch.Size([3, 2])
     """
 
-    def __init__(self, width: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0) -> None:
-        super().__init__(width, n_heads, 1, kind, dropout)
+    def __init__(
+        self, width: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0, normalize: bool = False
+    ) -> None:
+        super().__init__(width, n_heads, 1, kind, dropout, normalize)
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
@@ -315,6 +332,7 @@ class QValueHead(ActionValueHead):
         n_heads: ``n_q``; ILQL uses the minimum of two.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> import torch
@@ -326,9 +344,16 @@ class QValueHead(ActionValueHead):
     """
 
     def __init__(
-        self, width: int, vocab_size: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0
+        self,
+        width: int,
+        vocab_size: int,
+        *,
+        n_heads: int = 2,
+        kind: HeadKind = "mlp",
+        dropout: float = 0.0,
+        normalize: bool = False,
     ) -> None:
-        super().__init__(width, n_heads, vocab_size, kind, dropout)
+        super().__init__(width, n_heads, vocab_size, kind, dropout, normalize)
 
     @property
     def vocab_size(self) -> int:
@@ -377,6 +402,7 @@ class TiedQValueHead(ActionValueHead):
         n_heads: ``n_q``.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
         detach_embedding: False trains ``E`` on the values as well, whatever a loss's ``detach_qvalue``.
 
     Examples:
@@ -396,10 +422,11 @@ class TiedQValueHead(ActionValueHead):
         n_heads: int = 2,
         kind: HeadKind = "mlp",
         dropout: float = 0.0,
+        normalize: bool = False,
         detach_embedding: bool = True,
     ) -> None:
         weight: Any = embedding.weight
-        super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout)
+        super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout, normalize)
         self.detach_embedding = detach_embedding
         self._owned_elsewhere = _Reference(embedding)
         with torch.no_grad():  # initial values have the same variance as with an own row per token
@@ -453,7 +480,13 @@ Qwen's 151,936 ids would need 620 million, more than the whole model of that wid
 
 
 def default_qvalue_head(
-    lm: PreTrainedModel, *, tied: bool | None = None, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0
+    lm: PreTrainedModel,
+    *,
+    tied: bool | None = None,
+    n_heads: int = 2,
+    kind: HeadKind = "mlp",
+    dropout: float = 0.0,
+    normalize: bool = False,
 ) -> QValueHead | TiedQValueHead:
     """A Q head that fits a language model, on its device.
 
@@ -464,6 +497,7 @@ def default_qvalue_head(
         n_heads: ``n_q``.
         kind: ``"mlp"`` or ``"residual"``.
         dropout: dropout probability of the ``"residual"`` kind.
+        normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, default_qvalue_head
@@ -473,8 +507,9 @@ def default_qvalue_head(
         >>> type(default_qvalue_head(small)).__name__, type(default_qvalue_head(large)).__name__
         ('QValueHead', 'TiedQValueHead')
     """
+    shape: Any = {"n_heads": n_heads, "kind": kind, "dropout": dropout, "normalize": normalize}
     width, embedding = lm.config.hidden_size, lm.get_output_embeddings()
     size = embedding.weight.shape[0]
     if size > LARGE_VOCABULARY if tied is None else tied:
-        return TiedQValueHead(width, embedding, n_heads=n_heads, kind=kind, dropout=dropout).to(lm.device)
-    return QValueHead(width, size, n_heads=n_heads, kind=kind, dropout=dropout).to(lm.device)
+        return TiedQValueHead(width, embedding, **shape).to(lm.device)
+    return QValueHead(width, size, **shape).to(lm.device)

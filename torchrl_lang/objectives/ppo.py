@@ -21,7 +21,7 @@ from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_c
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.kl import KLEstimator
-from torchrl_lang.functional.value_terms import masked_mean
+from torchrl_lang.functional.value_terms import explained_variance
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -255,7 +255,7 @@ class PPOLoss(RowLoss):
                 clipped = distance_loss(given["value_target"], near, loss_function=self.loss_critic_type)
                 error = torch.maximum(error, clipped)
             losses["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
-            metrics["explained_variance"] = _explained_variance(value.detach(), given["value_target"], counted)
+            metrics["explained_variance"] = explained_variance(value.detach(), given["value_target"], counted)
         if self.entropy_weight:
             losses["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
         if self.kl_controller is not None:
@@ -480,9 +480,3 @@ def _corrected_kl(log_rho: Tensor, log_prob: Tensor, ref_log_prob: Tensor, estim
     possible = log_prob.isfinite()
     rho = torch.where(possible, log_rho, -torch.inf).exp()
     return rho * kl_estimate(torch.where(possible, log_prob, 0.0), torch.where(possible, ref_log_prob, 0.0), estimator)
-
-
-def _explained_variance(value: Tensor, target: Tensor, counted: Tensor) -> Tensor:
-    """``1 - Var(target - value) / Var(target)`` over what counts; 0 where the targets do not vary."""
-    rest, whole = (masked_mean((x - masked_mean(x, counted)).square(), counted) for x in (target - value, target))
-    return torch.where(whole > 0, 1 - rest / whole.clamp_min(torch.finfo(whole.dtype).tiny), 0.0)

@@ -145,6 +145,8 @@ _PRETRAINED: Mapping[str, Any] = {
     "optimizer": "adamw",
     "final_lr": 0.1,
     "value_lr": 1e-3,
+    "normalize_states": True,
+    "clip_heads": True,
     "batch_size": 16,
     "eval_games": 64,
     "eval_every": None,  # that of a task is for longer runs
@@ -340,7 +342,19 @@ class DT(OfflineOptions, group="loss", algorithm="dt", preset="bc", place="imita
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueOptions(OfflineOptions, group="loss", preset="ilql"):
+class HeadOptions(Options, group="model"):
+    """Options of new value heads."""
+
+    normalize_states: bool = option(
+        False, "value heads scale and clip the states that they read, and begin with values of zero"
+    )
+    clip_heads: bool = option(
+        False, "clip the gradients of value heads apart from the others, so that they do not scale those down"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueOptions(HeadOptions, OfflineOptions, group="loss", preset="ilql"):
     """Base of the options of the recipes that learn values."""
 
     value_lr: float | None = option(
@@ -566,7 +580,8 @@ class PaperILQL(ILQL, algorithm="paper-ilql", preset="", of_pretrained={}):
 # -- online ---------------------------------------------------------------------------------------------------------
 
 
-_PRETRAINED_ONLINE = {**_PRETRAINED, "lr": 2e-5, "games": 64, "iterations": 40, "value_warmup": 5, "kl_coef": 0.05}
+_PRETRAINED_ONLINE = {**_PRETRAINED, "lr": 2e-5, "games": 64, "iterations": 40, "kl_coef": 0.05}
+_PRETRAINED_ONLINE |= {"value_warmup": 5, "value_lr": 1e-4}  # returns of so few games are noisy: a small rate
 
 
 @with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_games=512, log_every=1)
@@ -621,7 +636,7 @@ class OnlineOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms:train_ppo"):
+class PPO(HeadOptions, OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms:train_ppo"):
     """Proximal policy optimization (arXiv 1707.06347) from a finished run, with a KL penalty to it."""
 
     clip_epsilon: float = option(0.2, "clipping range of the probability ratio", gt=0)
@@ -633,12 +648,9 @@ class PPO(OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms
     turn_gamma: float = option(0.99, "discount factor between turns", ge=0, le=1)
     turn_lmbda: float = option(0.95, "lambda of the advantage estimate across turns", ge=0, le=1)
     detach_value: bool = option(True, "stop value gradients at the trunk")
-    value_warmup: int = option(10, "iterations at the beginning in which only the value head is trained", ge=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value_warmup >= self.iterations:
-            raise ValueError(f"--value-warmup {self.value_warmup} leaves no iteration of {self.iterations}: lower it.")
+    value_warmup: int = option(
+        10, "iterations at the beginning in which only the value head is trained, at most a third of all", ge=0
+    )
 
 
 # Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.

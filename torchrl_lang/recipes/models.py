@@ -68,7 +68,9 @@ class Start(NamedTuple):
 
     def with_target(self, name: str, head: nn.Module, loss: QValueLoss) -> dict[str, Any]:
         """``head``, which a loss trains, as ``name``; and one with its target parameters as ``target_<name>``."""
-        other: Any = default_qvalue_head(self.model.lm) if name == "qvalue" else deepcopy(head)
+        other: Any = (
+            default_qvalue_head(self.model.lm, normalize=head.normalize) if name == "qvalue" else deepcopy(head)
+        )
         other.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
         return {f"target_{name}": other, name: head}
 
@@ -86,10 +88,11 @@ class Start(NamedTuple):
         def imitation(rows: TensorDictBase) -> dict[str, float]:
             return {"held_out_loss": imitation_loss(self.actor, rows)}
 
-        if getattr(options, "value_lr", None) is not None:
+        rate = getattr(options, "value_lr", None) or (options.lr if getattr(options, "clip_heads", False) else None)
+        if rate is not None:
             own = {*self.actor.parameters(), *self.model.lm.parameters()}
             heads = nn.ParameterList(p for p in loss.parameters() if p.requires_grad and p not in own)
-            more["rates"] = ((heads, options.value_lr),)
+            more["rates"] = ((heads, rate),)
         updater = SoftUpdate(loss, tau=options.tau) if hasattr(options, "tau") else None
         return train_offline(options, self.data, loss, policy, save, check or imitation, target_updater=updater, **more)
 

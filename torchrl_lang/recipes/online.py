@@ -86,7 +86,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     choose_weights(lm, options)
     heads = [run.model.heads.get(name) for name in ("state_value", "value")]  # the first is that of an agent
     found = (head for head in heads if isinstance(head, ValueHead))
-    value = next(found, None) or ValueHead(lm.config.hidden_size)
+    value = next(found, None) or ValueHead(lm.config.hidden_size, normalize=getattr(options, "normalize_states", False))
     control, longest = run.tokenizer.control, run.task.action_length
     make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
     policy = make_policy(value=value.to(device), seed=options.seed if options.collector == "single" else None)
@@ -130,6 +130,10 @@ class Learner(ABC):
     def trains_policy(self, iteration: int) -> bool:
         """Whether the policy is trained in this iteration."""
         return True
+
+    def metrics(self) -> Mapping[str, Tensor]:
+        """Metrics of the chosen rows as a whole, in place of the means over the steps' batches."""
+        return {}
 
     def parts(self) -> Mapping[str, Stateful]:
         """Further parts of a checkpoint."""
@@ -230,7 +234,8 @@ class OnlineRun:
         self.start.policy.forget()  # a run that is resumed here has no cache either
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
         # A loss may log a KL of its own as "kl"; the log shows that of the rewards.
-        return learned | self._metrics(collected, rows) | {"learned_from": len(chosen)} | seconds
+        found = learned | dict(self.learner.metrics()) | self._metrics(collected, rows)
+        return found | {"learned_from": len(chosen)} | seconds
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the policy alone, sampled as in training, on games that are not learned from."""
@@ -255,6 +260,7 @@ class OnlineRun:
             steps=-(-batches // accumulate),
             accumulate=accumulate,
             max_grad_norm=options.max_grad_norm,
+            clip_apart=[module for module, _ in self.learner.rates] if getattr(options, "clip_heads", False) else (),
             autocast=torch.bfloat16 if options.bf16 else None,
         )
         found = [figures for _, figures in steps]

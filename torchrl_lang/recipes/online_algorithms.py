@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from torchrl_lang.data import BestRows, best_rows
+from torchrl_lang.functional.value_terms import explained_variance
 from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO, Rejection
@@ -22,14 +25,31 @@ class PPOLearner(Learner):
     """Learns from all games, with the log-probabilities and values that the policy wrote while acting."""
 
     def __init__(self, options: PPO, start: InitialPolicy) -> None:
-        self.value_warmup, self.detach_value = options.value_warmup, options.detach_value
-        self.rates = ((start.value, options.value_lr),)
-        value = value_module(start.value)
-        self.loss = PPOLoss(start.policy, value, **loss_options(options, PPOLoss))
+        self.detach_value = options.detach_value
+        self.value_warmup = min(options.value_warmup, options.iterations // 3)
+        self.value, self.rates = start.value, ((start.value, options.value_lr),)
+        self.loss = PPOLoss(start.policy, value_module(start.value), **loss_options(options, PPOLoss))
 
+    @torch.no_grad()
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows with their advantages."""
-        return self.loss.estimate(rows, reuse_values=True)
+        """The rows with their advantages.
+
+        Values that begin at zero are set to the mean return of the first games: to learn their level from targets that
+        bootstrap from them takes iterations.
+        """
+        values = rows.get("state_value")  # NaN where there was no choice
+        if self.value.normalize and not self.value.out_weight.any():
+            level = rows.get("token_reward").sum(-1).mean()
+            self.value.out_bias.fill_(level)
+            values = values + level
+        rows = self.loss.estimate(rows.copy().set("state_value", values), reuse_values=True)
+        counted = rows.get("agent_mask") & values.isfinite()
+        self._explained = explained_variance(values, rows.get("value_target"), counted)
+        return rows
+
+    def metrics(self) -> Mapping[str, Tensor]:
+        """How well the values before the updates of an iteration explain its value targets."""
+        return {"explained_variance": self._explained}
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
         """All losses; only the value loss during the value warmup."""

@@ -203,7 +203,7 @@ def train_and_evaluate(
             further ones that are logged.
         save: writes the trained model to a folder.
         target_updater: updates the loss's target parameters.
-        rates: modules of the loss with their own learning rates.
+        rates: modules of the loss with their own learning rates, the heads that ``clip_heads`` is about.
         shown: the figure to show during training; default the one that chooses the checkpoint.
         describe: the figure that chooses the checkpoint, in words.
         **batches: what a checkpoint has of the order of batches.
@@ -227,6 +227,7 @@ def train_and_evaluate(
         scheduler=scheduler,
         target_updater=target_updater,
         max_grad_norm=options.max_grad_norm,
+        clip_apart=[module for module, _ in rates] if getattr(options, "clip_heads", False) else (),
         autocast=torch.bfloat16 if options.bf16 else None,
         finite=finite,
     )

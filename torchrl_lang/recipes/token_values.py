@@ -32,7 +32,10 @@ def build_loss(
     options: ILQL, lm: Any, actor: ProbabilisticTensorDictSequential, end_of_action: int
 ) -> tuple[ILQLLoss, ActionValueHead, ValueHead]:
     """The loss of ILQL, and the heads that it trains beside the language model of an actor."""
-    qvalue, value = default_qvalue_head(lm), ValueHead(lm.config.hidden_size).to(lm.device)
+    qvalue, value = (
+        default_qvalue_head(lm, normalize=options.normalize_states),
+        ValueHead(lm.config.hidden_size, normalize=options.normalize_states).to(lm.device),
+    )
     terms = loss_options(options, ILQLLoss, end_of_action=end_of_action)
     return ILQLLoss(actor, qvalue_module(qvalue), value_module(value), **terms), qvalue, value
 
@@ -82,7 +85,7 @@ def _train_backup(
         **terms: of the loss beside the options.
     """
     start = begin(options, data)
-    qvalue = default_qvalue_head(start.model.lm)
+    qvalue = default_qvalue_head(start.model.lm, normalize=options.normalize_states)
     # With an utterance actor no target is the value of a token that cannot be written.
     named = loss_options(options, kind, actor_normalizer="action", **terms)
     loss = kind(start.policy(), qvalue_module(qvalue), **named)
@@ -170,7 +173,7 @@ def train_oreo(options: OREO) -> float:
     """OREO: a policy and its values, consistent on the paths of the data; see :func:`train_offline`."""
     start = begin(options, unchanged=True)
     reference, lm = start.reference(), start.model.lm
-    value = ValueHead(lm.config.hidden_size).to(lm.device)
+    value = ValueHead(lm.config.hidden_size, normalize=options.normalize_states).to(lm.device)
     terms = loss_options(options, OREOLoss, beta=options.reward_scale, actor_normalizer="action")
     loss = OREOLoss(start.policy(), value_module(value), reference, **terms)
     return start.train(options, loss, start.policy(method="greedy"), lambda folder: start.save(folder, value=value))

@@ -27,7 +27,7 @@ def train_chai(options: CHAI) -> float:
     start = begin(options, unchanged=True)
     start.actor.requires_grad_(False)
     lm = start.model.lm
-    qvalue = UtteranceQValueHead(lm.config.hidden_size).to(lm.device)
+    qvalue = UtteranceQValueHead(lm.config.hidden_size, normalize=options.normalize_states).to(lm.device)
     loss = CHAILoss(qvalue_module(qvalue), **loss_options(options, CHAILoss))
     policy = CHAIActor(start.policy(), loss.target_qvalue_network(), candidates=options.candidates)
 
@@ -60,7 +60,10 @@ def train_utterance_ilql(options: UtteranceILQL) -> float:
     start = begin(options)
     lm = start.model.lm
     width = lm.config.hidden_size
-    qvalue, value = UtteranceQValueHead(width).to(lm.device), ValueHead(width).to(lm.device)
+    qvalue, value = (
+        UtteranceQValueHead(width, normalize=options.normalize_states).to(lm.device),
+        ValueHead(width, normalize=options.normalize_states).to(lm.device),
+    )
     more = {"end_of_action": start.control.end_of_action, "actor_normalizer": "action"}
     terms = loss_options(options, UtteranceILQLLoss, **more)
     loss = UtteranceILQLLoss(start.actor, qvalue_module(qvalue), value_module(value), **terms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -49,6 +49,7 @@ def train_steps(
     scheduler: LRScheduler | None = None,
     target_updater: TargetNetUpdater | None = None,
     max_grad_norm: float | None = None,
+    clip_apart: Sequence[nn.Module] = (),
     autocast: torch.dtype | None = None,
     finite: FiniteCheck | None = None,
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -68,6 +69,8 @@ def train_steps(
         scheduler: stepped after the optimizer.
         target_updater: stepped after the optimizer.
         max_grad_norm: clip the total norm of the gradients; the metrics then include ``grad_norm``.
+        clip_apart: modules, such as value heads, whose gradients are clipped to that norm apart from all others, so
+            that large ones do not scale down those of a policy; the metrics then include ``grad_norm_apart``.
         autocast: dtype of autocast for the loss, ``torch.bfloat16``.
         finite: checks for losses and gradients that are NaN or infinite; by default a new check. Pass one if training
             runs on a GPU, and call its ``check()`` before weights are used or saved. Gradients are checked by their
@@ -96,6 +99,8 @@ def train_steps(
     """
     check_options(accumulate=(accumulate, 1), autocast=(autocast, (None, torch.bfloat16)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    apart = {p: None for module in clip_apart for p in module.parameters()}
+    together = [p for p in parameters if p not in apart]
     precision = partial(torch.autocast, parameters[0].device.type, dtype=autocast) if autocast else nullcontext
     draw = batches if callable(batches) else _draw_from(batches)
     finite = FiniteCheck() if finite is None else finite
@@ -113,7 +118,9 @@ def train_steps(
         if accumulate > 1:
             figures = {key: torch.stack([part[key].float() for part in parts]).mean() for key in figures}
         if max_grad_norm is not None:
-            figures[GRAD_NORM] = nn.utils.clip_grad_norm_(parameters, max_grad_norm).detach()
+            figures[GRAD_NORM] = nn.utils.clip_grad_norm_(together, max_grad_norm).detach()
+            if apart:
+                figures[f"{GRAD_NORM}_apart"] = nn.utils.clip_grad_norm_(apart, max_grad_norm).detach()
         if scheduler is not None:
             figures["lr"] = torch.as_tensor(scheduler.get_last_lr()[0])
         finite.add(step, figures)
