@@ -44,28 +44,11 @@ _MEANINGS = {
     "minutes": "of training",
 }
 
-# Options of the trainings, beside those of the demo.
-_OFFLINE: Mapping[str, Any] = {
-    "optimizer": "adamw",
-    "batch_size": 16,
-    "transition_weight": 0.0,
-    "weight_decay": 0.0,
-    "warmup": 5,
-    "log_every": 1,
-    "held_out": 32,
-}
-_BC: Mapping[str, Any] = {**_OFFLINE, "lr": 1e-3}
-_ILQL: Mapping[str, Any] = {**_OFFLINE, "lr": 1e-3, "expectile": 0.8, "cql_weight": 0.01, "tau": 0.05}
-_PPO: Mapping[str, Any] = {
-    "lr": 1e-3,
-    "warmup": 0,
-    "final_lr": 0.2,
-    "batch_size": 16,
-    "epochs": 2,
-    "kl_coef": 0.02,
-    "kl_target": None,
-    "value_warmup": 1,
-}
+# Options of the trainings, beside those of the demo, where they differ from the presets for pretrained models.
+_BC: Mapping[str, Any] = {"log_every": 1, "held_out": 32}
+# In so few steps one-step targets would not reach the first turn.
+_ILQL: Mapping[str, Any] = {**_BC, "tau": 0.2, "qvalue_lmbda": 0.9, "turn_lmbda": 0.5}
+_PPO: Mapping[str, Any] = {"warmup": 0, "final_lr": 0.2, "kl_coef": 0.02, "kl_target": None, "value_warmup": 1}
 _TURNS = {"guess": 4, "shop": 3}
 
 
@@ -138,19 +121,27 @@ class _Demo(NamedTuple):
         shared: Any = {"seed": options.seed, "lora_rank": 16, "lora_layers": options.lora_layers}
         shared["eval_games"] = options.eval_games
         offline = shared | {"data": data}
-        bc = self._train(BC(**offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_steps(options.bc_steps)))
+        bc = self._train(
+            BC.for_task(
+                GamesTask, **offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_steps(options.bc_steps)
+            )
+        )
         sampled = partial(FinishedRun.policy, seed=self.seed)
         played["BC"] = self._kept("BC, sampled", lambda: (sampled(load_run(bc)), self._untouched()), _minutes(bc))
         played["BC, greedy"] = self._kept(
             "BC, greedy", lambda: (load_run(bc).policy(method="greedy"), None), _minutes(bc)
         )
 
-        ilql = self._train(ILQL(**offline, **_ILQL, start=bc, out=out / "ilql", **_steps(options.ilql_steps)))
+        ilql = self._train(
+            ILQL.for_task(GamesTask, **offline, **_ILQL, start=bc, out=out / "ilql", **_steps(options.ilql_steps))
+        )
         played["ILQL"] = self._kept("ILQL, greedy", lambda: (self._guided(load_run(ilql)), None), _minutes(ilql))
 
         more: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
         ppo = self._train(
-            PPO(**shared, **_PPO, **more, start=bc, out=out / "ppo", eval_every=-(-options.iterations // 2))
+            PPO.for_task(
+                GamesTask, **shared, **_PPO, **more, start=bc, out=out / "ppo", eval_every=-(-options.iterations // 2)
+            )
         )
         played["PPO"] = self._kept(
             "PPO, sampled", lambda: (sampled(load_run(ppo)), sampled(load_run(bc))), _minutes(ppo)
@@ -203,7 +194,7 @@ class _Demo(NamedTuple):
 
 
 def _steps(steps: int) -> dict[str, Any]:
-    return {"steps": steps, "eval_every": -(-steps // 3)}
+    return {"steps": steps, "eval_every": -(-steps // 2)}
 
 
 def _minutes(run: Path) -> float:
