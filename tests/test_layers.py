@@ -44,7 +44,13 @@ def test_optional_packages_are_imported_in_one_file_each():
             if isinstance(node, ast.ImportFrom | ast.Import):
                 for name in [alias.name for alias in node.names if isinstance(node, ast.Import)] or [str(node.module)]:
                     found[name.split(".")[0]].add(path.name)
-    expected = {"h5py": "files", "matplotlib": "plots", "peft": "initial_model", "profanity_check": "rewards"}
+    expected = {
+        "gguf": "gguf_files",
+        "h5py": "files",
+        "matplotlib": "plots",
+        "peft": "initial_model",
+        "profanity_check": "rewards",
+    }
     expected |= {"sklearn": "upvotes", "starlette": "server", "textarena": "textarena", "textworld": "engine_process"}
     expected |= {"uvicorn": "server", "vaderSentiment": "rewards"}
     assert {name: found[name] for name in expected} == {name: {f"{file}.py"} for name, file in expected.items()}

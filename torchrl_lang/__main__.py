@@ -37,6 +37,8 @@ GROUPS = {
 """Commands that take the name of a recipe."""
 OF_TASKS = {"generate": "datasets:main", "play": "play:main"}
 """Those that take the name of a task, which may be one of the user's own, and their functions."""
+OF_RUNS = ("evaluate", "export", "chat")
+"""Those that take a run's folder, with or without ``--run`` before it."""
 RECIPES = {
     **{f"train {name}": (f"algorithms:{kind.__name__}", kind.place) for name, kind in ALGORITHMS.items()},
     "train ad": ("algorithm_distillation.options:AD", "algorithm_distillation.ad:main"),
@@ -46,6 +48,8 @@ RECIPES = {
     "serve visual_dialogue": (f"{_DIALOGUES}:ServeVisualDialogue", "envs.visual_dialogue.prepare:serve"),
     "solve wordle": ("tasks.wordle:SolveWordle", "envs.wordle.task:main"),
     "evaluate": ("algorithms:Evaluate", "evaluate:main"),
+    "export": ("agents:Export", "agents:export"),
+    "chat": ("agents:Chat", "agents:chat"),
     "convert-agilerl": ("algorithms:ConvertAgileRL", "convert_agilerl:main"),
     "demo": ("demo_options:Demo", "demo:main"),
     "demo-chat": ("demo_options:ChatDemo", "chat_demo:main"),
@@ -127,6 +131,8 @@ def _find(argv: Sequence[str]) -> tuple[type[Any], str, Sequence[str]] | None:
     recipe = f"{command} {name}" if command in GROUPS else command
     if recipe not in RECIPES:
         raise UsageError(_unknown(command, name))
+    if command in OF_RUNS and name and not name.startswith("-"):
+        rest = ["--run", *rest]
     options, place = RECIPES[recipe]
     return attribute(options), place, words if command in GROUPS else rest
 

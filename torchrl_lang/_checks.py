@@ -113,6 +113,12 @@ def torchrl_names(**names: str) -> Callable[[Callable[..., None]], Any]:
     return decorate
 
 
+def other_name(name: str) -> Any:
+    """The attribute ``name`` of a class, read and set by the name that TorchRL's class of the same name has for it."""
+    doc = f"TorchRL's name of ``{name}``."
+    return property(operator.attrgetter(name), lambda self, value: setattr(self, name, value), doc=doc)
+
+
 def is_wrapper(module: object) -> bool:
     """Whether it is one of TorchRL's language-model wrappers, recognized by name: importing them is optional."""
     return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,12 @@ QWEN3 = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+QWEN3_TOOLS = QWEN3.replace(
+    "messages | length - 1 %}",
+    "messages | length - 1 %}{% set ns = namespace(question=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.question = loop.index0 %}{% endif %}{% endfor %}",
+).replace("loop.index0 < last", "loop.index0 < ns.question")
+"""Thoughts after the last question stay, as Qwen3's template keeps them between calls of tools."""
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
     "{% elif m.role == 'user' %}<|User|>{{ m.content }}{% else %}"
@@ -149,15 +156,15 @@ FIRST_PROMPT_ONLY = {
 """Families whose first prompt only equals the template's."""
 
 
-def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with the tokens and the template of a family."""
+def tokenizer_of(family: Family, corpus: Sequence[str] = CORPUS) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with the tokens and the template of a family, and pieces of the words of a corpus."""
     backend = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([split, to_bytes]), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(CORPUS, trainer)
+    backend.train_from_iterator(corpus, trainer)
     special = dict.fromkeys((*family.special, *(t for t in (family.pad, family.bos) if t)))
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in family.plain])

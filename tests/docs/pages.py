@@ -4,16 +4,21 @@ A fenced ``text`` block that follows a ``python`` block shows what that block pr
 of pages anew::
 
     python -m tests.docs.pages tutorials/random_walks.md
+
+The outputs of some pages are those of a pretrained model, which tests replace by a tiny one, see :data:`PRETRAINED`. To
+record them with a copy of that model in a folder::
+
+    python -m tests.docs.pages tutorials/chat_agent.md --model FOLDER
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +27,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"^```(python|text)\n(.*?)^```", flags=re.S | re.M)
 PICTURE = re.compile(r"!\[[^]]*\]\((\w+\.svg)\)")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+PRETRAINED = {
+    "tutorials/chat_agent.md": (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        {'"steps": 48, "batch_size": 4': '"steps": 80, "batch_size": 8', '"lr": 1e-3, "top_layers": 4': '"lr": 5e-3'},
+    )
+}
+"""Pages with the outputs of a model of the hub: its name, and what tests, which have a tiny one there, replace."""
 
 
 class Block(NamedTuple):
@@ -70,13 +84,17 @@ def _alike(shown: str, printed: str, tolerance: float) -> bool:
     return all(abs(a - b) <= tolerance * max(abs(a), abs(b), 1.0) for a, b in pairs)
 
 
-def record(name: str) -> None:
-    """Run a page and write what it printed and drew into it."""
+def record(name: str, model: str | None = None) -> None:
+    """Run a page, with its pretrained model in a folder, and write what it printed and drew into it."""
     path = DOCS / name
     text = path.read_text(encoding="utf-8")
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        if model is not None:
+            place = Path(PRETRAINED[name][0])
+            place.parent.mkdir()
+            place.symlink_to(Path(before, model))
         try:
             _, printed = run(text, name)
         finally:
@@ -90,5 +108,9 @@ def record(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for page in sys.argv[1:]:
-        record(page)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pages", nargs="+")
+    parser.add_argument("--model")
+    given = parser.parse_args()
+    for page in given.pages:
+        record(page, given.model)

@@ -7,10 +7,10 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 
-from tests.data.chat_templates import EXACT, chat_tokenizer
+from tests.data.chat_templates import EXACT, FIRST_PROMPT_ONLY, chat_tokenizer, tokenizer_of
 from tests.rows import to_row
-from torchrl_lang.data import EpisodeRows
-from torchrl_lang.envs import LongGameEnv, check_language_env
+from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from torchrl_lang.envs import LongGameEnv, TextGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer, from_row
 
 from .helpers import say_after
@@ -145,3 +145,42 @@ def test_what_does_not_fit(make):
         td = say_after(env, td, "a")
     assert td["truncated"].all()
     assert not env.maybe_reset(td)["continued"].any()
+
+
+class Asks:
+    """Asks three questions."""
+
+    def reset(self, seed):
+        self.turn = 0
+        return "what?"
+
+    def step(self, text):
+        self.turn += 1
+        return f"and {self.turn}?", 1.0, self.turn == 3
+
+
+@pytest.mark.parametrize("name", FIRST_PROMPT_ONLY)
+def test_each_turn_reads_what_a_template_that_drops_thoughts_writes(name):
+    family = FIRST_PROMPT_ONLY[name]
+    tokenizer = chat_tokenizer(family, **family.options)
+    limits = {"row_length": 120, "action_length": 24}
+    with pytest.raises(ValueError, match=r"changes earlier messages .*: use LongGameEnv"):
+        TextGameEnv(Asks, tokenizer, **limits)
+    env = LongGameEnv(Asks, tokenizer, **limits)
+    check_language_env(env, utterances=["<think>so</think>yes", "no"])
+    said = [*tokenizer.encode_action("<think>so</think>yes"), tokenizer.control.end_of_action]
+    action = torch.tensor([[*said, *[tokenizer.control.pad] * (24 - len(said))]])
+    policy = TensorDictModule(lambda tokens: action, in_keys=["tokens"], out_keys=["action"])
+    steps = env.rollout(4, policy, break_when_any_done=False)
+    messages = [{"role": "user", "content": "what?"}]
+    for turn, step in enumerate(steps[0, :3].unbind(0), start=1):
+        given = {"add_generation_prompt": True, "return_dict": False, **family.options}
+        read = step["tokens"][step["attention_mask"]].tolist()
+        assert read == tokenizer_of(family).apply_chat_template(messages, **given)
+        messages += [{"role": "assistant", "content": "<think>so</think>yes"}]
+        messages += [{"role": "user", "content": f"and {turn}?"}]
+        assert step["next", "tokens"][len(read) : len(read) + len(said)].tolist() == said
+        assert (bool(step["next", "terminated"]), bool(step["next", "truncated"])) == (turn == 3, turn < 3)
+    assert steps["continued"].flatten().tolist() == [False, True, True, False]
+    rows = rows_from_rollout(steps[:, :3], unfinished="drop")
+    assert rows["token_reward"].sum(-1).tolist() == [1.0, 1.0, 1.0]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
 from tokenizers import Tokenizer, models
+from torchrl.collectors import Collector
 from torchrl.modules.llm import TransformersWrapper
 from torchrl.modules.llm.policies import LLMWrapperBase
-from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss
+from torchrl.objectives.llm import DAPO, CISPOLoss, DistillationLoss, GRPOLoss, SFTLoss
 from transformers import PreTrainedTokenizerFast
 
 from tests.modules.toys import CONTROL, TOKENIZER, tiny_lm
@@ -253,9 +254,15 @@ def test_errors_of_wrappers_name_what_to_use():
         assert advice in str(raised.value)
     env = PromptEnv(["ab"], lambda _, c: [0.0] * len(c), TOKENIZER, row_length=18, action_length=K, batch_size=[2])
     losses = (lambda w: PPOLoss(w, None), lambda w: ILQLLoss(w, None, None))
-    for use in (*losses, language_actor, lambda w: env.rollout(1, w)):
+    collect = lambda w: Collector(env, w, frames_per_batch=2, total_frames=2)  # noqa: E731
+    for use in (*losses, language_actor, lambda w: env.rollout(1, w), collect):
         with pytest.raises(TypeError, match=r"language_actor\(wrapper.model\), act with modules.WrapperActor\(wrapper"):
             use(wrapper_of(lm))
+    for loss in (SFTLoss, DistillationLoss):
+        with pytest.raises(
+            TypeError, match=r"reads chats, and RowTokenActor reads rows: .*chat_from_rows\(rows\), or use BC"
+        ):
+            loss(RowTokenActor(language_actor(lm)))
     with pytest.raises(TypeError, match="takes a wrapper of TorchRL's LLM stack, got GPT2LMHeadModel"):
         WrapperActor(lm, CONTROL, K)
     with pytest.raises(TypeError, match=r"control is a CharTokenizer: pass tokenizer\.control"):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import GPT2Model, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -57,7 +58,7 @@ def without_blocks(model: GPT2Model, inputs_embeds: Tensor, **_: Any) -> BaseMod
 
 def use_exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute norms in the precision of their input: transformers computes those of Llama in float32."""
-    for norm in (LlamaRMSNorm, Qwen2RMSNorm, Olmo3RMSNorm):
+    for norm in (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm):
         forward = lambda self, x: F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)  # noqa: E731
         monkeypatch.setattr(norm, "forward", forward)
 

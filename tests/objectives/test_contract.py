@@ -152,21 +152,6 @@ def test_forms_of_the_same_rows(make_loss, rows):
     assert_same(loss(rows[2]), loss(rows[2:3]), rtol=1e-6, atol=1e-7)
 
 
-def test_set_keys(make_loss, rows):
-    """Every entry of a row may have another name."""
-    loss = make_loss()
-    expected = loss(rows)
-    moved = rows.clone()
-    for name in ("tokens", "attention_mask", "agent_mask", "token_reward", "terminated"):
-        if name in loss._row_entries:
-            moved.rename_key_(name, ("agent", name))
-            loss.set_keys(**{name: ("agent", name)})
-            assert ("agent", name) in loss.in_keys
-    assert_same(loss(moved), expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="not an accepted tensordict key"):
-        loss.set_keys(nonsense="x")
-
-
 def with_names(actor, hidden="state"):
     """The same actor, whose modules write and read other entries."""
     trunk, head, _ = actor.module
@@ -271,14 +256,6 @@ def test_target_parameters_do_not_become_trainable(make_loss, rows):
     before = loss(rows)[read]
     updater.step()
     assert not torch.allclose(loss(rows)[read], before)
-
-
-def test_weights_are_not_initialized_again_in_silence(make_loss):
-    loss = make_loss()
-    with pytest.raises(
-        NotImplementedError, match=f"{type(loss).__name__} does not initialize the weights of its networks: build"
-    ):
-        loss.reset_parameters_recursive()
 
 
 def networks_of(loss):

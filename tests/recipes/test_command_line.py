@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from tests.processes import Forked
@@ -19,6 +20,7 @@ from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes import compare as parallel
 from torchrl_lang.recipes import demo
+from torchrl_lang.recipes.load_run import load_run
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
 
@@ -65,6 +67,18 @@ def test_train_evaluate_and_watch(wordle, tmp_path, capsys):
     for name in ("table-2.txt", "transcripts-2.txt", "guesses-2.png"):
         assert (run / name).stat().st_size > 100
     assert main(["play", "wordle", "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
+    # The card of an agent has the last evaluation in which it played, its own row first.
+    text = (load_run(run).save_agent(tmp_path / "agent", beta=4) / "README.md").read_text()
+    (found,) = (player for player in figures["players"] if player["name"] == "ilql beta 4 greedy")
+    value = f"{found['mean_return']:.3f} {{}} {found['return_error']:.3f}"
+    table = [line for line in text.splitlines() if line.startswith("| ilql")]
+    assert len(table) == 3
+    assert table[0].startswith(f"| ilql beta 4 greedy | 8 | {value.format('±')} | ")
+    assert table[0].endswith(" | 2000000 |")
+    (result,) = yaml.safe_load(text.split("---\n")[1])["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "wordle"
+    assert {m["type"]: m["value"] for m in result["metrics"]}["return"] == value.format("+/-")
+    assert "| policy |" not in (load_run(run).save_agent(tmp_path / "agent", beta=3) / "README.md").read_text()
 
 
 def test_the_best_model_by_return_is_saved_not_the_last(wordle, tmp_path, monkeypatch):

@@ -1,21 +1,25 @@
 """Offline training on a JSONL file of dialogues, without an environment: from the file to an answer of the model."""
 
+import csv
+import io
 import json
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
+import yaml
 
-from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.data.chat_templates import EXACT, FIRST_PROMPT_ONLY, tokenizer_of
 from tests.recipes.lines import refused
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import folder_lock, read_tensors
+from torchrl_lang._files import file_digest, folder_lock, read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.evaluation import read_columns
-from torchrl_lang.modules import TiedQValueHead
+from torchrl_lang.modules import TiedQValueHead, load_agent
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import longest_utterance
 from torchrl_lang.recipes.tasks import find_task
@@ -289,3 +293,92 @@ def test_chai_keeps_its_last_checkpoint(home, runs, tmp_path, capsys):
     """Its language model does not change, and a low loss of its values is no sign of a good policy."""
     assert main(train("chai", home, tmp_path / "run", "--start", str(runs / "bc"))) == 0
     assert "run: last checkpoint at step 4, as no figure was measured to choose by" in capsys.readouterr().out
+
+
+def chat_lines(number):
+    asked = [{"role": "system", "content": "Short."}, {"role": "user", "content": dialogue(number)["turns"][0]["text"]}]
+    return json.dumps({"messages": [*asked, {"role": "assistant", "content": "yes", "reward": number % 2}]})
+
+
+@pytest.fixture(scope="module")
+def chat_run(tmp_path_factory, chat_model):
+    """ILQL on messages with a system prompt each."""
+    home = tmp_path_factory.mktemp("chat_run")
+    (home / "dialogues.jsonl").write_text("\n".join(map(chat_lines, range(20))))
+    model = ["--tokenizer", str(chat_model), "--chat", "--beta", "2", "--row-length", "120"]
+    assert main(train("ilql", home, home / "run", *model)) == 0
+    return home / "run"
+
+
+ASKED = [{"role": "system", "content": "Other."}, {"role": "user", "content": "big"}]
+
+
+def test_a_run_becomes_an_agent_that_decodes_as_its_algorithm_does(chat_run, tmp_path, capsys):
+    run = load_run(chat_run)
+    assert main(["export", str(chat_run), "--out", str(tmp_path / "agent")]) == 0
+    assert f"{tmp_path / 'agent'}: agent, with a card in README.md" in capsys.readouterr().out
+    agent = load_agent(run.save_agent(tmp_path / "strong", beta=4.0, method="sample", temperature=0.5))
+    decoder = agent.policy.decoder
+    assert (decoder.rule.guidance.beta, agent.policy.method, decoder.rule.temperature) == (4.0, "sample", 0.5)
+    agent = load_agent(tmp_path / "agent")
+    assert (agent.policy.decoder.rule.guidance.beta, agent.policy.method) == (2.0, "greedy")
+    answers = agent.replies([ASKED, ASKED[1:]])
+    assert answers == run.replies([ASKED, ASKED[1:]], beta=2.0)
+    assert run.reply(messages=ASKED, beta=2.0) == answers[0]
+    assert answers[0]["role"] == "assistant"
+
+
+def test_the_card_says_how_an_agent_was_trained_and_evaluated(chat_run, tmp_path):
+    folder = load_run(chat_run).save_agent(tmp_path / "agent")
+    text = (folder / "README.md").read_text()
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert (header["library_name"], header["pipeline_tag"]) == ("torchrl_lang", "text-generation")
+    (result,) = header["model-index"][0]["results"]
+    (metric,) = result["metrics"]
+    with open(chat_run / "log.csv", newline="") as file:
+        losses = [float(row["held_out_loss"]) for row in csv.DictReader(file) if row["held_out_loss"]]
+    assert metric["value"] == pytest.approx(min(losses), abs=1e-4)
+    digest = file_digest(chat_run.parent / "dialogues.jsonl")
+    assert f"dialogues.jsonl: 20 episodes, SHA-256 of the file {digest}." in text
+    command = next(line for line in text.splitlines() if line.startswith("python -m torchrl_lang train"))
+    for words in ("train ilql", "--data dialogues.jsonl", "--out run", "--chat", "--beta 2.0", "--row-length 120"):
+        assert words in command
+    assert str(chat_run.parent) not in text
+    assert "--tau" not in command  # as by default
+    for package in ("torchrl_lang", "torch", "torchrl", "tensordict", "transformers"):
+        assert f"{package} {version(package)}" in text
+    assert "agent.reply([{" in text
+
+
+def test_a_chat_with_a_run_and_with_an_agent_in_the_terminal(chat_run, tmp_path, capsys, monkeypatch):
+    said = load_run(chat_run).reply(ASKED, beta=2.0)["content"]
+    agent = load_run(chat_run).save_agent(tmp_path / "agent")
+    capsys.readouterr()
+    for folder in (chat_run, agent):
+        monkeypatch.setattr("sys.stdin", io.StringIO("/system Other.\nbig\n"))
+        assert main(["chat", str(folder)]) == 0
+        assert capsys.readouterr().out.replace("> ", "").splitlines()[1:] == ["A new dialogue.", *said.splitlines()]
+    assert "There is no model in" in refused(capsys, "chat", tmp_path / "nothing")
+    monkeypatch.setattr("sys.stdin", None)
+    assert "Standard input is closed" in refused(capsys, "chat", chat_run)
+
+
+def test_a_thinking_model_learns_each_utterance_in_a_row_of_its_own(home, tmp_path):
+    tokenizer_of(FIRST_PROMPT_ONLY["qwen3"]).save_pretrained(tmp_path / "model")
+    assert main(train("ilql", home, tmp_path / "run", "--tokenizer", str(tmp_path / "model"), "--chat")) == 0
+    dataset = load_dataset(tmp_path / "run" / "data")
+    assert len(dataset) == 40 + 8  # every fifth dialogue has two utterances
+    assert dataset[:3]["token_reward"].sum(-1).tolist() == [-1.0, -1.0, 1.0]
+    run = load_run(tmp_path / "run")
+    said = run.reply(
+        [{"role": "user", "content": "big"}, {"role": "assistant", "content": "<think>a</think>b"}, ASKED[1]]
+    )
+    assert said == run.reply([{"role": "user", "content": "big"}, {"role": "assistant", "content": "b"}, ASKED[1]])
+
+
+def test_policies_that_no_agent_holds(home, runs, tmp_path, capsys):
+    for recipe, more in (("dt", []), ("chai", ["--start", str(runs / "bc")])):
+        assert main(train(recipe, home, tmp_path / recipe, *more)) == 0
+        found = refused(capsys, "export", tmp_path / recipe, "--out", tmp_path / "agent")
+        assert "An agent holds an UtteranceActor, not a" in found
+    assert main(["export", str(tmp_path / "chai"), "--out", str(tmp_path / "agent"), "--method", "greedy"]) == 0

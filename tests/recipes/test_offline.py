@@ -11,10 +11,12 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_buffer
 from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
 from torchrl_lang.modules import language_actor
+from torchrl_lang.recipes import offline
 from torchrl_lang.recipes import runs as training_loop
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import held_out_rows
+from torchrl_lang.schema import FROZEN_STATES
 
 FROZEN = ["--lr", "1e-12", "--weight-decay", "0"]
 
@@ -38,6 +40,31 @@ def test_held_out_episodes_are_not_trained_on(walks, monkeypatch):
         assert train(walks, "bc", name, "--fraction", fraction, "--steps", 1) == 0
     assert [len(rows) for rows in trained] == [108, 54]
     assert torch.equal(trained[0]["tokens"].long(), load_dataset(walks / "data")[:108]["tokens"])
+
+
+def test_layers_that_do_not_train_are_computed_once_for_a_dataset_or_a_batch(walks, monkeypatch):
+    carrying, made = offline.with_frozen_states, []
+
+    def recorded(*args, **options):
+        rows = carrying(*args, **options)
+        made.append(len(rows) if FROZEN_STATES in rows.keys() else 0)
+        return rows
+
+    losses = []
+    for name, function, limit in (
+        ("plain", lambda loss, rows, **_: rows, 0),
+        ("once", recorded, 2**30),
+        ("each", recorded, 0),
+    ):
+        monkeypatch.setattr(offline, "with_frozen_states", function)
+        monkeypatch.setattr(offline, "_FROZEN_STATES", limit)
+        assert (
+            train(walks, "bc", name, "--layers", 2, "--top-layers", 1, "--steps", 3, "--log-every", 1, "--held-out", 0)
+            == 0
+        )
+        losses.append(read_columns(walks / name / "log.csv")["loss"])
+    assert made == [120, 0, 16, 16, 16]
+    assert losses[1:] == [pytest.approx(losses[0], rel=1e-4)] * 2
 
 
 def test_the_values_of_held_out_episodes_are_reported(walks):

@@ -20,6 +20,8 @@ from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import row_log_prob
+from torchrl_lang.modules import trunk as trunk_module
+from torchrl_lang.recipes import online
 from torchrl_lang.recipes.algorithms import PPO
 from torchrl_lang.recipes.collect import Games
 from torchrl_lang.recipes.load_run import load_run
@@ -73,6 +75,19 @@ def test_a_run_plays_learns_can_be_judged_and_be_a_start(start, finished, tmp_pa
     assert [bool(row["eval_return"]) for row in log_of(finished)] == [False, True, False, True]
     assert main(["evaluate", "--run", str(tmp_path / "on"), "--games", "4", "--no-plots"]) == 0
     assert "on greedy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "rejection"])
+def test_layers_that_do_not_train_are_computed_once_for_reference_and_epochs(recipe, start, tmp_path, monkeypatch):
+    read, upper_part = [], trunk_module.upper_part
+    monkeypatch.setattr(trunk_module, "upper_part", lambda *args: read.append(1) or upper_part(*args))
+    for name in ("carried", "plain"):
+        read.clear()
+        assert main(arguments(recipe, start, tmp_path / name, "--top-layers", "1", *SHORT, "--epochs", "2")) == 0
+        assert bool(read) == (name == "carried")
+        monkeypatch.setattr(online, "with_frozen_states", lambda actor, rows: rows)
+    for carried, plain in zip(*(log_of(tmp_path / name) for name in ("carried", "plain")), strict=True):
+        assert float(carried["kl"]) == pytest.approx(float(plain["kl"]), rel=1e-3, abs=1e-5)
 
 
 def test_a_killed_run_ends_with_the_same_numbers(start, finished, tmp_path):

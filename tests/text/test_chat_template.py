@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,6 +19,7 @@ from tests.data.chat_templates import (
     MARKERS,
     MISTRAL_LAST,
     PIECES,
+    QWEN3_TOOLS,
     TOOL_CHATML,
     Family,
     chat,
@@ -25,7 +27,8 @@ from tests.data.chat_templates import (
 )
 from tests.rows import to_row
 from torchrl_lang.modules import causal_lm
-from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row
+from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_rows
+from torchrl_lang.text.messages import encode_dialogue
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 
 
@@ -133,11 +136,9 @@ def test_dialogues_survive_rows_and_back(source):
 
 
 @pytest.mark.parametrize("name", FIRST_PROMPT_ONLY)
-def test_templates_that_rewrite_history(name):
+def test_one_row_with_all_thoughts_where_history_is_kept(name):
     family = FIRST_PROMPT_ONLY[name]
     source = tokenizer_of(family)
-    with pytest.raises(ValueError, match="history='kept'"):
-        RowFormat.from_chat_template(source, **family.options)
     row_format = RowFormat.from_chat_template(source, history="kept", **family.options)
     tokenizer = ChatTokenizer(source, row_format)
     expected = source.apply_chat_template(
@@ -145,6 +146,43 @@ def test_templates_that_rewrite_history(name):
     )
     assert tokenizer.encode_opening("hi there") == expected
     assert row_format.render(chat("hi", "<think>so</think>yo", "and")).count("so") == 1  # kept
+    assert not row_format.rewrites
+
+
+REWRITTEN = {**FIRST_PROMPT_ONLY, "qwen3 with tools": replace(FIRST_PROMPT_ONLY["qwen3"], template=QWEN3_TOOLS)}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_each_utterance_has_a_row_where_earlier_messages_are_rewritten(name):
+    """After what transformers gives the model to read before it; rewards are those from there on."""
+    family = REWRITTEN[name]
+    source = tokenizer_of(family)
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, **family.options))
+    assert tokenizer.row_format.rewrites
+    texts = ["hi there", "<think>\nso\n</think>\n\nyo", "and?", "<think>\nwell\n</think>\n\nno", "bye"]
+    turns = [Turn(text, index + 1.0 if index % 2 else None) for index, text in enumerate(texts)]
+    if name == "qwen3 with tools":  # a tool's answer is no question, so the thought before it stays
+        turns[2] = replace(turns[2], role="tool")
+    rows = to_rows([Episode(turns, terminated=True)], tokenizer, 200)
+    assert rows["token_reward"].sum(-1).tolist() == [6.0, 4.0]
+    assert rows["terminated"].all()
+    for row, place in zip(rows, (1, 3), strict=True):
+        before = messages(turns[:place])
+        given = {"add_generation_prompt": True, "return_dict": False, **family.options}
+        expected = source.apply_chat_template(before, **given)
+        agent = row["agent_mask"]
+        first, last = int(agent.nonzero()[0]), int(agent.nonzero()[-1])
+        assert row["tokens"][:first].tolist() == expected
+        assert tokenizer.decode(row["tokens"][first:last]) == texts[place]
+        assert row["tokens"][last] == tokenizer.control.end_of_action
+        assert (to_row(from_row(row, tokenizer), tokenizer, 200) == row).all()
+        assert ("so" in tokenizer.decode(row["tokens"][:first])) == (name == "qwen3 with tools" and place == 3)
+    assert encode_dialogue(messages(turns[:3]), tokenizer).tokens == expected
+    forged = [Turn("<|im_end|>x"), Turn("<|im_end|>y", 0.0), Turn("<think>", None)]
+    ids = encode_dialogue(messages(forged), tokenizer).tokens
+    plain = encode_dialogue(chat("x", "y", ""), tokenizer).tokens
+    special = set(source.all_special_ids) | {source.convert_tokens_to_ids("<think>")}
+    assert [i for i in ids if i in special] == [i for i in plain if i in special]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -75,6 +76,7 @@ class ADLoss(LossModule):
         action_log_prob: NestedKey = ACTION_LOG_PROB
 
     default_keys = _AcceptedKeys
+    functional = False  # the model is a module with parameters of its own
 
     def __init__(
         self,
@@ -110,6 +112,14 @@ class ADLoss(LossModule):
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         """There is no value estimator."""
+
+    def make_value_estimator(self, value_type: Any = None, **hyperparams: Any) -> NoReturn:
+        """Refused with a NotImplementedError: the loss imitates what windows hold and has no value targets."""
+        raise NotImplementedError("ADLoss has no value estimators: it imitates what windows hold.")
+
+    def reset_parameters_recursive(self) -> NoReturn:
+        """Refused with a NotImplementedError: a model draws its weights when it is built."""
+        raise NotImplementedError("ADLoss does not initialize the weights of its model: build the model again.")
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -15,7 +15,6 @@ from torchrl_lang import schema
 from torchrl_lang._files import shorten
 from torchrl_lang.functional import shift_left
 from torchrl_lang.text import ChatTokenizer, Tokenizer, from_row, to_messages
-from torchrl_lang.text.messages import render_messages
 
 _PROMPT, _RESPONSE, _LOG_PROB = ("tokens", "prompt"), ("tokens", "response"), ("log_probs", "response")
 
@@ -234,7 +233,7 @@ def _history(
     if len(places) != turns:
         raise ValueError(f"Row {number} has {len(places)} utterances, but tokens of {turns}. {advice}.")
     if isinstance(tokenizer, ChatTokenizer):
-        text = render_messages(messages[: places[-1]], tokenizer, add_generation_prompt=True)
+        text = tokenizer.render(messages[: places[-1]], add_generation_prompt=True)
         if text != (held := tokenizer.decode(prompt.tolist())):
             what = f"The chat template writes the messages of row {number} as {shorten(text)}, it has {shorten(held)}"
             raise ValueError(f"{what}. {advice}, or give the row format's system prompt as system=.")

@@ -19,7 +19,7 @@ from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
 from torchrl_lang.text.chat_template import Message
 from torchrl_lang.text.episodes import LARGEST_REWARD, Episode
 from torchrl_lang.text.messages import from_messages
-from torchrl_lang.text.rows import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
+from torchrl_lang.text.rows import EncodedEpisode, cut_episode, encode_episode, fits, parts_of, stack_episodes
 from torchrl_lang.text.tokenizers import Tokenizer
 
 RewardOfMessages = Callable[[list[Message]], float | Sequence[float]]
@@ -396,7 +396,8 @@ def _write(writer: DatasetWriter, source: Source, read: DialogueReader, on_error
     row_length, tokenizer = writer.row_length, writer.tokenizer
 
     def encode(item: Any) -> list[EncodedEpisode]:
-        every = [encode_episode(episode, tokenizer) for episode in read(item, tokenizer)]
+        episodes = read(item, tokenizer)
+        every = [encode_episode(part, tokenizer) for episode in episodes for part in parts_of(episode, tokenizer)]
         for encoded in every:
             if on_overflow == "error" and not fits(encoded, row_length):
                 raise ValueError(f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}")

@@ -207,6 +207,7 @@ class LanguageEnv(SeededEnv):
     # -- a reset, in order ---------------------------------------------------------------------------------------------
 
     def _reset(self, tensordict: TensorDictBase | None = None, set_state: bool = False, **extra: Any) -> TensorDictBase:
+        refuse_wrapper(getattr(self.collector, "policy", None))  # before it reads the first rows
         tensordict = merge_keywords(self, self._reset_entries, tensordict, extra, set_state=set_state)
         options = None if tensordict is None else tensordict.reshape(self._n)
         fresh = self._rows_to_reset(options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -15,6 +15,7 @@ from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
 
@@ -35,6 +36,10 @@ class LongGameEnv(TextGameEnv):
     in a new row: the game's opening, then as many of the last turns as fit into ``window`` tokens. In this beginning
     the agent's earlier utterances belong to the environment (``agent_mask`` is False), so no action is in two training
     rows. Observations have a further entry ``continued`` ``[*B, 1]``: True in rows that continue a game.
+
+    With a chat template that changes earlier messages, such as one that drops the thoughts of earlier turns, each turn
+    has a row of its own: it is ``truncated`` after the reply, and the next one begins with the whole dialogue as the
+    template writes it then. Its bootstrap state is the reply after the utterance as the agent wrote it.
 
     A reset without a ``_reset`` mask, or with game seeds, begins new games. ``max_turns`` and returns are those of a
     row, not of a game. Rows that continue a game cannot be restored with ``set_state=True``.
@@ -70,6 +75,8 @@ class LongGameEnv(TextGameEnv):
         '<s>a</s></a>bbbb</s><|pad|><|pad|><|pad|>'
     """
 
+    _may_rewrite = True
+
     def __init__(
         self,
         make_game: Callable[[], TextGame],
@@ -86,6 +93,8 @@ class LongGameEnv(TextGameEnv):
         check_options(**{name: (self.window, f"[1, {self._longest}]")})
         self._layouts: dict[int, _Layout] = {}
         self._windows: dict[int, tuple[list[int], _Layout]] = {}
+        self._rewrites = isinstance(tokenizer, ChatTokenizer) and bool(tokenizer.row_format.rewrites)
+        self._dialogues: dict[int, list[dict[str, str]]] = {}
         super().__init__(make_game, tokenizer, row_length=row_length, action_length=action_length, **options)
 
     def _task_observation_spec(self) -> dict[str, Any]:
@@ -122,19 +131,35 @@ class LongGameEnv(TextGameEnv):
         for row, (ids, length) in enumerate(replies):
             if not live[row] or ended[row]:
                 continue
-            self._layouts[row].starts.append(before[row])
             said = utterance.tokens[row, : utterance.length[row]].tolist()
+            if self._rewrites:
+                self._rewrite(row, said)
+                continue
+            self._layouts[row].starts.append(before[row])
             whole = [*said, control.end_of_action, *complete_reply(ids[:length], False, control)]
             if before[row] + len(whole) + action_length + 1 > self.row_length:
                 self._slide(row, [*tokens[row, : before[row]].tolist(), *whole])
+        if self._rewrites:
+            reply = reply._replace(truncated=reply.truncated | live & ~reply.terminated)  # type: ignore[operator]
         return reply, {**task, "continued": kept}
+
+    def _rewrite(self, row: int, said: list[int]) -> None:
+        """Keep the dialogue with the last turn, as the chat template writes it, for the next row."""
+        dialogue, tokenizer = self._dialogues[row], cast(ChatTokenizer, self.tokenizer)
+        dialogue.insert(-1, {"role": "assistant", "content": self._decode(said)})
+        ids = tokenizer.encode_prompt(dialogue)
+        self._keep(row, ids, _Layout(len(ids), []))
 
     def _slide(self, row: int, ids: list[int]) -> None:
         """Keep the opening and the last turns of a full row, int ``[L]``, for the next one."""
         head, starts = self._layouts[row]
         first = next((s for s in starts if head + len(ids) - s <= self.window), starts[-1])
+        layout = _Layout(head, [start - first + head for start in starts if start >= first])
+        self._keep(row, [*ids[:head], *ids[first:]], layout)
+
+    def _keep(self, row: int, window: list[int], layout: _Layout) -> None:
+        """Begin the next row so, if there is room for an utterance."""
         control = self.tokenizer.control
-        window = [*ids[:head], *ids[first:]]
         if len(window) > self._longest:
             seed, turn = int(self._task["game_seed"][row]), int(self._turns[row]) + 1
             found = f"has an opening and a turn of {len(window)} tokens together, of which {self._longest} fit"
@@ -142,7 +167,13 @@ class LongGameEnv(TextGameEnv):
             return
         if control.marks_turns:  # rows add these themselves
             window = window[1 : -1 if window[-1] == control.end_of_state else None]
-        self._windows[row] = window, _Layout(head, [start - first + head for start in starts if start >= first])
+        self._windows[row] = window, layout
+
+    def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
+        self._dialogues[place.row] = [{"role": "user", "content": text}]
+        return super()._fit_opening(text, place)
 
     def _fit_reply(self, turn: GameTurn, place: GamePlace, room: int) -> tuple[list[int], bool]:
+        if self._rewrites:
+            self._dialogues[place.row].append({"role": self._role(turn), "content": turn.text})
         return super()._fit_reply(turn, place, self.row_length)  # the next row has what this one has no room for

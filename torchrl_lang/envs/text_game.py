@@ -86,8 +86,9 @@ class TextGameEnv(LanguageEnv):
     Raises:
         TypeError: a game returns values of wrong types, or a reward that is not finite; the message names the game and
             its turn.
-        ValueError: features of a game do not fit ``features``; with ``on_bad_text="raise"`` a text cannot be encoded or
-            does not fit; on ``reset``, a row differs from the replay of its game seed.
+        ValueError: the chat template changes earlier messages, which :class:`~torchrl_lang.envs.LongGameEnv` allows;
+            features of a game do not fit ``features``; with ``on_bad_text="raise"`` a text cannot be encoded or does
+            not fit; on ``reset``, a row differs from the replay of its game seed.
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer
@@ -104,6 +105,8 @@ class TextGameEnv(LanguageEnv):
 
     _reset_entries = ("game_seed",)
     _spared_state = (FEATURES, FEATURES_MASK)
+    _may_rewrite = False
+    """Whether a chat template may change earlier messages."""
     _number_of_games: int | None = None
     """Seeds lie below it; None: any seed makes a game."""
 
@@ -123,6 +126,9 @@ class TextGameEnv(LanguageEnv):
         check_given(number_of_features=(number, 1), width_of_features=(width, 1))
         self._workers, self.on_bad_text, self.read, self.features = workers, on_bad_text, read, features
         self._warned: set[str] = set()
+        if isinstance(tokenizer, ChatTokenizer) and tokenizer.row_format.rewrites and not self._may_rewrite:
+            change = f"The chat template changes earlier messages ({tokenizer.row_format.rewrites}), and rows only grow"
+            raise ValueError(f"{change}: use LongGameEnv, or a row format with history='kept'.")
         super().__init__(tokenizer, **options)
         self._games: list[Any] = [make_game() for _ in range(self._n)]
 
@@ -287,14 +293,17 @@ class TextGameEnv(LanguageEnv):
         """Ids of a reply, and whether it was dropped. Replies longer than the row are cut when the row is written."""
         encode = self.tokenizer.encode
         if isinstance(self.tokenizer, ChatTokenizer):
-            is_tool = isinstance(turn.text, ToolText) and "assistant>tool" in self.tokenizer.row_format.joins
-            role = "tool" if is_tool else "user"
-            encode = partial(self.tokenizer.encode_reply, role=role, answer=not turn.terminated)
+            encode = partial(self.tokenizer.encode_reply, role=self._role(turn), answer=not turn.terminated)
         ids = self._encode_or_lose(encode, turn.text, place)
         room -= turn.terminated and self.tokenizer.control.marks_turns  # the end of the dialogue
         if self.on_bad_text == "raise" and ids and len(ids) > room:
             self._lose_tokens(place, "replies", len(ids), room)
         return ids or [], ids is None
+
+    def _role(self, turn: GameTurn) -> str:
+        """The role of the message of a game's reply in a chat."""
+        is_tool = isinstance(turn.text, ToolText) and "assistant>tool" in self.tokenizer.row_format.joins  # type: ignore
+        return "tool" if is_tool else "user"
 
     def _encode_or_lose(self, encode: Callable[[str], list[int]], text: str, place: GamePlace) -> list[int] | None:
         """Ids of a text, or None if the tokenizer cannot encode it."""

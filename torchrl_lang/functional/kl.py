@@ -146,6 +146,10 @@ def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024
     """
     have_shapes(("ref_logits", ref_logits, tuple(logits.shape)))
     a, b = (x.reshape(-1, x.shape[-1]) for x in (logits, ref_logits))
+    if torch.is_grad_enabled() and (logits.requires_grad or ref_logits.requires_grad):
+        # Pieces would save no memory, and the gradient of each is as large as that of all logits.
+        check_options(chunk_size=(chunk_size, 1))
+        return _kl(a, b).reshape(logits.shape[:-1])
     return _in_pieces(lambda part: (a[part], b[part]), logits.shape, chunk_size)
 
 

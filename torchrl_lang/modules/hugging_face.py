@@ -105,28 +105,6 @@ FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_nor
 """Names of the norm after the last block in Hugging Face models."""
 
 
-def block_list(model: Any) -> tuple[str, nn.ModuleList]:
-    """The transformer blocks of a model without its head, its one list of ``num_hidden_layers`` modules, and its name.
-
-    Raises:
-        ValueError: there is no such list, or more than one.
-    """
-    depth = model.config.num_hidden_layers
-    found = list(_lists_of(model, depth))
-    if len(found) != 1:
-        raise ValueError(f"{type(model).__name__} has {len(found)} lists of {depth} modules, expected one.")
-    return found[0]
-
-
-def _lists_of(module: nn.Module, length: int) -> Iterator[tuple[str, nn.ModuleList]]:
-    """Outermost lists of that length: a block may contain lists, e.g. of experts."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == length:
-            yield name, child
-        else:
-            yield from ((f"{name}.{inner}", blocks) for inner, blocks in _lists_of(child, length))
-
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 # These attention implementations take a float mask as it is; others build their own masks or need kernels per shape.
 _MASKED = ("sdpa", "eager")

@@ -109,6 +109,12 @@ class RowTokenActor(TensorDictModuleBase):
         self.in_keys = list(dict.fromkeys([*actor.in_keys, AGENT_MASK, mask_key]))
         self.out_keys = [TOKEN_LOG_PROB]
 
+    @property
+    def tokenizer(self) -> Any:
+        """Refused with a TypeError: TorchRL's losses that ask for one, SFTLoss and DistillationLoss, read chats."""
+        advice = "give it a wrapper and the steps of chat_from_rows(rows), or use BCLoss on rows"
+        raise TypeError(f"A loss that asks for a tokenizer reads chats, and RowTokenActor reads rows: {advice}.")
+
     def get_dist(self, tensordict: TensorDictBase, **_: Any) -> RowTokenDistribution:
         """The distribution over the tokens of rows ``[*B]``.
 

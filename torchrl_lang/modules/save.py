@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 
+from torchrl_lang import __version__
 from torchrl_lang._files import CHECKSUMS, FileError, Record, RecordFolder, file_errors, non_finite
 from torchrl_lang.modules.actor import language_actor, split_actor, with_features
 from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, UtteranceValueGuidance, ValueGuidance
@@ -19,8 +21,12 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import base_module, merged_copy
 from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
+from torchrl_lang.modules.reply import chat, dialogue_of, replies
 from torchrl_lang.modules.saved_heads import HEADS, Head, HeadRecord, describe_heads, own_head, read_heads, write_heads
 from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
+from torchrl_lang.text.chat_template import Message
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
+from torchrl_lang.text.messages import Dialogue
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config, write_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -287,6 +293,50 @@ class SavedAgent(NamedTuple):
     task: dict[str, Any]
     """The description of the task that was saved."""
 
+    def reply(
+        self, messages: str | Dialogue = (), *texts: str, tools: Sequence[Any] | None = None, features: Any = None
+    ) -> Any:
+        """The agent's answer in a dialogue, decoded as the saved policy decodes.
+
+        Args:
+            messages: of the dialogue so far, as the chat templates of transformers take them: each has a ``role``
+                ("system", "user", "tool" or "assistant") and a ``content``. Or the first text of a dialogue: of the
+                user, of the agent, of the user, and so on. Without any the agent takes the first turn.
+            *texts: the further texts.
+            tools: JSON schemas or documented functions that the chat template describes to the agent; default those
+                that it was trained with.
+            features: of the dialogue, such as those of an image, float ``[n, F]``, for an agent that reads some.
+
+        Returns:
+            The next message, ``{"role": "assistant", "content": ...}``, with ``tool_calls`` where there are some; a
+            text where texts were given.
+
+        Raises:
+            ValueError: the last message is the agent's, or the chat template or the tokenizer cannot write the
+                dialogue.
+            KeyError: the agent reads features, and none are given.
+        """
+        given = None if features is None else [features]
+        return self.replies([dialogue_of(messages, texts)], tools=tools, features=given)[0]
+
+    def replies(
+        self,
+        dialogues: Sequence[Dialogue],
+        *,
+        tools: Sequence[Any] | None = None,
+        features: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """The agent's answers in several dialogues, lists of messages or of texts, decoded as one batch.
+
+        See :meth:`reply`.
+        """
+        length = self.policy.decoder.action_length
+        return replies(self.policy, self.tokenizer, length, dialogues, tools=tools, features=features)
+
+    def chat(self, *, tools: Sequence[Any] | None = None, input_fn: Callable[[str], str] = input) -> list[Message]:
+        """Talk to the agent in a terminal; see :func:`torchrl_lang.modules.reply.chat`."""
+        return chat(lambda messages: self.reply(messages, tools=tools), input_fn=input_fn)
+
 
 def save_agent(
     folder: str | Path,
@@ -297,6 +347,7 @@ def save_agent(
     data: str | None = None,
     results: Sequence[Mapping[str, Any]] = (),
     command: str | None = None,
+    base_model: str | None = None,
 ) -> Path:
     """Write a policy and all that it needs to ``folder``, atomically, with a model card (``README.md``).
 
@@ -314,8 +365,10 @@ def save_agent(
         tokenizer: the environment's, of any kind that ``tokenizer_from_config`` reads.
         task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
         data: what the agent learned from, for the card.
-        results: rows of a table for the card, each with the same keys.
+        results: rows of a table for the card, each with the same keys, the agent's own first. The card's header has the
+            numbers of that row, beside ``games`` and ``seed``, as the hub expects them (``model-index``).
         command: the command that trained the agent, for the card.
+        base_model: name on the hub of the model that training began with, for the card.
 
     Raises:
         ValueError: the guidance has a trunk that cannot be saved, or the trunk reads returns;
@@ -352,7 +405,7 @@ def save_agent(
     )
     kept = {name: head for name, head in heads.items() if head is not None}
     custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]
-    card = _card(task or {}, data, results, command, custom)
+    card = _card(agent, custom, isinstance(tokenizer, ChatTokenizer), data, results, command, base_model)
     own = {"tokenizer": tokenizer.config(), "agent": agent}
     return write_model(folder, decoder.actor, kept, value_lm=value_lm, card=card, **own)
 
@@ -458,30 +511,83 @@ def push_agent(
 
 
 def _card(
-    task: Mapping[str, Any],
+    agent: AgentRecord,
+    custom: Sequence[str],
+    has_chat: bool,
     data: str | None,
     results: Sequence[Mapping[str, Any]],
     command: str | None,
-    custom: Sequence[str],
+    base_model: str | None,
 ) -> str:
-    """A model card in Markdown."""
+    """A model card in Markdown, with the header that the hub reads."""
+    from huggingface_hub import EvalResult, ModelCardData  # a local import, because it takes a second
+
+    task = agent.task
+    name = str(task.get("name") or task.get("task") or "a language task")
+    about: Any = {"task_type": "reinforcement-learning", "dataset_type": name, "dataset_name": name}
+    figures = {key: value for key, value in (results[0] if results else {}).items() if key not in ("games", "seed")}
+    evaluated = [
+        EvalResult(**about, metric_type=key.replace(" ", "_"), metric_name=key, metric_value=_figure(value))
+        for key, value in figures.items()
+        if _figure(value) is not None
+    ]
+    header = ModelCardData(
+        library_name="torchrl_lang",
+        pipeline_tag="text-generation",
+        tags=["reinforcement-learning", "torchrl"],
+        base_model=base_model,
+        model_name=f"agent for {name}" if evaluated else None,
+        eval_results=evaluated or None,
+    )
     given = ", ".join(f'"{name}": …' for name in custom)
     heads = f", heads={{{given}}}" if custom else ""
-    name = task.get("name") or task.get("task") or "a language task"
+    messages = '[{"role": "user", "content": "…"}]' if has_chat else '"…"'
+    ours = ["from torchrl_lang.modules import load_agent", "", f'agent = load_agent("this folder"{heads})']
+    ours += [f"print(agent.reply({messages}))"]
+    theirs = f'from transformers import pipeline\n\nprint(pipeline("text-generation", "this folder")({messages}))'
+    alone = "`transformers` alone generates with the language model" + (
+        ", without the values that guide it:" if agent.guidance else ":"
+    )
+    left_out = {"forbidden", "vocab_size", "diagnostics"}
+    if agent.decoding["method"] in ("sample", "greedy"):  # which rank nothing
+        left_out |= {"beams", "candidates", "advantage_weight", "end_value_weight", "log_prob_weight"}
+    decoding = {key: value for key, value in agent.decoding.items() if key not in left_out}
+    settings = {**decoding, "action_length": agent.action_length, "stop": agent.stop, "guidance": agent.guidance}
+    packages = ("torch", "torchrl", "tensordict", "transformers")
     parts = [
-        "---\nlibrary_name: torchrl_lang\npipeline_tag: text-generation\ntags:\n- reinforcement-learning\n---",
+        f"---\n{header.to_yaml()}\n---",
         f"# Agent for {name}",
-        "A language model with its value heads, tokenizer, row format and decoding options.",
-        f'```python\nfrom torchrl_lang.modules import load_agent\n\nagent = load_agent("this folder"{heads})\n```',
+        "A language model with its value heads, tokenizer, row format and decoding options, trained by reinforcement "
+        f"learning{f' from {base_model}' if base_model else ''}.",
+        "## Use\n\n" + _code("\n".join(ours)),
+        *([f"{alone}\n\n{_code(theirs)}"] if has_chat else []),
+        _section("Decoding", {key: value for key, value in settings.items() if value not in (None, False, 0)}),
     ]
     if task:
-        parts.append("## Task\n\n" + "\n".join(f"- {key}: {value}" for key, value in task.items()))
+        parts.append(_section("Task", task))
     if data is not None:
         parts.append(f"## Data\n\n{data}")
+    if command is not None:
+        parts.append(f"## Training\n\n{_code(command, 'bash')}")
     if results:
         head = list(results[0])
         lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in results)]
-        parts.append("## Results\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
-    if command is not None:
-        parts.append(f"## Training\n\n```bash\n{command}\n```")
+        parts.append("## Evaluation\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    versions = [f"torchrl_lang {__version__}", *(f"{package} {version(package)}" for package in packages)]
+    parts.append(f"Written with {', '.join(versions)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _figure(value: Any) -> Any:
+    """A number of a table as the hub reads it; None for other entries."""
+    if isinstance(value, int | float):
+        return value
+    return value.replace("±", "+/-") if isinstance(value, str) and "±" in value else None
+
+
+def _code(text: str, language: str = "python") -> str:
+    return f"```{language}\n{text}\n```"
+
+
+def _section(title: str, entries: Mapping[str, Any]) -> str:
+    return f"## {title}\n\n" + "\n".join(f"- {key}: {value}" for key, value in entries.items())

@@ -60,7 +60,7 @@ def shared_prefix(tokens: Tensor, length: Tensor | None = None, *, call: int | N
     order = torch.tensor(sorted(range(n), key=text.__getitem__))
     ordered = shown[order]
     alike = (ordered[1:] == ordered[:-1]).long().cumprod(-1).sum(-1).clamp_max(width - 1)  # with the row before
-    cuts = alike.unique()
+    cuts = torch.cat([alike, real.clamp_max(width - 1)]).unique()  # what is saved is linear between these
     read = torch.minimum(real, cuts[:, None]).sum(-1)
     saved = read - cuts * (1 + (alike < cuts[:, None]).sum(-1))
     best = int(saved.argmax())

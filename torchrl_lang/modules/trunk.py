@@ -53,7 +53,7 @@ class Trunk(nn.Module):
             ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
         share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
             :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
-            that cannot read rows piece by piece or apply dropout, that are sharded or compiled, for rows with
+            that cannot read rows in chunks or apply dropout, that are sharded or compiled, for rows with
             features, and with gradient checkpointing.
 
     Raises:
@@ -213,8 +213,8 @@ class Trunk(nn.Module):
             attention_mask: bool ``[*B, T]``.
 
         Returns:
-            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that says of which weights they are, and the
-            tokens. Zero or any number on padding.
+            ``[*B]``, with the states, float ``[*B, T, H]``, by a name that stands for their weights, and the tokens. On
+            padding the states are any numbers.
 
         Examples:
             >>> import torch
@@ -324,7 +324,8 @@ class Trunk(nn.Module):
         ``read`` computes those of tokens ``[M, w]`` of the given rows, int64 ``[M]``, or of all.
         """
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
-        groups = 1 if together or self._in_step(tokens) else self.length_groups
+        whole = together or self._in_step(tokens)
+        groups = 1 if whole else self.length_groups
         if length is None or groups == 1 or tokens.shape[0] < 2:
             return read(tokens, None)
         found = best_groups(length) if groups == "auto" else equal_groups(length, groups)

@@ -421,6 +421,10 @@ class RowLoss(ReferenceHolder, LossModule):
             if mask is not None:
                 if mask.dtype != torch.bool:
                     raise TypeError(f"The mask {key!r} must be bool, got {mask.dtype}: convert it with .bool().")
+                shape = tensordict.get(self.tensor_keys.tokens).shape
+                if mask.shape[: len(shape) - 1] != shape[:-1] or mask.numel() not in (agent.shape[0], agent.numel()):
+                    expected = f"{list(shape)}, or {list(shape[:-1])} to count whole rows"
+                    raise ValueError(f"The mask {key!r} must have shape {expected}, got {list(mask.shape)}.")
                 mask = mask.reshape(agent.shape[0], -1).expand_as(agent)
                 counted = mask if counted is None else counted & mask
         return counted

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 
-from torchrl_lang._checks import torchrl_names
+from torchrl_lang._checks import other_name, torchrl_names
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -73,6 +73,7 @@ class CQLLoss(QValueLoss):
     """
 
     out_keys = ["loss_qvalue", "loss_cql", "loss_actor", "qvalue", "td_target"]
+    temperature = other_name("cql_temperature")
 
     @torchrl_names(temperature="cql_temperature")
     def __init__(
@@ -93,6 +94,15 @@ class CQLLoss(QValueLoss):
         if cql_weight is None:
             cql_weight = 0.1 if min_q_weight is None else min_q_weight * cql_temperature
         self._set_options(cql_weight=cql_weight, cql_temperature=cql_temperature)
+
+    @property
+    def min_q_weight(self) -> float:
+        """The weight as TorchRL has it, ``cql_weight / T``."""
+        return self.cql_weight / self.cql_temperature
+
+    @min_q_weight.setter
+    def min_q_weight(self, value: float) -> None:
+        self.cql_weight = value * self.cql_temperature
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -16,7 +16,7 @@ from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
-from torchrl_lang._checks import torchrl_names
+from torchrl_lang._checks import other_name, torchrl_names
 from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import shift_right
@@ -157,6 +157,9 @@ class PPOLoss(RowLoss):
     _targets = "its targets are those that estimate(rows) writes"
     _sources = _SOURCES
     average_gae = False
+    critic_network, critic_coeff = other_name("value_network"), other_name("value_weight")
+    entropy_coeff, clip_value = other_name("entropy_weight"), other_name("value_clip")
+    separate_losses = other_name("detach_value")
     # An estimator of TorchRL's in place of the two clocks; its numbers are no part of the state_dict.
     _their_estimator: ValueEstimatorBase | None = None
     out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl"]
@@ -205,22 +208,34 @@ class PPOLoss(RowLoss):
             entropy_weight = 0.01 if entropy_bonus else 0.0
         self._set_options(value_weight=value_weight or 0.0, entropy_weight=entropy_weight, kl_estimator=kl_estimator)
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
-        low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
-        if not (0 <= low <= 1 and 0 <= high < math.inf):
-            raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {clip_epsilon}.")
-        self.clip_epsilon = float(low), float(high)
+        self.clip_epsilon = clip_epsilon
         if isinstance(value_clip, bool):
-            value_clip = high if value_clip else None
+            value_clip = self.clip_epsilon[1] if value_clip else None
         self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, value_clip=value_clip)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
         self.embed_weights = embed_weights
-        self._row_entries = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
-        if value_weight:
-            self._row_entries += ("value_target",) if value_clip is None else ("value_target", "state_value")
-        if self.kl_controller is not None and not exact:
-            self._row_entries += ("ref_log_prob",)
+
+    @property
+    def clip_epsilon(self) -> Any:
+        """``(low, high)``; may be set to a number, too."""
+        return self._clip_epsilon
+
+    @clip_epsilon.setter
+    def clip_epsilon(self, value: Any) -> None:
+        low, high = value if isinstance(value, (tuple, list)) else (value, value)
+        if not (0 <= low <= 1 and 0 <= high < math.inf):
+            raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {value}.")
+        self._clip_epsilon = float(low), float(high)
+
+    @property
+    def _row_entries(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those that the terms read whose weights are not zero now: weights may be changed while training."""
+        names: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
+        if self.value_weight:
+            names += ("value_target",) if self.value_clip is None else ("value_target", "state_value")
+        return names + ("ref_log_prob",) * (self.kl_controller is not None and self.kl_estimator != "exact")
 
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -287,11 +302,6 @@ class PPOLoss(RowLoss):
         return trained_params(self.value_network)
 
     critic_network_params = value_network_params
-
-    @property
-    def critic_network(self) -> nn.Module:
-        """The value head, by TorchRL's name."""
-        return self.value_network
 
     # -- estimates, once a batch ---------------------------------------------------------------------------------------
 
@@ -434,8 +444,18 @@ class _Estimator(TensorDictModuleBase):
     def __init__(self, loss: PPOLoss) -> None:
         super().__init__()
         self.__dict__["loss"] = loss  # no part of this module
-        names = (*RowLoss._row_entries, *(("features",) if loss._reads_features else ()))
-        self.in_keys, self.out_keys = ([getattr(loss.tensor_keys, n) for n in keys] for keys in (names, _ESTIMATED))
+        self.set_keys()
+
+    @property
+    def tensor_keys(self) -> Any:
+        """Names of entries: those of the loss."""
+        return self.loss.tensor_keys
+
+    def set_keys(self, **keys: NestedKey) -> None:
+        """Name entries of the loss, and so of its estimates."""
+        self.loss.set_keys(**keys)
+        names = (*RowLoss._row_entries, *(("features",) if self.loss._reads_features else ()))
+        self.in_keys, self.out_keys = ([getattr(self.tensor_keys, n) for n in group] for group in (names, _ESTIMATED))
 
     @dispatch
     def forward(self, tensordict: TensorDictBase, *, params: Any = None, target_params: Any = None) -> TensorDictBase:

@@ -100,6 +100,9 @@ class QValueLoss(RowLoss):
         if isinstance(head, TiedQValueHead) and all(head.embedding.weight is not one for one in self.parameters()):
             raise ValueError("The Q head is tied to an embedding that is not part of this loss: tie it to the actor's.")
 
+    def _make_vmap(self) -> None:
+        """Called by ``set_vmap_randomness``: nothing is mapped, a module computes the values of all its heads."""
+
     def target_qvalue_network(self) -> TensorDictModule:
         """The Q network with the target parameters, as a module of its own that shares them and follows them.
 

@@ -250,7 +250,7 @@ class DialogueOptions(Options, group="data"):
     system: str | None = option(None, "system prompt of the chat template; implies --chat")
     history: Literal["exact", "kept"] = option(
         "exact",
-        "exact: refuse chat templates that change earlier messages; kept: rows keep these messages as they were",
+        "of chat templates that change earlier messages: exact: a row for each utterance; kept: rows keep the messages",
     )
     row_length: int | None = option(
         None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", ge=1

@@ -19,7 +19,7 @@ from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task, check_tokenizer
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, HFTokenizer, RowFormat, Tokenizer
-from torchrl_lang.text.rows import encode_episode
+from torchrl_lang.text.rows import encode_episode, parts_of
 from torchrl_lang.training import Checkpointer
 
 
@@ -193,5 +193,6 @@ def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:
     longest = 1
     for episode in episodes:
         with suppress(ValueError):
-            longest = max(longest, len(encode_episode(episode, tokenizer).tokens))
+            parts = parts_of(episode, tokenizer)
+            longest = max(longest, *(len(encode_episode(part, tokenizer).tokens) for part in parts))
     return longest

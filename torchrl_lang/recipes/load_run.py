@@ -13,19 +13,24 @@ from tensordict.nn import TensorDictModuleBase
 from transformers import PreTrainedModel
 
 from torchrl_lang._files import Record, file_errors, read_json
-from torchrl_lang.envs.game_turn import padded_features
 from torchrl_lang.modules import CHAIActor, ReturnConditionedActor, UtteranceActor
 from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, UtteranceValueGuidance, ValueGuidance
+from torchrl_lang.modules.reply import dialogue_of, replies
 from torchrl_lang.modules.returns import ReturnEmbedding, condition_on_returns
-from torchrl_lang.modules.save import SavedModel, load_language_model, saved_actor, saved_value_actor, saved_value_trunk
+from torchrl_lang.modules.save import (
+    SavedModel,
+    load_language_model,
+    save_agent,
+    saved_actor,
+    saved_value_actor,
+    saved_value_trunk,
+)
 from torchrl_lang.recipes.algorithms import BETAS
-from torchrl_lang.recipes.records import read_options
+from torchrl_lang.recipes.records import described, held_out, read_options, results_of
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
-from torchrl_lang.schema import ACTION
-from torchrl_lang.text import Episode, Tokenizer, Turn
-from torchrl_lang.text.chat_tokenizer import decode_action
-from torchrl_lang.text.rows import encode_episode, stack_episodes
+from torchrl_lang.text import Tokenizer
+from torchrl_lang.text.messages import Dialogue
 from torchrl_lang.text.tokenizer_files import tokenizer_from_config
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
@@ -76,6 +81,8 @@ class FinishedRun:
     """Result of the run's held-out check of its values, one sentence; empty where it was not made."""
     decoding: RunDecoding = field(default_factory=RunDecoding)
     """How its values decide."""
+    folder: Path = Path()
+    """Where it lies."""
 
     @property
     def task(self) -> Task:
@@ -181,49 +188,92 @@ class FinishedRun:
         return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
 
     def reply(
-        self, *texts: str, features: Any = None, beta: float = 0.0, method: Method = "greedy", **options: Any
-    ) -> str:
-        """The agent's answer in a dialogue.
+        self,
+        messages: str | Dialogue = (),
+        *texts: str,
+        tools: Sequence[Any] | None = None,
+        features: Any = None,
+        beta: float = 0.0,
+        method: Method = "greedy",
+        **options: Any,
+    ) -> Any:
+        """The agent's answer in a dialogue: a message, or a text where texts were given.
 
         Args:
-            *texts: of the dialogue so far: of the user, of the agent, of the user, and so on. Without any the agent
-                takes the first turn.
-            features: of the dialogue, such as those of an image, float ``[n, F]``, for a run that reads some.
+            messages: of the dialogue so far, or its first text; see
+                :meth:`SavedAgent.reply <torchrl_lang.modules.save.SavedAgent.reply>`.
+            *texts: the further texts.
+            tools: that the chat template describes to the agent.
+            features: of the dialogue, float ``[n, F]``, for a run that reads some.
             beta: weight of the values.
             method: of decoding.
             **options: further options of :meth:`policy`.
 
         Raises:
-            ValueError: the last text is the agent's, or the tokenizer cannot encode a text.
+            ValueError: the last message is the agent's, or the chat template or the tokenizer cannot write the
+                dialogue.
             KeyError: the run reads features, and none are given.
         """
-        given = None if features is None else [features]
-        return self.replies([texts], features=given, beta=beta, method=method, **options)[0]
+        given: Any = {"tools": tools, "features": None if features is None else [features], "beta": beta}
+        return self.replies([dialogue_of(messages, texts)], method=method, **given, **options)[0]
 
     def replies(
         self,
-        dialogues: Sequence[Sequence[str]],
+        dialogues: Sequence[Dialogue],
         *,
+        tools: Sequence[Any] | None = None,
         features: Sequence[Any] | None = None,
         beta: float = 0.0,
         method: Method = "greedy",
         **options: Any,
-    ) -> list[str]:
-        """The agent's answers in several dialogues, decoded as one batch; see :meth:`reply`.
+    ) -> list[Any]:
+        """The agent's answers in several dialogues, decoded as one batch; see :meth:`reply`."""
+        policy = self.policy(beta, method=method, **options)
+        return replies(policy, self.tokenizer, self.action_length, dialogues, tools=tools, features=features)
 
-        ``features`` are those of each dialogue, float ``[n, F]``; their numbers may differ.
+    def save_agent(
+        self, folder: str | Path, *, beta: float | None = None, method: Method | None = None, **options: Any
+    ) -> Path:
+        """Save the policy with :func:`~torchrl_lang.modules.save_agent`; the card describes the run's training.
+
+        It has the figures of the run's last evaluation (``evaluate``) in which this policy played.
+
+        Args:
+            folder: of the agent.
+            beta: weight of the values; default that with which the run evaluated its policy during training.
+            method: of decoding; default that of the run's evaluations: greedy, but sampled for ppo, rejection and psi,
+                and the best of some samples for utterance-ilql.
+            **options: further options of :meth:`policy`.
+
+        Raises:
+            ValueError: the policy is a decision transformer's, or chooses utterances as CHAI does.
         """
-        turns = [_turns_of(texts) for texts in dialogues]
-        episodes = [encode_episode(Episode(each, terminated=False, truncated=True), self.tokenizer) for each in turns]
-        control, longest = self.tokenizer.control, max(len(episode.tokens) for episode in episodes)
-        rows = stack_episodes(episodes, control.pad, longest + self.action_length)
-        if features is not None:
-            rows.update(_shown(features, len(episodes)))
-        ends = (control.end_of_action, control.pad)
-        return [
-            decode_action(self.tokenizer, [token for token in written if token not in ends])
-            for written in self.policy(beta, method=method, **options)(rows)[ACTION].tolist()
-        ]
+        policy, name = self.prescribed(beta, method, **options)
+        if not isinstance(policy, UtteranceActor):
+            advice = "use the run itself, or, of chai, method='greedy', its language model alone"
+            raise ValueError(f"An agent holds an UtteranceActor, not a {type(policy).__name__}: {advice}.")
+        about: Any = {**described(self.folder), "task": None if self.games is None else self.games.notes()}
+        results = results_of(self.folder, name) or held_out(self.folder, name)
+        return save_agent(folder, policy, self.tokenizer, results=results, **about)
+
+    def prescribed(
+        self, beta: float | None = None, method: Method | None = None, **options: Any
+    ) -> tuple[TensorDictModuleBase, str]:
+        """The policy as the run evaluated it during training, but for what is given, and its name in evaluations."""
+        trained = read_options(self.folder / "config.json").model_dump()
+        if beta is None:
+            beta = (
+                trained.get("beta", 1.0) if self.has_values and self.decoding.include_logits else float(self.has_values)
+            )
+        if method is None:
+            method = "sample" if trained.get("algorithm") in ("ppo", "rejection", "psi") else "greedy"
+            method = self.methods[0] if self.methods[0] == "best_of" else method
+        own = {name: trained[name] for name in ("candidates", "temperature") if name in trained} | options
+        name = f"{self.folder.resolve().name}{f' beta {beta:g}' if beta else ''} {method}"
+        changed = {
+            name: value for name, value in own.items() if name != "candidates" and (name, value) != ("temperature", 1)
+        }
+        return self.policy(beta, method=method, **own), f"{name} {changed or ''}".rstrip()
 
     def choose_beta(self, *, seed: int, games: int = 250, betas: Sequence[float] | None = None) -> dict[float, float]:
         """Play games greedily with each weight of the values, on games that no result is reported on.
@@ -236,23 +286,6 @@ class FinishedRun:
             summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed, device=device)
             returns[beta] = summary.mean_return
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
-
-
-def _shown(features: Sequence[Any], dialogues: int) -> dict[str, torch.Tensor]:
-    """The features of each dialogue, padded, and their mask."""
-    given = [torch.as_tensor(one, dtype=torch.float32) for one in features]
-    shapes = [tuple(one.shape) for one in given]
-    if len(given) != dialogues or any(len(shape) != 2 for shape in shapes):
-        raise ValueError(f"Give features [n, F] of each of the {dialogues} dialogues, got shapes {shapes[:3]}.")
-    size = max(count for count, _ in shapes), given[0].shape[-1]
-    return padded_features(dict(enumerate(given)), dialogues, size)
-
-
-def _turns_of(texts: Sequence[str]) -> list[Turn]:
-    """The turns of a dialogue that the agent's turn follows; the user's come first."""
-    if len(texts) % 2 == 0 and texts:
-        raise ValueError(f"The last of the {len(texts)} texts is the agent's: give the user's answer to it, too.")
-    return [Turn(text, reward=0.0 if index % 2 else None) for index, text in enumerate(texts)]
 
 
 def load_run(folder: Path, given: type[Task] | None = None, **kwargs: Any) -> FinishedRun:
@@ -277,7 +310,7 @@ def load_run(folder: Path, given: type[Task] | None = None, **kwargs: Any) -> Fi
     if values.is_file():
         note = str(read_json(values, remedy="train again, or remove the file").get("summary", ""))
     longest = notes["action_length"] if games is None else games.action_length
-    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder))
+    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.of_run(folder), folder)
 
 
 def load_model(folder: Path, **kwargs: Any) -> tuple[SavedModel, Tokenizer | None]:

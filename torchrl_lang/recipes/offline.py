@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torchrl_lang.recipes.runs import open_run, train_and_evaluate
 from torchrl_lang.recipes.tasks import DIALOGUES
 from torchrl_lang.recipes.tasks.base import Task, check_features, check_tokenizer
 from torchrl_lang.schema import AGENT_MASK, FEATURES, FROZEN_STATES
+from torchrl_lang.text import ChatTokenizer, to_messages
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,11 @@ class OfflineData:
         """Next commands for a finished run; empty where the commands show it."""
         if self.task is not None:
             return ""
-        first = self.dataset.episode(0).turns[0]
-        given = [] if first.by_agent or not first.text else [repr(first.text[:60])]
+        first, tokenizer = self.dataset.episode(0), self.dataset.tokenizer
+        given = [repr(turn.text[:60]) for turn in first.turns[:1] if turn.text and not turn.by_agent]
+        if isinstance(tokenizer, ChatTokenizer):
+            begun = takewhile(lambda message: message["role"] != "assistant", to_messages(first, tokenizer))
+            given = [repr([{**message, "content": message["content"][:60]} for message in begun])]
         given += ["features=..."] * (FEATURES in self.dataset.rows.keys())  # a placeholder for float [n, F]
         return (
             "This run has no environment. Ask the policy for an answer in Python:\n"
@@ -102,12 +107,13 @@ class OfflineData:
             "    from torchrl_lang.recipes.load_run import load_run\n"
             f"    run = load_run(Path({str(run)!r}))\n"
             f"    print(run.reply({', '.join(given)}))\n"
+            f"talk to it with `python -m torchrl_lang chat {run}`, make an agent of it with `export`,\n"
             "or give `evaluate`, `play` and `train ppo` an environment with --task package.module:make_env.\n"
         )
 
 
-# Bytes that the states below the first trained layer may take for the rows of a dataset, see with_frozen_states. If they
-# take more, they are computed for each batch.
+# Bytes that the states below the first trained layer may take for the rows of a dataset, see with_frozen_states. If
+# they take more, they are computed for each batch.
 _FROZEN_STATES = 2**30
 
 
@@ -200,8 +206,9 @@ def train_offline(
     """
     dataset = data.dataset
     free = ("data", "length_groups", "compile", "checkpointing")
-    about: Any = {"fixed": data.record(), "best_by": data.best_by, "from_pretrained": options.from_pretrained}
-    with open_run(options, free=free, **about) as checkpoints:
+    name = data.source.name if data.task is None else dataset.manifest["source"]
+    about: Any = {"learned_from": {"name": name, "episodes": len(dataset)}, "from_pretrained": options.from_pretrained}
+    with open_run(options, free=free, fixed=data.record(), best_by=data.best_by, **about) as checkpoints:
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:
@@ -210,7 +217,7 @@ def train_offline(
 
         def carrying(rows: TensorDictBase, limit: int | None = None) -> TensorDictBase:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
-                return with_frozen_states(policy, rows, limit=limit)
+                return with_frozen_states(loss, rows, limit=limit)
 
         rows = carrying(prepare(rows), _FROZEN_STATES)
         buffer = row_buffer(rows, options.batch_size, seed=options.seed)

@@ -48,8 +48,12 @@ class RowFormat:
         strips_text: the template removes white space around the environment's texts; so do rows.
         strips_action: the template removes white space around utterances. Rows keep what the agent sampled; utterances
             that are given as text, as in a dataset, lose it.
-        history: "exact" if the rows of a whole dialogue equal the template's, "kept" if only the first prompt does.
+        history: "exact" if what stands before an utterance always equals the template's text, "kept" if only the first
+            prompt does.
+        rewrites: what the template changes in earlier messages, such as the thoughts that it drops; empty if nothing.
+            Then each utterance has a row of its own, after all before it as the template writes it at that time.
         template: the chat template (Jinja), saved beside a model.
+        system, tools, template_options: what :meth:`from_chat_template` was given, as JSON; the opening has them.
     """
 
     opening: str
@@ -62,7 +66,11 @@ class RowFormat:
     strips_text: bool = False
     strips_action: bool = False
     history: Literal["exact", "kept"] = "exact"
+    rewrites: str = ""
     template: str | None = None
+    system: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
+    template_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_chat_template(
@@ -85,10 +93,11 @@ class RowFormat:
             system: the system prompt of all rows; by default the template's own, if it has one, or that of a row's
                 first message.
             tools: JSON schemas or documented functions, as ``apply_chat_template`` takes them.
-            history: "exact" raises an error if the template changes earlier messages of a longer dialogue. "kept"
-                allows that: rows keep all tokens as they were when the agent wrote, so they equal the template's text
-                for the first prompt only. Templates that drop the thoughts of earlier turns, or whose generation prompt
-                contains a block that the history lacks, need it.
+            history: for templates that change earlier messages of a longer dialogue: that drop the thoughts of earlier
+                turns, or whose generation prompt contains a block that the history lacks. With "exact" each utterance
+                has a row of its own (:attr:`rewrites`), so the agent always reads what it will read at inference.
+                With "kept" a dialogue is one row, which keeps all tokens as they were when the agent wrote, and only
+                the first prompt equals the template's.
             template_options: further arguments of the template, such as ``enable_thinking=False``.
 
         Raises:
@@ -114,13 +123,17 @@ class RowFormat:
             '<|tool|>'
         """
         check_options(history=(history, ("exact", "kept")))
-        tokenizer, render = template_renderer(source, system, tools, template_options)
+        schemas = tool_schemas(tools)
+        tokenizer, render = template_renderer(source, system, schemas, template_options)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         template = tokenizer.chat_template
         own = template if isinstance(template, str) else None
-        row_format = cls(**derive_format(render, special, history), history=history, template=own)
-        if difference := first_difference(row_format, render):
+        given: Any = {"system": system, "tools": schemas, "template_options": template_options}
+        row_format = cls(**derive_format(render, special), history=history, template=own, **given)
+        if difference := first_difference(row_format, render, longest=1):
             raise ValueError(difference)
+        found = row_format.rewrites or first_difference(row_format, render, longest=5)
+        row_format = replace(row_format, rewrites=found if history == "exact" else "")
         return derive_joins(row_format, render, special, has_system=system is not None)
 
     @cached_property
@@ -179,8 +192,8 @@ class RowFormat:
         return text.strip() if self.strips_action else text
 
     def config(self) -> dict[str, Any]:
-        """The fields as JSON."""
-        return asdict(self)
+        """The fields as JSON; those that earlier versions had not are left out where they are empty."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RowFormat:
@@ -191,6 +204,8 @@ class RowFormat:
             raise ValueError(f"The row format {mistake(error)}: take it from a tokenizer's config().") from None
 
 
+_LATER = ("rewrites", "system", "tools", "template_options")
+
 Message = Mapping[str, Any]
 """A message of a chat: its ``role`` and ``content``."""
 
@@ -198,10 +213,17 @@ Render = Callable[..., str]
 """Maps messages, and whether an utterance is to follow, to the template's text."""
 
 
+def tool_schemas(tools: Sequence[Any] | None) -> list[Mapping[str, Any]] | None:
+    """JSON schemas of tools, which may also be documented functions."""
+    from transformers.utils import get_json_schema
+
+    return None if tools is None else [tool if isinstance(tool, Mapping) else get_json_schema(tool) for tool in tools]
+
+
 def template_renderer(
     source: str | Path | PreTrainedTokenizerBase,
     system: str | None,
-    tools: Sequence[Any] | None,
+    tools: Sequence[Mapping[str, Any]] | None,
     options: Mapping[str, Any],
 ) -> tuple[PreTrainedTokenizerBase, Render]:
     """A tokenizer and what its chat template writes.
@@ -216,7 +238,7 @@ def template_renderer(
 
     def render(messages: Sequence[Message], prompt: bool = True) -> str:
         first = [] if system is None else [{"role": "system", "content": system}]
-        own: Any = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt, "tokenize": False}
+        own: Any = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
         try:  # the options may not name one of these
             return tokenizer.apply_chat_template([*first, *messages], **own, **options)
         except Exception as error:  # templates raise Jinja's errors, with a message of their own
@@ -236,7 +258,7 @@ def _chat(messages: Sequence[str]) -> list[Message]:
     return [{"role": role, "content": content} for role, content in zip(roles, messages, strict=True)]
 
 
-def derive_format(render: Render, special: Sequence[str], history: str) -> dict[str, Any]:
+def derive_format(render: Render, special: Sequence[str]) -> dict[str, Any]:
     """The strings between marked messages in the template's text of a short dialogue.
 
     Raises:
@@ -253,12 +275,9 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
         raise ValueError(f"The chat template changes the text before the first message later, {found}.")
     if prompt_after != prompt:
         raise ValueError(f"The chat template's generation prompts differ: {shorten(prompt)}, {shorten(prompt_after)}.")
-    lead = middle.removeprefix(prompt)
+    lead, rewrites = middle.removeprefix(prompt), ""
     if not middle.startswith(prompt) or lead.strip():
-        if history == "exact":
-            found = f"{shorten(prompt)} before an utterance is generated but {shorten(middle)} before it in the history"
-            raise ValueError(f"The chat template writes {found}: history='kept' keeps the former.")
-        lead = ""
+        lead, rewrites = "", f"{shorten(prompt)}, where the agent writes, becomes {shorten(middle)} in the history"
     end = max((token for token in special if ending.startswith(token)), key=len, default=None)
     if end is None:
         found = f"{shorten(ending)} after an utterance, which does not begin with a special token"
@@ -270,7 +289,7 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
     close = _without_final_token(close, special, between)
     strips = {"strips_text": not padded[0][0].endswith("  "), "strips_action": not padded[1][1].startswith("X  ")}
     own = {"opening": opening, "prompt": prompt, "end_of_action": end, "between": between, "close": close}
-    return {**own, "lead": lead, **strips}
+    return {**own, "lead": lead, "rewrites": rewrites, **strips}
 
 
 def _split(text: str, mark: str) -> tuple[str, str]:
@@ -301,21 +320,18 @@ _BATTERY = (
 _THOUGHT = "Xt1X"
 
 
-def first_difference(row_format: RowFormat, render: Render) -> str:
-    """Where dialogues differ from the template's as far as ``history`` promises equality; empty if nowhere."""
-    exact = row_format.history == "exact"
+def first_difference(row_format: RowFormat, render: Render, longest: int) -> str:
+    """Where dialogues of up to ``longest`` messages differ from the template's; empty if nowhere."""
     for messages in _BATTERY:
-        for length in (1, 3, 5) if exact else (1,):
+        for length in range(1, longest + 1, 2):
             texts = _chat(messages[:length])
             expected, found = render(texts), row_format.render(texts)
             if found != expected:
                 differs = f"Rows cannot be written as the chat template writes the messages {shorten(str(messages))}"
                 return f"{differs}: it writes {shorten(expected)}, the derived strings give {shorten(found)}."
     thinking = f"<think>\n{_THOUGHT}\n</think>\n\nanswer"
-    if exact and _THOUGHT not in render(_chat([_TEXTS[0], thinking, _TEXTS[1]])):
-        drops = "The chat template drops the thoughts of earlier turns (<think> ... </think>), but a row keeps them"
-        return f"{drops}: history='kept' allows that; then only the first prompt equals the template's."
-    return ""
+    is_dropped = longest > 1 and _THOUGHT not in render(_chat([_TEXTS[0], thinking, _TEXTS[1]]))
+    return "the thoughts of earlier turns (<think> ... </think>) are dropped" if is_dropped else ""
 
 
 # -- further roles, as far as the template has them --------------------------------------------------------------------
@@ -338,8 +354,8 @@ _SEQUENCES = (
 def derive_joins(row_format: RowFormat, render: Render, special: Sequence[str], *, has_system: bool) -> RowFormat:
     """The format with strings between messages of further roles.
 
-    Strings are left out if a dialogue with them differs from the template's. Where ``history`` is "kept", only what
-    follows the last utterance is compared.
+    Strings are left out if a dialogue with them differs from the template's. Where the template changes earlier
+    messages, only what follows the last utterance is compared.
     """
     joins: dict[str, str] = {}
     sequences = [roles for roles in _SEQUENCES if not (has_system and "system" in roles)]
@@ -389,7 +405,7 @@ def _equals_template(row_format: RowFormat, render: Render, roles: Sequence[str]
             expected, closed = render(dialogue), render(dialogue, False)
         except ValueError:
             return False
-        if row_format.history == "kept" and "assistant" in roles:
+        if (row_format.history == "kept" or row_format.rewrites) and "assistant" in roles:
             last = len(roles) - roles[::-1].index("assistant")
             stretch = row_format.render_stretch(dialogue[last:], after="assistant")
             equal = expected.endswith(row_format.end_of_action + stretch)

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang._files import Record, shorten, validate
+from torchrl_lang._files import Record, one_line, shorten, validate
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.text.chat_template import RowFormat
+from torchrl_lang.text.chat_template import Message, RowFormat
 from torchrl_lang.text.hf_tokenizer import PlainTextEncoder, backend_text, load_hf_tokenizer, read_backend
 from torchrl_lang.text.tokenizers import CONFIG, CharTokenizer, Tokenizer
 
@@ -146,6 +146,37 @@ class ChatTokenizer:
         row_format = RowFormat.from_config(read.row_format)
         tokenizer._build(json.dumps(read.tokenizer), row_format, read.roles, [read.pad], strict=True)
         return tokenizer
+
+    # -- the chat template itself --------------------------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """The chat template's text of messages, without a system prompt or tools of the row format.
+
+        Raises:
+            ValueError: the row format has no template, or the template refuses the messages.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+        template = self.row_format.template
+        if template is None:
+            raise ValueError("The row format has no chat template to write messages with: derive it from one.")
+        names = {**self.roles, "pad_token": self.decode([self.control.pad])}
+        try:
+            return render_jinja_template([list(messages)], chat_template=template, **options, **names)[0][0]
+        except Exception as error:  # templates raise Jinja's errors, with a message of their own
+            raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
+
+    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the chat template's text of messages with its generation prompt; see :meth:`render`.
+
+        The system prompt and tools of the row format are part of it. Names of added tokens in the environment's texts
+        are plain text, and so are names of special tokens in the agent's.
+        """
+        row_format, cut = self.row_format, self._plain.cut
+        first = [] if row_format.system is None else [{"role": "system", "content": row_format.system}]
+        texts = [{**m, "content": cut(m["content"], only_special=m["role"] == "assistant")} for m in messages]
+        given: Any = {"tools": row_format.tools, "add_generation_prompt": True, **row_format.template_options}
+        return self._plain.encode_cut(self.render([*first, *texts], **given))
 
     # -- the parts of a row --------------------------------------------------------------------------------------------
 

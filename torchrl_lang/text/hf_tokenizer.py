@@ -181,6 +181,10 @@ def _own_pad(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     return {"pad": pad} if pad is not None and pad not in others and pad in special else {}
 
 
+_CUT = "\ue0c7\ue0d5"
+"""Two characters without a meaning."""
+
+
 class PlainTextEncoder:
     """Encodes texts with a ``tokenizers.Tokenizer`` so that no text of others can forge an added token.
 
@@ -222,6 +226,16 @@ class PlainTextEncoder:
             names = " ".join(sorted(str(self._backend.id_to_token(index)) for index in found))
             raise ValueError(f"The plain text {shorten(text)} encodes to the added token {names}.")
         return ids
+
+    def cut(self, text: str, *, only_special: bool = False) -> str:
+        """A text with a mark in every name of an added token, see :meth:`encode`, for :meth:`encode_cut`."""
+        marker = self._special_marker if only_special else self._marker
+        return marker.sub(lambda match: f"{match[0][0]}{_CUT}{match[0][1:]}", text)
+
+    def encode_cut(self, text: str) -> list[int]:
+        """Ids of a text whose parts are encoded each by itself where it has a mark; other names become their tokens."""
+        first, *others = text.split(_CUT)
+        return encode_plain(self._backend, first) + [index for part in others for index in self.following(part)]
 
     def following(self, text: str) -> list[int]:
         """Ids of a text as if it followed other text; names of added tokens become these tokens."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
 from torchrl_lang._checks import is_history
-from torchrl_lang._files import Record, one_line, shorten, validate
-from torchrl_lang.text.chat_template import Message
+from torchrl_lang._files import Record, shorten, validate
+from torchrl_lang.text.chat_template import Message, RowFormat, tool_schemas
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.episodes import Episode, Turn
+from torchrl_lang.text.rows import EncodedEpisode, encode_episode, plain_messages
+from torchrl_lang.text.tokenizer_files import transformers_tokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
 _OF_TEMPLATE = ("tool_calls", "reasoning_content", "reasoning", "thinking")
@@ -48,7 +52,7 @@ def from_messages(
     found = [key for key in _DROPPED if any(key in message for message in messages)]
     if found and isinstance(tokenizer, ChatTokenizer):
         plain = [{key: value for key, value in message.items() if key not in _DROPPED} for message in messages]
-        if render_messages(messages, tokenizer) != render_messages(plain, tokenizer):
+        if tokenizer.render(messages) != tokenizer.render(plain):
             raise ValueError(f"the chat template writes {found} of the messages, which rows do not keep: remove them")
     return Episode(turns, terminated, truncated)
 
@@ -78,6 +82,80 @@ def to_messages(episode: Episode, tokenizer: Tokenizer | None = None) -> list[di
         message = read_utterance(turn.text, chat) if chat else {"role": "assistant", "content": turn.text}
         messages.append({**message, "reward": turn.reward} if turn.reward else message)
     return messages
+
+
+Dialogue = Sequence[str] | Sequence[Message]
+"""Messages, or the texts of the user and the agent in turn, the user's first."""
+
+
+def encode_dialogue(dialogue: Dialogue, tokenizer: Tokenizer, *, tools: Sequence[Any] | None = None) -> EncodedEpisode:
+    """The row of a dialogue up to the place where the agent writes, encoded as rows of training are.
+
+    With a :class:`~torchrl_lang.text.ChatTokenizer` it is written as its chat template writes the dialogue with a
+    generation prompt. A system prompt or tools that the row format was not made with are written by the template, too.
+
+    Args:
+        dialogue: as :func:`from_messages` takes messages, or texts. Without any the agent takes the first turn.
+        tokenizer: of the agent.
+        tools: JSON schemas or documented functions; default those of the row format.
+
+    Raises:
+        ValueError: the last message is the agent's, a message is malformed, or the template or the tokenizer cannot
+            write it.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer
+        >>> from torchrl_lang.text.messages import encode_dialogue
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> tokenizer.decode(encode_dialogue(["a", "b", "c"], tokenizer).tokens)
+        '<s>a</s>b</a>c</s>'
+    """
+    roles = ("user", "assistant")
+    messages: list[Any] = [
+        {"role": roles[index % 2], "content": each} if isinstance(each, str) else each
+        for index, each in enumerate(dialogue)
+    ]
+    if isinstance(tokenizer, ChatTokenizer):
+        tokenizer, messages = _with_prompt_of(messages, tokenizer, tools)
+    elif tools is not None:
+        raise ValueError("tools are written by a chat template, which this agent's tokenizer has not: leave them out.")
+    episode = from_messages(messages, tokenizer, terminated=False, truncated=True)
+    if episode.turns and episode.turns[-1].by_agent:
+        raise ValueError(f"The last of the {len(dialogue)} messages is the agent's: give the user's answer to it, too.")
+    if isinstance(tokenizer, ChatTokenizer) and tokenizer.row_format.rewrites:
+        prompt = tokenizer.encode_prompt(plain_messages(episode.turns))
+        episode = replace(episode, turns=[Turn("", tokens=tuple(prompt))])
+    return encode_episode(episode, tokenizer)
+
+
+def _with_prompt_of(
+    messages: list[Any], tokenizer: ChatTokenizer, tools: Sequence[Any] | None
+) -> tuple[ChatTokenizer, list[Any]]:
+    """The tokenizer with the system prompt and tools of a dialogue in its opening, and the messages that are left.
+
+    A system prompt that rows may begin with stays a message.
+    """
+    found, system = tokenizer.row_format, None
+    if messages and isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
+        system = messages[0].get("content")
+    if tools is None and (system is None or "start>system" in found.joins):
+        return tokenizer, messages
+    given = json.dumps(found.tools if tools is None else tool_schemas(tools))
+    rest = messages if system is None else messages[1:]
+    return _with_prompt(tokenizer, found.system if system is None else _joined(system), given), rest
+
+
+@lru_cache(maxsize=16)
+def _with_prompt(tokenizer: ChatTokenizer, system: str | None, tools: str) -> ChatTokenizer:
+    """The tokenizer with another system prompt and other tools, JSON, in the opening of its rows."""
+    found, other = tokenizer.row_format, copy(tokenizer)
+    source = _source(tokenizer)
+    given: Any = {"system": system, "tools": json.loads(tools), **found.template_options}
+    other.row_format = RowFormat.from_chat_template(source, history=found.history, **given)
+    return other
+
+
+_source = lru_cache(maxsize=4)(transformers_tokenizer)
 
 
 def messages_from_history(history: Any) -> list[Any]:
@@ -176,24 +254,6 @@ _MARK = "Xm1X"
 _QUESTION = {"role": "user", "content": "?"}
 
 
-def render_messages(messages: Sequence[Message], tokenizer: ChatTokenizer, **options: Any) -> str:
-    """The chat template's text of messages, without a system prompt or tools of the row format.
-
-    Raises:
-        ValueError: the row format has no template, or the template refuses the messages.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
-
-    template = tokenizer.row_format.template
-    if template is None:
-        raise ValueError("The row format has no chat template to write messages with: derive it from one.")
-    names = {**tokenizer.roles, "pad_token": tokenizer.decode([tokenizer.control.pad])}
-    try:
-        return render_jinja_template([list(messages)], chat_template=template, **options, **names)[0][0]
-    except Exception as error:  # templates raise Jinja's errors, with a message of their own
-        raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
-
-
 def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
     """The text of an utterance as the template writes a message of the assistant, with its calls and thoughts.
 
@@ -201,7 +261,7 @@ def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
         ValueError: the template cannot write it after a message of the user.
     """
     before, after = _frame(tokenizer)
-    written = render_messages([_QUESTION, message], tokenizer)
+    written = tokenizer.render([_QUESTION, message])
     if not (written.startswith(before) and written.endswith(after)):
         raise ValueError(f"The chat template writes {shorten(str(message))} unlike other utterances.")
     return written[len(before) : len(written) - len(after)]
@@ -210,7 +270,7 @@ def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
 @lru_cache(maxsize=4)
 def _frame(tokenizer: ChatTokenizer) -> tuple[str, str]:
     """Text that the template writes around an utterance after a message of the user."""
-    written = render_messages([_QUESTION, {"role": "assistant", "content": _MARK}], tokenizer)
+    written = tokenizer.render([_QUESTION, {"role": "assistant", "content": _MARK}])
     before, _, after = written.partition(_MARK)
     return before, after
 

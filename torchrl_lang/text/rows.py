@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ def to_rows(
 
     A row begins with ``<s>`` if the environment takes the first turn and with ``<a>`` if the agent does. ``</s>`` ends
     a turn of the environment, ``</a>`` a turn of the agent, ``</eod>`` an episode that has terminated. With a
-    :class:`~torchrl_lang.text.ChatTokenizer` a row is written as its chat template writes a dialogue.
+    :class:`~torchrl_lang.text.ChatTokenizer` a row is written as its chat template writes a dialogue; where it changes
+    earlier messages, each utterance has a row of its own, see :func:`~torchrl_lang.text.rows.parts_of`.
 
     Args:
         episodes: the episodes to encode.
@@ -60,7 +62,8 @@ def to_rows(
         [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
     check_options(row_length=(row_length, 1), on_overflow=(on_overflow, ("error", "truncate")))
-    encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
+    parts = [part for episode in episodes for part in parts_of(episode, tokenizer)]
+    encoded = [encode_episode(part, tokenizer, token_reward) for part in parts]
     what, longest = overflow(encoded, row_length, "episodes")
     if what:
         if on_overflow == "error":
@@ -150,6 +153,56 @@ def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokeniz
 
 TokenReward = Callable[[Sequence[int]], Sequence[float]]
 """Maps the ids of a row to one reward per token for writing it; rewards of the environment's tokens are ignored."""
+
+
+def parts_of(episode: Episode, tokenizer: Tokenizer) -> list[Episode]:
+    """The episodes of the rows of an episode: itself, or one for each utterance where earlier messages are rewritten.
+
+    A chat template that drops the thoughts of earlier turns, for instance, writes another text before each utterance,
+    and a row is one text (:attr:`RowFormat.rewrites <torchrl_lang.text.RowFormat.rewrites>`). So each utterance gets a
+    row: all that the agent has read when it writes, as the environment's, and the utterance. Its reward is the sum of
+    the rewards from there to the end, undiscounted, and the row has terminated: no loss bootstraps from the row of
+    another utterance, so values across utterances are those of the data, as in Monte Carlo. The last row ends as the
+    episode does.
+
+    Examples:
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn
+        >>> from torchrl_lang.text.rows import parts_of
+        >>> episode = Episode([Turn("a"), Turn("b", 1.0)], terminated=True)
+        >>> parts_of(episode, CharTokenizer.from_alphabet("ab")) == [episode]
+        True
+    """
+    mine = [index for index, turn in enumerate(episode.turns) if turn.by_agent]
+    if not (isinstance(tokenizer, ChatTokenizer) and tokenizer.row_format.rewrites and mine):
+        return [episode]
+    turns, parts = episode.turns, []
+    for index in mine:
+        is_last = index == mine[-1]
+        exact = next((turn.tokens for turn in turns[: mine[0]] if turn.tokens is not None), None)
+        ids = exact if index == mine[0] and exact else tokenizer.encode_prompt(plain_messages(turns[:index]))
+        to_go = sum(turn.reward or 0.0 for turn in turns[index:])
+        ends: Any = {"terminated": episode.terminated or not is_last, "truncated": episode.truncated and is_last}
+        rest = turns[index + 1 :] if is_last else ()
+        parts.append(
+            Episode(
+                [Turn("", tokens=tuple(ids)), replace(turns[index], reward=to_go), *rest],
+                **ends,
+                cut=episode.cut and is_last,
+            )
+        )
+    return parts
+
+
+def plain_messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    """Turns as messages before an utterance, with an empty one of the user where utterances follow each other."""
+    messages: list[dict[str, str]] = []
+    for turn in turns:
+        if turn.by_agent and (not messages or messages[-1]["role"] == "assistant"):
+            messages.append({"role": "user", "content": ""})
+        messages.append({"role": "assistant" if turn.by_agent else turn.role, "content": turn.text})
+    if not messages or messages[-1]["role"] == "assistant":
+        messages.append({"role": "user", "content": ""})
+    return messages
 
 
 class EncodedEpisode(NamedTuple):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from torchrl_lang.modules.hugging_face import attention_windows
-from torchrl_lang.modules.trunk import Trunk
+
+if TYPE_CHECKING:
+    from torchrl_lang.modules.trunk import Trunk
 
 # GPU attention kernels are faster for a round number of slots; excess slots are masked. CPUs read the exact number.
 _ROUND = 16

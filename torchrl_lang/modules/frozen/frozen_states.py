@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -11,10 +12,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from torchrl_lang.modules.hugging_face import FINAL_NORMS, block_list, is_adapter
+from torchrl_lang.modules.hugging_face import FINAL_NORMS, is_adapter
 
 _PROCESS = os.urandom(8).hex()
 _numbers, _next = WeakTensorKeyDictionary(), count()
+
+
+def block_list(model: Any) -> tuple[str, nn.ModuleList]:
+    """The transformer blocks of a model without its head, its one list of ``num_hidden_layers`` modules, and its name.
+
+    Raises:
+        ValueError: there is no such list, or more than one.
+    """
+    depth = model.config.num_hidden_layers
+    found = list(_lists_of(model, depth))
+    if len(found) != 1:
+        raise ValueError(f"{type(model).__name__} has {len(found)} lists of {depth} modules, expected one.")
+    return found[0]
+
+
+def _lists_of(module: nn.Module, length: int) -> Iterator[tuple[str, nn.ModuleList]]:
+    """Outermost lists of that length: a block may contain lists, e.g. of experts."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == length:
+            yield name, child
+        else:
+            yield from ((f"{name}.{inner}", blocks) for inner, blocks in _lists_of(child, length))
 
 
 def frozen_blocks(model: Any) -> int:

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang.modules.hugging_face import FINAL_NORMS, block_list, eval_mode
+from torchrl_lang.modules.frozen.frozen_states import block_list
+from torchrl_lang.modules.hugging_face import FINAL_NORMS, eval_mode
 from torchrl_lang.modules.trunk import Trunk, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 
@@ -78,14 +79,14 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
     states, losses and gradients are the same.
 
     Args:
-        actor: a language actor or an utterance actor; its first trunk is used.
+        actor: a language actor, an utterance actor or a loss with one; its first trunk is used.
         rows: ``[*B]``, with ``tokens`` (int64) and ``attention_mask`` (bool), ``[*B, T]``. Not changed.
         limit: bytes that the states may take; default any number.
 
     Returns:
         A shallow copy with the entry ``frozen_states``, up to the longest row: as many bytes as states,
         ``B * T * H`` numbers of the model's dtype. The same rows if that is more than the limit,
-        no layer is frozen, or the model cannot be divided.
+        no layer is frozen, there is no trunk, or the model cannot be divided.
 
     Examples:
         >>> import torch
