@@ -46,8 +46,8 @@ def logged(tmp_path_factory, walks):
     said = ["--data", str(home / "said.jsonl"), "--out", str(home / "said"), *TINY, *OFFLINE]
     assert main(["train", "bc", *said]) == 0
     for recipe in ("ppo", "rejection"):
-        warmup = ["--value-warmup", "0"] if recipe == "ppo" else []
-        begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *warmup]
+        more = ["--value-warmup", "0", "--clip-heads"] if recipe == "ppo" else []
+        begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *more]
         assert main(["train", recipe, *begun]) == 0
     assert train_ad(home / "ad", "--steps", 2, "--reward-weight", 1, "--observation-weight", 1) == 0
     assert train_text_ad(record(home / "histories", epochs=3), home / "text-ad", "--steps", 1) == 0

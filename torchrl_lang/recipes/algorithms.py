@@ -144,7 +144,7 @@ class LoopOptions(TrainingOptions, group="optimisation"):
 _PRETRAINED: Mapping[str, Any] = {
     "optimizer": "adamw",
     "final_lr": 0.1,
-    "value_lr": 1e-3,
+    "value_lr": 3e-4,
     "normalize_states": True,
     "clip_heads": True,
     "batch_size": 16,

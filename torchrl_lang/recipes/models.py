@@ -17,7 +17,7 @@ from torchrl.objectives import LossModule, SoftUpdate
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.evaluation import imitation_loss
-from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm, default_qvalue_head
+from torchrl_lang.modules import FeatureEmbedding, UtteranceActor, causal_lm
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.hugging_face import adapter_layers
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, save_language_model, saved_actor
@@ -68,9 +68,7 @@ class Start(NamedTuple):
 
     def with_target(self, name: str, head: nn.Module, loss: QValueLoss) -> dict[str, Any]:
         """``head``, which a loss trains, as ``name``; and one with its target parameters as ``target_<name>``."""
-        other: Any = (
-            default_qvalue_head(self.model.lm, normalize=head.normalize) if name == "qvalue" else deepcopy(head)
-        )
+        other = deepcopy(head)
         other.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
         return {f"target_{name}": other, name: head}
 
