@@ -45,10 +45,21 @@ _MEANINGS = {
 }
 
 # Options of the trainings, beside those of the demo, where they differ from the presets for pretrained models.
-_BC: Mapping[str, Any] = {"log_every": 1, "held_out": 32}
+_BC: Mapping[str, Any] = {"lr": 2e-3, "log_every": 1, "held_out": 32}
 # In so few steps one-step targets would not reach the first turn.
-_ILQL: Mapping[str, Any] = {**_BC, "tau": 0.2, "qvalue_lmbda": 0.9, "turn_lmbda": 0.5}
+_ILQL: Mapping[str, Any] = {
+    **_BC,
+    "tau": 0.2,
+    "qvalue_lmbda": 0.95,
+    "turn_lmbda": 0.5,
+    "qvalue_weight": 4.0,
+    "value_weight": 2.0,
+    "value_lr": 1e-3,
+    "beta": 2.0,
+}
 _PPO: Mapping[str, Any] = {"warmup": 0, "final_lr": 0.2, "kl_coef": 0.02, "kl_target": None, "value_warmup": 1}
+_MIN_P = 0.1
+"""Least probability of a token relative to the likeliest one's where values decide: others have no data."""
 _TURNS = {"guess": 4, "shop": 3}
 
 
@@ -154,12 +165,16 @@ class _Demo(NamedTuple):
         lm = fit_vocabulary(load_causal_lm(str(self.task.pretrained)), tokenizer.vocab_size, shrink=True)
         return UtteranceActor(language_actor(lm), tokenizer.control, self.task.action_length, seed=self.seed)
 
-    def _guided(self, run: FinishedRun) -> Any:
-        """ILQL's greedy policy with the best beta on other games."""
-        options = self.options
-        found = run.choose_beta(seed=options.seed + 2000, games=options.eval_games, betas=options.betas)
+    def _guided(self, run: FinishedRun) -> UtteranceActor:
+        """ILQL's greedy policy with the best beta on other games; values choose among likely tokens only."""
+
+        def policy(beta: float) -> Any:
+            return run.policy(beta, method="greedy", min_p=_MIN_P)
+
+        games: Any = {"games": self.options.eval_games, "seed": self.options.seed + 2000}
+        found = {beta: self.task.evaluate(policy(beta), **games)[0].mean_return for beta in self.options.betas}
         print(f"mean return by beta on other games: {found}", flush=True)
-        return run.policy(next(iter(found)), method="greedy")
+        return policy(max(found, key=lambda beta: found[beta]))
 
     def _train(self, options: TrainingOptions) -> Path:
         """Train, unless a run has finished; returns its folder, with the minutes of the last call."""

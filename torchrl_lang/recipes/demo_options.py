@@ -181,5 +181,5 @@ class ChatDemo(Options):
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
     lora_layers: int = option(8, "transformer blocks with LoRA adapters, counted from the last", ge=1)
     eval_games: int = option(64, "games for each row of the table", ge=2)
-    betas: tuple[float, ...] = option((2.0, 4.0, 8.0), "weights of ILQL's values to choose from, on other games", gt=0)
+    betas: tuple[float, ...] = option((4.0, 8.0, 16.0), "weights of ILQL's values to choose from, on other games", gt=0)
     seed: int = option(0, "seed of everything", ge=0)

@@ -101,7 +101,7 @@ class GuessPlayer:
         'Is it 8?'
     """
 
-    def __init__(self, *, mistakes: float = 0.55) -> None:
+    def __init__(self, *, mistakes: float = 0.65) -> None:
         check_options(mistakes=(mistakes, "[0, 1]"))
         self.mistakes = mistakes
 
