@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import Count, Unit, check_given, check_options, checked
 
 
 @pytest.mark.parametrize("value", [0.1, 1, np.float32(0.5), torch.tensor(0.25)])
@@ -36,3 +39,23 @@ def test_options_outside_of_their_range(option):
     if option[0] is not None:
         with pytest.raises(ValueError, match=r"^share must .*, got "):
             check_given(rows=(1, 1), share=option)
+
+
+def test_declared_options_are_checked_by_name_and_by_place():
+    for wrong in ((0,), (1, "b"), (1, "a", 1.5)):
+        with pytest.raises(ValueError, match=r"^(rows|kind|share) must .*, got "):
+            _function(*wrong)
+    with pytest.raises(ValueError, match=r"^rows must .*, got None"):
+        _function(rows=None)
+    assert _function(2, "a", None, other="anything") == 2
+    assert str(inspect.signature(_function)).startswith("(rows: 'Count', kind")
+
+
+@checked
+def _function(
+    rows: Count,
+    kind: Literal["a"] = "a",
+    share: Unit | None = None,
+    other: Literal["c"] | int | unknown = 1,  # noqa: F821
+) -> int:
+    return rows

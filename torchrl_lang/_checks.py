@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
+
+Count = Annotated[int, 1]  # an integer of at least 1
+Unit = Annotated[float, "[0, 1]"]
+Positive = Annotated[float, "(0, inf)"]
+NonNegative = Annotated[float, "[0, inf)"]
+Finite = Annotated[float, "(-inf, inf)"]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check_options(**options: tuple[object, str | int | Collection[object]]) -> None:
@@ -39,6 +49,60 @@ def check_options(**options: tuple[object, str | int | Collection[object]]) -> N
 def check_given(**options: tuple[object, str | int | Collection[object]]) -> None:
     """As :func:`check_options`, for options that may be None."""
     check_options(**{name: (value, allowed) for name, (value, allowed) in options.items() if value is not None})
+
+
+def checked(function: Function) -> Function:
+    """Raise ValueError for arguments that their declared types do not allow: a Literal, or a type such as ``Count``.
+
+    What stands behind the type in Annotated is what :func:`check_options` reads; ``| None`` allows None as well. Of a
+    dataclass the fields are checked.
+
+    Examples:
+        >>> from torchrl_lang._checks import Count, Unit, checked
+        >>> @checked
+        ... def mean_return(episodes: Count, gamma: Unit | None = None): ...
+        >>> mean_return(2)
+        >>> mean_return(0)
+        Traceback (most recent call last):
+            ...
+        ValueError: episodes must be an integer of at least 1, got 0.
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+    names = [*inspect.signature(function).parameters]
+
+    @functools.cache
+    def rules() -> list[tuple[str, Any, bool]]:
+        known = _Names(vars(builtins) | function.__globals__)
+        hints = get_type_hints(function, {}, known, include_extras=True)
+        return [(name, *rule) for name, hint in hints.items() for rule in _declared(hint)]
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        for name, allowed, or_none in rules():
+            if name in given and not (or_none and given[name] is None):
+                check_options(**{name: (given[name], allowed)})
+        return function(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+class _Names(dict[str, Any]):
+    """The names of a module; those that it imports for types only stand for any type."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+def _declared(hint: Any) -> Iterator[tuple[Any, bool]]:
+    """What a type allows, and whether None as well; nothing where other types are allowed."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [part for part in parts if part is not NoneType]
+    if len(kinds) == 1 and get_origin(kinds[0]) in (Annotated, Literal):
+        allowed = getattr(kinds[0], "__metadata__", [get_args(kinds[0])])[0]
+        yield allowed, len(kinds) < len(parts)
 
 
 def _lies_in(value: object, interval: str) -> bool:

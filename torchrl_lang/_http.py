@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpcore2
 import httpx2
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import NonNegative, Positive, check_options, checked
 from torchrl_lang._files import one_line
 
 LARGEST_REPLY = 2**26
@@ -51,24 +51,23 @@ class JSONOverHTTP:
             construction, the address is none, the key is missing, or it would be sent without TLS.
     """
 
+    @checked
     def __init__(
         self,
         url: str,
         *,
         key_variable: str | None = None,
-        timeout: float = 60.0,
-        retries: int = 12,
-        first_wait: float = 0.1,
+        timeout: Positive = 60.0,
+        retries: Annotated[int, 0] = 12,
+        first_wait: Positive = 0.1,
         longest_wait: float = 5.0,
-        longest_asked_wait: float = 60.0,
+        longest_asked_wait: NonNegative = 60.0,
         before: Callable[[], object] | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._address = _address(url)
         self.url = url.rstrip("/")
-        check_options(timeout=(timeout, "(0, inf)"), retries=(retries, 0), first_wait=(first_wait, "(0, inf)"))
         check_options(longest_wait=(longest_wait, f"[{first_wait}, inf)"))
-        check_options(longest_asked_wait=(longest_asked_wait, "[0, inf)"))
         self.key_variable, self.timeout, self.retries = key_variable, timeout, retries
         self.first_wait, self.longest_wait, self.longest_asked_wait = first_wait, longest_wait, longest_asked_wait
         self._before, self._sleep = before, sleep or time.sleep

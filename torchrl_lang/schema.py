@@ -393,10 +393,17 @@ def entry(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
             ...
         KeyError: "A row needs 'tokens', found only ['input_ids']. Rename or add the entry."
     """
-    value: Any = tensordict.get(key, None)
-    if value is None:
-        raise missing_entry("A row", [key], tensordict, "Rename or add the entry.")
-    return value
+    return find_entry("A row", key, "Rename or add the entry.", tensordict)
+
+
+def find_entry(reader: str, key: NestedKey, advice: str, *sources: Any) -> Any:
+    """The entry ``key`` of the first of some tensordicts or specs that has it; if none has it, a KeyError."""
+    for source in sources:
+        value = source.get(key, None)
+        if value is not None:
+            return value
+    present = sources[0] if isinstance(sources[0], TensorDictBase) else sources[0].keys(True, True)
+    raise missing_entry(reader, [key], present, advice)
 
 
 def missing_entry(

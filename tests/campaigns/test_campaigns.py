@@ -29,11 +29,11 @@ from tests.campaigns.texts import KINDS, Failed, refused
 
 @pytest.mark.parametrize(
     ("name", "count", "more"),
-    [("mutations", len(MUTATORS) // 3, []), ("jsonl", len(MUTATIONS), []), ("texts", len(KINDS), [])]
+    [("mutations", len(MUTATORS) // 4, []), ("jsonl", len(MUTATIONS), []), ("texts", len(KINDS), [])]
     + [("kills", 1, ["--only", "generate.*|train (bc|ppo).*"])],
 )
 def test_attacks_end_well(name, count, more):
-    """A third of the kinds of damage, each of lines and texts. In its own program: this process may have threads."""
+    """A quarter of the kinds of damage, each of lines and texts. In its own program: this process may have threads."""
     ended = processes.run("-m", "tests.campaigns", name, "--count", count, "--seed", "0", *more, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
 

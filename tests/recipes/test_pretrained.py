@@ -137,16 +137,16 @@ def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path, monkeyp
     assert main(arguments(home, "ilql", tmp_path / "ilql", "--start", tmp_path / "bc")) == 0
     record = json.loads((tmp_path / "ilql" / "config.json").read_text())
     assert (record["optimizer"], record["value_lr"], record["transition_weight"]) == ("adamw", 3e-4, 0.0)
-    finished = load_run(tmp_path / "ilql", find_task(NAME)).model
-    assert finished.lm.dtype == torch.float32
-    assert all(finished.heads[name].normalize for name in ("qvalue", "target_qvalue", "value"))
-    assert all("grad_norm_apart" in row for row in log_of(tmp_path / "ilql"))
     sizes = {5e-5: 0, 3e-4: 0}
     for group in made[-1][0].param_groups:
         sizes[group["initial_lr"]] += sum(parameter.numel() for parameter in group["params"])
+    finished = load_run(tmp_path / "ilql", find_task(NAME)).model
+    assert finished.lm.dtype == torch.float32
     heads = [finished.heads[name] for name in ("qvalue", "value")]
     assert sizes[3e-4] == sum(parameter.numel() for head in heads for parameter in head.parameters())
     assert sizes[5e-5] == sum(parameter.numel() for parameter in finished.lm.parameters())
+    assert all(finished.heads[name].normalize for name in ("qvalue", "target_qvalue", "value"))
+    assert all("grad_norm_apart" in row for row in log_of(tmp_path / "ilql"))
 
 
 def test_explicit_options_count_more_than_presets_and_these_more_than_those_of_a_task(tmp_path):

@@ -157,7 +157,7 @@ def test_options_that_do_not_fit(histories, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_model_learns_to_predict_rewards(histories, tmp_path, capsys):
     """On held-out episodes; their completions say what is earned."""
-    more = ["--steps", "120", "--eval-every", "60", "--optimizer", "muon", "--lr", "5e-3", "--width", "32"]
+    more = ["--steps", "80", "--eval-every", "80", "--optimizer", "muon", "--lr", "5e-3", "--width", "32"]
     assert train(histories, tmp_path, *more) == 0
     report, printed = report_of(tmp_path), capsys.readouterr().out
     rewards, tokens = report["rewards"], report["tokens"]

@@ -62,10 +62,10 @@ def test_a_missing_entry_is_named(transform, lacks, message):
 
 def test_a_wrong_order_is_found_when_the_environment_is_built():
     env = TransformedEnv(make_env("tanh-normal"), KLDivergenceTransform())
-    with pytest.raises(KeyError, match="put ReferenceModelLogProbTransform before"):
+    with pytest.raises(KeyError, match="Put ReferenceModelLogProbTransform before"):
         env.reset()
     env = TransformedEnv(make_env("tanh-normal"), KLConstrainedTransform(make_actor("tanh-normal"), in_keys="score"))
-    with pytest.raises(KeyError, match="no reward 'score'"):
+    with pytest.raises(KeyError, match="needs 'score', found only"):
         env.reset()
 
 

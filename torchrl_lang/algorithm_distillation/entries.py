@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Categorical, TensorSpec
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, check_options, checked
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Discrete:
             raise ValueError(f"{expected}, got {int(value.min())} to {int(value.max())}: the model has no others.")
 
 
+@checked
 @dataclass(frozen=True)
 class Continuous:
     """An entry of real numbers, float ``[*B, size]``.
@@ -60,10 +61,7 @@ class Continuous:
         Continuous(size=3)
     """
 
-    size: int
-
-    def __post_init__(self) -> None:
-        check_options(size=(self.size, 1))
+    size: Count
 
 
 Entry = Discrete | Continuous

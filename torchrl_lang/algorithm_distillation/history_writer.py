@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 import torchrl_lang
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import allocate_file, flush, folder_lock
 from torchrl_lang.algorithm_distillation import history
 from torchrl_lang.algorithm_distillation.history import MANIFEST, HistoryManifest, LearningHistory, Part, StoredEntry
@@ -54,18 +54,18 @@ class HistoryWriter:
         60
     """
 
+    @checked
     def __init__(
         self,
         folder: str | Path,
         tasks: Sequence[Mapping[str, Any]],
-        streams: int,
-        steps: int,
+        streams: Count,
+        steps: Count,
         *,
         source: Mapping[str, Any] | None = None,
         resume: bool = False,
     ) -> None:
         history.check_tasks(tasks)
-        check_options(streams=(streams, 1), steps=(steps, 1))
         self.folder, self.resume = Path(folder), resume
         self._shape = torch.Size([len(tasks), streams, steps])
         about = {"tasks": list(tasks), "streams": streams, "steps": steps, "source": source or {}}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.algorithm_distillation.policies import ContextPolicy
 from torchrl_lang.envs.grids import HiddenTaskEnv
@@ -18,7 +18,8 @@ from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, TERM
 
 
 @torch.no_grad()
-def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, seed: int = 0) -> Tensor:
+@checked
+def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: Count, *, seed: int = 0) -> Tensor:
     """The return of each of the first ``episodes`` episodes of every stream, float32 ``[*B, episodes]``.
 
     Each row of the environment is a stream with a task of its own. All streams step until the slowest has completed its
@@ -44,7 +45,6 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         >>> evaluate_in_context(env, RandomPolicy(5), episodes=3).shape
         torch.Size([25, 8, 3])
     """
-    check_options(episodes=(episodes, 1))
     if drawing := _drawing_env(env):
         raise ValueError(f"{drawing} draws a task for each episode, but a stream has one for all: give task=.")
     streams = env.batch_size.numel()
@@ -86,7 +86,8 @@ def _step(env: EnvBase, policy: ContextPolicy, observed: TensorDictBase) -> Tens
     return env.step(observed.copy().set(ACTION, action.reshape((*batch, *action.shape[1:])))).get("next")
 
 
-def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:
+@checked
+def episode_returns(steps: TensorDictBase, episodes: Count) -> Tensor:
     """The returns of the first episodes of learning histories: the curve of a source algorithm.
 
     Args:
@@ -108,7 +109,6 @@ def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:
         >>> episode_returns(QLearning(env, 200).history(), 10).shape
         torch.Size([25, 2, 10])
     """
-    check_options(episodes=(episodes, 1))
     number, shape = entry(steps, EPISODE), steps.batch_size
     reward, done = entry(steps, REWARD).reshape(shape), entry(steps, DONE).reshape(shape)
     expected = done.cumsum(-1) - done.long()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrl.objectives import LossModule
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import NonNegative, Unit, checked, have_shapes
 from torchrl_lang.algorithm_distillation.entries import Discrete
 from torchrl_lang.algorithm_distillation.model import ADTransformer
 from torchrl_lang.algorithm_distillation.network import Outcomes
@@ -78,21 +78,20 @@ class ADLoss(LossModule):
     default_keys = _AcceptedKeys
     functional = False  # the model is a module with parameters of its own
 
+    @checked
     def __init__(
         self,
         model: ADTransformer,
         *,
-        label_smoothing: float = 0.0,
-        reward_weight: float = 0.0,
-        observation_weight: float = 0.0,
-        log_prob_weight: float = 0.0,
-        reduction: str | None = None,
+        label_smoothing: Unit = 0.0,
+        reward_weight: NonNegative = 0.0,
+        observation_weight: NonNegative = 0.0,
+        log_prob_weight: NonNegative = 0.0,
+        reduction: Literal["mean", "sum", "none"] | None = None,
     ) -> None:
         super().__init__()
         weights = {"reward": reward_weight, "observation": observation_weight, "log_prob": log_prob_weight}
         self.reduction = "mean" if reduction is None else reduction
-        check_options(reduction=(self.reduction, ("mean", "sum", "none")), label_smoothing=(label_smoothing, "[0, 1]"))
-        check_options(**{f"{name}_weight": (weight, "[0, inf)") for name, weight in weights.items()})
         if label_smoothing and not isinstance(model.action, Discrete):
             raise ValueError(f"Continuous actions have no label smoothing, got label_smoothing={label_smoothing}.")
         self.model, self.label_smoothing = model, label_smoothing

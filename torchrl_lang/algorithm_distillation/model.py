@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from torchrl.envs import EnvBase
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_heads, check_options
+from torchrl_lang._checks import Count, check_heads, check_options, checked
 from torchrl_lang._files import Record, RecordFolder, file_errors, non_finite
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry, entry_of_spec
 from torchrl_lang.algorithm_distillation.network import ActionHead, ADTrunk, OutcomeHead, StepEmbedding, Steps
@@ -75,19 +75,19 @@ class ADTransformer(TensorDictModuleBase):
     in_keys = [OBSERVATION, ACTION, REWARD, EPISODE_STEP]
     out_keys = [ACTION_PARAMETERS, schema.PREDICTED_REWARD, schema.PREDICTED_OBSERVATION, schema.PREDICTED_LOG_PROB]
 
+    @checked
     def __init__(
         self,
         observation: Entry,
         action: Entry,
         *,
         context: int,
-        episode_length: int,
-        width: int = 64,
-        layers: int = 3,
-        heads: int = 4,
+        episode_length: Count,
+        width: Count = 64,
+        layers: Count = 3,
+        heads: Count = 4,
     ) -> None:
         super().__init__()
-        check_options(episode_length=(episode_length, 1), width=(width, 1), layers=(layers, 1), heads=(heads, 1))
         check_options(context=(context, episode_length))
         check_heads(width, heads)
         if isinstance(action, Discrete) and len(action.sizes) > 1:

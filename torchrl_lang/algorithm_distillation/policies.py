@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 
@@ -99,9 +99,9 @@ class RandomPolicy(nn.Module):
         torch.Size([3])
     """
 
-    def __init__(self, n_actions: int, *, seed: int | None = None) -> None:
+    @checked
+    def __init__(self, n_actions: Count, *, seed: int | None = None) -> None:
         super().__init__()
-        check_options(n_actions=(n_actions, 1))
         self.n_actions, self.random = n_actions, RandomStream(seed)
 
     def begin(self, streams: int) -> None:

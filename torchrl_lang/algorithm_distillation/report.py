@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import Count, checked, have_shapes
 from torchrl_lang.evaluation import SeedSummary, over_seeds
 
 _EXACT = 14
@@ -109,13 +109,14 @@ class InContextReport:
         return {**asdict(self), "gain": self.gain, "worst_task": asdict(self.worst_task)}
 
 
+@checked
 def in_context_report(
     name: str,
     returns: Tensor,
     optimal: Tensor,
     *,
     tasks: Sequence[int] | Tensor | None = None,
-    last: int = 3,
+    last: Count = 3,
     seed: int = 0,
 ) -> InContextReport:
     """Summarize the returns of :func:`~torchrl_lang.algorithm_distillation.evaluate_in_context`.
@@ -141,7 +142,6 @@ def in_context_report(
         >>> report.late_beats_early.p_value > 0.01, report.share_of_optimal.mean < 0.3
         (True, True)
     """
-    check_options(last=(last, 1))
     if returns.ndim != 4 or not returns.numel() or returns.shape[3] < 2 * last:
         expected = f"[seeds, tasks, streams, episodes] with 2 * last = {2 * last} episodes or more"
         raise ValueError(f"returns must have shape {expected}, got {list(returns.shape)}.")

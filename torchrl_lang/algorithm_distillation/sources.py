@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, NonNegative, Unit, checked
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.envs.grids.rooms import RoomEnv
@@ -20,6 +20,7 @@ from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE, EPISODE_
 __all__ = ["LinearDecay", "NoisyExpert", "PosteriorSampling", "QLearning", "TabularSource", "UCB"]
 
 
+@checked
 @dataclass(frozen=True)
 class LinearDecay:
     """Noise that falls linearly from ``first`` to ``last`` over a fraction of the history, then stays.
@@ -40,12 +41,11 @@ class LinearDecay:
         [[1.0, 1.0], [0.5, 0.75], [0.0, 0.25]]
     """
 
-    first: float = 1.0
-    last: float = 0.0
+    first: Unit = 1.0
+    last: Unit = 0.0
     fraction: tuple[float, float] = (0.3, 1.0)
 
     def __post_init__(self) -> None:
-        check_options(first=(self.first, "[0, 1]"), last=(self.last, "[0, 1]"))
         low, high = self.fraction
         if not 0 < low <= high <= 1:
             raise ValueError(f"fraction must be an interval in (0, 1], got {self.fraction}.")
@@ -114,12 +114,12 @@ class TabularSource(ABC):
         [torch.Size([25, 2, 200]), torch.Size([25, 2, 200]), torch.Size([25, 2, 100])]
     """
 
-    def __init__(self, env: HiddenTaskEnv, steps: int, *, seed: int = 0) -> None:
+    @checked
+    def __init__(self, env: HiddenTaskEnv, steps: Count, *, seed: int = 0) -> None:
         tasks = env.fixed_task
         if env.batch_dims != 2 or tasks is None or (tasks != tasks[:, :1]).any():
             found = f"{list(env.batch_size)}: give task=numbers[:, None] and batch_size=[len(numbers), streams]"
             raise ValueError(f"A source needs batch size [tasks, streams] with one task in each row, got {found}.")
-        check_options(steps=(steps, 1))
         self.tasks = [env.describe_task(number) for number in tasks[:, 0].tolist()]
         self.env, self.steps, self.seed, self.streams = env, steps, seed, env.batch_size[1]
         self._n = env.batch_size.numel()
@@ -163,13 +163,13 @@ class TabularSource(ABC):
         return torch.cat(list(self.blocks()), -1)
 
     @torch.no_grad()
-    def blocks(self, length: int = 200) -> Iterator[TensorDict]:
+    @checked
+    def blocks(self, length: Count = 200) -> Iterator[TensorDict]:
         """Run all streams on the environment's device and yield their steps, on the CPU.
 
         Blocks are ``[tasks, streams, length]``; the last one may be shorter. Another kind of device draws other random
         numbers.
         """
-        check_options(length=(length, 1))
         self.env.set_seed(self.seed)
         observed = self.env.reset()
         random = RandomStream(generator=torch.Generator(self._device).manual_seed(self.seed))
@@ -227,18 +227,18 @@ class QLearning(TabularSource):
 
     settings = ("learning_rate", "gamma")
 
+    @checked
     def __init__(
         self,
         env: HiddenTaskEnv,
         steps: int,
         *,
-        learning_rate: float = 0.5,
-        gamma: float = 0.9,
+        learning_rate: Unit = 0.5,
+        gamma: Unit = 0.9,
         decay: LinearDecay = SLOW_DECAY,
         seed: int = 0,
     ) -> None:
         super().__init__(env, steps, seed=seed)
-        check_options(learning_rate=(learning_rate, "[0, 1]"), gamma=(gamma, "[0, 1]"))
         self.learning_rate, self.gamma, self.decay = learning_rate, gamma, decay
 
     def _begin(self, random: RandomStream) -> None:
@@ -287,11 +287,11 @@ class UCB(TabularSource):
 
     settings = ("exploration",)
 
-    def __init__(self, env: HiddenTaskEnv, steps: int, *, exploration: float = 1.0, seed: int = 0) -> None:
+    @checked
+    def __init__(self, env: HiddenTaskEnv, steps: int, *, exploration: NonNegative = 1.0, seed: int = 0) -> None:
         super().__init__(env, steps, seed=seed)
         if env.n_states != 1:
             raise ValueError(f"UCB needs a task with one state, a bandit; {type(env).__name__} has {env.n_states}.")
-        check_options(exploration=(exploration, "[0, inf)"))
         self.exploration = exploration
 
     def _begin(self, random: RandomStream) -> None:

@@ -12,7 +12,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.data.replay import EpochSampler
 from torchrl_lang.schema import EPISODE, EPISODE_STEP
@@ -53,18 +53,18 @@ class HistoryWindows(EpochSampler):
         (28, torch.Size([16, 20, 2]))
     """
 
+    @checked
     def __init__(
         self,
         history: LearningHistory,
-        length: int,
+        length: Count,
         *,
         tasks: Sequence[int] | Tensor | None = None,
-        skip_episodes: int = 1,
+        skip_episodes: Count = 1,
         at_episode_start: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(seed=seed)
-        check_options(length=(length, 1), skip_episodes=(skip_episodes, 1))
         self.history, self.length = history, length
         chosen = _task_positions(history, tasks)
         index = history.flat_index()[chosen].flatten(0, 1)  # [N, steps]

@@ -22,7 +22,7 @@ from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
 import torchrl_lang
 from torchrl_lang import _files, schema
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang._files import FileError, Record, shorten
 from torchrl_lang.functional import decision_mask
 from torchrl_lang.text.episodes import Episode
@@ -205,8 +205,9 @@ class RowDataset:
         return from_row(self[index], self.tokenizer)
 
 
+@checked
 def load_dataset(
-    folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: Literal["once"] | bool = "once"
+    folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: Literal["once", True, False] = "once"
 ) -> RowDataset:
     """Open a dataset; its rows stay on disk until they are indexed.
 
@@ -237,7 +238,6 @@ def load_dataset(
         ...     dataset.episode(0).turns[1].text, dataset.manifest["mean_return"]
         ('c', 1.0)
     """
-    check_options(verify=(verify, ("once", True, False)))
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         reason = f"{MANIFEST} is missing" if folder.exists() else "that folder does not exist"

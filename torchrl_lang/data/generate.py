@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from tqdm import tqdm
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import folder_lock, read_json, write_json
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data.dataset import DISK_DTYPES, MANIFEST, DatasetWriter, RowDataset, load_dataset, write_dataset
@@ -35,12 +35,13 @@ _STEPS_PER_BATCH = 8
 """Steps between checks for finished episodes; few, because steps after the last one needed are wasted."""
 
 
+@checked
 def generate_dataset(
     env: EnvBase,
     policy: Callable[[TensorDictBase], TensorDictBase] | None,
     folder: str | Path,
     *,
-    episodes: int,
+    episodes: Count,
     seed: int,
     tokenizer: Tokenizer | None = None,
     source: str | None = None,
@@ -80,7 +81,6 @@ def generate_dataset(
         ValueError: ``episodes`` is below 1, or a divergence penalty was subtracted from the rewards.
         FileExistsError: ``folder`` exists.
     """
-    check_options(episodes=(episodes, 1))
     tokenizer = env.tokenizer if tokenizer is None else tokenizer
     source = f"{_name(policy)} in {_name(env)}" if source is None else source
     row_length = env.observation_spec[TOKENS].shape[-1]
@@ -283,10 +283,16 @@ class FreshEpisodes:
         ([10, 10, 10], {'seed': 0, 'round': 1, 'position': 14})
     """
 
+    @checked
     def __init__(
-        self, sampler: EpisodeSampler, batch_size: int, *, games: int = 1024, seed: int = 0, trim: bool = True
+        self,
+        sampler: EpisodeSampler,
+        batch_size: Count,
+        *,
+        games: Count = 1024,
+        seed: Annotated[int, 0] = 0,
+        trim: bool = True,
     ) -> None:
-        check_options(batch_size=(batch_size, 1), games=(games, 1), seed=(seed, 0))
         self.sampler, self.batch_size, self.games, self.seed = sampler, batch_size, games, seed
         self._trim = TrimRows() if trim else None
         self._round, self._position = 0, 0
@@ -338,14 +344,15 @@ _Part = tuple[Path, range]
 """The folder and the numbers of some games of a dataset."""
 
 
+@checked
 def generate_in_parts(
     sampler: EpisodeSampler,
     folder: str | Path,
     *,
-    games: int,
+    games: Count,
     seed: int = 0,
-    games_per_part: int = 4096,
-    workers: int = 1,
+    games_per_part: Count = 4096,
+    workers: Count = 1,
     source: str | None = None,
     notes: Mapping[str, Any] | None = None,
     overwrite: bool = False,
@@ -390,7 +397,6 @@ def generate_in_parts(
         ...     len(generate_in_parts(sampler, home + "/data", games=40, games_per_part=16, progress=False))
         40
     """
-    check_options(games=(games, 1), games_per_part=(games_per_part, 1), workers=(workers, 1))
     folder = Path(folder)
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{folder} exists: give another folder, or overwrite=True to replace the dataset.")
@@ -458,8 +464,7 @@ def _begin_worker() -> None:
     """One thread per process; Ctrl-C is left to the parent; and no process outlives its parent."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    parent = cast(multiprocessing.process.BaseProcess, multiprocessing.parent_process())
 
     def watch() -> None:
         parent.join()

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from torchrl_lang._checks import check_options, is_history
+from torchrl_lang._checks import checked, is_history
 from torchrl_lang._files import FileError, Record, regular_file, shorten, unique_keys, validate
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
 from torchrl_lang.text.chat_template import Message
@@ -245,7 +245,7 @@ class Source:
             least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
             raise self.error(f"holds {least}{count} ({shown})", "fix them, or leave them out with on_error='skip'")
         more = "; ..." if len(bad) > _SHOWN else ""
-        warnings.warn(f"{count} of {self} skipped ({shown}{more}).", stacklevel=4)
+        warnings.warn(f"{count} of {self} skipped ({shown}{more}).", stacklevel=5)
 
 
 def _file(path: str | Path) -> Source:
@@ -274,6 +274,7 @@ _READER = DialogueReader()
 _NO_DIALOGUE = "give one JSON object per line, or at least one record"
 
 
+@checked
 def read_jsonl(
     path: str | Path,
     tokenizer: Tokenizer | None = None,
@@ -297,7 +298,6 @@ def read_jsonl(
     Raises:
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
-    check_options(on_error=(on_error, ("raise", "skip")))
     source, bad = _file(path), list[BadLine]()
     good = source.good(lambda record: reader(record, tokenizer), on_error, bad)
     episodes = [episode for _, every in good for episode in every]
@@ -389,9 +389,15 @@ def dataset_from_records(
     return _write(writer, Source(enumerate(records, start=1), "record"), reader, on_error, on_overflow)
 
 
-def _write(writer: DatasetWriter, source: Source, read: DialogueReader, on_error: str, on_overflow: str) -> RowDataset:
+@checked
+def _write(
+    writer: DatasetWriter,
+    source: Source,
+    read: DialogueReader,
+    on_error: Literal["raise", "skip"],
+    on_overflow: Literal["error", "truncate"],
+) -> RowDataset:
     """Write the episodes of all items."""
-    check_options(on_error=(on_error, ("raise", "skip")), on_overflow=(on_overflow, ("error", "truncate")))
     bad, truncated, block = list[BadLine](), list[int](), list[EncodedEpisode]()
     row_length, tokenizer = writer.row_length, writer.tokenizer
 
@@ -417,5 +423,5 @@ def _write(writer: DatasetWriter, source: Source, read: DialogueReader, on_error
         writer.notes = {"skipped": [line._asdict() for line in bad], f"truncated_{source.item}s": truncated}
     if truncated:
         found = f"{len(truncated)} dialogues of {source} are longer than row_length={row_length} tokens"
-        warnings.warn(f"{found} and were truncated; the first is {source.item} {truncated[0]}.", stacklevel=3)
+        warnings.warn(f"{found} and were truncated; the first is {source.item} {truncated[0]}.", stacklevel=4)
     return load_dataset(writer.folder, tokenizer=tokenizer, verify=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES_MASK, TOKEN_REWARD, TOKENS, check_row, entry
@@ -54,8 +54,8 @@ class EpochSampler(Sampler):
     ran_out = False
     """Whether the last batch was the last one of its epoch. (The replay buffer resets it.)"""
 
-    def __init__(self, *, seed: int = 0, drop_last: bool = False) -> None:
-        check_options(seed=(seed, 0))
+    @checked
+    def __init__(self, *, seed: Annotated[int, 0] = 0, drop_last: bool = False) -> None:
         self.seed, self.drop_last = seed, drop_last
         self.epoch, self._position, self._size = -1, 0, 0
         self._order: Tensor | None = None
@@ -136,11 +136,11 @@ class BucketSampler(EpochSampler):
         [[0, 2], [1, 3]]
     """
 
+    @checked
     def __init__(
-        self, lengths: Tensor, batch_size: int, *, seed: int = 0, pool: int = 16, drop_last: bool = False
+        self, lengths: Tensor, batch_size: Count, *, seed: int = 0, pool: Count = 16, drop_last: bool = False
     ) -> None:
         super().__init__(seed=seed, drop_last=drop_last)
-        check_options(batch_size=(batch_size, 1), pool=(pool, 1))
         self.lengths = lengths.cpu().numpy()
         self.batch_size, self.pool = batch_size, pool
 
@@ -187,9 +187,9 @@ class TrimRows(Transform):
                 [1, 0]])
     """
 
-    def __init__(self, *, multiple_of: int = 1) -> None:
+    @checked
+    def __init__(self, *, multiple_of: Count = 1) -> None:
         super().__init__()
-        check_options(multiple_of=(multiple_of, 1))
         self.multiple_of = multiple_of
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

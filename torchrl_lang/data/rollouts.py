@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
 
@@ -66,6 +66,7 @@ def rows_at(
     return out
 
 
+@checked
 def rows_from_rollout(
     rollout: TensorDictBase,
     *,
@@ -124,7 +125,6 @@ def rows_from_rollout(
         >>> rows_from_rollout(rollout, unfinished="truncate")["truncated"].flatten()
         tensor([False,  True])
     """
-    check_options(unfinished=(unfinished, ("drop", "truncate")))
     needed_entries(rollout, {key: key for key in carry}, keep, reward_key)
     check_steps(rollout, carry)
     take = finished_steps(rollout)
@@ -368,6 +368,7 @@ class EpisodeRows:
         (True, True)
     """
 
+    @checked
     def __init__(
         self,
         carry: Sequence[str] | Mapping[str, NestedKey] = (),
@@ -376,7 +377,6 @@ class EpisodeRows:
         reward_key: NestedKey | None = schema.REWARD,
         unfinished: Literal["wait", "truncate", "drop"] = "wait",
     ) -> None:
-        check_options(unfinished=(unfinished, ("wait", "truncate", "drop")))
         self.reward_key, self.unfinished = reward_key, unfinished
         self._batches = 0
         self.carry = dict(carry) if isinstance(carry, Mapping) else {key: key for key in carry}

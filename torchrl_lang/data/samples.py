@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
 from torchrl_lang.schema import AGENT_MASK, GROUP, TOKEN_LOG_PROB, TOKEN_REWARD, ControlTokens, check_row
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
@@ -61,12 +61,13 @@ _ROUNDING = 1e-3
 """By how much a log-probability, a difference of two large numbers, may exceed 0."""
 
 
+@checked
 def rows_from_triples(
     queries: Sequence[Content],
     responses: Sequence[Content],
     rewards: Sequence[float | Sequence[float]] | Tensor,
     tokenizer: Tokenizer,
-    row_length: int,
+    row_length: Count,
     *,
     log_probs: Sequence[Sequence[float]] | Tensor | None = None,
 ) -> TensorDict:
@@ -111,7 +112,6 @@ def rows_from_triples(
         >>> rows["token_reward"][2].tolist(), rows["group"].tolist()
         ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0], [0, 1, 0])
     """
-    check_options(row_length=(row_length, 1))
     counts = {"queries": len(queries), "responses": len(responses), "rewards": len(rewards)}
     counts |= {} if log_probs is None else {"log_probs": len(log_probs)}
     if len({*counts.values()}) > 1:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import Count, Unit, check_options, checked
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, entry
 
 
+@checked
 def row_returns(
-    rows: TensorDictBase, *, gamma: float = 1.0, reward_key: NestedKey = TOKEN_REWARD, end_of_action: int | None = None
+    rows: TensorDictBase, *, gamma: Unit = 1.0, reward_key: NestedKey = TOKEN_REWARD, end_of_action: int | None = None
 ) -> Tensor:
     """The return of each episode, ``sum_j gamma**k_j * r_j``, where token ``j`` belongs to turn ``k_j``.
 
@@ -47,7 +48,6 @@ def row_returns(
         >>> row_returns(rows), row_returns(rows, gamma=0.5)
         (tensor([5.], dtype=torch.float64), tensor([3.], dtype=torch.float64))
     """
-    check_options(gamma=(gamma, "[0, 1]"))
     agent_mask, reward = entry(rows, AGENT_MASK), entry(rows, reward_key)
     if reward.shape != agent_mask.shape:
         raise ValueError(f"{reward_key!r} must have one reward per token, {tuple(agent_mask.shape)}.")
@@ -59,12 +59,13 @@ def row_returns(
     return (gamma ** turn.double() * earned).sum(-1)
 
 
+@checked
 def best_rows(
     rows: RowDataset | TensorDictBase,
-    n: int | None = None,
+    n: Count | None = None,
     *,
-    fraction: float | None = None,
-    bottom_fraction: float | None = None,
+    fraction: Annotated[float, "(0, 1]"] | None = None,
+    bottom_fraction: Annotated[float, "(0, 1]"] | None = None,
     per: NestedKey | Tensor | None = None,
     by: Literal["return", "tokens"] | Tensor = "return",
     gamma: float = 1.0,
@@ -115,7 +116,6 @@ def best_rows(
     fraction = 1.0 if n is None and fraction is None and bottom_fraction is not None else fraction
     if (n is None) == (fraction is None):
         raise ValueError(f"Give either n or fraction, the rows to keep: got n={n} and fraction={fraction}.")
-    check_given(n=(n, 1), fraction=(fraction, "(0, 1]"), bottom_fraction=(bottom_fraction, "(0, 1]"))
     score = _scores(entries, by, gamma, reward_key, end_of_action)
     group = _groups(entries, per)
     index = torch.arange(score.shape[0], device=score.device)
@@ -188,20 +188,19 @@ class BestRows:
         tensor([3., 2.])
     """
 
+    @checked
     def __init__(
         self,
-        capacity: int,
+        capacity: Count,
         *,
         per: NestedKey | None = None,
-        per_group: int | None = None,
+        per_group: Count | None = None,
         by: Literal["return", "tokens"] = "return",
         gamma: float = 1.0,
         reward_key: NestedKey = TOKEN_REWARD,
         end_of_action: int | None = None,
         finished_only: bool = False,
     ) -> None:
-        check_options(capacity=(capacity, 1))
-        check_given(per_group=(per_group, 1))
         if (per is None) != (per_group is None):
             raise ValueError(f"Give both per and per_group or none, got per={per!r} and per_group={per_group}.")
         self.capacity, self.per, self.per_group = capacity, per, per_group

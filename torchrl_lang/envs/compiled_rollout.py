@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.text_game import TextGameEnv
@@ -60,18 +60,18 @@ class CompiledRollout:
         (True, True)
     """
 
+    @checked
     def __init__(
         self,
         env: LanguageEnv,
         policy: Policy | None,
-        steps: int,
+        steps: Count,
         *,
         keep: Literal["steps", "rows", "turns"] = "steps",
         backend: str = "inductor",
     ) -> None:
         if not isinstance(env, LanguageEnv) or isinstance(env, TextGameEnv):
             raise TypeError(f"{type(env).__name__} has transforms or plain-Python games: use env.rollout().")
-        check_options(steps=(steps, 1), keep=(keep, _KEPT))
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
 
         def plan(action: Tensor) -> Any:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options, refuse_wrapper
+from torchrl_lang._checks import Count, check_options, checked, refuse_wrapper
 from torchrl_lang.envs import row_state
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, Writes
@@ -76,19 +76,19 @@ class LanguageEnv(SeededEnv):
     _spared_state: tuple[str, ...] = ()
     """Entries of the task's state that :meth:`_reply` does not change in rows that are not live."""
 
+    @checked
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
         row_length: int,
-        action_length: int,
-        max_turns: int | None = None,
+        action_length: Count,
+        max_turns: Count | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         super().__init__(**options)
         least = shortest_opening(tokenizer) + action_length + 1
-        check_options(action_length=(action_length, 1), row_length=(row_length, least))
-        check_given(max_turns=(max_turns, 1))
+        check_options(row_length=(row_length, least))
         self.tokenizer, self.row_length = tokenizer, row_length
         self.action_length, self.max_turns = action_length, max_turns
         self._rows: GrowingRows | None

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.schema import ACTION, ControlTokens, missing_entry
+from torchrl_lang.schema import ACTION, ControlTokens, find_entry
 
 
 class Utterance(NamedTuple):
@@ -222,9 +222,7 @@ def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | N
 
 def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...], ids: str = "token ids") -> Tensor:
     """The entry ``action``, int64 ``ids`` of ``shape``, which ``what`` needs."""
-    action = tensordict.get(ACTION, None)
-    if action is None:
-        raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
+    action = find_entry(what, ACTION, "Let a policy write it, or env.rand_action().", tensordict)
     if action.shape != shape or action.dtype != torch.int64:
         got = f"{action.dtype} of shape {tuple(action.shape)}"
         raise ValueError(f"{what} expects 'action' as int64 {ids} of shape {shape}, got {got}.")

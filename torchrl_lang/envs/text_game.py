@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import Count, check_given, checked
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, ToolText, padded_features
 from torchrl_lang.envs.language_env import LanguageEnv, LanguageOptions, Reply, TaskState
@@ -110,6 +110,7 @@ class TextGameEnv(LanguageEnv):
     _number_of_games: int | None = None
     """Seeds lie below it; None: any seed makes a game."""
 
+    @checked
     def __init__(
         self,
         make_game: Callable[[], TextGame],
@@ -118,11 +119,10 @@ class TextGameEnv(LanguageEnv):
         read: Callable[[str], str] | None = None,
         features: tuple[int, int] | None = None,
         on_bad_text: OnBadText = "truncate",
-        workers: int = 1,
+        workers: Count = 1,
         **options: Unpack[LanguageOptions],
     ) -> None:
         number, width = features or (None, None)
-        check_options(on_bad_text=(on_bad_text, get_args(OnBadText)), workers=(workers, 1))
         check_given(number_of_features=(number, 1), width_of_features=(width, 1))
         self._workers, self.on_bad_text, self.read, self.features = workers, on_bad_text, read, features
         self._warned: set[str] = set()

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.schema import ACTION, DONE, ROW_KEYS, TERMINATED, TRUNCATED
@@ -65,9 +65,9 @@ class TextPlayer(TensorDictModuleBase):
     in_keys = [*ROW_KEYS]
     out_keys = [ACTION]
 
-    def __init__(self, play: PlayText, tokenizer: Tokenizer, action_length: int, *, seed: int | None = None) -> None:
+    @checked
+    def __init__(self, play: PlayText, tokenizer: Tokenizer, action_length: Count, *, seed: int | None = None) -> None:
         super().__init__()
-        check_options(action_length=(action_length, 1))
         self.play, self.tokenizer, self.action_length, self.stream = play, tokenizer, action_length, RandomStream(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

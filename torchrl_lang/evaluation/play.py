@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.modules.hugging_face import eval_mode
@@ -92,11 +92,12 @@ _Record = dict[NestedKey, Tensor]
 
 
 @torch.no_grad()
+@checked
 def play_games(
     env: EnvBase,
     policy: Callable[[TensorDictBase], TensorDictBase],
     *,
-    games: int,
+    games: Count,
     seed: int = 0,
     keep: Sequence[str] = (),
     exploration: ExplorationType = ExplorationType.RANDOM,
@@ -136,7 +137,6 @@ def play_games(
         >>> play_games(env, CorridorPlayer(env.tokenizer, length=3), games=6).turns
         tensor([7, 8, 8, 8, 5, 7])
     """
-    check_options(games=(games, 1))
     waves: list[TensorDict] = []
     mode = eval_mode(policy) if isinstance(policy, nn.Module) else nullcontext()
     with seeded_generators(seed, policy), mode, set_exploration_type(exploration):

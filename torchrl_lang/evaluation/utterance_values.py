@@ -14,7 +14,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from torchrl_lang._checks import check_given
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.modules import ValueGuidance
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
@@ -248,6 +248,7 @@ def row_advantages(
         return batch.at_tokens(advantage.squeeze(-1).float())
 
 
+@checked
 def text_advantages(
     actor: ProbabilisticTensorDictSequential,
     qvalue: nn.Module,
@@ -255,7 +256,7 @@ def text_advantages(
     rows: TensorDictBase,
     tokenizer: Tokenizer,
     *,
-    ngram: int | None = None,
+    ngram: Count | None = None,
     min_count: int = 1,
     batch_size: int = 256,
 ) -> list[TextAdvantage]:
@@ -286,7 +287,6 @@ def text_advantages(
         >>> sorted(found.text for found in text_advantages(actor, *heads, rows, tokenizer, ngram=2))
         ['ab', 'bc']
     """
-    check_given(ngram=(ngram, 1))
     sums: defaultdict[tuple[int, ...], float] = defaultdict(float)
     counts: defaultdict[tuple[int, ...], int] = defaultdict(int)
     for part in rows.split(batch_size):

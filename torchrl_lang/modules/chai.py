@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.functional import turn_end_mask
 from torchrl_lang.functional.decisions import UtteranceSpans, find_utterances, row_length, running_mean
 from torchrl_lang.modules.actor import split_actor
@@ -140,16 +140,16 @@ class CandidateSampler:
         (torch.Size([1, 3, 5, 8]), tensor([[ True,  True, False]]))
     """
 
+    @checked
     def __init__(
         self,
         policy: UtteranceActor,
-        candidates: int,
+        candidates: Count,
         *,
-        rows_at_a_time: int = 64,
+        rows_at_a_time: Count = 64,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         check_sampling_policy("CandidateSampler", policy)
-        check_options(candidates=(candidates, 1), rows_at_a_time=(rows_at_a_time, 1))
         self.policy, self.candidates = policy, candidates
         self.rows_at_a_time, self.progress = rows_at_a_time, progress
 
@@ -269,11 +269,11 @@ class CHAIActor(TensorDictModuleBase):
         torch.Size([2, 4])
     """
 
-    def __init__(self, policy: UtteranceActor, qvalue: nn.Module, *, candidates: int = 8) -> None:
+    @checked
+    def __init__(self, policy: UtteranceActor, qvalue: nn.Module, *, candidates: Count = 8) -> None:
         super().__init__()
         check_sampling_policy("CHAIActor", policy)
         check_writes("qvalue", qvalue, UTTERANCE_VALUE)
-        check_options(candidates=(candidates, 1))
         self.policy, self.qvalue, self.candidates = policy, qvalue, candidates
         self.in_keys, self.out_keys = list(policy.in_keys), [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
 

@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options, torchrl_names
+from torchrl_lang._checks import NonNegative, Positive, check_options, checked, torchrl_names
 
 
 class KLController(nn.Module, ABC):
@@ -284,20 +284,19 @@ class AdaptiveKLController(KLController):
     """
 
     @torchrl_names(init_kl_coef="coef")
+    @checked
     def __init__(
         self,
         coef: Tensor | float,
         *,
-        target: float,
-        horizon: float = 10_000,
-        clip: float = 0.2,
-        min_coef: float = 1e-8,
+        target: Positive,
+        horizon: Positive = 10_000,
+        clip: Annotated[float, "(0, 1)"] = 0.2,
+        min_coef: Positive = 1e-8,
         max_coef: float = 1e8,
     ) -> None:
         super().__init__(coef)
-        above_zero = "(0, inf)"
-        check_options(target=(target, above_zero), horizon=(horizon, above_zero), min_coef=(min_coef, above_zero))
-        check_options(clip=(clip, "(0, 1)"), coef=(float(self.coef), f"[{min_coef}, {max_coef}]"))
+        check_options(coef=(float(self.coef), f"[{min_coef}, {max_coef}]"))
         self.target, self.horizon, self.clip, self.min_coef, self.max_coef = target, horizon, clip, min_coef, max_coef
 
     def _update(self, kl: float, n: int) -> None:
@@ -342,19 +341,19 @@ class LagrangeKLController(KLController):
     multiplier: Tensor
     """float32 ``[]``: ``lambda``."""
 
+    @checked
     def __init__(
         self,
         coef: Tensor | float = 0.0,
         *,
-        target: float,
-        lr: float = 0.1,
-        proportional: float = 0.0,
-        max_coef: float = 100.0,
+        target: Positive,
+        lr: Positive = 0.1,
+        proportional: NonNegative = 0.0,
+        max_coef: Positive = 100.0,
     ) -> None:
         super().__init__(coef)
         self.register_buffer("multiplier", self.coef.clone())
-        check_options(target=(target, "(0, inf)"), lr=(lr, "(0, inf)"), max_coef=(max_coef, "(0, inf)"))
-        check_options(proportional=(proportional, "[0, inf)"), coef=(float(self.coef), f"[0, {max_coef}]"))
+        check_options(coef=(float(self.coef), f"[0, {max_coef}]"))
         self.target, self.lr, self.proportional, self.max_coef = target, lr, proportional, max_coef
 
     def _update(self, kl: float, n: int) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
-from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, missing_entry
+from torchrl_lang._checks import Count, checked
+from torchrl_lang.schema import FEATURES, FEATURES_MASK, check_row_features, find_entry
 
 
 def in_front(front: Tensor, mask: Tensor, row: Tensor) -> Tensor:
@@ -89,11 +89,10 @@ class RowFeatures(NamedTuple):
 
         Without ``features`` None, or a KeyError in the name of a ``reader``.
         """
-        if FEATURES in tensordict.keys():
-            return cls.of(tensordict.get(FEATURES), tensordict.get(FEATURES_MASK, None), batch)
-        if reader:
-            raise missing_entry(reader, [FEATURES], tensordict, "The model reads features, float [*B, P, F], of rows.")
-        return None
+        if not reader and FEATURES not in tensordict.keys():
+            return None
+        values = find_entry(reader, FEATURES, "The model reads features, float [*B, P, F], of rows.", tensordict)
+        return cls.of(values, tensordict.get(FEATURES_MASK, None), batch)
 
     @property
     def places(self) -> int:
@@ -154,9 +153,9 @@ class FeatureEmbedding(nn.Module):
         torch.Size([2, 3, 8])
     """
 
-    def __init__(self, features: int, width: int, *, hidden: int = 0, positions: bool = True) -> None:
+    @checked
+    def __init__(self, features: Count, width: Count, *, hidden: Annotated[int, 0] = 0, positions: bool = True) -> None:
         super().__init__()
-        check_options(features=(features, 1), width=(width, 1), hidden=(hidden, 0))
         self.features, self.width, self.hidden, self.positions = features, width, hidden, positions
         self.project: nn.Module = nn.Linear(hidden or features, width)
         if hidden:

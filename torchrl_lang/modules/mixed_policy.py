@@ -9,7 +9,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Unit, checked
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.hugging_face import is_stochastic
@@ -70,11 +70,11 @@ class MixedPolicy(TensorDictModuleBase):
         True
     """
 
+    @checked
     def __init__(
-        self, policy: TensorDictModuleBase, example: TensorDictModuleBase, prob: float, *, seed: int | None = None
+        self, policy: TensorDictModuleBase, example: TensorDictModuleBase, prob: Unit, *, seed: int | None = None
     ) -> None:
         super().__init__()
-        check_options(prob=(prob, "[0, 1]"))
         self.policy, self.example, self.prob = policy, example, prob
         self.stream = RandomStream(seed)
         self.in_keys = list(dict.fromkeys([TOKENS, *policy.in_keys, *example.in_keys]))

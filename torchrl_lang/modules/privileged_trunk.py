@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.modules.features import behind, in_front
 from torchrl_lang.modules.trunk import Trunk, trunk_module
-from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, missing_entry
+from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, find_entry
 
 
 class PrivilegedTrunk(TensorDictModuleBase):
@@ -63,11 +63,9 @@ class PrivilegedTrunk(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the states of the rows' positions into ``tensordict``."""
         tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
-        privileged, real = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
-        if privileged is None:
-            raise missing_entry(
-                "PrivilegedTrunk", [PRIVILEGED], tensordict, "EpisodeRows(keep=['privileged']) keeps it."
-            )
+        advice = "EpisodeRows(keep=['privileged']) keeps it."
+        privileged = find_entry("PrivilegedTrunk", PRIVILEGED, advice, tensordict)
+        real = tensordict.get(PRIVILEGED_MASK, None)
         real = torch.ones_like(privileged, dtype=torch.bool) if real is None else real
         joined = in_front(privileged.to(tokens.dtype), real, tokens)
         number = real.sum(-1)  # [*B]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import Count, Finite, check_options, checked, have_shapes
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.returns import ReturnConditions, ReturnMode
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor, UtteranceDistribution
@@ -54,20 +54,20 @@ class ReturnEmbedding(nn.Module):
         tensor([[304,   6]])
     """
 
+    @checked
     def __init__(
         self,
-        width: int,
+        width: Count,
         low: float,
-        high: float,
+        high: Finite,
         *,
         mode: ReturnMode = "constant",
-        target: float | None = None,
-        n_bins: int = 1001,
+        target: Finite | None = None,
+        n_bins: Annotated[int, 2] = 1001,
     ) -> None:
         super().__init__()
         target = high if target is None else target
-        check_options(width=(width, 1), mode=(mode, ("constant", "decremented")), n_bins=(n_bins, 2))
-        check_options(high=(high, "(-inf, inf)"), low=(low, f"(-inf, {high}]"), target=(target, "(-inf, inf)"))
+        check_options(low=(low, f"(-inf, {high}]"))
         self.low, self.high, self.mode, self.target, self.n_bins = low, high, mode, target, n_bins
         self.check(torch.tensor(target, dtype=torch.float64, device="cpu"), "target")  # also under the meta device
         self.weight = nn.Parameter(torch.zeros(width))

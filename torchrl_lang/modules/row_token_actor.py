@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_options, have_shapes, is_wrapper
+from torchrl_lang._checks import checked, have_shapes, is_wrapper
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import language_actor, split_actor, vocabulary_size
@@ -182,13 +182,13 @@ class WrapperActor(TensorDictModuleBase):
         (torch.Size([2, 4]), torch.Size([2]))
     """
 
-    def __init__(self, wrapper: Any, control: ControlTokens, action_length: int) -> None:
+    @checked
+    def __init__(self, wrapper: Any, control: ControlTokens, action_length: Annotated[int, 2]) -> None:
         super().__init__()
         if not is_wrapper(wrapper):
             raise TypeError(f"WrapperActor takes a wrapper of TorchRL's LLM stack, got {type(wrapper).__name__}.")
         if not isinstance(control, ControlTokens):
             raise TypeError(f"control is a {type(control).__name__}: pass tokenizer.control.")
-        check_options(action_length=(action_length, 2))
         self.wrapper, self.control, self.action_length = wrapper, control, action_length
         self._scorers: tuple[UtteranceActor, ...] = ()
         if isinstance(wrapper.model, nn.Module):

@@ -30,7 +30,7 @@ from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANC
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
-from torchrl_lang.schema import check_entry, check_values, missing_entry, refuse
+from torchrl_lang.schema import check_entry, check_values, find_entry, refuse
 
 ActorNormalizer = Literal["all", "action"]
 """Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
@@ -401,12 +401,8 @@ class RowLoss(ReferenceHolder, LossModule):
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
 
     def _needed(self, tensordict: TensorDictBase, name: str) -> Tensor:
-        key = getattr(self.tensor_keys, name)
-        value = tensordict.get(key, None)
-        if value is None:
-            advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
-            raise missing_entry(type(self).__name__, [key], tensordict, advice)
-        return value
+        advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
+        return find_entry(type(self).__name__, getattr(self.tensor_keys, name), advice, tensordict)
 
     def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
         """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""

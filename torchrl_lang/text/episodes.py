@@ -14,7 +14,7 @@ from pydantic import Field, FiniteFloat, Strict, TypeAdapter, ValidationError
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Finite, check_options, checked
 from torchrl_lang._files import FileError, mistake, read_json, shorten, write_json
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS, entry
 
@@ -128,8 +128,8 @@ class TokenRewardTable:
         tensor([[0., 1., 0., 9., 0.]])
     """
 
-    def __init__(self, table: Mapping[int, float], *, scale: float = 1.0, shift: float = 0.0) -> None:
-        check_options(scale=(scale, "(-inf, inf)"), shift=(shift, "(-inf, inf)"))
+    @checked
+    def __init__(self, table: Mapping[int, float], *, scale: Finite = 1.0, shift: Finite = 0.0) -> None:
         if bad := [(token, value) for token, value in table.items() if token < 0 or not math.isfinite(value)]:
             raise ValueError(f"A table of token rewards has finite numbers for ids from 0, got {bad[0]}.")
         self.table, self.scale, self.shift = dict(table), scale, shift

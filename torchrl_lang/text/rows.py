@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, ROW_KEYS, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.text.chat_template import RowFormat
@@ -24,10 +24,11 @@ from torchrl_lang.text.episodes import ROLES, Episode, Turn
 from torchrl_lang.text.tokenizers import Tokenizer, encodes_to
 
 
+@checked
 def to_rows(
     episodes: Sequence[Episode],
     tokenizer: Tokenizer,
-    row_length: int,
+    row_length: Count,
     *,
     token_reward: TokenReward | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
@@ -61,14 +62,13 @@ def to_rows(
         >>> rows["token_reward"][0].tolist()
         [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
-    check_options(row_length=(row_length, 1), on_overflow=(on_overflow, ("error", "truncate")))
     parts = [part for episode in episodes for part in parts_of(episode, tokenizer)]
     encoded = [encode_episode(part, tokenizer, token_reward) for part in parts]
     what, longest = overflow(encoded, row_length, "episodes")
     if what:
         if on_overflow == "error":
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
-        warnings.warn(f"{what}: they were truncated.", stacklevel=2)
+        warnings.warn(f"{what}: they were truncated.", stacklevel=3)
     rows = stack_episodes([cut_episode(layout, row_length) for layout in encoded], tokenizer.control.pad, row_length)
     schema.check_row(rows, vocab_size=tokenizer.vocab_size)
     return rows

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 
 
 class WeightAverage:
@@ -46,8 +46,8 @@ class WeightAverage:
         1.0
     """
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        check_options(decay=(decay, "[0, 1)"))
+    @checked
+    def __init__(self, module: nn.Module, decay: Annotated[float, "[0, 1)"]) -> None:
         self.module, self.decay = module, decay
         # In float32 at least: in bfloat16 the steps of an average would be rounded away.
         weights = self._weights().items()

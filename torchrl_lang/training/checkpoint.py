@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import torchrl_lang
 from torchrl_lang import _files
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import FileError, Record, RecordFolder, shorten
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
@@ -91,8 +91,8 @@ class Checkpointer:
         (None, 10, True)
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 2, best_by: str = "return") -> None:
-        check_options(keep=(keep, 1))
+    @checked
+    def __init__(self, folder: str | Path, *, keep: Count = 2, best_by: str = "return") -> None:
         self.folder, self.keep, self.best_by = Path(folder), keep, best_by
         self._objects: dict[str, Stateful] = {}
         self._damaged: set[Path] = set()

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.utils import expand_as_right
-from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Compose, Transform
 
-from torchrl_lang.schema import ACTION, AGENT_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS, missing_entry
+from torchrl_lang.schema import ACTION, AGENT_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS
 
 REF_LOG_PROB = "ref_log_prob"
 KL = "kl"
@@ -212,12 +211,3 @@ def _as_acted(tensordict: TensorDictBase, acted: TensorDictBase) -> TensorDictBa
         acted = acted[acted[_STEP].view(acted.batch_size)]
     changed = [key for key, value in acted.items(True, True) if tensordict.get(key, None) is not value]
     return tensordict.copy().update(acted.select(*changed)) if changed else tensordict
-
-
-def find_entry(name: str, key: NestedKey, advice: str, *sources: TensorDictBase) -> Tensor:
-    """The entry ``key`` of the first source that has it; if none has it, a KeyError with ``advice``."""
-    for source in sources:
-        value: Any = source.get(key, None)
-        if value is not None:
-            return value
-    raise missing_entry(name, [key], sources[0], advice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -16,15 +16,15 @@ from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.modules import OneHotCategorical
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import checked, have_shapes
 from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
 from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.schema import missing_entry
-from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, find_entry, key_list
+from torchrl_lang.schema import find_entry, missing_entry
+from torchrl_lang.transforms.base import KL, REF_LOG_PROB, ActionKeys, ActionTransform, key_list
 from torchrl_lang.transforms.language_references import RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references import Reference, sum_heads
 
@@ -212,6 +212,7 @@ class KLDivergenceTransform(ReferenceTransform):
         KeyError: "KLDivergenceTransform needs 'log_prob', found only ['action_log_prob', 'ref_log_prob']. It is ..."
     """
 
+    @checked
     def __init__(
         self,
         estimator: Estimator = "k1",
@@ -229,8 +230,6 @@ class KLDivergenceTransform(ReferenceTransform):
         embed_weights: bool = False,
         differentiable: bool = False,
     ) -> None:
-        check_options(estimator=(estimator, get_args(Estimator)), direction=(direction, get_args(KLDirection)))
-        check_options(per=(per, ("token", "sequence")), missing=(missing, get_args(MissingLogProb)))
         if estimator == "exact" and (policy is None or reference is None):
             raise ValueError("An exact divergence needs both distributions: pass policy= and reference=.")
         reference = None if reference is None else as_reference(reference)
@@ -329,10 +328,9 @@ class KLDivergenceTransform(ReferenceTransform):
             step = self.reference.example_step(self.environment, specs)
             dist = self.reference.distribution(step, step.copy())
             like = distribution_kl(dist, dist, chunk_size=self.chunk_size)
-        elif self.ref_log_prob_key in observations.keys(True, True):
-            like = observations[self.ref_log_prob_key]
         else:
-            raise KeyError(f"There is no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before it.")
+            advice = "Put ReferenceModelLogProbTransform before it."
+            like = find_entry(type(self).__name__, self.ref_log_prob_key, advice, observations)
         shape, batch = like.shape, observations.shape
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])

@@ -17,8 +17,8 @@ from torchrl_lang.data.chat import rows_of_responses
 from torchrl_lang.modules import LanguageActor, UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, FrozenActor, HeldActor, frozen_copy
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS, missing_entry
-from torchrl_lang.transforms.base import ActionKeys, find_entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS, find_entry, missing_entry
+from torchrl_lang.transforms.base import ActionKeys
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference, Reference
 
 _TOKENS = ("tokens", "full")
@@ -62,10 +62,9 @@ class UtteranceReference(ActorReference):
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        if (key := self.action_keys.action[0]) not in env.full_action_spec.keys(True, True):
-            advice = "An UtteranceActor acts in language environments; in a ChatEnv pass the wrapper that generates."
-            raise missing_entry(type(self).__name__, [key], list(env.full_action_spec.keys(True)), advice)
-        return Unbounded(env.full_action_spec[key].shape, device=env.device)
+        advice = "An UtteranceActor acts in language environments; in a ChatEnv pass the wrapper that generates."
+        action = find_entry(type(self).__name__, self.action_keys.action[0], advice, env.full_action_spec)
+        return Unbounded(action.shape, device=env.device)
 
 
 class RowReference(Reference):

@@ -21,8 +21,8 @@ from torchrl.envs import EnvBase
 from torchrl.modules import Actor, Delta, GRUModule, LSTMModule, TanhDelta
 
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy, HeldActor, frozen_copy
-from torchrl_lang.schema import FEATURES_MASK, missing_entry
-from torchrl_lang.transforms.base import ActionKeys, find_entry, key_list
+from torchrl_lang.schema import FEATURES_MASK, find_entry, missing_entry
+from torchrl_lang.transforms.base import ActionKeys, key_list
 
 _IS_INIT = "is_init"  # TorchRL's mark of the first step of an episode
 _NO_STATE = (
@@ -349,9 +349,8 @@ class ColumnReference(Reference):
         if self.spec is not None:
             return self.spec.clone()
         observations = specs["full_observation_spec"]
-        if self.in_keys[0] not in observations.keys(True, True):
-            raise KeyError(f"The environment has no entry {self.in_keys[0]!r}; if the policy writes it, give spec=.")
-        return observations[self.in_keys[0]].clone()
+        advice = "If the policy writes it, give spec=."
+        return find_entry("The environment's ColumnReference", self.in_keys[0], advice, observations).clone()
 
 
 class FunctionReference(Reference):

@@ -10,10 +10,10 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, checked
 from torchrl_lang.modules.controllers import KLController, NumberKLController, one_number
-from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED
-from torchrl_lang.transforms.base import KL, ActionTransform, find_entry, key_list, last_name, sibling
+from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TRUNCATED, find_entry
+from torchrl_lang.transforms.base import KL, ActionTransform, key_list, last_name, sibling
 
 _TWICE = (
     "and the penalty would count twice: use the transform in one place, make rows with rows_from_rollout(..., "
@@ -61,6 +61,7 @@ class RewardAdjustmentTransform(ActionTransform):
         (tensor([1.0000, 0.5000]), tensor([1., 1.]))
     """
 
+    @checked
     def __init__(
         self,
         coef: float | Tensor | KLController = 1.0,
@@ -74,7 +75,6 @@ class RewardAdjustmentTransform(ActionTransform):
         auto_update: bool = False,
         measured_keys: Sequence[NestedKey] = (),
     ) -> None:
-        check_options(placement=(placement, ("token", "last")))
         if placement == "last" and mask_key is None:
             raise ValueError("placement='last' is for whole rows of tokens: it needs their mask, mask_key=.")
         rewards = key_list(reward_key)
@@ -158,10 +158,8 @@ class RewardAdjustmentTransform(ActionTransform):
         self._refuse_twice(specs["full_observation_spec"].keys(True, True))
         rewards, added = specs["full_reward_spec"], {}
         for reward, out, raw in self._keys:
-            if reward not in rewards.keys(True, True):
-                advice = "give in_keys=/reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)"
-                raise KeyError(f"There is no reward {reward!r} in {list(rewards.keys(True, True))}: {advice}.")
-            spec = rewards[reward]
+            advice = "Give in_keys=/reward_key= (ChatEnv has none: use GameChatEnv or a transform that adds one)."
+            spec = find_entry(type(self).__name__, reward, advice, rewards)
             dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
             unbounded = Unbounded(spec.shape, dtype=dtype, device=spec.device)
             if out == reward:

@@ -12,8 +12,7 @@ from torchrl.data import Composite
 from torchrl.envs import Transform
 
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
-from torchrl_lang.transforms.base import find_entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD, find_entry
 
 
 class TurnRewardTransform(Transform):

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.records import TextRecord, group_episodes, in_epoch_order
@@ -107,11 +107,12 @@ class PackedBlocks(NamedTuple):
     """The records of episodes that alone are longer than a row, or have lines of the template in a text."""
 
 
+@checked
 def pack_blocks(
     records: Sequence[TextRecord],
     template: BlockTemplate,
     tokenizer: Tokenizer,
-    row_length: int,
+    row_length: Count,
     *,
     loss_on: LossOn = "actions",
 ) -> PackedBlocks:
@@ -142,7 +143,6 @@ def pack_blocks(
         >>> packed.rows["tokens"].shape, packed.left_out
         (torch.Size([2, 64]), [])
     """
-    check_options(row_length=(row_length, 1), loss_on=(loss_on, ("actions", "all")))
     rows, left_out = list[list[_Block]](), list[TextRecord]()
     for run in in_epoch_order(records):
         room = 0
@@ -162,7 +162,7 @@ def pack_blocks(
         raise ValueError(f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give longer rows.")
     if left_out:
         found = f"longer than {row_length=} tokens, or with lines of the template in a text, and were left out"
-        warnings.warn(f"{len(left_out)} of {len(records)} blocks are of episodes {found}.", stacklevel=2)
+        warnings.warn(f"{len(left_out)} of {len(records)} blocks are of episodes {found}.", stacklevel=3)
     columns = zip(*(map(torch.cat, zip(*blocks, strict=True)) for blocks in rows), strict=True)
     padded = (pad_sequence(list(column), batch_first=True, padding_value=-1) for column in columns)
     stacked = stack_rows(*padded, tokenizer=tokenizer, row_length=row_length, loss_on=loss_on)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import Dataset
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang.algorithm_distillation.history import LearningHistory
 from torchrl_lang.algorithm_distillation.language.block_rows import pack_blocks
 from torchrl_lang.algorithm_distillation.language.records import TextRecord
@@ -69,6 +69,7 @@ class HistoryDataset(Dataset[TensorDictBase]):
         [8, 4]
     """
 
+    @checked
     def __init__(
         self,
         history: LearningHistory | Sequence[TextRecord],
@@ -80,7 +81,6 @@ class HistoryDataset(Dataset[TensorDictBase]):
         loss_on: LossOn = "actions",
         **windows: Any,
     ) -> None:
-        check_options(format=(format, ("rl", "language")))
         is_rl = isinstance(history, LearningHistory)
         if {template is None, tokenizer is None} != {format == "rl"} or (format == "rl" and not is_rl):
             raise TypeError("A template and a tokenizer are for the language format, the only one of text tasks.")

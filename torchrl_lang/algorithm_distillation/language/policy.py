@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, NonNegative, checked
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.step_rows import Part, StepTokens, begin_token, moved_left
@@ -68,21 +68,21 @@ class LanguageHistoryPolicy(StreamPolicy):
         (True, True)
     """
 
+    @checked
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
         template: StepTemplate,
         tokenizer: Tokenizer,
-        context: int,
+        context: Count,
         *,
-        steps: int | None = None,
-        temperature: float = 1.0,
+        steps: Count | None = None,
+        temperature: NonNegative = 1.0,
         seed: int | None = None,
         cached: bool = True,
     ) -> None:
         super().__init__()
         steps = context if steps is None else steps
-        check_options(temperature=(temperature, "[0, inf)"), context=(context, 1), steps=(steps, 1))
         self.actor, self.template, self.tokenizer = actor, template, tokenizer
         self.context, self.steps = context, min(steps, context)
         self.temperature, self.cached = temperature, cached

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, check_options, checked
 from torchrl_lang._files import shorten
 
 DECIMAL = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
@@ -47,6 +47,7 @@ class Quantizer:
         ValueError: There is no word for 0.2..., only for [0.0, 0.5]: give outside='nearest' for ...
     """
 
+    @checked
     def __init__(
         self,
         values: Sequence[float],
@@ -54,7 +55,6 @@ class Quantizer:
         *,
         outside: Literal["error", "nearest"] = "error",
     ) -> None:
-        check_options(outside=(outside, ("error", "nearest")))
         is_integer = all(isinstance(value, int) for value in values)
         self.levels = torch.tensor(list(values), dtype=torch.int64 if is_integer else torch.float32)
         self.words, self.outside = tuple(map(str, values) if words is None else words), outside
@@ -66,8 +66,9 @@ class Quantizer:
         self._number = {word: number for number, word in enumerate(self.words)}
 
     @classmethod
+    @checked
     def bins(
-        cls, low: float, high: float, count: int, *, prefix: str = "", outside: Literal["error", "nearest"] = "error"
+        cls, low: float, high: float, count: Count, *, prefix: str = "", outside: Literal["error", "nearest"] = "error"
     ) -> Quantizer:
         """A range cut into bins of one width; a bin is written as its number, and read as its centre.
 
@@ -88,7 +89,7 @@ class Quantizer:
             >>> bins.write(torch.tensor([-1.0, 0.0, 0.3, 1.0])), bins.read(["0", "3"])
             (['0', '2', '2', '3'], tensor([-0.7500,  0.7500]))
         """
-        check_options(count=(count, 1), **{"high - low": (high - low, "(0, inf)")})
+        check_options(**{"high - low": (high - low, "(0, inf)")})
         place = torch.arange(count + 1, dtype=torch.float64)
         centres = (low + (place[:-1] + 0.5) * (high - low) / count).to(torch.float32)
         made = cls(centres.tolist(), [f"{prefix}{number}" for number in range(count)], outside=outside)

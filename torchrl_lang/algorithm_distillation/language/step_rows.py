@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang.algorithm_distillation.language.template import Slot, StepTemplate, TokenKind, slot_words
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD, TOKENS, entry
 from torchrl_lang.text import CharTokenizer, Tokenizer
@@ -150,8 +150,8 @@ class StepRows:
         '<s> 1 1 ... 0'
     """
 
+    @checked
     def __init__(self, template: StepTemplate, tokenizer: Tokenizer, *, loss_on: LossOn = "actions") -> None:
-        check_options(loss_on=(loss_on, ("actions", "all")))
         self.template, self.tokenizer, self.loss_on = template, tokenizer, loss_on
         self.tokens = StepTokens(template, tokenizer)
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, token_ids
 from torchrl_lang.functional import random_index
@@ -60,6 +60,7 @@ class HiddenTaskEnv(SeededEnv):
         (torch.Size([25, 8]), torch.Size([25, 8, 3]))
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -67,12 +68,11 @@ class HiddenTaskEnv(SeededEnv):
         n_states: int,
         n_actions: int,
         observation_shape: tuple[int, int],
-        episode_length: int,
+        episode_length: Count,
         task: Tensor | int | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         super().__init__(**options)
-        check_options(episode_length=(episode_length, 1))
         self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
         self.episode_length = episode_length
         self._fixed_task: Tensor | None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, checked
 from torchrl_lang.envs.grids.base import HiddenTaskEnv, TaskOptions
 from torchrl_lang.functional import random_index
 
@@ -40,8 +40,8 @@ class RoomEnv(HiddenTaskEnv):
         (tensor([[0, 2]]), tensor([[False, False, False,  True, False]]))
     """
 
-    def __init__(self, size: int, *, start: Start, cell_states: int = 1, **options: Any) -> None:
-        check_options(size=(size, 2))
+    @checked
+    def __init__(self, size: Annotated[int, 2], *, start: Start, cell_states: int = 1, **options: Any) -> None:
         self.size, self.start = size, start
         n_states = cell_states * size**2
         super().__init__(n_states=n_states, n_actions=len(_MOVES), observation_shape=(2, size), **options)
@@ -54,13 +54,13 @@ class RoomEnv(HiddenTaskEnv):
         for name, table in tables.items():
             self.register_buffer(name, table.to(self.device), persistent=False)
 
-    def cell(self, row: int, column: int) -> int:
+    @checked
+    def cell(self, row: Annotated[int, 0], column: Annotated[int, 0]) -> int:
         """The number of a cell.
 
         Raises:
             ValueError: the cell is outside the room, or a number is not an integer.
         """
-        check_options(row=(row, 0), column=(column, 0))
         check_options(row=(row, range(self.size)), column=(column, range(self.size)))
         return row * self.size + column
 
@@ -123,6 +123,7 @@ class DarkRoomEnv(RoomEnv):
         tensor([13., 14., 15.])
     """
 
+    @checked
     def __init__(
         self,
         size: int = 9,
@@ -132,7 +133,6 @@ class DarkRoomEnv(RoomEnv):
         episode_length: int = 20,
         **options: Unpack[TaskOptions],
     ) -> None:
-        check_options(reward=(reward, ("every_step", "once")))
         self.reward = reward
         super().__init__(size, start=start, n_tasks=size**2, episode_length=episode_length, **options)
 

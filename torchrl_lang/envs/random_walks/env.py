@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Unit, check_options, checked
 from torchrl_lang.data.selection import row_returns
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range
@@ -64,8 +64,14 @@ class DirectedGraph:
         return distance
 
 
+@checked
 def random_graph(
-    nodes: int = 21, *, edge_probability: float = 0.1, out_degree: int | None = None, goal: int = 0, seed: int = 0
+    nodes: Annotated[int, 2] = 21,
+    *,
+    edge_probability: Unit = 0.1,
+    out_degree: int | None = None,
+    goal: int = 0,
+    seed: int = 0,
 ) -> DirectedGraph:
     """Draw a random directed graph in which every node has an outgoing edge and a path to the goal.
 
@@ -87,7 +93,6 @@ def random_graph(
         >>> graph.edges.sum(-1).unique().tolist(), int(graph.distance.min())
         ([3], 0)
     """
-    check_options(nodes=(nodes, 2), edge_probability=(edge_probability, "[0, 1]"))
     check_options(out_degree=(out_degree, (None, *range(1, nodes))))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(10_000):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import check_loaded_weights, check_model_config, file_errors, read_json
 
 
@@ -39,21 +39,20 @@ class ClassifierReward:
         >>> ClassifierReward("unitary/toxic-bert", {"toxic": -1.0})  # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self,
         model: str | Path,
         values: Mapping[str, float],
         *,
         output: Literal["expected", "likeliest"] = "expected",
-        max_length: int = 256,
-        batch_size: int = 32,
+        max_length: Count = 256,
+        batch_size: Count = 32,
         local_files_only: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         from transformers import AutoModelForSequenceClassification  # its import takes a second
 
-        sizes = {"max_length": (max_length, 1), "batch_size": (batch_size, 1)}
-        check_options(output=(output, ("expected", "likeliest")), **sizes)
         remedy = "give a trained text classification model"
         kind, where = AutoModelForSequenceClassification, str(model)
         self._model, self._tokenizer = pretrained(kind, where, where, remedy, others=True, local=local_files_only)

@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Unit, checked
 from torchrl_lang._files import CSVRecord, FileError, read_csv_records, read_json_list, shorten
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
@@ -140,6 +140,7 @@ class RedditComments:
         return cls.read_parts(folder, [indices], **options)[0]
 
     @classmethod
+    @checked
     def read_parts(
         cls,
         folder: str | Path,
@@ -170,7 +171,6 @@ class RedditComments:
             ...     [len(part) for part in RedditComments.read_parts(home, files)]
             [80, 10]
         """
-        check_options(on_bad_rows=(on_bad_rows, ("raise", "report")))
         wanted = [None if file is None else read_json_list(file, remedy=_INDICES) for file in indices]
         every, file_of = [*_read_rows(folder, encoding)], dict[int, str]()
         for file, numbers in zip(map(str, indices), wanted, strict=True):
@@ -184,7 +184,7 @@ class RedditComments:
         bad = tuple(row for row in every if row.error)
         report = ReadReport(len(every) - len(bad), bad)
         if bad and on_bad_rows == "report":
-            warnings.warn(f"{folder}: {report}.", stacklevel=2)
+            warnings.warn(f"{folder}: {report}.", stacklevel=3)
         if bad and on_bad_rows == "raise":
             raise FileError(folder, f"has malformed rows ({report})", _BAD_ROWS)
         parts = []
@@ -207,7 +207,8 @@ class RedditComments:
         columns: Any = {name: [each[i] for i in numbers] if each else () for name, each in given.items()}
         return RedditComments(**columns, report=self.report)
 
-    def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
+    @checked
+    def with_scores(self, *, at_least: float | None = None, quantile: Unit | None = None) -> RedditComments:
         """The comments with a score, upvotes minus downvotes, of at least a cutoff.
 
         The ILQL paper chooses comments by their rewards instead: ``CommentRows(cutoff=)``.
@@ -223,7 +224,6 @@ class RedditComments:
         if (quantile is None) == (at_least is None):
             raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
         if quantile is not None:
-            check_options(quantile=(quantile, "[0, 1]"))
             at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1) - _ROUNDING)] if self.scores else 0
         kept = [i for i, score in enumerate(self.scores) if score >= cast(float, at_least)]
         if not kept:
@@ -231,7 +231,8 @@ class RedditComments:
             raise ValueError(f"None of {len(self)} comments has a score of at least {at_least:g}; the best is {best}.")
         return self.take(kept)
 
-    def split(self, fraction: float, *, seed: int = 0) -> tuple[RedditComments, RedditComments]:
+    @checked
+    def split(self, fraction: Annotated[float, "(0, 1)"], *, seed: int = 0) -> tuple[RedditComments, RedditComments]:
         """Split off a fraction of the comments to test on; comments with the same text stay together.
 
         A hash of the seed and the text decides, so a comment falls on the same side in every dataset.
@@ -243,7 +244,6 @@ class RedditComments:
         Returns:
             The rest, and the part that was split off.
         """
-        check_options(fraction=(fraction, "(0, 1)"))
         sides: tuple[list[int], list[int]] = [], []
         for number, text in enumerate(self.comments):
             digest = hashlib.sha256(f"{seed} {text}".encode("utf-8", "surrogatepass")).digest()

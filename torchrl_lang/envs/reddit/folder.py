@@ -8,11 +8,11 @@ from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, checked
 from torchrl_lang._files import folder_digest
 from torchrl_lang.envs import reddit
 from torchrl_lang.envs.reddit.data import RedditComments
@@ -34,6 +34,7 @@ _LEVELS = ("profanity", "profanity_noised", "moderation")
 """Rewards of which 1 and 2 are harmful."""
 
 
+@checked
 @dataclass(frozen=True)
 class RedditReward:
     """A reward by its name.
@@ -62,7 +63,6 @@ class RedditReward:
     url: str | None = None
 
     def __post_init__(self) -> None:
-        check_options(reward=(self.name, get_args(RewardName)))
         needed = {"classifier": {"model", "labels"}, "moderation": {"model"}}.get(self.name, set())
         free = {"moderation": {"url"}, "upvotes": {"model"}}.get(self.name, set())
         found = {name for name in ("model", "labels", "url") if getattr(self, name)}

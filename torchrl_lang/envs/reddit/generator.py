@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Unit, checked
 from torchrl_lang._files import refuse_content, write_file, write_folder
 from torchrl_lang.envs.reddit.data import FILES
 
@@ -44,13 +44,14 @@ class GeneratedComment(NamedTuple):
         return self.kind in _PHRASES["rude"]
 
 
+@checked
 def generated_comments(
-    pairs: int = 4000,
+    pairs: Annotated[int, f"[1, {_MOST}]"] = 4000,
     *,
-    provoking: float = 0.5,
-    rude_when_calm: float = 0.1,
-    rude_when_provoked: float = 0.7,
-    sentences: int = 1,
+    provoking: Unit = 0.5,
+    rude_when_calm: Unit = 0.1,
+    rude_when_provoked: Unit = 0.7,
+    sentences: Annotated[int, "[1, 20]"] = 1,
     seed: int = 0,
 ) -> list[GeneratedComment]:
     """Different pairs of parent and comment, with scores.
@@ -78,8 +79,6 @@ def generated_comments(
         fans of sourdough loaves ruin the beach for the rest of us | okay, heck no, sourdough loaves are ugly
         any tips for long novels after work? | right, i showed your long novels at the town hall and all were happy
     """
-    check_options(pairs=(pairs, f"[1, {_MOST}]"), sentences=(sentences, "[1, 20]"), provoking=(provoking, "[0, 1]"))
-    check_options(rude_when_calm=(rude_when_calm, "[0, 1]"), rude_when_provoked=(rude_when_provoked, "[0, 1]"))
     phrases, random, found = _PHRASES, Random(seed), dict[tuple[str, str], GeneratedComment]()
     while len(found) < pairs:
         parent_kind = "provoking" if random.random() < provoking else "calm"

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from torchrl_lang._checks import check_options, needs_extra
+from torchrl_lang._checks import Count, Positive, checked, needs_extra
 
 
 class ModerationAPIReward:
@@ -55,6 +55,7 @@ class ModerationAPIReward:
         ModerationAPIReward('http://localhost:8000/v1', 'moderation', score='flagged')
     """
 
+    @checked
     def __init__(
         self,
         base_url: str,
@@ -62,9 +63,9 @@ class ModerationAPIReward:
         *,
         score: str = "flagged",
         key_variable: str | None = "OPENAI_API_KEY",
-        batch_size: int = 32,
-        rate: float = 5.0,
-        burst: int = 5,
+        batch_size: Count = 32,
+        rate: Positive = 5.0,
+        burst: Count = 5,
         retries: int = 6,
         longest_wait: float = 30.0,
         **connection: Any,
@@ -73,7 +74,6 @@ class ModerationAPIReward:
             from torchrl_lang._http import JSONOverHTTP
         # The address is set when it is checked: before, it may hold a password, and tracebacks show representations.
         self.url, self.model, self.score, self.batch_size = "", model, score, batch_size
-        check_options(batch_size=(batch_size, 1), rate=(rate, "(0, inf)"), burst=(burst, 1))
         self._interval, self._burst, self._due = 1 / rate, burst, 0.0
         connection |= {"key_variable": key_variable, "retries": retries, "longest_wait": longest_wait}
         self._http = JSONOverHTTP(base_url, sleep=_sleep, before=self._pace, **connection)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options, needs_extra
+from torchrl_lang._checks import Count, Unit, check_options, checked, needs_extra
 from torchrl_lang._files import file_errors, shorten
 from torchrl_lang.text.tokenizers import normalized
 
@@ -74,8 +74,8 @@ class ProbabilityReward(ABC):
         threshold: the reward is 1 where the probability is at least this, else 0; None: it is the probability itself.
     """
 
-    def __init__(self, threshold: float | None) -> None:
-        check_given(threshold=(threshold, "[0, 1]"))
+    @checked
+    def __init__(self, threshold: Unit | None) -> None:
         self.threshold = threshold
 
     def probabilities(self, texts: list[str]) -> Tensor:
@@ -303,8 +303,8 @@ class CachedReward:
         (tensor([1., 3., 1.]), tensor([3.]))
     """
 
-    def __init__(self, reward: TextReward, path: str | Path, *, model: str, batch_size: int = 1024) -> None:
-        check_options(batch_size=(batch_size, 1))
+    @checked
+    def __init__(self, reward: TextReward, path: str | Path, *, model: str, batch_size: Count = 1024) -> None:
         self.reward, self.path, self.model, self.batch_size = reward, Path(path), model, batch_size
         self._stored([])  # so that a wrong file is an error now
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchrl_lang._checks import check_options, needs_extra
+from torchrl_lang._checks import Count, Positive, checked, needs_extra
 from torchrl_lang._files import Record, RecordFolder, file_errors, read_tensors
 from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, readable_tokens
 from torchrl_lang.envs.reddit.data import RedditComments
@@ -99,17 +99,17 @@ class UpvoteModel(ProbabilityReward):
         tensor([1.])
     """
 
+    @checked
     def __init__(
         self,
         network: UpvoteNetwork,
         tokenizer: Any,
         *,
         threshold: float | None = 0.5,
-        max_length: int = 256,
-        batch_size: int = 32,
+        max_length: Count = 256,
+        batch_size: Count = 32,
     ) -> None:
         super().__init__(threshold)
-        check_options(max_length=(max_length, 1), batch_size=(batch_size, 1))
         self.network, self.tokenizer, self.batch_size = network.eval(), tokenizer, batch_size
         self.max_length = min(max_length, readable_tokens(network.encoder, tokenizer))
 
@@ -260,6 +260,7 @@ class TrainedUpvotes(NamedTuple):
     """Held-out comments whose text is not in the training data."""
 
 
+@checked
 def train_upvote_model(
     train: RedditComments,
     held_out: RedditComments,
@@ -269,9 +270,9 @@ def train_upvote_model(
     cutoff: float = 0.0,
     freeze: bool = False,
     threshold: float | None = 0.5,
-    epochs: int = 1,
-    batch_size: int = 16,
-    rate: float = 1e-5,
+    epochs: Count = 1,
+    batch_size: Count = 16,
+    rate: Positive = 1e-5,
     max_length: int = 256,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -321,7 +322,6 @@ def train_upvote_model(
         >>> train_upvote_model(train, test, BertModel(BertConfig(vocab_size=4, **sizes)), tokenizer).tested
         1
     """
-    check_options(epochs=(epochs, 1), batch_size=(batch_size, 1), rate=(rate, "(0, inf)"))
     (new, labels), device = _prepared(train, held_out, cutoff), torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

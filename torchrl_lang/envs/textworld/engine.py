@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang._checks import check_options, needs_extra
+from torchrl_lang._checks import Count, Positive, checked, needs_extra
 from torchrl_lang._files import FileError
 
 REMEDY = "delete it and build the game again with build_games(specs)"
@@ -129,8 +129,8 @@ class EnginePool:
         time_limit: seconds per command.
     """
 
-    def __init__(self, workers: int, infos: Sequence[str] = (), *, expert: bool = False, time_limit: float = 10.0):
-        check_options(workers=(workers, 1), time_limit=(time_limit, "(0, inf)"))
+    @checked
+    def __init__(self, workers: Count, infos: Sequence[str] = (), *, expert: bool = False, time_limit: Positive = 10.0):
         self.workers, self.infos, self.expert, self.time_limit = workers, tuple(infos), expert, time_limit
         self._played: dict[int, tuple[str, list[str]]] = {}
         """The file and the commands of the game in each row."""

@@ -93,7 +93,7 @@ class TextWorldEnv(TextGameEnv):
         template: Template | str = "plain",
         offers: Iterable[Offer] | Offer = (),
         max_admissible: int = 64,
-        order: Literal["random", "cycle"] = "random",
+        order: str = "random",
         workers: int | None = None,
         time_limit: float = 10.0,
         **options: Unpack[GameOptions],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 from torchrl.data import Unbounded
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.text_game import UNREADABLE, GameOptions, TextGameEnv
@@ -114,6 +114,7 @@ class VisualDialogueEnv(TextGameEnv):
         >>> home.cleanup()
     """
 
+    @checked
     def __init__(
         self,
         data: VisualDialogues,
@@ -126,7 +127,6 @@ class VisualDialogueEnv(TextGameEnv):
         order: Literal["random", "cycle"] = "random",
         **options: Unpack[GameOptions],
     ) -> None:
-        check_options(measure=(measure, get_args(Measure)), order=(order, ("random", "cycle")))
         self.data, self.models, self.measure, self.order = data, models, measure, order
         self.rewards = DialogueRewards() if rewards is None else rewards
         size = data.features.feature_size

@@ -12,7 +12,7 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import Count, Positive, checked, have_shapes
 from torchrl_lang._files import FileError, Record, RecordFolder, file_errors, non_finite, read_tensors
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.files import ImageFeatures
@@ -216,18 +216,19 @@ def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor, sizes: Tensor
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
+@checked
 def train_dialogue_models(
     dialogues: Sequence[Dialogue],
     features: ImageFeatures,
     *,
-    guesser_epochs: int = 16,
-    answerer_epochs: int = 8,
-    batch_size: int = 32,
-    guesser_rate: float = 1e-3,
-    answerer_rate: float = 4e-3,
-    width: int = 128,
-    embedding: int = 64,
-    least_count: int = 1,
+    guesser_epochs: Count = 16,
+    answerer_epochs: Count = 8,
+    batch_size: Count = 32,
+    guesser_rate: Positive = 1e-3,
+    answerer_rate: Positive = 4e-3,
+    width: Count = 128,
+    embedding: Count = 64,
+    least_count: Count = 1,
     seed: int = 0,
     device: torch.device | str = "cpu",
     report: Callable[[str, int, float], None] = lambda name, epoch, loss: None,
@@ -269,10 +270,6 @@ def train_dialogue_models(
         ...     vd.train_dialogue_models(data.dialogues, data.features, **options).guesser.config["width"]
         16
     """
-    counts = {"batch_size": batch_size, "width": width, "embedding": embedding, "least_count": least_count}
-    counts |= {"guesser_epochs": guesser_epochs, "answerer_epochs": answerer_epochs}
-    rates: Any = {"guesser_rate": (guesser_rate, "(0, inf)"), "answerer_rate": (answerer_rate, "(0, inf)")}
-    check_options(**{name: (number, 1) for name, number in counts.items()}, **rates)
     if len(dialogues) != len(features) or not features.normalize or not all(each.rounds for each in dialogues):
         given = f"{len(dialogues)} dialogues, {len(features)} features with normalize={features.normalize}"
         raise ValueError(f"Training needs a dialogue with rounds for each L2-normalised feature, got {given}.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Finite, checked
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 
 Penalty = Literal["none", "soft", "hard", "conservative"]
@@ -50,12 +50,12 @@ STOP = "<stop>"
 """In mode "agent_stops" an action that contains this ends the dialogue."""
 
 Mode = Literal["env_stops", "agent_stops", "10_stop"]
-_ANY = "(-inf, inf)"
 
 CutoffRule = Callable[[float, Sequence[float]], bool]
 """Whether a dialogue ends, given its initial value and the change of the value in each round so far, at least one."""
 
 
+@checked
 @dataclass(frozen=True)
 class DialogueRewards:
     """The end of a dialogue and the rewards of its questions.
@@ -103,17 +103,15 @@ class DialogueRewards:
 
     mode: Mode = "env_stops"
     penalty: Penalty = "none"
-    penalty_value: float = -2.0
-    scale: float = 1.0
-    shift: float = 0.0
+    penalty_value: Finite = -2.0
+    scale: Finite = 1.0
+    shift: Finite = 0.0
     cutoff: CutoffRule | None = None
     soft_substrings: bool = False
-    goal: float = 1.0
-    fraction: float = 0.5
+    goal: Finite = 1.0
+    fraction: Finite = 0.5
 
     def __post_init__(self) -> None:
-        finite = {name: (getattr(self, name), _ANY) for name in ("penalty_value", "scale", "shift", "goal", "fraction")}
-        check_options(mode=(self.mode, get_args(Mode)), penalty=(self.penalty, PENALTIES), **finite)
         if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
             given = f"penalty={self.penalty!r} and cutoff={self.cutoff}"
             raise ValueError(f"{given} are options of mode 'env_stops', but the mode is {self.mode!r}: leave them out.")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import FileError, write_file
 from torchrl_lang.envs.visual_dialogue.data import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, measured
@@ -40,13 +40,14 @@ class RewardCaches(NamedTuple):
         write_file(files.rank_rewards, json.dumps(self.rank))
 
 
+@checked
 def compute_reward_caches(
     models: DialogueModels,
     dialogues: Sequence[Dialogue],
     features: Callable[[Sequence[int]], Tensor],
     *,
     partial: str | Path | None = None,
-    batch_size: int = 16,
+    batch_size: Count = 16,
     on_batch: Callable[[int], object] = lambda done: None,
 ) -> RewardCaches:
     """Computes both reward caches of complete dialogues.
@@ -77,7 +78,6 @@ def compute_reward_caches(
         >>> compute_reward_caches(Models(), dialogues, lambda rows: torch.ones(len(rows), 2))
         RewardCaches(distance=[[2.0, 0.5]], rank=[[0.5, 0.25]])
     """
-    check_options(batch_size=(batch_size, 1))
     done = [] if partial is None else _unfinished(Path(partial), dialogues)
     if done and not _alike(done[0], _rows(models, dialogues[:1], features([0]))[0]):
         raise FileError(str(partial), "was computed with other models or features", _REMEDY)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchrl_lang._checks import check_options, needs_extra
+from torchrl_lang._checks import Count, checked, needs_extra
 from torchrl_lang.envs.visual_dialogue import protocol
 from torchrl_lang.envs.visual_dialogue.dialogue import (
     Dialogue,
@@ -200,6 +200,7 @@ class DialogueServer:
         none
     """
 
+    @checked
     def __init__(
         self,
         models: DialogueModels,
@@ -208,10 +209,9 @@ class DialogueServer:
         name: str = "models",
         host: str = "127.0.0.1",
         port: int = 0,
-        items: int = 64,
-        queue: int = 256,
+        items: Count = 64,
+        queue: Count = 256,
     ) -> None:
-        check_options(items=(items, 1), queue=(queue, 1))
         if not host:
             raise ValueError("host is empty: give an address to listen on, such as 127.0.0.1, or 0.0.0.0 for all.")
         self.models, self.questioner, self.name, self.host, self.port = models, questioner, name, host, port

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, checked
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
@@ -31,6 +31,7 @@ _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
 
 
+@checked
 @dataclass(frozen=True)
 class VisualDialogueTask(Task):
     """Questions about an image, whose answers bring a guesser nearer to it (ILQL, arXiv 2206.11871, section 6.3).
@@ -78,7 +79,6 @@ class VisualDialogueTask(Task):
     server: str | None = None
 
     def __post_init__(self) -> None:
-        check_options(measure=(self.measure, get_args(Measure)))
         if self.rewards.ends_by_percentile and self.measure == "distance":
             raise ValueError("Mode 'env_stops' needs measure='rank': its end is a percentile.")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range, refuse_rows
 from torchrl_lang.envs.row_state import Rows, Utterance
@@ -92,22 +92,21 @@ class WordleEnv(LanguageEnv):
     _reset_entries = ("hidden_word",)
     _spared_state = ("possible",)
 
+    @checked
     def __init__(
         self,
         words: WordList | None = None,
         batch_size: int | Sequence[int] = (1,),
         *,
         rules: Rules = "official",
-        max_tries: int = 6,
+        max_tries: Count = 6,
         guesses: WordList | None = None,
-        action_length: int = WORD_LENGTH + 1,
-        consistent: bool | Literal["packed"] = False,
+        action_length: Annotated[int, WORD_LENGTH + 1] = WORD_LENGTH + 1,
+        consistent: Literal[False, True, "packed"] = False,
         privileged: bool = False,
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        check_options(max_tries=(max_tries, 1), consistent=(consistent, (False, True, "packed")))
-        check_options(action_length=(action_length, WORD_LENGTH + 1))
         word_list = load_words(words)
         self.n_words, self.observes_privileged = len(word_list), privileged
         self.observes_consistent: bool | Literal["packed"] = consistent

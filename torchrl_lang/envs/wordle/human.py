@@ -17,7 +17,7 @@ from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang._files import FileError, Record, file_errors, json_digest, read_csv_records, read_text, write_file
 from torchrl_lang.data.generate import EpisodeSampler, seed_of_games
 from torchrl_lang.envs.wordle.rules import (
@@ -323,9 +323,9 @@ class HumanGames(EpisodeSampler):
         size = round(fraction * len(order))
         return self.select(sorted(order[:size])), self.select(sorted(order[size:]))
 
-    def best(self, fraction: float) -> HumanGames:
+    @checked
+    def best(self, fraction: Annotated[float, "(0, 1]"]) -> HumanGames:
         """The ``fraction`` of the games, rounded down: solved ones first, then by fewest guesses, then the earlier."""
-        check_options(fraction=(fraction, "(0, 1]"))
         effort = [(codes[-1] != SOLVED, len(codes)) for _, codes in self.games]
         order = sorted(range(len(effort)), key=effort.__getitem__)
         return self.select(sorted(order[: int(len(order) * fraction)]))

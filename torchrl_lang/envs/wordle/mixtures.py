@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.wordle.players import Player
 from torchrl_lang.envs.wordle.rules import SOLVED, CandidateSets, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import Turns
@@ -42,6 +42,7 @@ class MixturePlayer(Player):
         torch.Size([8, 2, 6])
     """
 
+    @checked
     def __init__(
         self,
         players: Sequence[Player],
@@ -55,7 +56,6 @@ class MixturePlayer(Player):
         if len(chances) != n or not (n and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6):  # also of NaN
             raise ValueError(f"{n} players need as many probabilities that sum to one, got {chances}.")
         super().__init__(action_length=players[0].action_length, seed=seed)
-        check_options(per=(per, ("move", "game")))
         self.players = torch.nn.ModuleList(players)
         self.per, self._weighted = per, list(zip(chances, players, strict=True))
         self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)
@@ -126,18 +126,18 @@ class MonteCarloPlayer(Player):
 
     _colours: Tensor
 
+    @checked
     def __init__(
         self,
         player: Player,
         words: WordList | None = None,
         *,
-        samples: int = 10,
+        samples: Count = 10,
         rules: Rules = "official",
-        max_tries: int = 6,
+        max_tries: Count = 6,
         seed: int | None = None,
     ) -> None:
         super().__init__(action_length=player.action_length, seed=seed)
-        check_options(samples=(samples, 1), max_tries=(max_tries, 1))
         self.player, self.samples, self.max_tries = player, samples, max_tries
         self.index = WordIndex(load_words(words))
         self.sets = CandidateSets(self.index.letters, rules)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang.envs.wordle.players import WordPlayer
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.transcript import Turns
@@ -85,6 +85,7 @@ class OptimalPlayer(WordPlayer):
     table: Tensor
     """Codes of each guess for each word, uint8 ``[G, W]``; the first guesses are the words."""
 
+    @checked
     def __init__(
         self,
         words: WordList | None = None,
@@ -93,7 +94,6 @@ class OptimalPlayer(WordPlayer):
         ties: Literal["random", "first"] = "random",
         **kwargs: Any,
     ) -> None:
-        check_options(ties=(ties, ("random", "first")))
         word_list = load_words(words)
         super().__init__(word_list, **kwargs)
         self.only_fitting, self.ties = guesses is None, ties

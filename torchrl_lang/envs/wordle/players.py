@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_given, check_options
+from torchrl_lang._checks import Count, Unit, checked
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
@@ -51,9 +51,11 @@ class Player(TensorDictModuleBase):
         ['crane', 'slate']
     """
 
-    def __init__(self, *, action_length: int = WORD_LENGTH + 1, seed: int | None = None) -> None:
+    @checked
+    def __init__(
+        self, *, action_length: Annotated[int, WORD_LENGTH + 1] = WORD_LENGTH + 1, seed: int | None = None
+    ) -> None:
         super().__init__()
-        check_options(action_length=(action_length, WORD_LENGTH + 1))
         self.in_keys = [TOKENS, ATTENTION_MASK, AGENT_MASK]
         self.out_keys = [ACTION]
         self.action_length = action_length
@@ -203,9 +205,9 @@ class RandomWordPlayer(WordPlayer):
         True
     """
 
-    def __init__(self, words: WordList | None = None, *, prob_smart: float = 0.0, **kwargs: Any) -> None:
+    @checked
+    def __init__(self, words: WordList | None = None, *, prob_smart: Unit = 0.0, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        check_options(prob_smart=(prob_smart, "[0, 1]"))
         self.prob_smart = prob_smart
 
     def _choose_word(self, turns: Turns) -> Tensor:
@@ -258,9 +260,9 @@ class RepeatPlayer(WordPlayer):
         True
     """
 
-    def __init__(self, words: WordList | None = None, *, first_n: int | None = None, **kwargs: Any) -> None:
+    @checked
+    def __init__(self, words: WordList | None = None, *, first_n: Count | None = None, **kwargs: Any) -> None:
         super().__init__(words, **kwargs)
-        check_given(first_n=(first_n, 1))
         self.first_n = first_n
 
     def _choose_word(self, turns: Turns) -> Tensor:

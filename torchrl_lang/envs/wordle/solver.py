@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from torchrl_lang._checks import check_given
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.rules import LETTERS_OF_CODE, SOLVED, Rules, feedback_table
 from torchrl_lang.envs.wordle.tree import DecisionTree
@@ -27,13 +27,14 @@ _NEVER = 2**40
 """Bound of guesses that leave all words."""
 
 
+@checked
 def solve(
     words: WordList | None = None,
     *,
     guesses: WordList | None = None,
     rules: Rules = "official",
     opener: str | None = None,
-    max_tries: int | None = None,
+    max_tries: Count | None = None,
     progress: bool = True,
 ) -> DecisionTree:
     """The decision tree that finds the words with the least expected number of guesses.
@@ -72,7 +73,6 @@ def solve(
         >>> solve(demo_words(100), opener="fuzzy", guesses=["fuzzy"]).expected_guesses
         3.19
     """
-    check_given(max_tries=(max_tries, 1))
     word_list = load_words(words)
     guess_list = words_and_guesses(word_list, guesses)
     if opener is not None and opener not in guess_list:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
 from torchrl_lang.envs.wordle.rules import GREEN, CandidateSets, Rules, feedback, tile_colours
 from torchrl_lang.envs.wordle.words import (
@@ -236,6 +236,7 @@ def rows_of_turns(guess: Tensor, colours: Tensor, count: Tensor, *, max_tries: i
     return TensorDict(rows, batch_size=[n], device=row.device)
 
 
+@checked
 def replay_games(
     rows: TensorDictBase,
     words: WordList,
@@ -243,7 +244,7 @@ def replay_games(
     rules: Rules = "official",
     old_rules: Rules = "official",
     guesses: WordList | None = None,
-    max_tries: int = TRIES,
+    max_tries: Count = TRIES,
     seed: int = 0,
 ) -> Replayed:
     """Replay games with another word list or other rules: the same guesses, their colours computed again.
@@ -278,7 +279,6 @@ def replay_games(
         >>> len(replayed.rows) + replayed.left_out["no word of the list fits the colours"]
         32
     """
-    check_options(max_tries=(max_tries, 1))
     every = load_words(words)
     index = WordIndex(every)
     valid = None if guesses is None else WordIndex(words_and_guesses(every, guesses))

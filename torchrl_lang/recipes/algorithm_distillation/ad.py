@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 import torch
 from pydantic import Field
@@ -62,8 +62,7 @@ class Wording(Record):
     @classmethod
     def of_env(cls, template: TemplateName, env: HiddenTaskEnv) -> Wording:
         """The words of an environment's family."""
-        entry = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
-        assert isinstance(entry, Discrete)  # of all these families
+        entry = cast(Discrete, entry_of_spec(env.observation_spec_unbatched[OBSERVATION]))  # of all these families
         is_room = isinstance(env, RoomEnv)
         names = ("r", "c") if is_room else tuple(f"s{number}_" for number in range(len(entry.sizes)))
         observation = tuple(_numbered(name, size) for name, size in zip(names, entry.sizes, strict=True))
