@@ -47,17 +47,15 @@ _MEANINGS = {
 # Options of the trainings, beside those of the demo, where they differ from the presets for pretrained models.
 _BC: Mapping[str, Any] = {"lr": 2e-3, "log_every": 1, "held_out": 32}
 # In so few steps one-step targets would not reach the first turn.
-_ILQL: Mapping[str, Any] = {
-    **_BC,
-    "tau": 0.2,
-    "qvalue_lmbda": 0.95,
-    "turn_lmbda": 0.5,
-    "qvalue_weight": 4.0,
-    "value_weight": 2.0,
-    "value_lr": 1e-3,
-    "beta": 2.0,
+_ILQL: Mapping[str, Any] = {**_BC, "lr": 1e-3, "tau": 0.1, "qvalue_lmbda": 0.95, "turn_lmbda": 0.5}
+_PPO: Mapping[str, Any] = {
+    "lr": 1.5e-3,
+    "warmup": 0,
+    "final_lr": 0.2,
+    "kl_coef": 0.02,
+    "kl_target": None,
+    "value_warmup": 1,
 }
-_PPO: Mapping[str, Any] = {"warmup": 0, "final_lr": 0.2, "kl_coef": 0.02, "kl_target": None, "value_warmup": 1}
 _MIN_P = 0.1
 """Least probability of a token relative to the likeliest one's where values decide: others have no data."""
 _TURNS = {"guess": 4, "shop": 3}

@@ -175,9 +175,9 @@ class ChatDemo(Options):
         None, "name, folder or GGUF file of a chat model; none: SmolLM2-135M-Instruct, from a package of PyPI"
     )
     games: int = option(400, "dialogues of the scripted player to learn from", ge=20)
-    bc_steps: int = option(100, "training steps of BC", ge=1)
+    bc_steps: int = option(80, "training steps of BC", ge=1)
     ilql_steps: int = option(60, "training steps of ILQL", ge=1)
-    iterations: int = option(10, "training iterations of PPO", ge=2)
+    iterations: int = option(8, "training iterations of PPO", ge=2)
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
     lora_layers: int = option(6, "transformer blocks with LoRA adapters, counted from the last", ge=1)
     eval_games: int = option(64, "games for each row of the table", ge=2)

@@ -21,6 +21,7 @@ _LOWER = ("My number is lower.", "No, go lower.", "Lower than that.", "Not quite
 _WON = ("Yes, {number} it is!", "Correct, it is {number}.", "You found it: {number}!")
 _LOST = ("No, it was {number}.", "Wrong, my number is {number}.", "That was your last guess. It was {number}.")
 _NO_NUMBER = ("Please guess a number from 1 to {n}.", "That is no number from 1 to {n}.")
+_HINTS = ("Give me a hint.", "I need a hint.")
 _GUESSES = ("Is it {}?", "I guess {}.", "My guess is {}.", "How about {}?", "{}")
 
 
@@ -87,8 +88,8 @@ def guess_value(numbers: int = 15, turns: int = 4) -> float:
 class GuessPlayer:
     """Plays :class:`GuessNumber` as a function for :class:`~torchrl_lang.envs.TextPlayer`.
 
-    It guesses the middle of what is possible, or with some probability makes the mistake to move by one only: to the
-    number next to its last guess, at first to any number.
+    It guesses the middle of what is possible, or with some probability asks for a hint, a mistake that
+    wastes a guess.
 
     Args:
         mistakes: the probability of a mistake. At 0 it plays best.
@@ -101,22 +102,22 @@ class GuessPlayer:
         'Is it 8?'
     """
 
-    def __init__(self, *, mistakes: float = 0.65) -> None:
+    def __init__(self, *, mistakes: float = 0.4) -> None:
         check_options(mistakes=(mistakes, "[0, 1]"))
         self.mistakes = mistakes
 
     def __call__(self, texts: list[str], rng: random.Random) -> str:
         """The next guess after the texts of a game so far."""
+        if rng.random() < self.mistakes:
+            return rng.choice(_HINTS)
         low, high = 1, numbers_in(texts[0])[1]
-        timid = rng.randint(low, high)
         for said, reply in zip(texts[1::2], texts[2::2], strict=True):
-            guess = numbers_in(said)[0]
-            if "higher" in reply.lower():
-                low, timid = max(low, guess + 1), guess + 1
-            else:
-                high, timid = min(high, guess - 1), guess - 1
-        number = timid if rng.random() < self.mistakes else (low + high) // 2
-        return rng.choice(_GUESSES).format(number)
+            for guess in numbers_in(said)[:1]:
+                if "higher" in reply.lower():
+                    low = max(low, guess + 1)
+                else:
+                    high = min(high, guess - 1)
+        return rng.choice(_GUESSES).format((low + high) // 2)
 
 
 def numbers_in(text: str) -> list[int]:
