@@ -209,7 +209,7 @@ class _Demo(NamedTuple):
 
 
 def _last(steps: int) -> dict[str, Any]:
-    """The last checkpoint is kept: greedy games tell little about a policy that is sampled, or guided by another beta."""
+    """The last checkpoint plays: greedy games do not measure a policy that is sampled, or guided by another beta."""
     return {"steps": steps, "eval_every": steps}
 
 
