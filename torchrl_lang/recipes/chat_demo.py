@@ -56,7 +56,7 @@ _PPO: Mapping[str, Any] = {
     "kl_target": None,
     "value_warmup": 1,
 }
-_MIN_P = 0.1
+_MIN_P = 0.3
 """Least probability of a token relative to the likeliest one's where values decide: others have no data."""
 _TURNS = {"guess": 4, "shop": 3}
 
