@@ -197,7 +197,7 @@ class _Demo(NamedTuple):
             metrics |= {"minutes": minutes} if minutes else {}
             tokenizer = self.task.tokenizer()
             dialogues = [transcript_turns(row, tokenizer) for row in records.rows[:_SHOWN]]
-            summary = replace(summary, metrics=summary.metrics | metrics)
+            summary = replace(summary, metrics=summary.metrics | metrics, kl_per_token=None, entropy=None)
             self._with(_Played(summary=summary, dialogues=dialogues)).write(path)
         found = _Played.read(path, remedy="delete it: the games are played again")
         print(f"{name}: mean return {found.summary.mean_return:.2f}", flush=True)
