@@ -177,12 +177,12 @@ def date_in(seconds):
 
 @pytest.mark.parametrize(
     ("asked", "least", "most"),
-    [("7", 7, 7), ("0", 0, 0.01), (date_in(3000), 2000, 3000), (date_in(-9), 0, 0.01), ("soon", 0, 0.01)]
+    [("7", 7, 7), ("0", 0, 0.01), (date_in(30_000), 20_000, 30_000), (date_in(-9), 0, 0.01), ("soon", 0, 0.01)]
     + [("Mon, 23 Nov 2026 10:00:00 +99999999999999999999", 0, 0.01), ("Mon, 23 Nov", 0, 0.01)],
     ids=["seconds", "no-seconds", "date", "past", "word", "zone", "short"],  # the same in all processes
 )
 def test_a_server_can_ask_for_a_longer_wait(asked, least, most):
-    [waited] = waits_of((503, {}, ("Retry-After", asked)), longest_asked_wait=3000, **FAST)
+    [waited] = waits_of((503, {}, ("Retry-After", asked)), longest_asked_wait=30_000, **FAST)
     assert least <= waited <= most
 
 

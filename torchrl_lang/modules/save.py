@@ -557,8 +557,8 @@ def _card(
     parts = [
         f"---\n{header.to_yaml()}\n---",
         f"# Agent for {name}",
-        "A language model with its value heads, tokenizer, row format and decoding options, trained by reinforcement "
-        f"learning{f' from {base_model}' if base_model else ''}.",
+        "A language model with the tokenizer, row format, value heads (if it has some) and decoding options of its "
+        f"training by reinforcement learning{f' from {base_model}' if base_model else ''}.",
         "## Use\n\n" + _code("\n".join(ours)),
         *([f"{alone}\n\n{_code(theirs)}"] if has_chat else []),
         _section("Decoding", {key: value for key, value in settings.items() if value not in (None, False, 0)}),

@@ -28,7 +28,7 @@ class Export(DecodingOptions, task_from=("run", "config.json")):
     """Save the policy of a finished run as an agent: a Hugging Face folder with a model card."""
 
     run: Path = required("folder of a finished run")
-    out: Path = required("folder of the agent; one that is there is replaced")
+    out: Path = required("folder of the agent; an agent that is there is replaced, other folders are kept")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
-from torchrl_lang._files import Record, shorten
+from torchrl_lang._files import Record, read_json, shorten
 from torchrl_lang.recipes.algorithms import ALGORITHMS
 from torchrl_lang.recipes.options import dashed, plain
 from torchrl_lang.training import Checkpointer
@@ -119,7 +119,9 @@ def _base_model(options: Mapping[str, Any]) -> str | None:
     if name is not None:
         return None if Path(name).exists() else name
     record = None if start is None else Path(start) / "config.json"
-    return _base_model(read_options(record).model_dump()) if record is not None and record.exists() else None
+    if record is None or not record.exists() or "model_type" in read_json(record, remedy="restore the file"):
+        return None  # a local model has no name
+    return _base_model(read_options(record).model_dump())
 
 
 def results_of(run: Path, name: str) -> list[dict[str, Any]]:
