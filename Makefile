@@ -6,10 +6,13 @@ STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.test-installed
 QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/files
 
-.PHONY: demo test test-suites test-versions quick check docs bench clean
+.PHONY: demo demo-chat test test-suites test-versions quick check docs bench clean
 
 demo: $(STAMP)  ## Learn, play and compare: ten to twenty minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
+
+demo-chat: $(STAMP)  ## A chat model of 135 M parameters plays, learns, and is read side by side: twenty minutes (ARGS="--task shop")
+	$(BIN)/python -m torchrl_lang demo-chat $(ARGS)
 
 test: $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation's examples
 	$(MAKE) -j 2 check docs

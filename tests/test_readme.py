@@ -25,10 +25,10 @@ def test_every_link_leads_to_a_file():
     assert [link for link in links if not (README.parent / link).exists()] == []
 
 
-def test_it_is_short_and_has_the_two_commands_at_the_top():
+def test_it_is_short_and_has_the_three_commands_at_the_top():
     lines = TEXT.splitlines()
     assert len(lines) <= 120
-    assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in lines[:15]}
+    assert {"make demo", "make test", "make demo-chat"} <= {line.split("#")[0].strip() for line in lines[:15]}
 
 
 def test_its_figures_of_speed_are_those_of_the_records():

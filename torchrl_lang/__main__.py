@@ -52,13 +52,14 @@ RECIPES = {
     "chat": ("agents:Chat", "agents:chat"),
     "convert-agilerl": ("algorithms:ConvertAgileRL", "convert_agilerl:main"),
     "demo": ("demo_options:Demo", "demo:main"),
+    "demo-chat": ("demo_options:ChatDemo", "chat_demo:main"),
     "textworld": ("demo_options:TextWorldDemo", "textworld_demo:main"),
     "visual_dialogue": ("demo_options:VisualDialogueDemo", "visual_dialogue_demo:main"),
     "reddit": ("demo_options:RedditDemo", "reddit_demo:main"),
     "distill": ("algorithm_distillation.options:Distill", "algorithm_distillation.distill:main"),
 }
 """The options class and the function of each other command as ``module:name``, so that ``--help`` imports no torch."""
-RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")
+RESUMABLE = ("train", "prepare", "demo", "demo-chat", "textworld", "visual_dialogue", "reddit", "distill")
 
 
 def attribute(place: str) -> Any:

@@ -160,3 +160,26 @@ class VisualDialogueDemo(ComparisonOptions):
     eval_games: int = option(1000, "test scenes that each player plays once, at most all", ge=2)
     choice_games: int = option(250, "validation scenes on which decodings are chosen, at most all", ge=1)
     image: bool = option(True, "the agent sees the image")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatDemo(Options):
+    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; twenty minutes, two cores.
+
+    Its page shows the same dialogues side by side.
+    """
+
+    out: Path = option(Path("runs/chat"), "folder of all results; those of a task are in a folder of its name")
+    task: Literal["guess", "shop"] = option("guess", "guess a number, or sell to a customer with a hidden limit")
+    pretrained: str | None = option(
+        None, "name, folder or GGUF file of a chat model; none: SmolLM2-135M-Instruct, from a package of PyPI"
+    )
+    games: int = option(400, "dialogues of the scripted player to learn from", ge=20)
+    bc_steps: int = option(80, "training steps of BC", ge=1)
+    ilql_steps: int = option(60, "training steps of ILQL", ge=1)
+    iterations: int = option(8, "training iterations of PPO", ge=2)
+    ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
+    lora_layers: int = option(6, "transformer blocks with LoRA adapters, counted from the last", ge=1)
+    eval_games: int = option(64, "games for each row of the table", ge=2)
+    betas: tuple[float, ...] = option((4.0, 8.0, 16.0), "weights of ILQL's values to choose from, on other games", gt=0)
+    seed: int = option(0, "seed of everything", ge=0)

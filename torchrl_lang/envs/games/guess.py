@@ -21,6 +21,7 @@ _LOWER = ("My number is lower.", "No, go lower.", "Lower than that.", "Not quite
 _WON = ("Yes, {number} it is!", "Correct, it is {number}.", "You found it: {number}!")
 _LOST = ("No, it was {number}.", "Wrong, my number is {number}.", "That was your last guess. It was {number}.")
 _NO_NUMBER = ("Please guess a number from 1 to {n}.", "That is no number from 1 to {n}.")
+_HINTS = ("Give me a hint.", "I need a hint.")
 _GUESSES = ("Is it {}?", "I guess {}.", "My guess is {}.", "How about {}?", "{}")
 
 
@@ -87,37 +88,36 @@ def guess_value(numbers: int = 15, turns: int = 4) -> float:
 class GuessPlayer:
     """Plays :class:`GuessNumber` as a function for :class:`~torchrl_lang.envs.TextPlayer`.
 
-    It guesses the middle of what is possible, or with some probability any number.
+    It guesses the middle of what is possible, or with some probability asks for a hint, a mistake that
+    wastes a guess.
 
     Args:
-        mistakes: the probability of any number. At 0 it plays best.
+        mistakes: the probability of a mistake. At 0 it plays best.
 
     Examples:
         >>> import random
         >>> from torchrl_lang.envs.games import GuessPlayer
         >>> player = GuessPlayer(mistakes=0.0)
         >>> player(["My secret number is one of 1 to 15. Can you find it in 4 guesses?"], random.Random(1))
-        '8'
+        'Is it 8?'
     """
 
-    def __init__(self, *, mistakes: float = 0.3) -> None:
+    def __init__(self, *, mistakes: float = 0.4) -> None:
         check_options(mistakes=(mistakes, "[0, 1]"))
         self.mistakes = mistakes
 
     def __call__(self, texts: list[str], rng: random.Random) -> str:
         """The next guess after the texts of a game so far."""
+        if rng.random() < self.mistakes:
+            return rng.choice(_HINTS)
         low, high = 1, numbers_in(texts[0])[1]
-        number = rng.randint(low, high)
-        way = rng.choice(_GUESSES)
-        if rng.random() >= self.mistakes:
-            for said, reply in zip(texts[1::2], texts[2::2], strict=True):
-                guess = numbers_in(said)[0]
+        for said, reply in zip(texts[1::2], texts[2::2], strict=True):
+            for guess in numbers_in(said)[:1]:
                 if "higher" in reply.lower():
                     low = max(low, guess + 1)
                 else:
                     high = min(high, guess - 1)
-            number = (low + high) // 2
-        return way.format(number)
+        return rng.choice(_GUESSES).format((low + high) // 2)
 
 
 def numbers_in(text: str) -> list[int]:

