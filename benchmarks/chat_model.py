@@ -8,9 +8,9 @@ trainers run their own ``train()``; after each of their steps ours takes its own
 * Acting: ``UtteranceActor`` beside ``generate``, 16 new tokens at temperature 1, of 16 games in their first turn and of
   64 in their fourth. ``generate`` reads the whole prompt; the actor has read it up to the turn before.
 * An iteration of PPO beside one of TRL's ``GRPOTrainer`` with the game as its environment: 16 games, one epoch in one
-  batch, all weights, a KL penalty to a frozen copy. Every text is a call of the environment's tool and no description
-  of it is in the prompt, so that the games have nearly the same tokens. TRL does not know that a game is over: it plays
-  all four turns, the last of which gets no reply.
+  batch, a KL penalty to the model as it was; with all weights, and with LoRA on the last blocks. Every text is a call
+  of the environment's tool and no description of it is in the prompt, so that the games have nearly the same tokens.
+  TRL does not know that a game is over: it plays all four turns, the last of which gets no reply.
 
 ``CHAT_MODEL`` names the model, a folder: one that ends its guesses, such as the BC model of ``make demo-chat``, because
 TRL limits the tokens of a game and not those of a turn. TRL has an environment of its own, see ``make test-suites``::
@@ -53,7 +53,10 @@ from torchrl_lang.training import adamw, total_loss
 SYSTEM = "You play a game. Answer with one short guess."
 TURNS, NEW_TOKENS, GAMES = 4, 16, 16
 TARGETS = {"all weights": 0.6, "LoRA": 0.5}
-LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+LORA = {"r": 16, "lora_alpha": 32}
+LAST = 6
+"""Blocks with adapters online."""
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LR, KL = 1e-5, 0.05
 
 
@@ -113,7 +116,10 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         if find_spec("trl") is None:
             print("  TRL is not installed here: its rows are left out")
             return found
-        return found + [*training_rows(table, Path(place), repeats), *online_rows(table, Path(place), repeats)]
+        found += training_rows(table, Path(place), repeats)
+        for lora in (False, True):
+            found += online_rows(table, Path(place), repeats, lora=lora)
+        return found
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------
@@ -259,9 +265,17 @@ def shared(place: Path, repeats: int) -> dict[str, Any]:
 
 def adapted(lm: PreTrainedModel) -> Any:
     """The model with adapters on all of its layers."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    return get_peft_model(lm, LoraConfig(task_type="CAUSAL_LM", **LORA))
+    return get_peft_model(lm, adapters())
+
+
+def adapters(**options: Any) -> Any:
+    """PEFT's description of the adapters."""
+    from peft import LoraConfig
+
+    given: Any = {"task_type": "CAUSAL_LM", "target_modules": LINEAR, **LORA, **options}
+    return LoraConfig(**given)
 
 
 class Ours:
@@ -303,10 +317,11 @@ class Plain:
 # -- online: an iteration of PPO and of GRPO --------------------------------------------------------------------------
 
 
-def online_rows(table: Table, place: Path, repeats: int) -> list[dict[str, Any]]:
-    ours = Online(table, place / "ppo")
+def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[dict[str, Any]]:
+    name = "LoRA" if lora else "all weights"
+    ours = Online(table, place / f"ppo, {name}", lora=lora)
     try:
-        turns, tokens = grpo(table, place / "grpo", ours, repeats)
+        turns, tokens = grpo(table, place / f"grpo, {name}", ours, repeats, lora=lora)
     finally:
         ours.close()
     speeds = {"ours": [n / s for n, s in zip(ours.tokens[-len(turns["ours"]) :], turns["ours"], strict=True)]}
@@ -314,11 +329,11 @@ def online_rows(table: Table, place: Path, repeats: int) -> list[dict[str, Any]]
     over = median(a / b for a, b in zip(speeds["ours"], speeds["GRPO"], strict=True))
     shares = ", ".join(f"{part} {share:.0%}" for part, share in ours.shares().items())
     return [
-        row("PPO iteration / TRL's GRPO iteration, tokens/s", over, "x", 3.0, note=shares),
-        row("PPO iteration, tokens of the agent", median(speeds["ours"]), "tokens/s"),
-        row("GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
-        row("a game of PPO", median(s / GAMES for s in turns["ours"]), "s"),
-        row("a game of GRPO", median(s / GAMES for s in turns["GRPO"]), "s"),
+        row(f"{name}: PPO iteration / TRL's GRPO iteration, tokens/s", over, "x", 3.0, note=shares),
+        row(f"{name}: PPO iteration, tokens of the agent", median(speeds["ours"]), "tokens/s"),
+        row(f"{name}: GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
+        row(f"{name}: a game of PPO", median(s / GAMES for s in turns["ours"]), "s"),
+        row(f"{name}: a game of GRPO", median(s / GAMES for s in turns["GRPO"]), "s"),
     ]
 
 
@@ -337,11 +352,13 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 class Online:
     """Iterations of the recipe ``ppo``."""
 
-    def __init__(self, table: Table, place: Path) -> None:
+    def __init__(self, table: Table, place: Path, *, lora: bool) -> None:
+        blocks = table.lm().config.num_hidden_layers if lora else 0
+        weights: Any = {"lora_rank": LORA["r"], "lora_layers": min(LAST, blocks)} if lora else {}
         task = {"task": "benchmarks.chat_model:make_env", "option": {"folder": str(table.folder)}}
         sizes: Any = {"games": GAMES, "turns": TURNS, "batch_size": GAMES, "epochs": 1, "value_warmup": 0}
         penalty: Any = {"kl_coef": KL, "kl_target": None, "lr": LR}
-        options = PPO(pretrained=str(table.folder), out=place, **task, **sizes, **penalty)
+        options = PPO(pretrained=str(table.folder), out=place, **task, **sizes, **penalty, **weights)
         start = load_initial_policy(options)
         self.loop = OnlineRun(options, start, kl_transform(options, start), PPOLearner(options, start))
         self.loop.games.restart(0)
@@ -414,7 +431,9 @@ def calling_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def grpo(table: Table, place: Path, ours: Online, repeats: int) -> tuple[dict[str, list[float]], list[int]]:
+def grpo(
+    table: Table, place: Path, ours: Online, repeats: int, *, lora: bool
+) -> tuple[dict[str, list[float]], list[int]]:
     """Seconds of iterations of both, in turns, and the tokens that the model wrote in TRL's."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -430,8 +449,10 @@ def grpo(table: Table, place: Path, ours: Online, repeats: int) -> tuple[dict[st
 
     prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}]  # the opening follows
     data = [{"prompt": prompt, "seed": seed} for seed in range(64)]
+    lm = table.lm()
+    blocks = lm.config.num_hidden_layers
     trainer = Counting(
-        model=table.lm(),
+        model=lm,
         args=GRPOConfig(
             per_device_train_batch_size=GAMES,
             num_generations=4,
@@ -443,6 +464,7 @@ def grpo(table: Table, place: Path, ours: Online, repeats: int) -> tuple[dict[st
         train_dataset=Dataset.from_list(data),
         processing_class=calling_tokenizer(table.folder),
         environment_factory=GuessTool,
+        peft_config=adapters(layers_to_transform=[*range(max(blocks - LAST, 0), blocks)]) if lora else None,
         callbacks=[turns],
     )
     trainer.train()
