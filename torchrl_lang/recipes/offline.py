@@ -113,7 +113,7 @@ class OfflineData:
 
 
 # Bytes that the states below the first trained layer may take for the rows of a dataset, see with_frozen_states. If
-# they take more, they are computed for each batch.
+# they take more, or the run reads fewer rows than there are, they are computed for each batch.
 _FROZEN_STATES = 2**30
 
 
@@ -219,7 +219,9 @@ def train_offline(
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
                 return with_frozen_states(loss, rows, limit=limit)
 
-        rows = carrying(prepare(rows), _FROZEN_STATES)
+        rows = prepare(rows)
+        if options.steps * options.batch_size > len(rows):
+            rows = carrying(rows, _FROZEN_STATES)
         buffer = row_buffer(rows, options.batch_size, seed=options.seed)
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:
