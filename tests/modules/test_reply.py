@@ -131,7 +131,7 @@ def test_a_batch_answers_as_each_dialogue_alone(agent):
 
 def test_a_text_or_a_message_is_no_dialogue(agent):
     for call in (lambda: agent.replies(["hi", "ho"]), lambda: agent.reply(QUESTION), lambda: agent.replies([])):
-        with pytest.raises(ValueError, match="one dialogue, each a list of messages or of texts, got"):
+        with pytest.raises(ValueError, match="a dialogue or more, each a list of messages or texts, got"):
             call()
     assert isinstance(agent.reply([]), str)
     with pytest.raises(ValueError, match="tokens and an action exceed the model's 400 positions: shorten the dialogue"):

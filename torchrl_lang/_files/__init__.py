@@ -17,6 +17,7 @@ from torchrl_lang._files.readers import (
     file_digest,
     file_errors,
     file_in,
+    mistake,
     one_line,
     parse_rows,
     read_csv_records,
@@ -36,11 +37,17 @@ from torchrl_lang._files.records import (
     check_replaceable,
     folder_digest,
     json_digest,
-    mistake,
     validate,
     verify_checksums,
     write_checksums,
     write_json,
     write_manifest,
 )
-from torchrl_lang._files.weights import check_loaded_weights, check_model_config, nested_fields, non_finite
+from torchrl_lang._files.weights import (
+    check_loaded_weights,
+    check_model_config,
+    nested_fields,
+    non_finite,
+    read_weights,
+    write_weights,
+)

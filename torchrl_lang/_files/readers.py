@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:  # the command line reads its options before it needs torch
@@ -59,9 +60,27 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def mistake(error: ValidationError) -> str:
+    """The first mistake that pydantic found, as the rest of a sentence that begins with the file."""
+    first = error.errors(include_url=False)[0]
+    name, found = ".".join(map(str, first["loc"]))[:80], shorten(first["input"])
+    if first["type"] == "missing":
+        return f'has no field "{name}"'
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f'has the unknown field "{name}"'
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    needs_object = first["type"] in ("model_type", "dataclass_type", "dict_type")
+    expected = "a JSON object" if needs_object else message
+    if name:
+        return f'has {found} as "{name}", expected {expected}'
+    return f"is {found}, expected {expected}" if needs_object else message[:1].lower() + message[1:]
+
+
 @contextmanager
 def file_errors(path: str | Path, found: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
     """Raise what a ``with`` block raises of ``errors`` as a :class:`FileError`, with its message in brackets.
+
+    Without ``found`` the message stands for it. A :class:`FileError` and lack of memory pass as they are.
 
     Examples:
         >>> from torchrl_lang._files import file_errors
@@ -74,9 +93,11 @@ def file_errors(path: str | Path, found: str, remedy: str, *errors: type[Excepti
     try:
         yield
     except errors as error:
-        text = one_line(error)
+        if isinstance(error, FileError | MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+            raise
+        text = mistake(error) if isinstance(error, ValidationError) else one_line(error)
         text = text if text.endswith("...") else text.rstrip(".")
-        raise FileError(path, f"{found} ({text})", remedy) from error
+        raise FileError(path, f"{found} ({text})" if found else text, remedy) from error
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------

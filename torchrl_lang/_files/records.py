@@ -13,7 +13,16 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchrl_lang._files.folders import refuse_content, write_file, write_folder
-from torchrl_lang._files.readers import FileError, file_digest, file_in, read_json, regular_file, shorten
+from torchrl_lang._files.readers import (
+    FileError,
+    file_digest,
+    file_errors,
+    file_in,
+    mistake,
+    read_json,
+    regular_file,
+    shorten,
+)
 
 _DIGEST = "digest"
 CHECKSUMS = "checksums.json"
@@ -229,10 +238,8 @@ class Record(BaseModel):
     @classmethod
     def parse(cls, content: Mapping[str, Any], path: str | Path, *, remedy: str) -> Self:
         """Check a JSON object that came from ``path``, without ``version`` and digest; see :meth:`read`."""
-        try:
+        with file_errors(path, "", remedy, ValidationError):
             return cls.model_validate_json(json.dumps(content))
-        except ValidationError as error:
-            raise FileError(path, mistake(error), remedy) from None
 
     def write(self, path: str | Path) -> None:
         """Write the record atomically, with its digest; halves of surrogate pairs in its texts become ``?``.
@@ -259,22 +266,6 @@ class Checksums(Record):
     """The content of ``checksums.json``."""
 
     files: dict[str, FileChecksum]
-
-
-def mistake(error: ValidationError) -> str:
-    """The first mistake that pydantic found, as the rest of a sentence that begins with the file."""
-    first = error.errors(include_url=False)[0]
-    name, found = ".".join(map(str, first["loc"]))[:80], shorten(first["input"])
-    if first["type"] == "missing":
-        return f'has no field "{name}"'
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f'has the unknown field "{name}"'
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    needs_object = first["type"] in ("model_type", "dataclass_type", "dict_type")
-    expected = "a JSON object" if needs_object else message
-    if name:
-        return f'has {found} as "{name}", expected {expected}'
-    return f"is {found}, expected {expected}" if needs_object else message[:1].lower() + message[1:]
 
 
 M = TypeVar("M", bound=BaseModel)

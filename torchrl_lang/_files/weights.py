@@ -1,4 +1,4 @@
-"""Check the weights of a Hugging Face model after transformers has read them."""
+"""Write and read weights, and check those of a Hugging Face model after transformers has read them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from torchrl_lang._files.readers import FileError, shorten
+from torchrl_lang._files.readers import FileError, read_tensors, shorten
 
 
 def check_loaded_weights(
@@ -67,6 +68,47 @@ def _is_finite(tensor: Tensor) -> bool:
         return True  # empty or quantized
     # Computing minimum and maximum is ten times as fast as testing every value.
     return bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], owner: str) -> None:
+    """Write weights as safetensors.
+
+    Args:
+        path: the file.
+        weights: tensors by name.
+        owner: what the weights belong to, for the error.
+
+    Raises:
+        ValueError: some are not finite.
+    """
+    if wrong := non_finite(weights.items()):
+        found = f"weights that are not finite, such as {', '.join(wrong[:3])}"
+        raise ValueError(f"The {owner} has {found}: it is not saved.")
+    save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, path)
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, remedy: str) -> dict[str, Tensor]:
+    """The weights in a file, if they have the names and shapes of ``expected``, which may be on the meta device.
+
+    Args:
+        path: a safetensors file.
+        expected: tensors by name.
+        owner: what the weights belong to, in the possessive case, for error messages.
+        remedy: what the user can do if the file cannot be read, for error messages.
+
+    Raises:
+        FileError: the file is damaged, holds other tensors, or some are not finite floating-point numbers.
+    """
+    weights = read_tensors(path, remedy=remedy)
+    shapes = {key: tuple(value.shape) for key, value in expected.items()}
+    held = {key: tuple(value.shape) for key, value in weights.items()}
+    if differ := sorted(key for key in held.keys() | shapes.keys() if held.get(key) != shapes.get(key)):
+        found = ", ".join(f"{key} {held.get(key, 'is missing')}, expected {shapes.get(key, 'none')}" for key in differ)
+        raise FileError(path, f"does not hold the {owner} tensors: {found[:300]}", remedy)
+    wrong = [key for key, value in weights.items() if value.is_floating_point() < expected[key].is_floating_point()]
+    if wrong := wrong or non_finite(weights.items()):
+        raise FileError(path, f"holds weights that are not finite floating-point numbers: {wrong[0]}", remedy)
+    return weights
 
 
 def check_model_config(content: Mapping[str, Any], path: str | Path, *, remedy: str) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -17,10 +16,9 @@ from torchrl.envs import EnvBase
 
 from torchrl_lang import schema
 from torchrl_lang._checks import Count, check_heads, check_options, checked
-from torchrl_lang._files import Record, RecordFolder, file_errors, non_finite
+from torchrl_lang._files import Record, RecordFolder, file_errors, read_weights, write_weights
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry, entry_of_spec
 from torchrl_lang.algorithm_distillation.network import ActionHead, ADTrunk, OutcomeHead, StepEmbedding, Steps
-from torchrl_lang.modules.saved_heads import read_weights
 from torchrl_lang.schema import ACTION, ACTION_PARAMETERS, EPISODE_STEP, OBSERVATION, REWARD, entry
 
 
@@ -211,12 +209,9 @@ def save_ad_model(folder: str | Path, model: ADTransformer, *, trained_on: Mappi
         60
     """
     target = Path(folder).resolve()  # replace the folder that a link points to, not the link
-    weights = model.state_dict()
-    if wrong := non_finite(weights.items()):
-        raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
     arguments = {name: getattr(model, name) for name in _SavedModel.model_fields if name != "trained_on"}
     with _FOLDER.write(target, _SavedModel(**arguments, trained_on=dict(trained_on or {})), replace=True) as new:
-        save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, new / _WEIGHTS)
+        write_weights(new / _WEIGHTS, model.state_dict(), "model")
     return Path(folder)
 
 

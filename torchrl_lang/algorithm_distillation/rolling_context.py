@@ -73,9 +73,7 @@ class RollingContext:
         begins[self.row, self.length], begins[:, 0] = self.clock == 0, True
         allowed = begins & fits & (torch.arange(size + 1, device=fits.device) <= self.length[:, None])
         if len(full := (~allowed.any(-1)).nonzero()):
-            raise ValueError(
-                f"The running episode of stream {int(full[0])} leaves no room in the context: lengthen it."
-            )
+            raise ValueError(f"The episode of stream {int(full[0])} leaves no room in the context: lengthen it.")
         first = allowed.int().argmax(-1)
         changed = first.nonzero()[:, 0]
         index = (torch.arange(size, device=first.device) + first[changed, None]).clamp_max(size - 1)

@@ -61,11 +61,11 @@ class KLController(nn.Module, ABC):
     _changes: ClassVar[bool] = True  # whether updates change it, so that a copy in a worker becomes stale
     _moves: ClassVar[bool] = False  # whether .to(...) converts it
 
-    def __init__(self, coef: Tensor | float) -> None:
+    def __init__(self, coef: Tensor | float, allowed: str = "[0, inf)") -> None:
         super().__init__()
         self._process = os.getpid()
         theirs = " (a controller is one of this library: torchrl_lang.transforms.AdaptiveKLController)"
-        check_options(coef=(one_number("coef", coef, theirs), "[0, inf)"))
+        check_options(coef=(one_number("coef", coef, theirs), allowed))
         # On the CPU under torch.device(...), too, which building a model on a GPU or on "meta" may have set.
         value = coef.item() if isinstance(coef, Tensor) else float(coef)
         self.register_buffer("coef", torch.tensor(value, dtype=self._dtype, device="cpu"))
@@ -295,8 +295,7 @@ class AdaptiveKLController(KLController):
         min_coef: Positive = 1e-8,
         max_coef: float = 1e8,
     ) -> None:
-        super().__init__(coef)
-        check_options(coef=(float(self.coef), f"[{min_coef}, {max_coef}]"))
+        super().__init__(coef, f"[{min_coef}, {max_coef}]")
         self.target, self.horizon, self.clip, self.min_coef, self.max_coef = target, horizon, clip, min_coef, max_coef
 
     def _update(self, kl: float, n: int) -> None:
@@ -351,9 +350,8 @@ class LagrangeKLController(KLController):
         proportional: NonNegative = 0.0,
         max_coef: Positive = 100.0,
     ) -> None:
-        super().__init__(coef)
+        super().__init__(coef, f"[0, {max_coef}]")
         self.register_buffer("multiplier", self.coef.clone())
-        check_options(coef=(float(self.coef), f"[0, {max_coef}]"))
         self.target, self.lr, self.proportional, self.max_coef = target, lr, proportional, max_coef
 
     def _update(self, kl: float, n: int) -> None:

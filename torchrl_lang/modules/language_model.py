@@ -132,22 +132,18 @@ def load_causal_lm(
         folder: str | Path = source  # its code is downloaded with it
     else:
         folder = _folder(source, kwargs)
-    try:
-        with quiet_transformers():
-            if not trust_remote_code:
-                check_model_folder(Path(folder))
-            lm, info = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                trust_remote_code=trust_remote_code,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they are among the loading info
-                **kwargs,
-            )
-    except (FileError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
-        raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error
+    # Damaged files raise any kind of exception, with messages of many lines.
+    with file_errors(folder, "cannot be loaded", REMEDY, Exception), quiet_transformers():
+        if not trust_remote_code:
+            check_model_folder(Path(folder))
+        lm, info = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are among the loading info
+            **kwargs,
+        )
     _files.check_loaded_weights(folder, lm, info, remedy=REMEDY)
     check_causal(lm)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)

@@ -54,9 +54,7 @@ def replies(
         KeyError: the policy reads features, and none are given.
     """
     if not dialogues or any(isinstance(each, str | Mapping) for each in dialogues):
-        raise ValueError(
-            f"Give at least one dialogue, each a list of messages or of texts, got {shorten(str(dialogues))}."
-        )
+        raise ValueError(f"Give a dialogue or more, each a list of messages or texts, got {shorten(str(dialogues))}.")
     episodes = [encode_dialogue(dialogue, tokenizer, tools=tools) for dialogue in dialogues]
     control, longest = tokenizer.control, max(len(episode.tokens) for episode in episodes)
     rows = stack_episodes(episodes, control.pad, longest + action_length)

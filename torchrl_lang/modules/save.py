@@ -149,8 +149,7 @@ def write_model(
     models = {"": model} if value_lm is None else {"": model, _VALUE_LM: unwrapped(value_lm)}
     record = ModelRecord(heads=describe_heads(own, [*models.values()][-1]), value_lm=value_lm is not None, **described)
     models = {place: merged_copy(each) for place, each in models.items()}
-    modules = (*models.values(), *own.values())
-    if wrong := [name for each in modules for name in non_finite(each.named_parameters())]:
+    if wrong := [name for each in models.values() for name in non_finite(each.named_parameters())]:
         raise ValueError(f"Weights are not finite, such as {', '.join(wrong[:3])}: the model is not saved.")
     # A link stays: the folder that it points to is replaced.
     with _FOLDER.write(Path(folder).resolve(), record, replace=True) as new, quiet_transformers():

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang._files import FileError, Record, file_errors, non_finite, read_tensors
+from torchrl_lang._files import Record, file_errors, read_weights, write_weights
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.heads import ActionValueHead, QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.hugging_face import is_adapter
@@ -75,7 +74,7 @@ def _weights_of(head: nn.Module) -> nn.Module:
 def write_heads(path: Path, heads: Mapping[str, nn.Module]) -> None:
     """Write the weights of heads as ``<name>.<parameter>``."""
     weights = _named({name: _weights_of(head) for name, head in heads.items()})
-    save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, path)
+    write_weights(path, weights, "head")
 
 
 def _named(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -118,30 +117,6 @@ def _build(name: str, record: HeadRecord, lm: PreTrainedModel, folder: Path, rem
     misfits, found = (ValueError, RuntimeError, TypeError, KeyError), f'describes no head as "heads.{name}"'
     with file_errors(folder, found, remedy, *misfits), torch.device("meta"):
         return _KINDS[record.kind](**record.options, **tied)
-
-
-def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, remedy: str) -> dict[str, Tensor]:
-    """The weights in a file, if they have the names and shapes of ``expected``, which may be on the meta device.
-
-    Args:
-        path: a safetensors file.
-        expected: tensors by name.
-        owner: what the weights belong to, in the possessive case, for error messages.
-        remedy: what the user can do if the file cannot be read, for error messages.
-
-    Raises:
-        FileError: the file is damaged, holds other tensors, or some are not finite floating-point numbers.
-    """
-    weights = read_tensors(path, remedy=remedy)
-    shapes = {key: tuple(value.shape) for key, value in expected.items()}
-    held = {key: tuple(value.shape) for key, value in weights.items()}
-    if differ := sorted(key for key in held.keys() | shapes.keys() if held.get(key) != shapes.get(key)):
-        found = ", ".join(f"{key} {held.get(key, 'is missing')}, expected {shapes.get(key, 'none')}" for key in differ)
-        raise FileError(path, f"does not hold the {owner} tensors: {found[:300]}", remedy)
-    wrong = [key for key, value in weights.items() if value.is_floating_point() < expected[key].is_floating_point()]
-    if wrong := wrong or non_finite(weights.items()):
-        raise FileError(path, f"holds weights that are not finite floating-point numbers: {wrong[0]}", remedy)
-    return weights
 
 
 def _tie(name: str, head: TiedQValueHead, lm: PreTrainedModel) -> Literal["input", "output"]:

@@ -88,9 +88,7 @@ class CQLLoss(QValueLoss):
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
         if cql_weight is not None and min_q_weight is not None:
-            raise TypeError(
-                f"cql_weight={cql_weight} and min_q_weight={min_q_weight} are one weight: give one of them."
-            )
+            raise TypeError(f"{cql_weight=} and {min_q_weight=} are one weight: give one of them.")
         if cql_weight is None:
             cql_weight = 0.1 if min_q_weight is None else min_q_weight * cql_temperature
         self._set_options(cql_weight=cql_weight, cql_temperature=cql_temperature)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import checked
 from torchrl_lang._files import mistake, one_line, shorten
 from torchrl_lang.text.hf_tokenizer import load_hf_tokenizer
 
@@ -73,6 +73,7 @@ class RowFormat:
     template_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
+    @checked
     def from_chat_template(
         cls,
         source: str | Path | PreTrainedTokenizerBase,
@@ -122,7 +123,6 @@ class RowFormat:
             >>> row_format.joins["assistant>tool"]
             '<|tool|>'
         """
-        check_options(history=(history, ("exact", "kept")))
         schemas = tool_schemas(tools)
         tokenizer, render = template_renderer(source, system, schemas, template_options)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import Finite, check_options, checked
-from torchrl_lang._files import FileError, mistake, read_json, shorten, write_json
+from torchrl_lang._files import file_errors, read_json, shorten, write_json
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS, entry
 
 ROLES = ("user", "tool", "system")
@@ -146,10 +146,8 @@ class TokenRewardTable:
             FileError: the file cannot be read, or holds something else.
         """
         path = Path(path)
-        try:
+        with file_errors(path, "", _REMEDY, ValidationError):
             table = _TABLE.validate_json(json.dumps(read_json(path, remedy=_REMEDY)))
-        except ValidationError as error:
-            raise FileError(path, mistake(error), _REMEDY) from None
         return cls({int(token): value for token, value in table.items()}, scale=scale, shift=shift)
 
     def write(self, path: str | Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_lang._checks import needs_extra
-from torchrl_lang._files import FileError, one_line, write_folder
+from torchrl_lang._files import file_errors, write_folder
 
 if TYPE_CHECKING:
     import os
@@ -54,13 +54,9 @@ def _convert(path: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     named: Any = {"gguf_file": path.name}
-    try:
+    with file_errors(path, "cannot be read as GGUF", _REMEDY, Exception):  # damaged files raise any kind of exception
         lm = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, trust_remote_code=False, **named)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, trust_remote_code=False, **named)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # damaged files raise any kind of exception
-        raise FileError(path, f"cannot be read as GGUF ({one_line(error)})", _REMEDY) from error
     # The weights are plain numbers now, but transformers saves no model that it believes to be quantized.
     lm.config.__dict__.pop("quantization_config", None)
     lm.hf_quantizer, lm.is_quantized = None, False

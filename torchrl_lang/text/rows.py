@@ -246,9 +246,7 @@ def _control_parts(episode: Episode, tokenizer: Tokenizer) -> list[Part]:
     """The opening token, the turns with their end tokens, and the end of the dialogue."""
     control = tokenizer.control
     if roles := sorted({turn.role for turn in episode.turns} - {"user"}):
-        raise ValueError(
-            f"Rows with control tokens have no messages of the roles {roles}: use a ChatTokenizer (--chat)."
-        )
+        raise ValueError(f"Control tokens mark no messages of the roles {roles}: use a ChatTokenizer (--chat).")
     agent_first = not episode.turns or episode.turns[0].by_agent
     parts: list[Part] = [([control.begin_action if agent_first else control.begin_state], [False], 0.0)]
     for index, turn in enumerate(episode.turns):

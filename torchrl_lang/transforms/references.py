@@ -154,11 +154,8 @@ class ActorReference(Reference):
         kinds = [head.distribution_class for head in heads]  # a class or a function
         deterministic = any(isinstance(kind, type) and issubclass(kind, (Delta, TanhDelta)) for kind in kinds)
         if isinstance(actor, Actor) or not hasattr(actor, "get_dist") or deterministic:
-            raise TypeError(
-                f"{type(actor).__name__} has no distribution of actions to diverge from: use TorchRL's "
-                "ProbabilisticActor, for instance with TanhNormal, or a function of the tensordict that returns "
-                "log-probabilities."
-            )
+            advice = "use TorchRL's ProbabilisticActor, or a function of the tensordict that returns log-probabilities"
+            raise TypeError(f"{type(actor).__name__} has no distribution of actions to diverge from: {advice}.")
         self.action_keys = _keys_of_actor(heads, action_key)
         read, states = _keys_read(actor), {}
         if not isinstance(frozen, CurrentPolicy):  # which is run on the state with which it acted, in the data

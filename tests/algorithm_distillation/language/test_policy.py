@@ -141,5 +141,5 @@ def test_an_episode_longer_than_the_context_raises():
     for _ in range(3):
         policy.act(torch.zeros(1, 2))
         policy.observe(torch.zeros(1), torch.zeros(1, dtype=torch.bool))
-    with pytest.raises(ValueError, match="running episode of stream 0 leaves no room"):
+    with pytest.raises(ValueError, match="episode of stream 0 leaves no room"):
         policy.act(torch.zeros(1, 2))

@@ -205,7 +205,7 @@ def test_a_full_queue_asks_to_come_back_later(held, serving):
         second = pool.submit(post, serving, "fetch_a_bot_response", fields("b"))
         until(lambda: health(serving)["queue"] == 1)
         status, reply = post(serving, "fetch_a_bot_response", fields("c"))
-        assert (status, reply["error"]) == (503, "1 requests are waiting: send it again later")
+        assert (status, reply["error"]) == (503, "1 requests wait: send it again later")
         held.go.set()
         assert first.result(60)[0] == second.result(60)[0] == 200
 

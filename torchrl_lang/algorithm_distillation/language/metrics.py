@@ -231,9 +231,7 @@ class RewardWords:
         self._number_of = {(*tokenizer.encode(text), *after): number for text, number in texts.items()}
         self._after, self.longest = len(after), max(map(len, self._number_of))
         if isinstance(template, StepTemplate) and (self.longest > 1 or template.reward_slot.optional):
-            raise ValueError(
-                "Rewards of a step, zero too, must be one token each: use template_tokenizer, no brackets."
-            )
+            raise ValueError("Rewards of a step, zero too, must be one token: use template_tokenizer, no brackets.")
         self.branches = _branches(self._number_of)
 
     def read(self, ids: Tensor, is_reward: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from torchrl_lang._files import FileError, Record, file_errors, mistake, read_json_list, read_text, shorten
+from torchrl_lang._files import FileError, Record, file_errors, read_json_list, read_text, shorten
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -93,10 +93,8 @@ def read_text_records(path: str | Path, *, remedy: str = "correct the line") -> 
     """
     path, records = Path(path), list[TextRecord]()
     for number, line in enumerate(read_text(path, remedy=remedy).split("\n"), start=1):
-        try:
+        with file_errors(path, f"holds no record on line {number}", remedy, ValidationError):
             records += [TextRecord.model_validate_json(line)] if line.strip() else []
-        except ValidationError as error:
-            raise FileError(path, f"holds no record on line {number} ({mistake(error)})", remedy) from error
     return records
 
 

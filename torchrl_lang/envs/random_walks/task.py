@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
 from torchrl_lang.envs.random_walks import RandomWalkPlayer, ShortestPathPlayer, walk_optimality
 from torchrl_lang.envs.random_walks.env import DirectedGraph, RandomWalksEnv, random_graph, walk_tokenizer
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
-from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.random_walks import PRESETS, RandomWalksData, RandomWalksPlay
 from torchrl_lang.schema import TOKENS
 from torchrl_lang.text import Tokenizer
@@ -69,10 +68,11 @@ class RandomWalksTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: a uniform edge; ``"shortest"``: an edge of a shortest path."""
-        check_options(player=(name, self.baselines))
-        if name == "random":
-            return Player(RandomWalkPlayer(self.graph, self.tokenizer(), seed=seed))
-        return Player(ShortestPathPlayer(self.graph, self.tokenizer()), is_random=False)
+        players = {
+            "random": lambda: Player(RandomWalkPlayer(self.graph, self.tokenizer(), seed=seed)),
+            "shortest": lambda: Player(ShortestPathPlayer(self.graph, self.tokenizer()), is_random=False),
+        }
+        return named_player(name, players)()
 
     def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
         """The moves along the exits of each node in which the walks of ``rows`` begin."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.reddit import Noised, RedditComments, RedditEnv, generate_reddit_comments
@@ -20,7 +19,7 @@ from torchrl_lang.envs.reddit.env import CommentPlayer
 from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
 from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize, transcript_turns
-from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.reddit import PRESETS, CorpusOptions, RedditData, RedditGames, RedditPlay
 from torchrl_lang.text import Tokenizer
 
@@ -153,9 +152,9 @@ class RedditTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: any training comment; ``"data"``: a comment of the data, of any split, on the same parent."""
-        check_options(player=(name, self.baselines))
-        comments = self.comments.of_all_splits() if name == "data" else self.data("train")
-        of_parent = name == "data" and self.include_parent
+        of_data = named_player(name, {"random": False, "data": True})
+        comments = self.comments.of_all_splits() if of_data else self.data("train")
+        of_parent = of_data and self.include_parent
         return Player(CommentPlayer(comments, self.tokenizer(), self.action_length, of_parent=of_parent, seed=seed))
 
     def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from torchrl_lang._checks import Count, Positive, checked, needs_extra
-from torchrl_lang._files import Record, RecordFolder, file_errors, read_tensors
+from torchrl_lang._files import Record, RecordFolder, read_weights, write_weights
 from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, readable_tokens
 from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.envs.reddit.rewards import ProbabilityReward
@@ -129,7 +128,7 @@ class UpvoteModel(ProbabilityReward):
         with _UPVOTES.write(folder, record) as target:
             self.network.encoder.save_pretrained(target / "encoder")
             self.tokenizer.save_pretrained(target / "tokenizer")
-            save_file({key: value.cpu() for key, value in self.network.head.state_dict().items()}, target / _HEAD)
+            write_weights(target / _HEAD, self.network.head.state_dict(), "head")
 
     @classmethod
     def load(cls, folder: str | Path, *, batch_size: int = 32) -> UpvoteModel:
@@ -143,9 +142,7 @@ class UpvoteModel(ProbabilityReward):
         folder, record = Path(folder), _UPVOTES.read(folder)
         encoder, tokenizer = pretrained(AutoModel, folder / "encoder", folder / "tokenizer", _REMEDY, local=True)
         network = UpvoteNetwork(encoder, freeze=record.freeze)
-        weights = read_tensors(folder / _HEAD, remedy=_REMEDY)
-        with file_errors(folder / _HEAD, "does not fit the encoder", _REMEDY, RuntimeError):
-            network.head.load_state_dict(weights)
+        network.head.load_state_dict(read_weights(folder / _HEAD, network.head.state_dict(), "head's", remedy=_REMEDY))
         limits: Any = record.model_dump(include={"threshold", "max_length"})
         return cls(network, tokenizer, batch_size=batch_size, **limits)
 

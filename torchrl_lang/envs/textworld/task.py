@@ -19,7 +19,7 @@ from torchrl_lang.envs.textworld.games import Apart, GameSets, TextWorldSpec, bu
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import GameRecords, Summary
-from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
 from torchrl_lang.text import CharTokenizer, word_tokenizer
 
@@ -134,10 +134,11 @@ class TextWorldTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: admissible commands, uniformly; ``"expert"``: the engine's walkthrough."""
-        check_options(player=(name, self.baselines))
-        if name == "random":
-            return Player(RandomAdmissiblePlayer(seed=seed), {"offers": "admissible"})
-        return Player(ExpertPlayer(), {"offers": "expert"}, is_random=False)
+        players = {
+            "random": lambda: Player(RandomAdmissiblePlayer(seed=seed), {"offers": "admissible"}),
+            "expert": lambda: Player(ExpertPlayer(), {"offers": "expert"}, is_random=False),
+        }
+        return named_player(name, players)()
 
     def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
         """Play the games of a split, by default ``"valid"``, in order; see :meth:`Task.evaluate`."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from torchrl_lang._checks import needs_extra
-from torchrl_lang._files import FileError, file_errors, mistake, one_line, read_text, regular_file
+from torchrl_lang._files import FileError, file_errors, one_line, read_text, regular_file
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 
 ROUNDS = 10
@@ -202,10 +202,8 @@ def read_additional_scenes(path: str | Path, images: int) -> list[Scene]:
 
 
 def _parsed(expected: TypeAdapter[Any], path: str | Path, remedy: str, text: str | None = None) -> Any:
-    try:
+    with file_errors(path, "", remedy, ValidationError):
         return expected.validate_json(read_text(path, remedy=remedy, max_bytes=_MAX_BYTES) if text is None else text)
-    except ValidationError as error:
-        raise FileError(path, mistake(error), remedy) from None
 
 
 def _dialogue(caption: str, rounds: Iterable[_Texts | Round]) -> Dialogue:

@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchrl_lang._checks import Count, Positive, checked, have_shapes
-from torchrl_lang._files import FileError, Record, RecordFolder, file_errors, non_finite, read_tensors
+from torchrl_lang._files import Record, RecordFolder, read_weights, write_weights
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.files import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.networks import WHITENED, Answerer, DialogueBatch, ImageGuesser, WordIndex
@@ -65,10 +64,7 @@ class TrainedModels(NamedTuple):
         """
         with _FORMAT.write(folder, _Config(words=self.words.words, **self.guesser.config)) as target:
             for name, part in self._parts.items():
-                weights = {key: value.cpu() for key, value in part.state_dict().items()}
-                if wrong := non_finite(weights.items()):
-                    raise ValueError(f"The {name} has weights that are not finite ({wrong[0]}): it is not saved.")
-                save_file(weights, target / f"{name}.safetensors")
+                write_weights(target / f"{name}.safetensors", part.state_dict(), name)
 
     @classmethod
     def load(cls, folder: str | Path) -> TrainedModels:
@@ -82,11 +78,7 @@ class TrainedModels(NamedTuple):
             models = cls.untrained(WordIndex(config.words), **config.model_dump(exclude={"words"}))
         for name, part in models._parts.items():
             path = Path(folder) / f"{name}.safetensors"
-            weights = read_tensors(path, remedy=_REMEDY)
-            if wrong := non_finite(weights.items()):  # they would make every image the nearest one
-                raise FileError(path, f"has weights that are not finite ({wrong[0]})", _REMEDY)
-            with file_errors(path, "does not fit config.json", _REMEDY, RuntimeError):
-                part.load_state_dict(weights, assign=True)
+            part.load_state_dict(read_weights(path, part.state_dict(), f"{name}'s", remedy=_REMEDY), assign=True)
             part.eval()
         return models
 

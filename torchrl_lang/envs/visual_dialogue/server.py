@@ -87,9 +87,7 @@ class ModelQueue:
         try:
             self._waiting.put_nowait(work)
         except queue.Full:
-            raise protocol.RequestError(
-                503, f"{self._waiting.maxsize} requests are waiting: send it again later"
-            ) from None
+            raise protocol.RequestError(503, f"{self._waiting.maxsize} requests wait: send it again later") from None
         return work.replies
 
     def close(self, timeout: float = 30.0) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options, checked
+from torchrl_lang._checks import checked
 from torchrl_lang.data import PolicySampler
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs.visual_dialogue.data import SceneRows, VisualDialogues
@@ -22,7 +22,7 @@ from torchrl_lang.envs.visual_dialogue.prepare import PreparedFolder
 from torchrl_lang.envs.visual_dialogue.protocol import RemoteModels
 from torchrl_lang.envs.visual_dialogue.rewards import DialogueRewards, Mode, Penalty
 from torchrl_lang.evaluation import GameRecords, Summary, summarize
-from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS, VisualDialogueData, VisualDialoguePlay
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.text import Tokenizer
@@ -134,10 +134,9 @@ class VisualDialogueTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"data"``: a random question of the training dialogues that it has not asked; ``"random"``: any of them."""
-        check_options(player=(name, self.baselines))
+        choice: Any = {"repeat": named_player(name, {"random": True, "data": False}), "seed": seed}
         questions = [each.question for dialogue in self.data("train").dialogues for each in dialogue.rounds]
         tokens = self.prepared.tokens()
-        choice: Any = {"repeat": name == "random", "seed": seed}
         return Player(QuestionPlayer(questions, tokens.tokenizer, tokens.action_length, **choice))
 
     def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, checked
 from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH, number_of
 
 Rules = Literal["official", "ilql"]
@@ -70,9 +70,9 @@ def feedback_code(colours: Tensor) -> Tensor:
     return number_of(colours, 3)
 
 
+@checked
 def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") -> Tensor:
     """Compute the code of every guess for every word: letters ``[G, 5]``, ``[W, 5]`` to uint8 ``[G, W]``."""
-    check_options(rules=(rules, get_args(Rules)))
     step = max(1, 2**15 // words.shape[0])  # this many pairs and their colours fit into the processor's cache
     return torch.cat([answer(some[:, None], words[None], rules) for some in guesses.split(step)])
 
@@ -154,9 +154,9 @@ class CandidateSets(torch.nn.Module):
     _rank_in: Tensor
     _size_of: Tensor
 
+    @checked
     def __init__(self, letters: Tensor, rules: Rules = "official") -> None:
         super().__init__()
-        check_options(rules=(rules, get_args(Rules)))
         self.rules = rules
         self.n_words = letters.shape[0]
         byte = _bits_of_bytes(letters.device)

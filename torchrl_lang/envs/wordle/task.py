@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang._checks import check_options
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs import wordle
 from torchrl_lang.envs.wordle.human import HumanGames, read_tweets
@@ -21,8 +20,8 @@ from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames
 from torchrl_lang.envs.wordle.transcript import read_turns
 from torchrl_lang.envs.wordle.words import common_words, load_words
 from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize, unanswered
-from torchrl_lang.recipes.tasks.base import Player, Task
-from torchrl_lang.recipes.tasks.wordle import HABIT, MEDIOCRE, PRESETS, PlayerName, SolveWordle, WordleData, WordlePlay
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
+from torchrl_lang.recipes.tasks.wordle import HABIT, MEDIOCRE, PRESETS, SolveWordle, WordleData, WordlePlay
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.text import Tokenizer
 
@@ -120,8 +119,7 @@ class WordleTask(Task):
             "mediocre": lambda: self._mixture({None: 1.0}, seed),
             "habit": lambda: self._mixture({(HABIT[1],): HABIT[0], HABIT[2]: 1 - HABIT[0]}, seed),
         }
-        check_options(player=(name, get_args(PlayerName)))
-        return Player(make[name]())
+        return Player(named_player(name, make)())
 
     def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> wordle.MixturePlayer:
         """A careful, a careless or a wrong player in each game, with openers of some probability."""

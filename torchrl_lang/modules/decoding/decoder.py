@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
 from torchrl_lang._files import shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor, vocabulary_size
@@ -56,7 +55,6 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         vars(self).update(options)
-        check_options(action_length=(self.action_length, 1), beams=(self.beams, 1), candidates=(self.candidates, 1))
         parts, guidance = split_actor(actor), rule.guidance
         vocabulary = vocabulary_size(parts)
         _check_ids(vocabulary, rule, control)

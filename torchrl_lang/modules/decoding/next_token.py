@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_given
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS
@@ -51,11 +51,12 @@ class NextTokenDistribution(nn.Module):
 
     forbidden: Tensor
 
+    @checked
     def __init__(
         self,
         forbidden: Sequence[int] = (),
         *,
-        vocab_size: int | None = None,
+        vocab_size: Count | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -65,7 +66,6 @@ class NextTokenDistribution(nn.Module):
         super().__init__()
         # Invalid settings should fail here, not at the first token.
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        check_given(vocab_size=(vocab_size, 1))
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
         self.vocab_size, self.guidance = vocab_size, guidance
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p

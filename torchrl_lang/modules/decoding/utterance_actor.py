@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang import schema
-from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang._checks import Count, checked, have_shapes
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -273,11 +273,12 @@ class UtteranceActor(TensorDictModuleBase):
         >>> torch.testing.assert_close(again, out["action_log_prob"])
     """
 
+    @checked
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
         control: ControlTokens,
-        action_length: int,
+        action_length: Count,
         *,
         guidance: ValueGuidance | None = None,
         value: nn.Module | None = None,
@@ -286,8 +287,8 @@ class UtteranceActor(TensorDictModuleBase):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
-        beams: int = 4,
-        candidates: int = 4,
+        beams: Count = 4,
+        candidates: Count = 4,
         advantage_weight: float = 0.0,
         end_value_weight: float = 0.0,
         log_prob_weight: float = 1.0,
@@ -301,7 +302,6 @@ class UtteranceActor(TensorDictModuleBase):
         prefix_cache: bool = True,
     ) -> None:
         super().__init__()
-        check_options(method=(method, ("sample", "greedy", "beam", "best_of")))
         if method in ("beam", "best_of") and (value is not None or stop is not None):
             raise ValueError(f"value= and stop= are for method='sample' and 'greedy' only, got method={method!r}.")
         rule = NextTokenDistribution(

@@ -134,9 +134,7 @@ def task_from_notes(notes: Mapping[str, Any], path: Path, given: type[Task] | No
     Raises:
         FileError: there is no such task, it is another one than ``given``, or a field is missing or wrong.
     """
-    from pydantic import ValidationError
-
-    from torchrl_lang._files import FileError, mistake, shorten
+    from torchrl_lang._files import FileError, file_errors, shorten
 
     name = notes.get("task")
     if given is not None and name != given.name:
@@ -144,10 +142,5 @@ def task_from_notes(notes: Mapping[str, Any], path: Path, given: type[Task] | No
     if given is None and name not in tuple(TASKS):  # it may be of any type
         found = f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}"
         raise FileError(path, found, f"if it is your own, give its code with --task {OWN_TASK}")
-    try:
+    with file_errors(path, "holds no task", "restore the file, or make it again", ValueError):
         return (given or task_class(str(name))).from_notes(notes)
-    except FileError:
-        raise
-    except ValueError as error:
-        found = mistake(error) if isinstance(error, ValidationError) else str(error)
-        raise FileError(path, f"holds no task ({found.rstrip('.')})", "restore the file, or make it again") from error

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -16,6 +16,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_lang._checks import check_options
 from torchrl_lang.data.generate import EpisodeSampler
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, format_transcript, play_games, summarize
@@ -25,6 +26,8 @@ from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action
 
+T = TypeVar("T")
+
 
 class Player(NamedTuple):
     """A scripted policy, and the options of :meth:`Task.env` that it needs."""
@@ -33,6 +36,16 @@ class Player(NamedTuple):
     env_options: Mapping[str, Any] = {}
     is_random: bool = True
     """Whether it may play the same game differently a second time."""
+
+
+def named_player(name: str, players: Mapping[str, T]) -> T:
+    """Look up a player, what makes it, or what tells it from the others, by its name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    check_options(player=(name, players))
+    return players[name]
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
-from torchrl_lang._checks import check_options
 from torchrl_lang._files import one_line, shorten
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs import LanguageEnv, TextPlayer
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.options import Options, option, pairs
-from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task, named_player
 from torchrl_lang.schema import ACTION, TOKENS, ControlTokens
 from torchrl_lang.text import Tokenizer
 
@@ -136,8 +135,8 @@ class EnvTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: random tokens."""
-        check_options(player=(name, self.baselines))
-        return Player(RandomTokens(self.tokenizer().control, self.action_length, seed=seed))
+        kind = named_player(name, {"random": RandomTokens})
+        return Player(kind(self.tokenizer().control, self.action_length, seed=seed))
 
     def behavior_policy(self, options: Any) -> Player:
         """See :meth:`Task.behavior_policy`: the function that ``--player`` names, or random tokens."""
