@@ -14,7 +14,7 @@ from torchrl_lang.envs import TextGameEnv, TextPlayer
 from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, guess_value, shop_value
 from torchrl_lang.envs.text_player import PlayText
 from torchrl_lang.evaluation import GameRecords, Summary, summarize
-from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.env_task import RandomTokens
 from torchrl_lang.recipes.tasks.games import PRESETS, GamesData, GamesPlay
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, RowFormat, Tokenizer
@@ -122,10 +122,11 @@ class GamesTask(Task):
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: random tokens; ``"scripted"``: the mediocre player of the game."""
-        check_options(player=(name, self.baselines))
-        if name == "random":
-            return Player(RandomTokens(self.tokenizer().control, self.action_length, seed=seed))
-        return Player(TextPlayer(_GAMES[self.game].play(), self.tokenizer(), self.action_length, seed=seed))
+        kinds = {
+            "random": lambda: RandomTokens(self.tokenizer().control, self.action_length, seed=seed),
+            "scripted": lambda: TextPlayer(_GAMES[self.game].play(), self.tokenizer(), self.action_length, seed=seed),
+        }
+        return Player(named_player(name, kinds)())
 
     def behavior_policy(self, options: GamesData) -> Player:
         """The scripted player."""
