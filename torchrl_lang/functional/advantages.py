@@ -181,11 +181,14 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
 def group_advantages(
     returns: Tensor, group: Tensor, *, scale: bool = True, baseline: Literal["all", "others"] = "all"
 ) -> Tensor:
-    """Group-relative advantages of episodes that have the same start, over the ``n`` episodes of the group of ``i``::
+    """Group-relative advantages of episodes that have the same start.
 
-        A_i = (R_i - mean_j R_j) / std_j R_j                 (GRPO, arXiv 2402.03300, sec. 4.1.2)
-        A_i = R_i - mean_j R_j                               (scale=False: Dr. GRPO, arXiv 2503.20783)
-        A_i = R_i - 1/(n-1) sum_{j != i} R_j                 (scale=False, baseline="others": RLOO, arXiv 2402.14740)
+    Over the ``n`` episodes of the group of ``i``, those of GRPO (``scale=True``), Dr. GRPO (``scale=False``) and RLOO
+    (``scale=False, baseline="others"``) are::
+
+        A_i = (R_i - mean_j R_j) / std_j R_j     (arXiv 2402.03300, sec. 4.1.2)
+        A_i = R_i - mean_j R_j     (arXiv 2503.20783)
+        A_i = R_i - 1 / (n - 1) sum_{j != i} R_j     (arXiv 2402.14740)
 
     The standard deviation is unbiased and at least 1e-6, as in TorchRL's ``MCAdvantage(trajectory_return="sum")``. The
     advantage is 0 if a group has a single episode or equal returns.
@@ -223,30 +226,22 @@ def group_advantages(
 
 
 def state_advantages(
-    reward: Tensor,
-    group: Tensor,
-    state: Tensor,
-    decision: Tensor,
-    turn_end: Tensor,
-    *,
-    gamma: Tensor | float = 1.0,
-    scale: bool = True,
+    returns: Tensor, group: Tensor, state: Tensor, decision: Tensor, turn_end: Tensor, *, scale: bool = True
 ) -> Tensor:
     """Compare the turns of a group that begin in the same state (GiGPO's steps, arXiv 2505.10978, eq. 6 and 7).
 
-    With ``R_k`` the sum of the rewards of turn ``k``, over all turns ``l`` of the group in the state of ``k``::
+    With ``G_k`` the return from turn ``k`` on, over all turns ``l`` of the group in the state of ``k``::
 
-        A_k = (G_k - mean_l G_l) / std_l G_l,    G_k = R_k + gamma G_{k+1}
+        S_k = (G_k - mean_l G_l) / std_l G_l
 
     It is 0 for a state in which only one turn begins. GiGPO adds it, weighted, to the advantage of the row.
 
     Args:
-        reward: float ``[B, T]``, the reward of the decision at that position; ignored elsewhere.
+        returns: float ``[B, T]``, the return from each decision on, such as of :func:`returns_to_go`.
         group: int64 ``[B]``, the start of each row.
         state: int64 ``[B, T]``, the state of each decision's turn, as of :func:`turn_states`.
         decision: bool ``[B, T]``.
         turn_end: bool ``[B, T]``: the decision is the last one of its utterance, see :func:`turn_end_mask`.
-        gamma: discount of a turn.
         scale: divide by the standard deviation, see :func:`group_advantages`.
 
     Returns:
@@ -256,17 +251,15 @@ def state_advantages(
         >>> import torch
         >>> from torchrl_lang.functional import state_advantages
         >>> decision = torch.tensor([[True, False, True], [True, False, True]])
-        >>> reward, state = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 3.0]]), torch.tensor([[7, 0, 8], [7, 0, 9]])
-        >>> state_advantages(reward, torch.tensor([0, 0]), state, decision, decision, scale=False)
+        >>> returns, state = torch.tensor([[1.0, 0.0, 1.0], [3.0, 0.0, 3.0]]), torch.tensor([[7, 0, 8], [7, 0, 9]])
+        >>> state_advantages(returns, torch.tensor([0, 0]), state, decision, decision, scale=False)
         tensor([[-1.,  0.,  0.],
                 [ 1.,  0.,  0.]])
     """
-    decay = torch.where(turn_end, scalar_like(gamma, reward), 1.0)
-    to_go = reverse_linear_scan(decay, torch.where(decision, reward, 0.0))
     begin = begins_utterance(decision, turn_end)
-    same = torch.stack([group[:, None].expand_as(state)[begin], state[begin]], -1).unique(dim=0, return_inverse=True)[1]
-    compared = group_advantages(to_go[begin], same, scale=scale)
-    return over_turns(torch.zeros_like(reward).masked_scatter(begin, compared), decision, turn_end)
+    same = random_index(group[:, None], state, 2**62)[begin]  # a hash of both
+    compared = group_advantages(returns[begin], same, scale=scale)
+    return over_turns(torch.zeros_like(returns).masked_scatter(begin, compared), decision, turn_end)
 
 
 def turn_states(

@@ -349,7 +349,7 @@ class PPOLoss(RowLoss):
         return total / self._total(batch, self.ratio, batch.counts.to(total.dtype)).clamp_min(1)
 
     def _aggregate(self, values: Tensor, batch: TransitionBatch) -> Tensor:
-        """Reduce a term of the policy, ``[N]``, to its mean by ``aggregation``, or as ``reduction`` says instead."""
+        """Reduce a term of the policy, ``[N]``, to its mean by ``aggregation``, where ``reduction`` is a mean."""
         if self.reduction != "mean" or self.aggregation == "token_mean":
             return self._reduce_decisions(values, batch)
         counted = batch.counts.to(values.dtype)
