@@ -271,8 +271,9 @@ def turn_states(
         tokens: int ``[*B, T]``.
         agent_mask: bool ``[*B, T]``.
         turn_end: bool ``[*B, T]``, see :func:`turn_end_mask`.
-        anchor: the text: ``"prefix"``, the row so far, or ``"observation"``, the environment's last text. Turns with
-            the same observation, which arXiv 2505.10978 compares, may differ in what happened before.
+        anchor: the text: ``"prefix"``, the row so far, or ``"observation"``, the environment's last text, without the
+            token that begins a row. Turns with the same observation, which arXiv 2505.10978 compares, may differ in
+            what happened before.
 
     Returns:
         int64 ``[*B, T]``, zero where there is no decision.
@@ -290,8 +291,8 @@ def turn_states(
     place = torch.arange(tokens.shape[-1], device=tokens.device).expand_as(tokens)
     start, own = torch.zeros_like(place), torch.ones_like(agent_mask)
     if anchor == "observation":
-        own = ~agent_mask
-        start = torch.where(own & shift_right(agent_mask), place, 0).cummax(-1).values
+        own = ~agent_mask & (place > 0)  # the first token of a row marks its beginning
+        start = torch.where(own & ~shift_right(own), place, 0).cummax(-1).values
     # Sums of the hashes of tokens at their places: their differences are hashes of the texts between.
     total = torch.where(own, random_index(tokens.long(), place - start, 2**62), 0).cumsum(-1)
     return over_turns(total - shift_right(total).gather(-1, start), decision_mask(agent_mask), turn_end)
