@@ -45,7 +45,6 @@ from torchrl_lang.transforms import frozen_copy
 VOCAB, WIDTH, T = 12, 16, 14
 CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
 CANDIDATES = 3
-OF_TURNS = {"ratio": "turn", "aggregation": "token_mean"}
 PLAIN = {"normalize_advantage": False}  # advantages standardised over a batch are no sum over its rows
 
 
@@ -272,7 +271,7 @@ LOSSES = {
     "ppo-utterance-own-trunk": lambda **options: own_trunk(
         make_all_terms,
         actor=UtteranceActor(make_actor(), CONTROL, 4, forbidden=(), temperature=0.7),
-        **({"kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | OF_TURNS | options),
+        **({"kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | options),
     ),
     "chai": make_chai,
 }  # fmt: skip

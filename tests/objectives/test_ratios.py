@@ -121,6 +121,29 @@ def test_means_by_hand(aggregation, mean):
     torch.testing.assert_close(entropy, -torch.tensor(mean(*[0.6931472] * 4)))
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("ratio", ["turn", "row"])
+def test_gradients_by_finite_differences(ratio, normalize):
+    """In float64; a ratio of the second row is clipped."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 6, 2, generator=g, dtype=torch.float64)
+    rows = ROWS.clone().set("advantage", torch.where(ROWS["agent_mask"], torch.tensor([[2.0], [1.0]]), 0.0).double())
+    rows["token_log_prob"] = torch.where(ROWS["agent_mask"], torch.tensor([[-0.7], [-4.0]]), 0.0).double()
+    options = {"ratio": ratio, "normalize_ratio": normalize, "clip_epsilon": (0.9, 3.0), "value_weight": 0.0}
+
+    def objective(logits):
+        return table_loss(logits.detach().clone(), **options)(rows)["loss_objective"]
+
+    loss = table_loss(logits, **options)
+    loss(rows)["loss_objective"].backward()
+    found = loss.actor_network[0].module.logits.grad
+    steps = 1e-5 * torch.eye(logits.numel(), dtype=torch.float64).reshape(-1, *logits.shape)
+    expected = torch.stack([(objective(logits + step) - objective(logits - step)) / 2e-5 for step in steps])
+    assert found[0].any()
+    assert not found[1].any()
+    torch.testing.assert_close(found, expected.detach().reshape(logits.shape), rtol=1e-6, atol=1e-8)
+
+
 def test_a_masked_token_is_in_no_ratio_and_in_no_mean():
     rows = ROWS.clone().set("train_mask", torch.ones_like(ROWS["agent_mask"]))
     rows["train_mask"][0, 2] = False
