@@ -21,7 +21,7 @@ def corridor_player():
 
 
 CASES = {
-    "wordle": (wordle_env, wordle_player, {}),
+    "wordle": (wordle_env, wordle_player, {"group_size": 4}),
     "wordle_with_sets": (wordle_env, wordle_player, {"consistent": "packed", "guesses": "words"}),
     "corridor": (CorridorEnv, corridor_player, {}),
     "corridor_at_random": (CorridorEnv, lambda: None, {}),

@@ -16,6 +16,7 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.envs.row_state import read_utterance
@@ -73,6 +74,24 @@ def test_names_for_rows_in_another_order_are_refused(make_env):
     env.reset(**{key: torch.zeros(3, 2, 1, dtype=torch.int64)})
     with pytest.raises(ValueError, match=rf"'{key}' must be int64 of shape \(3, 2\).*\(2, 3\)"):
         env.reset(**{key: torch.zeros(2, 3, dtype=torch.int64)})
+
+
+def test_groups_of_episodes_begin_alike(make_env):
+    """In the order in which rows are reset, whenever that is; rows made of the steps have the number of their start."""
+    env = make_env(batch_size=[6], group_size=3, seed=5)
+    check_env_specs(env)
+    td = env.reset()
+    for value in (td["tokens"], td["group"], *getattr(env, "env", env)._task.values()):
+        assert (value.unflatten(0, (2, 3)) == value.unflatten(0, (2, 3))[:, :1]).all()
+    assert td["group"].unique().numel() == 2
+    rollout = env.rollout(60, break_when_any_done=False)
+    number, size = rows_from_rollout(rollout, unfinished="drop")["group"].unique(return_counts=True)
+    assert (len(number) > 2, int(size.max())) == (True, 3)
+    first = torch.cat([torch.ones(6, 1).bool(), rollout["next", "done"][:, :-1, 0]], 1)
+    group, opening = rollout["group"][first], rollout["tokens"][first]
+    assert all((opening[group == one] == opening[group == one][:1]).all() for one in number)
+    assert not torch.isin(make_env(batch_size=[6], group_size=3, seed=6).reset()["group"], number).any()
+    assert "group" not in make_env(batch_size=[6]).reset().keys()
 
 
 TRANSFORMS = {

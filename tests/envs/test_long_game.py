@@ -132,8 +132,9 @@ def test_games_begin_anew_where_a_reset_asks_for_it(make, seed):
 
 
 def test_what_does_not_fit(make):
-    with pytest.raises(ValueError, match="window"):
-        make(window=1000)
+    for option in ("window", "group_size"):
+        with pytest.raises(ValueError, match=option):
+            make(**{option: 1000})
 
     class Novel(Walk):
         def step(self, text):

@@ -9,7 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import decision_mask, group_advantages, standardized, turn_end_mask, two_clock_advantages
+from torchrl_lang.functional import (
+    decision_mask,
+    group_advantages,
+    returns_to_go,
+    standardized,
+    state_advantages,
+    turn_advantages,
+    turn_end_mask,
+    turn_states,
+    two_clock_advantages,
+)
 from torchrl_lang.functional.decisions import row_length
 
 CLOCKS = {"gamma": 0.5, "lmbda": 0.5, "turn_gamma": 0.25, "turn_lmbda": 0.75}
@@ -123,11 +133,74 @@ GROUPS = [
 ]
 
 
+def others(returns, groups, i):
+    return [float(r) for j, r in enumerate(returns) if j != i and groups[j] == groups[i]]
+
+
 @pytest.mark.parametrize(("returns", "groups", "scaled", "centred"), GROUPS)
 def test_group_advantages_by_hand(returns, groups, scaled, centred):
     returns, groups = torch.tensor(returns), torch.tensor(groups, dtype=torch.int64)
     torch.testing.assert_close(group_advantages(returns, groups), torch.tensor(scaled))
     torch.testing.assert_close(group_advantages(returns, groups, scale=False), torch.tensor(centred))
     torch.testing.assert_close(group_advantages(3 * returns + 8, groups), torch.tensor(scaled))
+    loo = [
+        own - sum(rest) / max(len(rest), 1) if (rest := others(returns, groups, i)) else 0.0
+        for i, own in enumerate(returns.tolist())
+    ]
+    torch.testing.assert_close(group_advantages(returns, groups, scale=False, baseline="others"), torch.tensor(loo))
     with pytest.raises(ValueError, match="group must have shape"):
         group_advantages(returns, groups[:, None])
+
+
+def turns_of(real, agent):
+    """The positions of the agent's tokens of each turn of a row, in plain Python."""
+    places = [p for p in range(len(agent)) if agent[p]]
+    turns = []
+    for before, p in zip([-1, *places], places, strict=False):
+        turns.append([]) if before != p - 1 else None
+        turns[-1].append(p)
+    return turns
+
+
+def test_turn_advantages_are_gae_of_turns():
+    """Values within a turn do not matter; a turn is a step of the recursion, its reward the sum of its tokens'."""
+    real, agent, reward, value, last_value = ragged()
+    decision, ends = decision_mask(agent), turn_end_mask(real, agent)
+    found = turn_advantages(reward, value, last_value, decision, ends, gamma=0.9, lmbda=0.8)
+    for row in range(len(real)):
+        turns, to_go, following = turns_of(real[row], agent[row]), last_value[row], last_value[row]
+        for k, turn in reversed([*enumerate(turns)]):
+            first, last = turn[0] - 1, turn[-1] - 1
+            g, trust = (0.9, 0.8) if k + 1 < len(turns) or bool(ends[row, last]) else (1.0, 1.0)
+            to_go = reward[row, first : last + 1].sum() + g * ((1 - trust) * following + trust * to_go)
+            following = value[row, first]
+            expected = (to_go - following).expand(len(turn))
+            torch.testing.assert_close(found.advantage[row, first : last + 1], expected)
+            torch.testing.assert_close(found.value_target[row, first : last + 1], to_go.expand(len(turn)))
+    assert not found.advantage[~decision].any()
+
+
+@pytest.mark.parametrize("anchor", ["prefix", "observation"])
+def test_turns_of_a_group_are_compared_where_they_begin_in_equal_texts(anchor):
+    """Texts of two tokens, so that many are equal; the states are dictionary keys here."""
+    real, agent, reward, *_ = ragged(n=99, width=9)
+    tokens = torch.randint(2, real.shape, generator=torch.Generator().manual_seed(1))
+    group = torch.arange(99) % 3
+    decision, ends = decision_mask(agent), turn_end_mask(real, agent)
+    to_go = returns_to_go(reward, decision, 1.0)
+    state = turn_states(tokens, agent, ends, anchor=anchor)
+    found = state_advantages(to_go, group, state, decision, ends, scale=False)
+    same = {}
+    for row in range(99):
+        for turn in turns_of(real[row], agent[row]):
+            text, start = tokens[row, : turn[0]].tolist(), 0
+            if anchor == "observation":
+                start = max([p + 1 for p in range(turn[0]) if agent[row, p]], default=1)
+            same.setdefault((int(group[row]), *text[start:]), []).append((row, turn))
+    assert sum(len(turns) > 1 for turns in same.values()) > 10
+    expected = torch.zeros_like(to_go)
+    for turns in same.values():
+        returns = torch.stack([to_go[row, turn[0] - 1] for row, turn in turns])
+        for (row, turn), advantage in zip(turns, returns - returns.mean(), strict=True):
+            expected[row, turn[0] - 1 : turn[-1]] = advantage
+    torch.testing.assert_close(found, expected)

@@ -14,6 +14,8 @@ from torchrl_lang._checks import checked
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.decisions import row_length
 
+_OF_EPISODES = (schema.FEATURES, schema.FEATURES_MASK, schema.GROUP)
+"""Entries of the last observation that rows have where it has them."""
 _TRAJECTORY = ("collector", "traj_ids")
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
@@ -47,12 +49,12 @@ def rows_at(
 ) -> TensorDict:
     """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as checked rows ``[N]``.
 
-    They have the entries of a row, its features if there are some, ``terminated``, ``truncated``, and the entries
-    ``keep``; see :func:`rows_from_rollout` for the others.
+    They have the entries of a row, its features and group if there are some, ``terminated``, ``truncated``, and the
+    entries ``keep``; see :func:`rows_from_rollout` for the others.
     """
     step = rollout.get("next")
-    features = [key for key in (schema.FEATURES, schema.FEATURES_MASK) if step.get(key, None) is not None]
-    rows = {key: step[key][take] for key in (*schema.ROW_KEYS, schema.TERMINATED, *features, *keep)}
+    own = [key for key in _OF_EPISODES if step.get(key, None) is not None]
+    rows = {key: step[key][take] for key in (*schema.ROW_KEYS, schema.TERMINATED, *own, *keep)}
     # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
     truncated = step.get(schema.TRUNCATED, None)
     terminated, done = rows[schema.TERMINATED], step.get(schema.DONE)
@@ -94,7 +96,7 @@ def rows_from_rollout(
             token rewards.
 
     Returns:
-        A copy of the row entries, ``features`` and ``features_mask`` if the environment shows some,
+        A copy of the row entries, ``features``, ``features_mask`` and ``group`` if the environment has them,
         ``terminated``, ``truncated``, the carried and the kept entries. If a divergence penalty was subtracted from
         the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the rows cannot be penalized a
         second time.
@@ -204,9 +206,9 @@ def needed_entries(
         KeyError: an entry is missing.
     """
     step = steps.get("next")
-    features = [key for key in (schema.FEATURES, schema.FEATURES_MASK) if step.get(key, None) is not None]
+    own = [key for key in _OF_EPISODES if step.get(key, None) is not None]
     rewards = reward_entries(step, reward_key).values()
-    after = (*schema.ROW_KEYS, schema.DONE, schema.TERMINATED, *features, *keep, *rewards)
+    after = (*schema.ROW_KEYS, schema.DONE, schema.TERMINATED, *own, *keep, *rewards)
     found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
     found |= {key: steps.get(key, None) for key in (schema.ATTENTION_MASK, *further)}
     found |= {name: steps.get(key, None) for name, key in carry.items()}

@@ -13,7 +13,7 @@ from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.text_game import TextGameEnv
-from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
+from torchrl_lang.schema import ACTION, DONE, GROUP, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -165,6 +165,7 @@ class _Rows:
         rows = env._begun().at(index)
         entries = {key: getattr(rows, key) for key in ROW_KEYS}
         entries |= {TERMINATED: env._terminated[index][:, None], TRUNCATED: env._truncated[index][:, None]}
+        entries |= {} if env.group_size is None else {GROUP: env._group[index]}
         self.blocks.append(TensorDict(entries, batch_size=[index.shape[0]], device=env.device))
         self.owners.append(index)
 

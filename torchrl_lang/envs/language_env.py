@@ -9,13 +9,25 @@ from typing import Any, Required, Unpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data import Unbounded
 
 from torchrl_lang._checks import Count, check_options, checked, refuse_wrapper
 from torchrl_lang.envs import row_state
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, Writes
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, row_specs, token_ids
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, DONE, REWARD, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
+from torchrl_lang.functional import random_index
+from torchrl_lang.schema import (
+    AGENT_MASK,
+    ATTENTION_MASK,
+    DONE,
+    GROUP,
+    REWARD,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRUNCATED,
+)
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["LanguageEnv", "LanguageOptions", "Reply", "TaskState"]
@@ -24,7 +36,13 @@ TaskState = dict[str, Tensor]
 """The state of a task beside the transcript: named tensors, each ``[N, ...]``."""
 
 
-class LanguageOptions(EnvOptions, total=False):
+class EpisodeOptions(EnvOptions, total=False):
+    """Options that every language environment takes: also the number of episodes that begin alike."""
+
+    group_size: int | None
+
+
+class LanguageOptions(EpisodeOptions, total=False):
     """Options of :class:`LanguageEnv` that its subclasses pass on."""
 
     row_length: Required[int]
@@ -63,6 +81,10 @@ class LanguageEnv(SeededEnv):
         row_length: ``T``, the width of a row in tokens.
         action_length: ``K``, the width of an action in tokens.
         max_turns: number of turns after which a row is truncated; no limit by default.
+        group_size: as many episodes, one after the other, begin alike, for advantages of groups
+            (:class:`~torchrl_lang.transforms.RowAdvantage`). Observations, and rows made of them, then have an entry
+            ``group`` int64 ``[*B]``, the number of the start, which differs between environments of different seeds.
+            Starts that ``reset`` is given are to be repeated in the same way.
         batch_size: number of parallel rows, as a torch size.
         seed: seed of the episodes.
         device: device of the tensors.
@@ -84,16 +106,18 @@ class LanguageEnv(SeededEnv):
         row_length: int,
         action_length: Count,
         max_turns: Count | None = None,
+        group_size: Count | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         super().__init__(**options)
         least = shortest_opening(tokenizer) + action_length + 1
         check_options(row_length=(row_length, least))
         self.tokenizer, self.row_length = tokenizer, row_length
-        self.action_length, self.max_turns = action_length, max_turns
+        self.action_length, self.max_turns, self.group_size = action_length, max_turns, group_size
         self._rows: GrowingRows | None
         self._task: TaskState
         self._turns: Tensor
+        self._group: Tensor
         self._make_specs()
 
     # -- methods of a task -----------------------------------------------------------------------------------------
@@ -103,7 +127,7 @@ class LanguageEnv(SeededEnv):
         """Begin episodes.
 
         Args:
-            episode: int64 ``[N]``, the number of each row's episode, the index of its random draws.
+            episode: int64 ``[N]``, the number of each row's episode, or of its group: the index of its random draws.
             fresh: bool ``[N]``, the rows that begin an episode; results for other rows are ignored.
             options: the flattened (``[N]``) tensordict passed to ``reset``, or None.
 
@@ -146,7 +170,8 @@ class LanguageEnv(SeededEnv):
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
         rows = row_specs(vocabulary, batch, self.row_length, device)
         action = token_ids(vocabulary, batch, self.action_length, device=device)
-        self._set_specs({**rows, **self._task_observation_spec()}, action)
+        group = {} if self.group_size is None else {GROUP: Unbounded(shape=batch, dtype=torch.int64, device=device)}
+        self._set_specs({**rows, **group, **self._task_observation_spec()}, action)
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
@@ -195,6 +220,7 @@ class LanguageEnv(SeededEnv):
         own = {TOKENS: rows.tokens, AGENT_MASK: rows.agent_mask, TOKEN_REWARD: rows.token_reward}
         own |= {TERMINATED: terminated[:, None], TRUNCATED: truncated[:, None]}
         if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
+            own |= {} if self.group_size is None else {GROUP: self._group}
             own |= self._task_observation(self._task)
         uncopied = self._new_observations if copy else own
         out = {key: value if key in uncopied else value.clone() for key, value in own.items()}
@@ -228,7 +254,8 @@ class LanguageEnv(SeededEnv):
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
-        number = self._number_episodes(fresh)
+        number = self._number_episodes(fresh) // (self.group_size or 1)
+        group = random_index(self._key, -1 - number, 2**62)  # other draws have the counters from 0 on
         opening, length, task = self._open(number, fresh, options)
         if given is None:
             sizes = {"row_length": self.row_length, "action_length": self.action_length}
@@ -242,11 +269,12 @@ class LanguageEnv(SeededEnv):
             self._task = {key: row_state.where_rows(fresh, value, self._task[key]) for key, value in task.items()}
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)
+            self._group = torch.where(fresh, group, self._group)
         else:
             self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control)
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
-            self._turns = turns
+            self._turns, self._group = turns, group
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset the rows that are done, as TorchRL does, without its merge: a reset returns the other rows as well."""

@@ -42,7 +42,8 @@ class LongGameEnv(TextGameEnv):
     template writes it then. Its bootstrap state is the reply after the utterance as the agent wrote it.
 
     A reset without a ``_reset`` mask, or with game seeds, begins new games. ``max_turns`` and returns are those of a
-    row, not of a game. Rows that continue a game cannot be restored with ``set_state=True``.
+    row, not of a game. Rows that continue a game cannot be restored with ``set_state=True``, and begin unlike others:
+    there is no ``group_size``.
 
     Args:
         window: number of tokens of the opening and the last turns that a new row begins with; default half of
@@ -52,7 +53,7 @@ class LongGameEnv(TextGameEnv):
         **options: further options of :class:`~torchrl_lang.envs.TextGameEnv`.
 
     Raises:
-        ValueError: ``window`` leaves no room for an utterance.
+        ValueError: ``window`` leaves no room for an utterance, or there is a ``group_size``.
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer
@@ -87,6 +88,7 @@ class LongGameEnv(TextGameEnv):
         window: int | None = None,
         **options: Any,
     ) -> None:
+        check_options(group_size=(options.get("group_size"), (None,)))
         self.window = row_length // 2 if window is None else window
         self._longest = row_length - action_length - 2  # the end of the action, and of the state
         name = "window, which leaves room for an utterance,"

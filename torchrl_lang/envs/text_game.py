@@ -80,8 +80,8 @@ class TextGameEnv(LanguageEnv):
         on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         workers: number of games that are reset or stepped at a time.
         tokenizer: encodes the texts of the games.
-        **options: ``row_length``, ``action_length``, ``max_turns``, ``batch_size``, ``seed`` and ``device``, as in
-            :class:`~torchrl_lang.envs.LanguageEnv`.
+        **options: ``row_length``, ``action_length``, ``max_turns``, ``batch_size``, ``group_size``, ``seed`` and
+            ``device``, as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
         TypeError: a game returns values of wrong types, or a reward that is not finite; the message names the game and

@@ -1,6 +1,13 @@
 """Pure tensor functions: decisions of a row, returns, advantages, value terms, logit filters and divergences."""
 
-from torchrl_lang.functional.advantages import group_advantages, standardized, two_clock_advantages
+from torchrl_lang.functional.advantages import (
+    group_advantages,
+    standardized,
+    state_advantages,
+    turn_advantages,
+    turn_states,
+    two_clock_advantages,
+)
 from torchrl_lang.functional.decisions import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.filters import filter_logits
 from torchrl_lang.functional.kl import categorical_entropy, categorical_kl, kl_estimate, projected_kl
@@ -27,6 +34,9 @@ __all__ = [
     "returns_to_go",
     "shift_left",
     "standardized",
+    "state_advantages",
+    "turn_advantages",
     "turn_end_mask",
+    "turn_states",
     "two_clock_advantages",
 ]

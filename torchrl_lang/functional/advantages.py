@@ -1,14 +1,16 @@
-"""Generalised advantage estimation over the decisions of a row, with one discount inside utterances and one across."""
+"""Advantages at the decisions of rows: generalised advantage estimation with values, and comparisons without."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang.functional.decisions import begins_utterance, decision_mask, shift_right
 from torchrl_lang.functional.precision import scalar_like
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.returns import reverse_linear_scan
 
 Bootstrap = Literal["first", "mean"]
@@ -92,6 +94,39 @@ def two_clock_advantages(
     return Advantages(torch.where(decision, target - value, 0.0), target)
 
 
+def turn_advantages(
+    reward: Tensor,
+    value: Tensor,
+    last_value: Tensor,
+    decision: Tensor,
+    turn_end: Tensor,
+    *,
+    gamma: Tensor | float = 0.99,
+    lmbda: Tensor | float = 0.95,
+) -> Advantages:
+    """Generalised advantage estimation whose steps are turns, one value and one advantage each (arXiv 2512.17008).
+
+    With ``R_k`` the sum of the rewards of turn ``k`` and ``V_k`` the value before its first token::
+
+        A_k = G_k - V_k,    G_k = R_k + gamma ((1 - lambda) V_{k+1} + lambda G_{k+1})
+
+    Arguments are those of :func:`two_clock_advantages`, with ``gamma`` and ``lmbda`` across turns; of the values only
+    those of first decisions are read. The :class:`Advantages` of a turn stand at each of its decisions.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import turn_advantages
+        >>> decision = torch.tensor([True, True, False, True, False])
+        >>> turn_end = torch.tensor([False, True, False, True, False])
+        >>> reward, value = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0]), torch.tensor([1.0, 9.0, 0.0, 4.0, 0.0])
+        >>> turn_advantages(reward, value, torch.tensor(0.0), decision, turn_end, gamma=0.5, lmbda=0.0).advantage
+        tensor([ 2.,  2.,  0., -2.,  0.])
+    """
+    clocks: dict[str, Any] = {"gamma": 1.0, "lmbda": 1.0, "turn_gamma": gamma, "turn_lmbda": lmbda}
+    found = two_clock_advantages(reward, value, last_value, decision, turn_end, **clocks)
+    return Advantages(*(over_turns(each, decision, turn_end) for each in found))
+
+
 def with_known_values(
     value: Tensor,
     reward: Tensor,
@@ -143,18 +178,27 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
     return centred / deviation.clamp_min(1e-6)
 
 
-def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> Tensor:
-    """Group-relative advantages of episodes that have the same start (GRPO, arXiv 2402.03300, sec. 4.1.2).
+def group_advantages(
+    returns: Tensor, group: Tensor, *, scale: bool = True, baseline: Literal["all", "others"] = "all"
+) -> Tensor:
+    """Group-relative advantages of episodes that have the same start.
 
-    ``A_i = (R_i - mean_g) / std_g`` over the episodes of the group ``g`` of ``i``. The standard deviation is unbiased
-    and at least 1e-6, as in TorchRL's ``MCAdvantage(trajectory_return="sum")``. The advantage is 0 if a group has a
-    single episode or equal returns.
+    Over the ``n`` episodes of the group of ``i``, those of GRPO (``scale=True``), Dr. GRPO (``scale=False``) and RLOO
+    (``scale=False, baseline="others"``) are::
+
+        A_i = (R_i - mean_j R_j) / std_j R_j     (arXiv 2402.03300, sec. 4.1.2)
+        A_i = R_i - mean_j R_j     (arXiv 2503.20783)
+        A_i = R_i - 1 / (n - 1) sum_{j != i} R_j     (arXiv 2402.14740)
+
+    The standard deviation is unbiased and at least 1e-6, as in TorchRL's ``MCAdvantage(trajectory_return="sum")``. The
+    advantage is 0 if a group has a single episode or equal returns.
 
     Args:
         returns: float ``[N]``.
         group: int64 ``[N]``, the start of each episode; groups may be of different sizes and in any order.
-        scale: divide by the standard deviation. Without it, groups with similar returns have smaller advantages (Dr.
-            GRPO, arXiv 2503.20783).
+        scale: divide by the standard deviation. Without it, groups with similar returns have smaller advantages.
+        baseline: the mean over ``"all"`` episodes of the group, or over the ``"others"``, which does not depend on the
+            episode itself and is ``n / (n - 1)`` times as far from it.
 
     Returns:
         float ``[N]``, one advantage for all tokens of an episode.
@@ -166,6 +210,7 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
         tensor([-0.7071,  0.0000,  0.7071,  0.0000])
     """
     have_shapes(("returns", returns, (returns.numel(),)), ("group", group, (returns.numel(),)))
+    check_options(baseline=(baseline, ("all", "others")))
     _, which, size = group.unique(return_inverse=True, return_counts=True)
     size = size.to(returns.dtype)
 
@@ -173,10 +218,91 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
         return returns.new_zeros(size.shape).index_add(0, which, values)
 
     centred = returns - (total(returns) / size)[which]
-    if not scale:
-        return centred
-    deviation = (total(centred.square()) / (size - 1).clamp_min(1)).sqrt()
-    return centred / deviation.clamp_min(1e-6)[which]
+    others = (size - 1).clamp_min(1)
+    deviation = (total(centred.square()) / others).sqrt().clamp_min(1e-6)
+    if baseline == "others":
+        centred = centred * (size / others)[which]
+    return centred / deviation[which] if scale else centred
+
+
+def state_advantages(
+    returns: Tensor, group: Tensor, state: Tensor, decision: Tensor, turn_end: Tensor, *, scale: bool = True
+) -> Tensor:
+    """Compare the turns of a group that begin in the same state (GiGPO's steps, arXiv 2505.10978, eq. 6 and 7).
+
+    With ``G_k`` the return from turn ``k`` on, over all turns ``l`` of the group in the state of ``k``::
+
+        S_k = (G_k - mean_l G_l) / std_l G_l
+
+    It is 0 for a state in which only one turn begins. GiGPO adds it, weighted, to the advantage of the row.
+
+    Args:
+        returns: float ``[B, T]``, the return from each decision on, such as of :func:`returns_to_go`.
+        group: int64 ``[B]``, the start of each row.
+        state: int64 ``[B, T]``, the state of each decision's turn, as of :func:`turn_states`.
+        decision: bool ``[B, T]``.
+        turn_end: bool ``[B, T]``: the decision is the last one of its utterance, see :func:`turn_end_mask`.
+        scale: divide by the standard deviation, see :func:`group_advantages`.
+
+    Returns:
+        float ``[B, T]``, that of a turn at each of its decisions, zero elsewhere.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import state_advantages
+        >>> decision = torch.tensor([[True, False, True], [True, False, True]])
+        >>> returns, state = torch.tensor([[1.0, 0.0, 1.0], [3.0, 0.0, 3.0]]), torch.tensor([[7, 0, 8], [7, 0, 9]])
+        >>> state_advantages(returns, torch.tensor([0, 0]), state, decision, decision, scale=False)
+        tensor([[-1.,  0.,  0.],
+                [ 1.,  0.,  0.]])
+    """
+    begin = begins_utterance(decision, turn_end)
+    same = random_index(group[:, None], state, 2**62)[begin]  # a hash of both
+    compared = group_advantages(returns[begin], same, scale=scale)
+    return over_turns(torch.zeros_like(returns).masked_scatter(begin, compared), decision, turn_end)
+
+
+def turn_states(
+    tokens: Tensor, agent_mask: Tensor, turn_end: Tensor, *, anchor: Literal["prefix", "observation"] = "prefix"
+) -> Tensor:
+    """Number the state in which the turn of each decision begins: a hash, equal for equal texts.
+
+    Args:
+        tokens: int ``[*B, T]``.
+        agent_mask: bool ``[*B, T]``.
+        turn_end: bool ``[*B, T]``, see :func:`turn_end_mask`.
+        anchor: the text: ``"prefix"``, the row so far, or ``"observation"``, the environment's last text, without the
+            token that begins a row. Turns with the same observation, which arXiv 2505.10978 compares, may differ in
+            what happened before.
+
+    Returns:
+        int64 ``[*B, T]``, zero where there is no decision.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import turn_end_mask, turn_states
+        >>> tokens = torch.tensor([[1, 5, 2, 6], [1, 7, 2, 6]])
+        >>> real, agent = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[False, True, False, True]]).expand(2, 4)
+        >>> rows = tokens, agent, turn_end_mask(real, agent)
+        >>> [turn_states(*rows, anchor=anchor)[:, [0, 2]].unique().numel() for anchor in ("prefix", "observation")]
+        [3, 2]
+    """
+    check_options(anchor=(anchor, ("prefix", "observation")))
+    place = torch.arange(tokens.shape[-1], device=tokens.device).expand_as(tokens)
+    start, own = torch.zeros_like(place), torch.ones_like(agent_mask)
+    if anchor == "observation":
+        own = ~agent_mask & (place > 0)  # the first token of a row marks its beginning
+        start = torch.where(own & ~shift_right(own), place, 0).cummax(-1).values
+    # Sums of the hashes of tokens at their places: their differences are hashes of the texts between.
+    total = torch.where(own, random_index(tokens.long(), place - start, 2**62), 0).cumsum(-1)
+    return over_turns(total - shift_right(total).gather(-1, start), decision_mask(agent_mask), turn_end)
+
+
+def over_turns(values: Tensor, decision: Tensor, turn_end: Tensor) -> Tensor:
+    """The value of each turn's first decision at all of its decisions, ``[*B, T]``, zero elsewhere."""
+    begin = begins_utterance(decision, turn_end)
+    place = torch.arange(values.shape[-1], device=values.device)
+    return torch.where(decision, values.gather(-1, torch.where(begin, place, 0).cummax(-1).values), 0)
 
 
 def clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, like: Tensor) -> Tensor:

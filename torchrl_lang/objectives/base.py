@@ -139,6 +139,8 @@ _OPTIONS: dict[str, Any] = {
     "loss_critic_type": ("l2", "l1", "smooth_l1"),
     "kl_estimator": ("k1", "k2", "k3", "exact"),
     "average_gae": (True, False),
+    "ratio": ("token", "turn", "row"),
+    "surrogate": ("ppo", "cispo"),
 }
 _OPTIONAL = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (PPO, arXiv 1707.06347) for rows of tokens, one pass of the trunk a batch."""
+"""Proximal policy optimisation (PPO, arXiv 1707.06347) and its relatives for rows of tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
 from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
-from torchrl_lang._checks import other_name, torchrl_names
-from torchrl_lang.functional import kl_estimate, shift_left, standardized, two_clock_advantages
+from torchrl_lang._checks import check_given, other_name, torchrl_names
+from torchrl_lang.functional import kl_estimate, shift_left, standardized, turn_advantages, two_clock_advantages
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
-from torchrl_lang.functional.decisions import shift_right
+from torchrl_lang.functional.decisions import begins_utterance, shift_right
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.functional.value_terms import explained_variance
 from torchrl_lang.modules.controllers import KLController
@@ -30,6 +30,9 @@ from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, 
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
+
+Aggregation = Literal["token_mean", "turn_mean", "prompt_mean"] | int
+"""Mean over all tokens, or over turns or rows of the means over theirs; a number divides the sums of rows."""
 
 _ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
@@ -49,6 +52,15 @@ class PPOLoss(RowLoss):
         loss_critic    = value_weight   * mean_j (V(s_j) - G_j)^2
         loss_entropy   = -entropy_weight * mean_j H(pi(. | s_j))
         loss_kl        = kl_weight      * mean_j KL_j
+
+    Relatives differ in the ratio, in its clipping and in the mean (the table in the guide on online training has their
+    options). With ``ratio="turn"`` or ``"row"``, ``rho_j`` is that of the turn or row of ``j``: the geometric mean of
+    the ratios of its tokens (GSPO, arXiv 2507.18071, eq. 7) or, with ``normalize_ratio=False``, their product. With
+    ``surrogate="cispo"``, where ``sg`` has the gradient 0::
+
+        loss_objective = -mean_j sg(clip(rho_j, 1 - eps, 1 + eps)) A_j log rho_j     (arXiv 2506.13585, eq. 4)
+
+    A clipped token keeps its gradient there, which it has not in TorchRL's ``CISPOLoss``; the value is that of TorchRL.
 
     Every output whose name begins with ``loss_`` is already weighted: a training step minimises their sum. A term of
     weight zero is not computed and comes out as zero.
@@ -70,9 +82,19 @@ class PPOLoss(RowLoss):
     Args:
         actor_network: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that sampled its tokens at
             temperature 1 over the whole vocabulary.
-        value_network: any module ``hidden [N, H] -> state_value [N, 1]`` or ``[N]``.
+        value_network: any module ``hidden [N, H] -> state_value [N, 1]`` or ``[N]``; None where advantages come from
+            a :class:`~torchrl_lang.transforms.RowAdvantage`, which needs no values.
 
     Keyword Args:
+        ratio: ``"token"``, ``"turn"`` or ``"row"``.
+        normalize_ratio: the ratio of a turn or row is the geometric mean of its tokens' ratios, not their product.
+        surrogate: ``"ppo"`` or ``"cispo"``.
+        aggregation: which mean the policy's terms are, with the names of TorchRL's ``GRPOLoss``: ``"token_mean"`` over
+            all decisions; ``"turn_mean"`` or ``"prompt_mean"`` over turns or rows, of the means over their decisions;
+            a number ``L``: the sum over all decisions divided by ``L`` and by the number of rows (Dr. GRPO, arXiv
+            2503.20783). By default the first for ratios of tokens, and those of turns and rows for theirs.
+        turn_values: one value and one advantage for each turn, that of its first decision
+            (:func:`~torchrl_lang.functional.turn_advantages`), so the critic learns there alone.
         value_trunk: a trunk of its own for the values; by default they read the actor's. It may read what the actor
             must not, see :class:`~torchrl_lang.modules.PrivilegedTrunk`.
         clip_epsilon: ``eps``, or ``(low, high)``.
@@ -157,6 +179,7 @@ class PPOLoss(RowLoss):
     _targets = "its targets are those that estimate(rows) writes"
     _sources = _SOURCES
     average_gae = False
+    value_network: Any
     critic_network, critic_coeff = other_name("value_network"), other_name("value_weight")
     entropy_coeff, clip_value = other_name("entropy_weight"), other_name("value_clip")
     separate_losses = other_name("detach_value")
@@ -175,8 +198,13 @@ class PPOLoss(RowLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        value_network: nn.Module,
+        value_network: nn.Module | None = None,
         *,
+        ratio: Literal["token", "turn", "row"] = "token",
+        normalize_ratio: bool = True,
+        surrogate: Literal["ppo", "cispo"] = "ppo",
+        aggregation: Aggregation | None = None,
+        turn_values: bool = False,
         value_trunk: TensorDictModuleBase | None = None,
         clip_epsilon: float | tuple[float, float] = 0.2,
         value_clip: float | bool | None = None,
@@ -201,11 +229,18 @@ class PPOLoss(RowLoss):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         set_actor(self, actor_network)
-        self.value_network = as_head(self, "value_network", value_network, value_trunk)
+        if value_network is not None:
+            value_network = as_head(self, "value_network", value_network, value_trunk)
+        self.value_network = value_network
+        self._set_options(ratio=ratio, normalize_ratio=normalize_ratio, surrogate=surrogate, turn_values=turn_values)
+        means = {"token": "token_mean", "turn": "turn_mean", "row": "prompt_mean"}
+        check_given(aggregation=(aggregation, means.values() if isinstance(aggregation, str) else 1))
+        self.aggregation = means[ratio] if aggregation is None else aggregation
         self.value_trunk, self.detach_value = value_trunk, detach_value
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
         if entropy_weight is None or entropy_bonus is False:
             entropy_weight = 0.01 if entropy_bonus else 0.0
+        value_weight = None if value_network is None else value_weight
         self.clip_epsilon, self.value_weight, self.entropy_weight = clip_epsilon, value_weight, entropy_weight
         self.value_clip = value_clip  # of clip_epsilon, if True
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
@@ -262,11 +297,17 @@ class PPOLoss(RowLoss):
         scores = score_decisions(self, batch, rows, entropy_gradient=bool(self.entropy_weight))
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
         log_rho = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
-        rho, (low, high) = log_rho.exp(), self.clip_epsilon
+        log_ratio = log_rho if self.ratio == "token" else self._ratio_of(batch, log_rho)
+        ratio, (low, high) = log_ratio.exp(), self.clip_epsilon
         a = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
-        objective = -torch.minimum(rho * a, rho.clamp(1 - low, 1 + high) * a)
-        losses = {"loss_objective": self._reduce_decisions(objective, batch)}
-        metrics = self._metrics(scores, log_rho.detach(), counted)
+        clipped = ratio.clamp(1 - low, 1 + high)
+        if self.surrogate == "cispo":  # the last factor is 1, with the gradient of the log-ratio
+            moved = torch.where(log_ratio.isfinite(), log_ratio, 0.0)
+            objective = -clipped.detach() * a * (1 + moved - moved.detach())
+        else:
+            objective = -torch.minimum(ratio * a, clipped * a)
+        losses = {"loss_objective": self._aggregate(objective, batch)}
+        metrics = self._metrics(scores, log_ratio.detach(), counted) | {"kl_approx": -log_rho}
         if self.value_weight:
             value_rows = rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
             value = values_at(self, "value_network", value_rows, batch.place, detach=self.detach_value).squeeze(-1)
@@ -274,31 +315,58 @@ class PPOLoss(RowLoss):
             if self.value_clip is not None:  # the larger one of it and the error of the clipped value
                 old = given["state_value"]
                 near = old + (value - old).clamp(-self.value_clip, self.value_clip)
-                clipped = distance_loss(given["value_target"], near, loss_function=self.loss_critic_type)
-                error = torch.maximum(error, clipped)
-            losses["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
-            metrics["explained_variance"] = explained_variance(value.detach(), given["value_target"], counted)
+                near_error = distance_loss(given["value_target"], near, loss_function=self.loss_critic_type)
+                error = torch.maximum(error, near_error)
+            valued = counted
+            if self.turn_values:
+                valued = counted & begins_utterance(batch.decision, self._turn_ends(batch)).flatten()[batch.place]
+            losses["loss_critic"] = self.value_weight * self._reduce(error, batch, batch.place, valued)
+            metrics["explained_variance"] = explained_variance(value.detach(), given["value_target"], valued)
         if self.entropy_weight:
-            losses["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
+            losses["loss_entropy"] = -self.entropy_weight * self._aggregate(scores.entropy, batch)
         if self.kl_controller is not None:
             kl = scores.kl
             if self.kl_estimator != "exact":
                 kl = _corrected_kl(log_rho, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
-            losses["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
+            losses["loss_kl"] = self.kl_controller(kl.dtype) * self._aggregate(kl, batch)
             played = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
             metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / played
         return self._output(batch, losses, metrics)
 
+    def _total(self, batch: TransitionBatch, unit: str, values: Tensor) -> Tensor:
+        """The sum over the decisions of the turn or row of each decision, ``[N] -> [N]``."""
+        number = batch.place // batch.decision.shape[1]
+        if unit == "turn":
+            ends = batch.last | self._turn_ends(batch).flatten()[batch.place]
+            number = ends.cumsum(0) - ends.long()
+        return values.new_zeros(batch.decision.numel()).index_add(0, number, values)[number]
+
+    def _ratio_of(self, batch: TransitionBatch, log_rho: Tensor) -> Tensor:
+        """The logarithm of the ratio of each decision's turn or row, ``[N]``; ``log_rho`` is 0 where none counts."""
+        total = self._total(batch, self.ratio, log_rho)
+        if not self.normalize_ratio:
+            return total
+        return total / self._total(batch, self.ratio, batch.counts.to(total.dtype)).clamp_min(1)
+
+    def _aggregate(self, values: Tensor, batch: TransitionBatch) -> Tensor:
+        """Reduce a term of the policy, ``[N]``, to its mean by ``aggregation``, where ``reduction`` is a mean."""
+        if self.reduction != "mean" or self.aggregation == "token_mean":
+            return self._reduce_decisions(values, batch)
+        counted = batch.counts.to(values.dtype)
+        unit = "turn" if self.aggregation == "turn_mean" else "row"
+        share = counted / self._total(batch, unit, counted).clamp_min(1)  # the sum of the shares is the number of units
+        weight = share if isinstance(self.aggregation, str) else counted / self.aggregation
+        return (weight * torch.where(batch.counts, values, 0)).sum() / share.sum().clamp_min(1)
+
     @torch.no_grad()
-    def _metrics(self, scores: TokenScores, log_rho: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:
         """How far the policy has moved, over the decisions that count."""
-        rho, (low, high) = log_rho.exp(), self.clip_epsilon
+        ratio, (low, high) = log_ratio.exp(), self.clip_epsilon
         # The effective sample size as a share, (sum rho)**2 / (n sum rho**2): 1 where all weigh alike, 0 where none is.
-        weights = torch.where(counted, log_rho, -torch.inf)
+        weights = torch.where(counted, log_ratio, -torch.inf)
         size = (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp()
         return {
-            "kl_approx": -log_rho,
-            "clip_fraction": ((rho < 1 - low) | (rho > 1 + high)).to(rho.dtype),
+            "clip_fraction": ((ratio < 1 - low) | (ratio > 1 + high)).to(ratio.dtype),
             "ESS": torch.where(counted.any(), size / counted.sum().clamp_min(1), 0.0),
             "entropy": scores.entropy,
         }
@@ -396,8 +464,11 @@ class PPOLoss(RowLoss):
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`.
+            ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`, or the loss has
+                no ``value_network``.
         """
+        if self.value_network is None:
+            raise ValueError("PPOLoss has no value_network: give it one, or advantages of transforms.RowAdvantage.")
         tokens = rows.get(self.tensor_keys.tokens, None)
         if tokens is not None and not tokens.numel():
             nothing = torch.zeros(tokens.shape, device=tokens.device)
@@ -417,7 +488,7 @@ class PPOLoss(RowLoss):
                 value = batch.at_decisions(value, batch.state_place)
                 last_value = value.gather(-1, last[:, None]).squeeze(-1)
         last_value, ends = torch.where(batch.row_terminated, 0.0, last_value), self._turn_ends(batch)
-        gammas: dict[str, Any] = {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
+        gammas: dict[str, Any] = {"gamma": 1.0 if self.turn_values else self.gamma, "turn_gamma": self.turn_gamma}
         lambdas: dict[str, Any] = {"lmbda": self.lmbda, "turn_lmbda": self.turn_lmbda, "bootstrap": self.bootstrap}
         reward = batch.next_reward.to(value.dtype)
         if self._their_estimator is not None:
@@ -425,6 +496,9 @@ class PPOLoss(RowLoss):
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
         if self._their_estimator is not None:
             found = _by_torchrl(self._their_estimator, batch, value, last_value)
+        elif self.turn_values:
+            entries = reward, value, last_value, batch.decision, ends
+            found = turn_advantages(*entries, gamma=gammas["turn_gamma"], lmbda=lambdas["turn_lmbda"])
         else:
             found = two_clock_advantages(reward, value, last_value, batch.decision, ends, **gammas, **lambdas)
         if self.average_gae:

@@ -1,4 +1,4 @@
-"""Transforms: KL penalties against a frozen reference, for any actor, and additional rewards of turns."""
+"""Transforms: KL penalties against a frozen reference, for any actor, rewards of turns, and advantages of rows."""
 
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
@@ -14,6 +14,7 @@ from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform, KLRew
 from torchrl_lang.transforms.language_references import ResponseReference, RowReference, WrapperReference
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference
 from torchrl_lang.transforms.reward_adjustment import KLLimitTransform, RewardAdjustmentTransform
+from torchrl_lang.transforms.row_advantage import RowAdvantage
 from torchrl_lang.transforms.turn_rewards import EntryReward, LivingCost, TurnRewardTransform
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "LivingCost",
     "ReferenceModelLogProbTransform",
     "RewardAdjustmentTransform",
+    "RowAdvantage",
     "ResponseReference",
     "RowReference",
     "ScheduledKLController",

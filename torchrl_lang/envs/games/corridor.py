@@ -19,10 +19,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.language_env import EpisodeOptions, LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
 from torchrl_lang.text.tokenizers import CharTokenizer, Tokenizer
@@ -65,7 +64,8 @@ class CorridorEnv(LanguageEnv):
         length: number of places, 2 to 10.
         start: the first place; None draws a place before the goal.
         max_turns: number of moves after which a walk is truncated.
-        **options: ``batch_size``, ``seed`` and ``device``, as in :class:`~torchrl_lang.envs.LanguageEnv`.
+        **options: ``batch_size``, ``group_size``, ``seed`` and ``device``, as in
+            :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Examples:
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
@@ -80,7 +80,7 @@ class CorridorEnv(LanguageEnv):
     _reset_entries = ("place",)
 
     def __init__(
-        self, length: int = 4, *, start: int | None = None, max_turns: int = 8, **options: Unpack[EnvOptions]
+        self, length: int = 4, *, start: int | None = None, max_turns: int = 8, **options: Unpack[EpisodeOptions]
     ) -> None:
         check_options(length=(length, range(2, len(_PLACES) + 1)), start=(start, (None, *range(length - 1))))
         self.length, self.start = length, start

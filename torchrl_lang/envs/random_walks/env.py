@@ -11,10 +11,9 @@ from torch import Tensor
 
 from torchrl_lang._checks import Unit, check_options, checked
 from torchrl_lang.data.selection import row_returns
-from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.language_env import EpisodeOptions, LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.envs.seeded_env import EnvOptions
 from torchrl_lang.functional import random_index
 from torchrl_lang.schema import TERMINATED, TOKENS
 from torchrl_lang.text.tokenizers import CharTokenizer
@@ -138,7 +137,8 @@ class RandomWalksEnv(LanguageEnv):
     Args:
         graph: default ``random_graph()``, 21 nodes with edge probability 0.1.
         max_turns: number of moves after which a walk is truncated.
-        **options: ``batch_size``, ``seed`` and ``device``, as in :class:`~torchrl_lang.envs.LanguageEnv`.
+        **options: ``batch_size``, ``group_size``, ``seed`` and ``device``, as in
+            :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
         ValueError: no node but the goal has a path to the goal within ``max_turns`` moves. Walks start at such nodes.
@@ -157,7 +157,7 @@ class RandomWalksEnv(LanguageEnv):
     _reset_entries = ("start",)
 
     def __init__(
-        self, graph: DirectedGraph | None = None, *, max_turns: int = 10, **options: Unpack[EnvOptions]
+        self, graph: DirectedGraph | None = None, *, max_turns: int = 10, **options: Unpack[EpisodeOptions]
     ) -> None:
         self.graph = random_graph() if graph is None else graph
         near = (self.graph.distance > 0) & (self.graph.distance <= max_turns)

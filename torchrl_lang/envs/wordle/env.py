@@ -11,10 +11,10 @@ from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
 from torchrl_lang._checks import Count, checked
-from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.language_env import EpisodeOptions, LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range, refuse_rows
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.envs.seeded_env import EnvOptions, token_ids
+from torchrl_lang.envs.seeded_env import token_ids
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, CandidateSets, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
 from torchrl_lang.envs.wordle.words import (
@@ -67,6 +67,7 @@ class WordleEnv(LanguageEnv):
             :func:`~torchrl_lang.envs.wordle.rules.unpack_words` unpacks.
         privileged: adds the observation ``privileged``, the letters of the hidden word, int64 ``[*B, 5]``, for the
             critic of :class:`~torchrl_lang.modules.PrivilegedTrunk`. No player may read it.
+        group_size: as many games have the same hidden word, see :class:`~torchrl_lang.envs.LanguageEnv`.
         seed: seed of the hidden words.
         device: device of the tensors.
 
@@ -104,6 +105,7 @@ class WordleEnv(LanguageEnv):
         action_length: Annotated[int, WORD_LENGTH + 1] = WORD_LENGTH + 1,
         consistent: Literal[False, True, "packed"] = False,
         privileged: bool = False,
+        group_size: int | None = None,
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
@@ -112,7 +114,7 @@ class WordleEnv(LanguageEnv):
         self.observes_consistent: bool | Literal["packed"] = consistent
         self._new_observations = ("consistent",) * (consistent is True) + (PRIVILEGED,)
         turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
-        own: EnvOptions = {"batch_size": batch_size, "seed": seed, "device": device}
+        own: EpisodeOptions = {"batch_size": batch_size, "group_size": group_size, "seed": seed, "device": device}
         super().__init__(wordle_tokenizer(), row_length=1 + turn * max_tries + 1, action_length=action_length, **own)
         self.words, self.max_tries = tuple(word_list), max_tries
         self.rules: Rules = rules
