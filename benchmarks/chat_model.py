@@ -72,7 +72,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 class Table:
-    """The game of the benchmark with a chat model: its rows, and the model anew for each job."""
+    """The game of the benchmark with a chat model: its rows, and a new copy of the model for each job."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.chat = folder, ChatTokenizer(folder, RowFormat.from_chat_template(folder, system=SYSTEM))
