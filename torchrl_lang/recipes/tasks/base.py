@@ -39,7 +39,7 @@ class Player(NamedTuple):
 
 
 def named_player(name: str, players: Mapping[str, T]) -> T:
-    """Look up a player, what makes it, or what tells it from the others, by its name.
+    """Look up a player, what makes it, or what distinguishes it from the others, by its name.
 
     Raises:
         ValueError: there is none of that name.
