@@ -220,3 +220,17 @@ def test_one_value_a_turn():
     torch.testing.assert_close(critic, torch.where(firsts, plain, 0.0))
     mean = make_ppo(turn_values=True, **PLAIN)(rows)["loss_critic"]
     torch.testing.assert_close(mean, critic.sum() / firsts.sum())
+
+
+def test_a_constant_length_divides_by_all_rows_also_those_that_do_not_train():
+    rows, actor = moved_rows()
+    rows["train_mask"] = rows["agent_mask"] & (torch.arange(len(rows)) > 0)[:, None]
+    one, total = (PPOLoss(actor, aggregation=7, reduction=each, **PLAIN)(rows) for each in (None, "sum"))
+    torch.testing.assert_close(one["loss_objective"], total["loss_objective"] / 7 / len(rows))
+
+
+def test_without_a_critic_advantages_stay_as_they_are_and_options_of_values_are_refused():
+    rows, actor = moved_rows()
+    torch.testing.assert_close(PPOLoss(actor)(rows)["loss_objective"], PPOLoss(actor, **PLAIN)(rows)["loss_objective"])
+    with pytest.raises(ValueError, match="give a value_network"):
+        PPOLoss(actor, turn_values=True)

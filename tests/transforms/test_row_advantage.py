@@ -139,3 +139,25 @@ def test_what_is_missing_or_unknown_is_named():
         RowAdvantage(name).inv(rows_of(REWARDS, GROUPS).exclude("group"))
     with pytest.raises(ValueError, match="advantage must be one of"):
         RowAdvantage("ppo")
+
+
+def test_rewards_that_are_not_finite_are_refused_before_groups_are_compared():
+    rows = rows_of(REWARDS, GROUPS)
+    rows["token_reward"][0, 2] = float("nan")
+    with pytest.raises(ValueError, match="token_reward is not finite"):
+        RowAdvantage("grpo", drop_equal=True).inv(rows)
+
+
+def test_tokens_that_do_not_train_are_not_counted_among_decisions():
+    rows = rows_of([[0.0, 0.0], [1.0, 2.0]], [0, 0])
+    rows["train_mask"] = rows["agent_mask"] & torch.tensor([[False], [True]])
+    found = RowAdvantage("reinforce++").inv(rows)["advantage"][1][rows["agent_mask"][1]]
+    # Each turn is a letter and its end; returns to go 3, 3, 2, 2 of the row that trains: mean 2.5, variance 1 / 3.
+    torch.testing.assert_close(found, torch.tensor([3.0, 3.0, 2.0, 2.0]).sub(2.5).mul(3**0.5))
+
+
+def test_several_plays_are_standardised_together():
+    rows = rows_of(REWARDS, GROUPS)
+    plays = iter([rows[[0, 2]], rows[[1, 3]]])
+    drawn = RowAdvantage("reinforce++").draw(lambda: next(plays), 2)
+    torch.testing.assert_close(drawn["advantage"], RowAdvantage("reinforce++").inv(rows[[0, 2, 1, 3]])["advantage"])

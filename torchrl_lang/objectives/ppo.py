@@ -58,9 +58,10 @@ class PPOLoss(RowLoss):
     the ratios of its tokens (GSPO, arXiv 2507.18071, eq. 7) or, with ``normalize_ratio=False``, their product. With
     ``surrogate="cispo"``, where ``sg`` has the gradient 0::
 
-        loss_objective = -mean_j sg(clip(rho_j, 1 - eps, 1 + eps)) A_j log rho_j     (arXiv 2506.13585, eq. 4)
+        loss_objective = -mean_j sg(clip(rho_j, 1 - eps, 1 + eps)) A_j log pi_j     (arXiv 2506.13585, eq. 4)
 
-    A clipped token keeps its gradient there, which it has not in TorchRL's ``CISPOLoss``; the value is that of TorchRL.
+    A clipped token keeps its gradient there, which it has not in TorchRL's ``CISPOLoss``. The value that is returned is
+    TorchRL's, without the last factor.
 
     Every output whose name begins with ``loss_`` is already weighted: a training step minimises their sum. A term of
     weight zero is not computed and comes out as zero.
@@ -116,7 +117,7 @@ class PPOLoss(RowLoss):
         end_of_action: id of the token that ends an utterance, default that of an ``UtteranceActor``. It separates
             turns where the environment does not reply (:func:`~torchrl_lang.functional.turn_end_mask`).
         normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
-            deviation (:func:`~torchrl_lang.functional.standardized`).
+            deviation (:func:`~torchrl_lang.functional.standardized`). By default if there is a ``value_network``.
         loss_critic_type: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
         detach_value: no gradient from the values into the trunk.
         logits_chunk: decisions whose logits exist at a time; the backward pass computes them again. ``"auto"``: pieces
@@ -221,7 +222,7 @@ class PPOLoss(RowLoss):
         turn_lmbda: float = 0.95,
         bootstrap: Bootstrap = "first",
         end_of_action: int | None = None,
-        normalize_advantage: bool = True,
+        normalize_advantage: bool | None = None,
         loss_critic_type: Literal["l2", "l1", "smooth_l1"] = "l2",
         detach_value: bool = False,
         logits_chunk: LogitsChunk = "auto",
@@ -231,6 +232,10 @@ class PPOLoss(RowLoss):
         set_actor(self, actor_network)
         if value_network is not None:
             value_network = as_head(self, "value_network", value_network, value_trunk)
+        elif turn_values or value_trunk is not None:
+            raise ValueError("turn_values and value_trunk are about values: give a value_network, too.")
+        if normalize_advantage is None:  # advantages of RowAdvantage are normalized by their method
+            normalize_advantage = value_network is not None
         self.value_network = value_network
         self._set_options(ratio=ratio, normalize_ratio=normalize_ratio, surrogate=surrogate, turn_values=turn_values)
         means = {"token": "token_mean", "turn": "turn_mean", "row": "prompt_mean"}
@@ -356,7 +361,8 @@ class PPOLoss(RowLoss):
         unit = "turn" if self.aggregation == "turn_mean" else "row"
         share = counted / self._total(batch, unit, counted).clamp_min(1)  # the sum of the shares is the number of units
         weight = share if isinstance(self.aggregation, str) else counted / self.aggregation
-        return (weight * torch.where(batch.counts, values, 0)).sum() / share.sum().clamp_min(1)
+        number = share.sum() if isinstance(self.aggregation, str) else len(batch.decision)
+        return (weight * torch.where(batch.counts, values, 0)).sum() / max(number, 1)
 
     @torch.no_grad()
     def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from torchrl_lang.functional import (
 )
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import shift_right
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, RAW_REWARD, TOKEN_REWARD, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, RAW_REWARD, TOKEN_REWARD, TOKENS, TRAIN_MASK, entry
 
 
 class RowAdvantage(Transform):
@@ -32,7 +32,7 @@ class RowAdvantage(Transform):
 
     It is for rows what TorchRL's ``MCAdvantage`` is for steps, with its names: write ``rows = advantage.inv(rows)``, or
     append it to a replay buffer that is extended with rows. :class:`~torchrl_lang.objectives.PPOLoss` reads the result
-    with ``normalize_advantage=False``, TorchRL's losses read ``rows["advantage"].unsqueeze(-1)``. With ``G_j`` the
+    without a critic, TorchRL's losses read ``rows["advantage"].unsqueeze(-1)``. With ``G_j`` the
     return from decision ``j`` on, ``R = G_0`` that of the row, and means and deviations over the rows of a group::
 
         "grpo"         A_j = (R - mean R) / std R                    (arXiv 2402.03300)
@@ -41,7 +41,7 @@ class RowAdvantage(Transform):
         "gigpo"        A_j = (R - mean R) / std R + weight * S_k     (arXiv 2505.10978), turn k of j, S_k of its state,
                                                                       see torchrl_lang.functional.state_advantages
         "batch"        A_j = (R - mean R) / std R                    over all rows at hand, no groups
-        "reinforce++"  A_j = (G_j - mean G) / std G                  over all decisions at hand (arXiv 2501.03262)
+        "reinforce++"  A_j = (G_j - mean G) / std G                  over trained decisions at hand (arXiv 2501.03262)
 
     Put a penalty on rewards before it (:class:`~torchrl_lang.transforms.KLConstrainedTransform`). Where the policy
     decides how long an episode is, a baseline for each number of the turn would be biased: there is none.
@@ -61,8 +61,11 @@ class RowAdvantage(Transform):
         end_of_action: id of the token that ends an utterance, if the environment may write nothing between two of them
             (see :func:`~torchrl_lang.functional.turn_end_mask`).
 
+    Where no group is complete, or none differs, :meth:`inv` returns None, and a replay buffer is not extended.
+
     Raises:
         KeyError: on calls, an entry is missing.
+        ValueError: on calls, a reward is not finite.
 
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
@@ -107,7 +110,7 @@ class RowAdvantage(Transform):
         return tensordict
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
-        rows = self._estimate(tensordict)
+        rows = self._estimate(self._choose(tensordict))
         return rows if len(rows) else None  # a replay buffer is not extended then
 
     @checked
@@ -123,25 +126,30 @@ class RowAdvantage(Transform):
             All rows found, with their advantages.
         """
         found: list[TensorDictBase] = []
-        while len(found) < limit and sum(rows.get(self.prompt_key).unique().numel() for rows in found) < groups:
-            found.append(self._estimate(play().copy()))
-        return torch.cat(found)
+        while len(found) < limit and sum(self._group(rows).unique().numel() for rows in found) < groups:
+            found.append(self._choose(play().copy()))
+        return self._estimate(torch.cat(found))
 
-    def _estimate(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows that count of complete groups, with their advantages."""
+    def _choose(self, rows: TensorDictBase) -> TensorDictBase:
+        """The rows of complete groups, of those that differ."""
+        if not entry(rows, self.rewards_key).isfinite().all():
+            raise ValueError(f"{self.rewards_key} is not finite in some rows: find out where it is computed.")
         if self.grpo_size is not None:
             rows = rows if self.waiting is None else torch.cat([self.waiting, rows])
             _, which, number = self._group(rows).unique(return_inverse=True, return_counts=True)
             complete = (number >= self.grpo_size)[which]
             self.waiting, rows = rows[~complete], rows[complete]
-        if self.drop_equal:
-            rows = rows[self._differs(rows)]
+        return rows[self._differs(rows)] if self.drop_equal else rows
+
+    def _estimate(self, rows: TensorDictBase) -> TensorDictBase:
+        """The rows with their advantages."""
         agent, reward = entry(rows, AGENT_MASK), shift_left(entry(rows, self.rewards_key))
         decision = decision_mask(agent)
         ends = turn_end_mask(entry(rows, ATTENTION_MASK), agent, entry(rows, TOKENS), self.end_of_action)
         to_go = returns_to_go(reward.double(), decision, clock(ends, self.gamma, 1.0, reward))
         if self.advantage == "reinforce++":
-            found = standardized(to_go, decision)
+            trains = shift_left(rows.get(TRAIN_MASK, agent))
+            found = torch.where(decision, standardized(to_go, decision & trains), 0.0)
         else:
             found = torch.where(decision, self._of_rows(rows, to_go[:, 0])[:, None], 0.0)
         if self.advantage == "gigpo":
@@ -160,7 +168,7 @@ class RowAdvantage(Transform):
     def _differs(self, rows: TensorDictBase) -> Tensor:
         """Whether the returns of a row's group differ, bool ``[N]``."""
         key = RAW_REWARD if RAW_REWARD in rows.keys() else self.rewards_key
-        returns = row_returns(rows, gamma=self.gamma, reward_key=key, end_of_action=self.end_of_action)
+        returns = row_returns(rows, reward_key=key, end_of_action=self.end_of_action)
         which = self._group(rows).unique(return_inverse=True)[1]
         highest, lowest = (
             torch.zeros_like(returns).scatter_reduce(0, which, returns, kind, include_self=False)
