@@ -164,7 +164,7 @@ class VisualDialogueDemo(ComparisonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatDemo(Options):
-    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; twenty minutes, two cores.
+    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; half an hour, two cores.
 
     Its page shows the same dialogues side by side.
     """
