@@ -222,7 +222,7 @@ def bc_times(table: Table, rows: TensorDictBase, place: Path, repeats: int, *, l
         model=adapted(table.lm()) if lora else table.lm(),
         args=SFTConfig(per_device_train_batch_size=GAMES, max_length=None, **shared(place, repeats)),
         train_dataset=data,
-        processing_class=AutoTokenizer.from_pretrained(table.folder),
+        processing_class=AutoTokenizer.from_pretrained(table.folder, trust_remote_code=False),
         callbacks=[turns],
     )
     trainer.train()
@@ -420,7 +420,7 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' e
 
 def calling_tokenizer(folder: Path) -> Any:
     """The model's tokenizer, to which every text is a call of the tool."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer.chat_template = TEMPLATE
 
     def parse(ids: Any, **options: Any) -> dict[str, Any]:
