@@ -32,13 +32,14 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, TrainerCallback
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, TrainerCallback
 
 from benchmarks.common import median, one_core, ratio, row, seconds, smoking
 from benchmarks.stopwatch import Stopwatch
 from torchrl_lang.envs import TextGameEnv, TextPlayer
 from torchrl_lang.envs.games import GuessNumber, GuessPlayer
 from torchrl_lang.evaluation import play_games
+from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, load_causal_lm
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import BCLoss, PPOLoss
@@ -77,6 +78,8 @@ class Table:
     def __init__(self, folder: Path) -> None:
         self.folder, self.chat = folder, ChatTokenizer(folder, RowFormat.from_chat_template(folder, system=SYSTEM))
         self.action_length = NEW_TOKENS + 1
+        blocks = AutoConfig.from_pretrained(folder, trust_remote_code=False).num_hidden_layers
+        self.last = [*range(max(blocks - LAST, 0), blocks)]
 
     def lm(self) -> PreTrainedModel:
         return load_causal_lm(self.folder, dtype=torch.float32)
@@ -93,9 +96,7 @@ class Table:
 
     def prompts(self, rows: TensorDictBase, turn: int) -> TensorDictBase:
         """The rows before the agent's utterance number ``turn``, of those that have it."""
-        mask = rows.get(AGENT_MASK)
-        begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-        number = begins.cumsum(-1)
+        number = _turn_number(rows)
         rows, number = rows[number[:, -1] >= turn], number[number[:, -1] >= turn]
         known = number < turn
         pad = torch.full_like(rows.get(TOKENS), self.chat.control.pad)
@@ -146,12 +147,9 @@ class Acting:
 
     def __init__(self, table: Table, lm: PreTrainedModel, games: int, turn: int) -> None:
         rows = table.rows(4 * games)
-        self.before = table.prompts(rows, turn - 1)[:games] if turn > 1 else None
-        # The same games in both: those that reach the turn.
-        now = table.prompts(rows, turn)
-        if self.before is not None:
-            self.before = table.prompts(rows[_turns(rows) >= turn], turn - 1)[:games]
-        self.now, self.lm, self.control = now[:games], lm, table.chat.control
+        rows = rows[_turn_number(rows)[:, -1] >= turn][:games]  # the same games in both prompts
+        self.before = table.prompts(rows, turn - 1) if turn > 1 else None
+        self.now, self.lm, self.control = table.prompts(rows, turn), lm, table.chat.control
         assert len(self.now) == games
         self.actor = UtteranceActor(language_actor(lm), self.control, table.action_length, seed=0)
         length = self.now.get(ATTENTION_MASK).sum(-1)
@@ -188,9 +186,10 @@ class Acting:
         return int(before_end.sum()), took
 
 
-def _turns(rows: TensorDictBase) -> Tensor:
+def _turn_number(rows: TensorDictBase) -> Tensor:
+    """How many utterances of the agent have begun at each token, int64 ``[N, T]``."""
     mask = rows.get(AGENT_MASK)
-    return (mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]).sum(-1)
+    return (mask & ~shift_right(mask)).cumsum(-1)
 
 
 # -- offline: a BC step ------------------------------------------------------------------------------------------------
@@ -353,8 +352,7 @@ class Online:
     """Iterations of the recipe ``ppo``."""
 
     def __init__(self, table: Table, place: Path, *, lora: bool) -> None:
-        blocks = table.lm().config.num_hidden_layers if lora else 0
-        weights: Any = {"lora_rank": LORA["r"], "lora_layers": min(LAST, blocks)} if lora else {}
+        weights: Any = {"lora_rank": LORA["r"], "lora_layers": len(table.last)} if lora else {}
         task = {"task": "benchmarks.chat_model:make_env", "option": {"folder": str(table.folder)}}
         sizes: Any = {"games": GAMES, "turns": TURNS, "batch_size": GAMES, "epochs": 1, "value_warmup": 0}
         penalty: Any = {"kl_coef": KL, "kl_target": None, "lr": LR}
@@ -449,10 +447,8 @@ def grpo(
 
     prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}]  # the opening follows
     data = [{"prompt": prompt, "seed": seed} for seed in range(64)]
-    lm = table.lm()
-    blocks = lm.config.num_hidden_layers
     trainer = Counting(
-        model=lm,
+        model=table.lm(),
         args=GRPOConfig(
             per_device_train_batch_size=GAMES,
             num_generations=4,
@@ -464,7 +460,7 @@ def grpo(
         train_dataset=Dataset.from_list(data),
         processing_class=calling_tokenizer(table.folder),
         environment_factory=GuessTool,
-        peft_config=adapters(layers_to_transform=[*range(max(blocks - LAST, 0), blocks)]) if lora else None,
+        peft_config=adapters(layers_to_transform=table.last) if lora else None,
         callbacks=[turns],
     )
     trainer.train()

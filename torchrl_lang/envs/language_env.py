@@ -255,7 +255,9 @@ class LanguageEnv(SeededEnv):
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
         number = self._number_episodes(fresh) // (self.group_size or 1)
-        group = random_index(self._key, -1 - number, 2**62)  # other draws have the counters from 0 on
+        if self.group_size is not None:
+            group = random_index(self._key, -1 - number, 2**62)  # other draws have the counters from 0 on
+            self._group = torch.where(fresh, group, self._group) if partial else group
         opening, length, task = self._open(number, fresh, options)
         if given is None:
             sizes = {"row_length": self.row_length, "action_length": self.action_length}
@@ -269,12 +271,11 @@ class LanguageEnv(SeededEnv):
             self._task = {key: row_state.where_rows(fresh, value, self._task[key]) for key, value in task.items()}
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)
-            self._group = torch.where(fresh, group, self._group)
         else:
             self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control)
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
-            self._turns, self._group = turns, group
+            self._turns = turns
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset the rows that are done, as TorchRL does, without its merge: a reset returns the other rows as well."""

@@ -357,12 +357,13 @@ class PPOLoss(RowLoss):
         """Reduce a term of the policy, ``[N]``, to its mean by ``aggregation``, where ``reduction`` is a mean."""
         if self.reduction != "mean" or self.aggregation == "token_mean":
             return self._reduce_decisions(values, batch)
+        values = torch.where(batch.counts, values, 0)
+        if not isinstance(self.aggregation, str):
+            return values.sum() / (self.aggregation * max(len(batch.decision), 1))
         counted = batch.counts.to(values.dtype)
         unit = "turn" if self.aggregation == "turn_mean" else "row"
         share = counted / self._total(batch, unit, counted).clamp_min(1)  # the sum of the shares is the number of units
-        weight = share if isinstance(self.aggregation, str) else counted / self.aggregation
-        number = share.sum() if isinstance(self.aggregation, str) else len(batch.decision)
-        return (weight * torch.where(batch.counts, values, 0)).sum() / max(number, 1)
+        return (share * values).sum() / share.sum().clamp_min(1)
 
     @torch.no_grad()
     def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:

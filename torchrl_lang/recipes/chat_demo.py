@@ -170,10 +170,11 @@ class _Demo(NamedTuple):
         lm = fit_vocabulary(load_causal_lm(str(self.task.pretrained)), tokenizer.vocab_size, shrink=True)
         return UtteranceActor(language_actor(lm), tokenizer.control, self.task.action_length, seed=self.seed)
 
-    def _best(self, run: Path, choices: Sequence[Mapping[str, Any]]) -> tuple[UtteranceActor, None]:
+    def _best(self, folder: Path, choices: Sequence[Mapping[str, Any]]) -> tuple[UtteranceActor, None]:
         """The policy of a run with the best of some options, by games that are not reported."""
         games: Any = {"games": self.options.eval_games, "seed": self.options.seed + 2000}
-        policies = [load_run(run).policy(**each) for each in choices]
+        run = load_run(folder)
+        policies = [run.policy(**each) for each in choices]
         if len(policies) == 1:
             return policies[0], None
         returns = [self.task.evaluate(policy, **games)[0].mean_return for policy in policies]

@@ -31,7 +31,7 @@ class _Game(NamedTuple):
     longest: str
     """An utterance of the scripted player that no other one exceeds."""
     secret: str
-    """What the player does not know, of a ``{game}`` that has begun."""
+    """The hidden state of a ``{game}`` that has begun, in words."""
 
 
 _THINGS = {things: {"things": things} for things in ("training", "testing")}
@@ -107,7 +107,7 @@ class GamesTask(Task):
         return _GAMES[self.game].make(**_GAMES[self.game].splits[split])
 
     def secrets(self, games: int, seed: int, split: str) -> list[str]:
-        """What the player does not know of the first games of an evaluation."""
+        """Describe the hidden states of the first games of an evaluation."""
         env, game, found = self.env(games, split=split, seed=seed), self.make_game(split), []
         env.reset()
         for game_seed in env.game_seed.tolist():
