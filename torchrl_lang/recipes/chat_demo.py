@@ -55,7 +55,7 @@ _PPO: Mapping[str, Any] = {
     "warmup": 0,
     "final_lr": 0.2,
     "clip_epsilon": 0.3,
-    "kl_coef": 0.02,
+    "kl_coef": 0.01,
     "kl_target": None,
     "value_warmup": 1,
 }
@@ -63,6 +63,7 @@ _MIN_P = 0.1
 """Least probability of a token relative to the likeliest one's where values decide: others have no data."""
 _TEMPERATURES = (0.25, 0.5)
 _TURNS = {"guess": 4, "shop": 3}
+_ILQL_STEPS = {"guess": 100, "shop": 50}
 
 
 class _Played(Record):
@@ -77,7 +78,7 @@ def main(options: ChatDemo) -> Path:
     """Run the demo, or continue it; returns the folder with table, curves, page and ``results.json``."""
     options = replace(options, out=options.out / options.task)
     with output_folder(options.out):
-        keep_record(options.out, options, free=("out",))
+        keep_record(options.out, options, free=("out", "device"))
         began, model = time.monotonic(), options.pretrained or packaged_model()
         demo = _Demo(options, GamesTask(options.task, model))
         played = demo.run()
@@ -125,55 +126,84 @@ class _Demo(NamedTuple):
 
     def run(self) -> dict[str, _Played]:
         """Generate, train and play; each player's games by its name."""
-        options, out, task = self.options, self.options.out, self.task
-        data_options: Any = {"games": options.games, "seed": options.seed, "out": out / "data"}
-        data = generate_once(GamesData(game=options.task, pretrained=task.pretrained, **data_options))
+        data = self.data()
         rows = open_dataset(data)[0]
-        summary = task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
+        summary = self.task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
         played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
         played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
+        bc = self.bc(data)
+        return played | self.play_bc(bc) | self.ilql(data, bc) | self.ppo(bc)
 
-        shared: Any = {"seed": options.seed, "top_layers": options.top_layers}
-        offline = shared | {"data": data, "eval_games": 2}  # the last checkpoint plays, whatever it reaches
-        bc = self._train(
-            BC.for_task(
-                GamesTask, **offline, **_BC, pretrained=task.pretrained, out=out / "bc", **_last(options.bc_steps)
-            )
-        )
-        sampled = partial(FinishedRun.policy, seed=self.seed)
-        played["BC"] = self._kept("BC, sampled", lambda: (sampled(load_run(bc)), self._untouched()), _minutes(bc))
+    def data(self) -> Path:
+        """Dialogues of the scripted player."""
+        options: Any = {"games": self.options.games, "seed": self.options.seed, "out": self.options.out / "data"}
+        return generate_once(GamesData(game=self.options.task, pretrained=self.task.pretrained, **options))
+
+    def bc(self, data: Path) -> Path:
+        """Train BC; returns its run."""
+        return self._offline(BC, data, self.options.bc_steps, _BC, pretrained=self.task.pretrained)
+
+    def play_bc(self, bc: Path) -> dict[str, _Played]:
+        """Games of the run by BC with each way of decoding it."""
+        minutes = _minutes(bc)
         colder = [{"temperature": each, "seed": self.seed} for each in _TEMPERATURES]
-        for name, choices in (("BC, colder", colder), ("BC, greedy", [{"method": "greedy"}])):
-            played[name] = self._kept(name, partial(self._best, bc, choices), _minutes(bc))
+        return {
+            "BC": self._kept("BC, sampled", lambda: (self._sampled(bc), self._untouched()), minutes),
+            "BC, colder": self._kept("BC, colder", partial(self._best, bc, colder), minutes),
+            "BC, greedy": self._kept("BC, greedy", partial(self._best, bc, [{"method": "greedy"}]), minutes),
+        }
 
-        ilql = self._train(
-            ILQL.for_task(GamesTask, **offline, **_ILQL, start=bc, out=out / "ilql", **_last(options.ilql_steps))
-        )
-        guided: Any = [{"beta": beta, "method": "greedy", "min_p": _MIN_P} for beta in options.betas]
-        played["ILQL"] = self._kept("ILQL, greedy", partial(self._best, ilql, guided), _minutes(ilql))
+    def ilql(self, data: Path, bc: Path) -> dict[str, _Played]:
+        """Train ILQL from BC, and play."""
+        steps = self.options.ilql_steps or _ILQL_STEPS[self.options.task]
+        run = self._offline(ILQL, data, steps, _ILQL, start=bc)
+        guided: Any = [{"beta": beta, "method": "greedy", "min_p": _MIN_P} for beta in self.options.betas]
+        return {"ILQL": self._kept("ILQL, greedy", partial(self._best, run, guided), _minutes(run))}
 
-        more: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
-        more["eval_games"] = options.eval_games
-        ppo = self._train(
-            PPO.for_task(
-                GamesTask, **shared, **_PPO, **more, start=bc, out=out / "ppo", eval_every=-(-options.iterations // 2)
-            )
-        )
-        played["PPO"] = self._kept(
-            "PPO, sampled", lambda: (sampled(load_run(ppo)), sampled(load_run(bc))), _minutes(ppo)
-        )
-        return played
+    def ppo(self, bc: Path) -> dict[str, _Played]:
+        """Train PPO from BC, and play."""
+        options = self.options
+        given: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
+        given |= {
+            "eval_every": -(-options.iterations // 2),
+            "eval_games": options.eval_games,
+            "out": options.out / "ppo",
+        }
+        run = self._train(PPO.for_task(GamesTask, **self._shared, **_PPO, **given, start=bc))
+        return {"PPO": self._kept("PPO, sampled", lambda: (self._sampled(run), self._sampled(bc)), _minutes(run))}
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """Options of all trainings."""
+        options = self.options
+        return {"seed": options.seed, "top_layers": options.top_layers, "device": options.device}
+
+    def _offline(self, kind: Any, data: Path, steps: int, given: Mapping[str, Any], **start: Any) -> Path:
+        """Train on the dialogues; the last checkpoint plays, whatever it reaches.
+
+        Greedy games do not measure a policy that is sampled, or guided by another beta.
+        """
+        out, last = self.options.out / kind.algorithm, {"steps": steps, "eval_every": steps, "eval_games": 2}
+        return self._train(kind.for_task(GamesTask, **self._shared, **given, **last, **start, data=data, out=out))
+
+    def _sampled(self, run: Path) -> UtteranceActor:
+        return self._load(run).policy(seed=self.seed)
 
     def _untouched(self) -> UtteranceActor:
         """The pretrained model as a policy."""
         tokenizer = self.task.tokenizer()
         lm = fit_vocabulary(load_causal_lm(str(self.task.pretrained)), tokenizer.vocab_size, shrink=True)
-        return UtteranceActor(language_actor(lm), tokenizer.control, self.task.action_length, seed=self.seed)
+        actor = language_actor(lm).to(self.options.torch_device())
+        return UtteranceActor(actor, tokenizer.control, self.task.action_length, seed=self.seed)
+
+    def _load(self, folder: Path) -> FinishedRun:
+        return load_run(folder).to(self.options.torch_device())
 
     def _best(self, folder: Path, choices: Sequence[Mapping[str, Any]]) -> tuple[UtteranceActor, None]:
         """The policy of a run with the best of some options, by games that are not reported."""
-        games: Any = {"games": self.options.eval_games, "seed": self.options.seed + 2000}
-        run = load_run(folder)
+        options = self.options
+        games: Any = {"games": options.eval_games, "seed": options.seed + 2000, "device": options.torch_device()}
+        run = self._load(folder)
         policies = [run.policy(**each) for each in choices]
         if len(policies) == 1:
             return policies[0], None
@@ -195,9 +225,8 @@ class _Demo(NamedTuple):
         path = self.options.out / "played" / f"{name.replace(', ', '-')}.json"
         if not path.exists():
             policy, start = make()
-            summary, records = self.task.evaluate(
-                policy, games=self.options.eval_games, seed=self.seed, name=name, split=_SPLIT
-            )
+            games: Any = {"games": self.options.eval_games, "device": self.options.torch_device()}
+            summary, records = self.task.evaluate(policy, seed=self.seed, name=name, split=_SPLIT, **games)
             metrics = {} if start is None else {"KL": kl_of_games(policy, start, records.rows)}
             metrics |= {"minutes": minutes} if minutes else {}
             tokenizer = self.task.tokenizer()
@@ -213,11 +242,6 @@ class _Demo(NamedTuple):
         return played.model_copy(update={"summary": replace(played.summary, metrics=share | played.summary.metrics)})
 
 
-def _last(steps: int) -> dict[str, Any]:
-    """The last checkpoint plays: greedy games do not measure a policy that is sampled, or guided by another beta."""
-    return {"steps": steps, "eval_every": steps}
-
-
 def _minutes(run: Path) -> float:
     return read_json(run / "minutes.json", remedy="delete the run")["minutes"]
 
@@ -231,7 +255,7 @@ def kl_of_games(policy: Any, start: Any, rows: TensorDictBase) -> float:
         start: the policy to compare it with.
         rows: of the games, ``[N, T]``.
     """
-    batches = rows.split(16)
+    batches = rows.to(next(policy.parameters()).device).split(16)
     return sum(float((row_log_prob(policy, part) - row_log_prob(start, part)).sum()) for part in batches) / len(rows)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchrl_lang.recipes.algorithms import BETAS
+from torchrl_lang.recipes.algorithms import BETAS, DeviceOptions
 from torchrl_lang.recipes.options import Options, near, option, required, with_defaults
 from torchrl_lang.recipes.tasks.reddit import CorpusOptions
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS
@@ -163,7 +163,7 @@ class VisualDialogueDemo(ComparisonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatDemo(Options):
+class ChatDemo(DeviceOptions):
     """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; half an hour, two cores.
 
     Its page shows the same dialogues side by side.
@@ -176,7 +176,7 @@ class ChatDemo(Options):
     )
     games: int = option(1000, "dialogues of the scripted player to learn from", ge=20)
     bc_steps: int = option(100, "training steps of BC", ge=1)
-    ilql_steps: int = option(50, "training steps of ILQL", ge=1)
+    ilql_steps: int | None = option(None, "training steps of ILQL; none: 100 on guess, 50 on shop", ge=1)
     iterations: int = option(10, "training iterations of PPO", ge=2)
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
     top_layers: int = option(6, "transformer blocks that train, counted from the last", ge=1)
