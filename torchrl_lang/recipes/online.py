@@ -25,7 +25,6 @@ from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions, holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
-from torchrl_lang.recipes.curriculum import Curriculum
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
@@ -34,7 +33,7 @@ from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
 from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TRAIN_MASK
 from torchrl_lang.text import Tokenizer
-from torchrl_lang.training import Checkpointer, NonFiniteError, Progress, RandomState, train_steps
+from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
@@ -143,8 +142,8 @@ class Learner:
         """Further parts of a checkpoint."""
         return {}
 
-    def forget(self) -> None:
-        """Forget what depends on games that still run: they begin anew."""
+    def restart(self) -> None:
+        """Drop what depends on games that are not finished: new ones start."""
 
 
 def _kl_weight(options: OnlineOptions) -> float:
@@ -228,9 +227,9 @@ class OnlineRun:
         """Begin new games that depend on ``step`` only; see :meth:`Games.restart`."""
         self.games.restart(step)
         if self.options.collector == "single":
-            self.learner.forget()
+            self.learner.restart()
             if self.curriculum is not None:
-                self.curriculum.forget()
+                self.curriculum.clear()
 
     def iterate(self, iteration: int, *, to_end: bool = False) -> dict[str, Any]:
         """Play games, add the KL penalty, learn, and send the new weights to the workers; returns metrics.
@@ -286,7 +285,7 @@ class OnlineRun:
         """Train for some epochs on the rows; returns the means of the steps' metrics."""
         options = self.options
         if not len(rows):
-            self.optimizer.step()  # without gradients it changes nothing, but the schedule goes on
+            self.optimizer.step()  # without gradients: the schedule expects a step before its own
             return {}
         number = -(-len(rows) // options.batch_size)
         size = -(-len(rows) // number)  # equal batches: a small last one would have the same weight as the others

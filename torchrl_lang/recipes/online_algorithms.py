@@ -116,10 +116,10 @@ class GroupLearner(Learner):
         return self.advantage.draw(lambda: play().exclude(FROZEN_STATES), **self.wanted)
 
     def parts(self) -> Mapping[str, Stateful]:
-        """The rows that wait for their groups; those of workers would wait in vain, as their games begin anew."""
+        """The rows that wait for their groups. Resumed workers play other games: theirs would never be complete."""
         return {"advantage": self.advantage} if self.continues else {}
 
-    def forget(self) -> None:
+    def restart(self) -> None:
         """Drop the rows whose groups will not be completed."""
         self.advantage.waiting = None
 

@@ -37,17 +37,18 @@ class Curriculum:
     Raises:
         ValueError: ``reset`` of the environment accepts no start, or there is only one.
 
+    Call :meth:`update` with the rows of each batch, and :meth:`forget` where ``set_seed`` begins new groups.
+
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
-        >>> from torchrl_lang.envs.games import CorridorEnv
-        >>> from torchrl_lang.recipes.curriculum import Curriculum
-        >>> from torchrl_lang.recipes.tasks.env_task import RandomTokens
-        >>> env = CorridorEnv(5, max_turns=2, batch_size=[256], group_size=4, seed=0)
-        >>> curriculum, player = Curriculum(env, 100), RandomTokens(env.tokenizer.control, 2, seed=0)
-        >>> walks = env.rollout(2, player, break_when_any_done=False)
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+        >>> from torchrl_lang.training import Curriculum
+        >>> env = CorridorEnv(5, max_turns=4, batch_size=[256], group_size=4, seed=0)
+        >>> curriculum = Curriculum(env, 100)
+        >>> walks = env.rollout(4, CorridorPlayer(env.tokenizer, 5, p_right=0.6, seed=0), break_when_any_done=False)
         >>> curriculum.update(rows_from_rollout(walks, unfinished="drop"))
-        >>> [round(float(weight), 2) for weight in curriculum.weights()]  # two moves reach the goal from the last two
-        [0.06, 0.07, 0.09, 0.78]
+        >>> [round(float(weight), 2) for weight in curriculum.weights()]
+        [0.06, 0.07, 0.18, 0.69]
     """
 
     def __init__(self, env: Any, most: int) -> None:
@@ -55,7 +56,7 @@ class Curriculum:
         self.values = base.possible_starts(most).cpu()
         if len(self.values) < 2:
             found = f"{type(base).__name__} has {len(self.values)}"
-            raise ValueError(f"--curriculum needs games whose starts can be given in reset: {found}. Leave it out.")
+            raise ValueError(f"A curriculum needs games whose starts can be given in reset: {found}. Leave it out.")
         self._sums = torch.zeros(3, len(self.values), dtype=torch.float64)  # numbers, sums and squares of returns
         self._begun: dict[int, int] = {}
         base.starts = self.draw
@@ -84,8 +85,8 @@ class Curriculum:
         self._sums[:, start.unique()] *= _KEPT
         self._sums.index_add_(1, start, torch.stack([torch.ones_like(returns), returns, returns.square()]))
 
-    def forget(self) -> None:
-        """Forget which groups have begun, because all games begin anew."""
+    def clear(self) -> None:
+        """Drop the starts of groups: those that follow have other numbers."""
         self._begun = {}
 
     def state_dict(self) -> dict[str, Any]:
