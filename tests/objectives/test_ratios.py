@@ -260,6 +260,8 @@ def test_a_penalty_is_in_the_rewards_or_in_the_loss():
     rows, actor = moved_rows()
     rows["raw_reward"], rows["ref_log_prob"] = rows["token_reward"], rows["token_log_prob"]
     PPOLoss(actor)(rows)
-    with pytest.raises(ValueError, match="The rows have 'raw_reward': there is a KL penalty in their rewards"):
+    with pytest.raises(
+        ValueError, match="The rows have 'raw_reward' and 'ref_log_prob': there is a penalty of log-ratios"
+    ):
         PPOLoss(actor, kl_weight=0.1)(rows)
     assert PPOLoss(actor, kl_weight=0.1)(rows.exclude("raw_reward"))["loss_kl"] > 0

@@ -80,8 +80,9 @@ class PPOLoss(RowLoss):
     sampled tokens, with its exact gradient. ``"k1"``, ``"k2"``, ``"k3"`` estimate it from the sampled token, as
     ``rho * k``, the importance weight unclipped and gradients through both factors; the rows bring ``ref_log_prob``.
     ``"exact"`` sums over the vocabulary; its ``reference`` reads the rows in every call. That a token changes what
-    follows is left out. A penalty on the rewards counts it, and the token itself as well
-    (:class:`~torchrl_lang.transforms.KLConstrainedTransform`): use one of the two.
+    follows is left out. A penalty on the rewards (:class:`~torchrl_lang.transforms.KLConstrainedTransform`) counts it:
+    with ``estimator="k1"`` the token itself as well, so use one of the two; with ``"exact"`` only what follows, so the
+    two together have the whole gradient.
 
     Args:
         actor_network: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that sampled its tokens at
@@ -143,7 +144,7 @@ class PPOLoss(RowLoss):
         KeyError: an entry is missing; the message names its source.
         ValueError: an option is out of range, or about values without a ``value_network``; shapes differ, steps of a
             rollout came instead of rows, a number is not finite, an action that counts cannot be written by the policy,
-            or there is a ``kl_weight`` and rows have ``raw_reward``: their rewards hold a KL penalty already.
+            or there is a ``kl_weight`` and rows have ``raw_reward`` and ``ref_log_prob``: their rewards hold a penalty.
 
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
@@ -294,9 +295,10 @@ class PPOLoss(RowLoss):
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
-        if self.kl_controller is not None and RAW_REWARD in tensordict.keys():
-            twice = "there is a KL penalty in their rewards, and kl_weight would count it a second time"
-            raise ValueError(f"The rows have '{RAW_REWARD}': {twice}. Leave out one of the two.")
+        penalised = RAW_REWARD, self.tensor_keys.ref_log_prob  # the exact divergence in rewards leaves the first only
+        if self.kl_controller is not None and all(key in tensordict.keys(True) for key in penalised):
+            twice = "there is a penalty of log-ratios in their rewards, and kl_weight would count it a second time"
+            raise ValueError(f"The rows have {' and '.join(map(repr, penalised))}: {twice}. Leave out one of the two.")
         batch = self._find(tensordict)
         counted = batch.counts
         entries = {name: tensordict.get(getattr(self.tensor_keys, name)) for name in self._row_entries[3:]}
