@@ -145,10 +145,11 @@ class RowAdvantage(Transform):
 
     def _choose(self, rows: TensorDictBase) -> TensorDictBase:
         """The rows of complete groups, of those that differ."""
-        if not entry(rows, self.rewards_key).isfinite().all():
+        rewards = entry(rows, self.rewards_key)
+        if not rewards.isfinite().all():
             raise ValueError(f"{self.rewards_key} is not finite in some rows: find out where it is computed.")
         if self.grpo_size is not None:
-            rows = rows if self.waiting is None else torch.cat([self.waiting, rows])
+            rows = rows if self.waiting is None else torch.cat([self.waiting.to(rewards.device), rows])
             _, which, number = self._group(rows).unique(return_inverse=True, return_counts=True)
             complete = (number >= self.grpo_size)[which]
             self.waiting, rows = rows[~complete], rows[complete]
