@@ -1,7 +1,7 @@
 """GRPO on Wordle by TorchRL's own loss: sixteen games of each hidden word, each scored relative to the others.
 
 The start imitates a player who guesses words at random. There are no values: what a game is worth is known from the
-games that began as it did, ``env.reset(hidden_word=...)``.
+games that began as it did, the ``group_size`` of the environment.
 """
 
 import torch
@@ -17,22 +17,14 @@ from torchrl_lang.training import adamw, train_steps
 
 torch.manual_seed(0)
 words = ["crane", "slate", "purge", "mouse", "point", "shirt", "blank", "money"]
-hidden = torch.arange(8).repeat_interleave(16)
-env = WordleEnv(words, batch_size=[128], max_tries=4, seed=0)
+env = WordleEnv(words, batch_size=[128], max_tries=4, group_size=16, seed=0)
 lm = causal_lm(vocab_size=35, layers=2, width=48, heads=4, max_length=env.row_length + 6, initializer_range=0.14)
 actor = language_actor(lm)
 
 
 def play(policy, carry=()):
     """One game of each row; all run until the last has ended."""
-    steps = env.rollout(
-        4,
-        policy,
-        tensordict=env.reset(hidden_word=hidden),
-        auto_reset=False,
-        break_when_any_done=False,
-        break_when_all_done=True,
-    )
+    steps = env.rollout(4, policy, break_when_any_done=False, break_when_all_done=True)
     return rows_from_rollout(steps, unfinished="drop", carry=carry)
 
 
@@ -48,7 +40,7 @@ optimizer = adamw(loss, 1e-3)
 for iteration in range(19):
     rows = play(policy, ["token_log_prob"])
     returns = row_returns(rows)
-    rows["advantage"] = group_advantages(returns.float(), hidden)[:, None, None]
+    rows["advantage"] = group_advantages(returns.float(), rows["group"])[:, None, None]
     for batch in [batch for _ in range(2) for batch in rows[torch.randperm(len(rows))].split(64)]:
         loss(batch).loss_objective.backward()
         torch.nn.utils.clip_grad_norm_(loss.parameters(), 1.0)

@@ -303,7 +303,13 @@ def test_a_run_of_the_gpu_is_judged_there_and_where_there_is_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "more"), [("ppo", []), ("rejection", []), ("ppo", ["--collector", "sync", "--workers", "2"])]
+    ("recipe", "more"),
+    [
+        ("ppo", []),
+        ("rejection", []),
+        ("ppo", ["--collector", "sync", "--workers", "2"]),
+        ("dapo", ["--group-size", "4", "--curriculum", "5"]),
+    ],
 )
 def test_an_online_recipe_plays_and_learns(walks, tmp_path, recipe, more):
     options = ["--iterations", "2", "--games", "8", "--batch-size", "4", "--eval-every", "2", "--eval-games", "8"]

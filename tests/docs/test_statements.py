@@ -12,10 +12,11 @@ from tests.docs.pages import DOCS, blocks
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.objectives.values import QValueLoss
-from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL
+from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL, OnlineOptions
 
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-OFFLINE = ALGORITHMS.keys() - {"ppo", "rejection"}
+ONLINE = {name for name, kind in ALGORITHMS.items() if issubclass(kind, OnlineOptions)}
+OFFLINE = ALGORITHMS.keys() - ONLINE
 
 
 def page(name):
@@ -43,6 +44,10 @@ def test_numbers_of_offline_algorithms():
     assert len(trained) == 12
     assert "trains twelve" in tutorial
     assert trained | left_out == OFFLINE
+
+
+def test_the_online_guide_names_every_online_algorithm():
+    assert not [name for name in ONLINE if not re.search(rf"`(train )?{re.escape(name)}`", page("guides/online.md"))]
 
 
 def test_the_size_of_the_consistent_words():

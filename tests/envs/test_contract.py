@@ -94,6 +94,25 @@ def test_groups_of_episodes_begin_alike(make_env):
     assert "group" not in make_env(batch_size=[6]).reset().keys()
 
 
+def test_starts_that_are_given_are_repeated_within_groups(make_env):
+    env = make_env(batch_size=[6], group_size=3, seed=5)
+    base = getattr(env, "env", env)
+    starts = base.possible_starts(2)
+    if len(starts) < 2:
+        pytest.skip("its resets name nothing")
+    key = base._reset_entries[0]
+    td = env.reset(**{key: starts.repeat_interleave(3)})
+    for value in (td["tokens"], *base._task.values()):
+        assert (value.unflatten(0, (2, 3)) == value.unflatten(0, (2, 3))[:, :1]).all()
+    message = "a group begin alike, but reset got different starts: repeat each start 3 times in a row"
+    with pytest.raises(ValueError, match=message):
+        env.reset(**{key: starts.repeat(3)})
+    env.set_seed(0)
+    env.reset(TensorDict({"_reset": torch.arange(6)[:, None] == 1}, batch_size=[6]))
+    with pytest.raises(ValueError, match=message):  # a group has begun with one episode
+        env.reset(**{key: starts.repeat_interleave(3)})
+
+
 TRANSFORMS = {
     "rename": lambda: RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
     "rename_the_action": lambda: RenameTransform(["tokens"], ["input_ids"], ["action"], ["utterance"]),

@@ -232,5 +232,36 @@ def test_a_constant_length_divides_by_all_rows_also_those_that_do_not_train():
 def test_without_a_critic_advantages_stay_as_they_are_and_options_of_values_are_refused():
     rows, actor = moved_rows()
     torch.testing.assert_close(PPOLoss(actor)(rows)["loss_objective"], PPOLoss(actor, **PLAIN)(rows)["loss_objective"])
-    with pytest.raises(ValueError, match="give a value_network"):
-        PPOLoss(actor, turn_values=True)
+    given = {"turn_values": True, "lmbda": 0.5, "turn_gamma": 1.0, "value_clip": 0.2, "detach_value": True}
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"^{name}: about values, so give a value_network"):
+            PPOLoss(actor, **{name: value})
+    PPOLoss(actor, value_weight=None, value_clip=False, lmbda=0.95)
+
+
+@pytest.mark.parametrize("surrogate", ["ppo", "cispo"])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_a_product_of_ratios_that_would_overflow_has_finite_gradients(surrogate, advantage):
+    """Where it is clipped, it has the value of the bound; elsewhere it is finite, and so are all gradients."""
+    rows = ROWS.clone().set("token_log_prob", torch.where(ROWS["agent_mask"], -60.0, 0.0))  # exp(178) in the first row
+    rows["advantage"] = torch.where(ROWS["agent_mask"], advantage, 0.0)
+    options = {"ratio": "row", "normalize_ratio": False, "surrogate": surrogate, "value_weight": 0.0}
+    logits = torch.zeros(2, 6, 2)
+    loss = table_loss(logits, clip_epsilon=(0.2, 0.3), **options)
+    out = loss(rows)["loss_objective"]
+    out.backward()
+    assert out.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in loss.parameters())
+    if advantage >= 0 or surrogate == "cispo":
+        torch.testing.assert_close(out, torch.tensor(-1.3 * advantage))
+
+
+def test_a_penalty_is_in_the_rewards_or_in_the_loss():
+    rows, actor = moved_rows()
+    rows["raw_reward"], rows["ref_log_prob"] = rows["token_reward"], rows["token_log_prob"]
+    PPOLoss(actor)(rows)
+    with pytest.raises(
+        ValueError, match="The rows have 'raw_reward' and 'ref_log_prob': there is a penalty of log-ratios"
+    ):
+        PPOLoss(actor, kl_weight=0.1)(rows)
+    assert PPOLoss(actor, kl_weight=0.1)(rows.exclude("raw_reward"))["loss_kl"] > 0

@@ -90,7 +90,7 @@ def policies(run):
 def test_no_recipe_is_left_out():
     """But variants, which train as the recipes do that they are variants of."""
     assert {kind.place for kind in ALGORITHMS.values()} == {
-        ALGORITHMS[name].place for name in (*FROM_SCRATCH, *FROM_BC, "ppo", "rejection")
+        ALGORITHMS[name].place for name in (*FROM_SCRATCH, *FROM_BC, "ppo", "rejection", "grpo")
     }
 
 

@@ -37,6 +37,7 @@ from torchrl_lang.__main__ import _run
 sys.exit(_run())
 """
 IN_A_STEP = ("torchrl_lang.objectives", "BCLoss", "forward")
+IN_A_DRAW = ("torchrl_lang.recipes.online_algorithms", "GroupLearner", "draw")
 IN_SELECTION = ("torchrl_lang.recipes.online_algorithms", "BestGames", "choose")
 
 
@@ -51,6 +52,7 @@ def train(home, recipe, out, *more):
     ("recipe", "place", "call", "number", "step", "more"),
     [
         ("bc", IN_A_STEP, 1, signal.SIGINT, "step 1", ["--ema-decay", "0.5"]),
+        ("grpo", IN_A_DRAW, 2, signal.SIGTERM, "iteration 2", ["--group-size", "2", "--curriculum", "4"]),
         ("rejection", IN_SELECTION, 2, signal.SIGTERM, "iteration 2", ["--best-so-far", "6", "--examples", "0.3"]),
     ],
 )

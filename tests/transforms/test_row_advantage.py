@@ -161,3 +161,25 @@ def test_several_plays_are_standardised_together():
     plays = iter([rows[[0, 2]], rows[[1, 3]]])
     drawn = RowAdvantage("reinforce++").draw(lambda: next(plays), 2)
     torch.testing.assert_close(drawn["advantage"], RowAdvantage("reinforce++").inv(rows[[0, 2, 1, 3]])["advantage"])
+
+
+def test_rows_that_wait_are_in_the_state():
+    rows, advantage = rows_of(REWARDS, GROUPS), RowAdvantage("rloo", grpo_size=2)
+    assert RowAdvantage().state_dict()["_extra_state"] == {"waiting": None}
+    assert advantage.inv(rows[:2]) is None
+    other = RowAdvantage("rloo", grpo_size=2)
+    other.load_state_dict(advantage.state_dict())
+    found, expected = other.inv(rows[2:]), RowAdvantage("rloo").inv(rows)
+    assert len(other.waiting) == 0
+    assert torch.equal(found["advantage"], expected["advantage"])
+
+
+def test_groups_that_are_never_complete_are_an_error():
+    """Groups of four, taken for groups of three: each fourth row would wait for ever."""
+    advantage = RowAdvantage(grpo_size=3, max_waiting=8)
+    for number in range(8):
+        rows = rows_of([[float(n)] for n in range(4)], [number] * 4)
+        assert len(advantage.inv(rows[:3])) == 3
+        assert advantage.inv(rows[3:]) is None
+    with pytest.raises(ValueError, match="9 rows wait for groups of 3: grpo_size is not the environment's group_size"):
+        advantage.inv(rows_of([[0.0]], [8]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Required, Unpack
 
 import torch
@@ -84,7 +84,7 @@ class LanguageEnv(SeededEnv):
         group_size: as many episodes, one after the other, begin alike, for advantages of groups
             (:class:`~torchrl_lang.transforms.RowAdvantage`). Observations, and rows made of them, then have an entry
             ``group`` int64 ``[*B]``, the number of the start, which differs between environments of different seeds.
-            Starts that ``reset`` is given are to be repeated in the same way.
+            Starts that ``reset`` is given are to be repeated in the same way, which is checked.
         batch_size: number of parallel rows, as a torch size.
         seed: seed of the episodes.
         device: device of the tensors.
@@ -97,6 +97,11 @@ class LanguageEnv(SeededEnv):
     """Entries that :meth:`_task_observation` returns in new memory at each call, so that they need no copy."""
     _spared_state: tuple[str, ...] = ()
     """Entries of the task's state that :meth:`_reply` does not change in rows that are not live."""
+    _number_of_starts: int | None = None
+    """The first of the ``_reset_entries`` lies below it; None: it may be any number."""
+    starts: Callable[[Tensor], Tensor] | None = None
+    """Chooses what groups begin with where ``reset`` is given nothing: from their numbers to values of the first entry
+    that ``reset`` accepts, int64 ``[G]`` both. It needs a ``group_size``; None: uniform draws."""
 
     @checked
     def __init__(
@@ -254,10 +259,13 @@ class LanguageEnv(SeededEnv):
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
-        number = self._number_episodes(fresh) // (self.group_size or 1)
+        episode = self._number_episodes(fresh)
+        number = episode // (self.group_size or 1)
         if self.group_size is not None:
+            self._check_alike(episode, fresh, options, given)
             group = random_index(self._key, -1 - number, 2**62)  # other draws have the counters from 0 on
             self._group = torch.where(fresh, group, self._group) if partial else group
+            options = self._with_starts(group, fresh, options)
         opening, length, task = self._open(number, fresh, options)
         if given is None:
             sizes = {"row_length": self.row_length, "action_length": self.action_length}
@@ -276,6 +284,32 @@ class LanguageEnv(SeededEnv):
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
             self._turns = turns
+
+    def _check_alike(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None, given: Rows | None) -> None:
+        """Raise ValueError if ``reset`` was given other starts for episodes of the same group."""
+        named = [self._named(options, key) for key in self._reset_entries]
+        starts = [value[:, None] for value in named if value is not None] + ([] if given is None else [given.tokens])
+        if not starts or not fresh.any():
+            return
+        size: Any = self.group_size
+        start, number = torch.cat(starts, -1)[fresh], episode[fresh]
+        differ = (start[1:] != start[:-1]).any(-1) & (number[1:] // size == number[:-1] // size)
+        if differ.any() or number[0] % size:
+            repeat = f"repeat each start {size} times in a row, from a group's first episode on (set_seed begins there)"
+            raise ValueError(f"The episodes of a group begin alike, but reset got different starts: {repeat}.")
+
+    def _with_starts(self, group: Tensor, fresh: Tensor, options: TensorDictBase | None) -> TensorDictBase | None:
+        """The tensordict of ``reset`` with the starts that :attr:`starts` chooses."""
+        if self.starts is None or self._named(options, self._reset_entries[0]) is not None:
+            return options
+        start = torch.zeros_like(group).masked_scatter(fresh, self.starts(group[fresh]))
+        options = TensorDict(batch_size=[self._n], device=self.device) if options is None else options.copy()
+        return options.set(self._reset_entries[0], start)
+
+    def possible_starts(self, most: int) -> Tensor:
+        """At most ``most`` values of the first entry that ``reset`` accepts, int64 ``[S]``; none if it accepts none."""
+        number = most if self._number_of_starts is None else min(most, self._number_of_starts)
+        return torch.arange(number if self._reset_entries else 0, device=self.device)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset the rows that are done, as TorchRL does, without its merge: a reset returns the other rows as well."""

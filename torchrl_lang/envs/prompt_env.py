@@ -66,7 +66,7 @@ class PromptEnv(TextGameEnv):
         self.prompts, self.reward = list(prompts), reward
         if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(self.prompts)}.")
-        self._number_of_games = len(self.prompts)
+        self._number_of_starts = len(self.prompts)
         size, self._of_prompts = None, []
         if features is not None:
             self._of_prompts = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]

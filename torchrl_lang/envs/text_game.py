@@ -107,8 +107,6 @@ class TextGameEnv(LanguageEnv):
     _spared_state = (FEATURES, FEATURES_MASK)
     _may_rewrite = False
     """Whether a chat template may change earlier messages."""
-    _number_of_games: int | None = None
-    """Seeds lie below it; None: any seed makes a game."""
 
     @checked
     def __init__(
@@ -141,8 +139,8 @@ class TextGameEnv(LanguageEnv):
         seed = self._named(options, "game_seed")
         if seed is None:
             seed = self._draw_seeds(episode)
-        elif self._number_of_games is not None:
-            seed = in_range("game_seed", seed, fresh, self._number_of_games)
+        elif self._number_of_starts is not None:
+            seed = in_range("game_seed", seed, fresh, self._number_of_starts)
         texts: list[list[int]] = [[] for _ in self._games]
         cut = [False] * self._n
         with self._all_or_none():
@@ -198,7 +196,7 @@ class TextGameEnv(LanguageEnv):
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         """Seeds of the episodes for which ``reset`` got none, int64 ``[N]``."""
-        return random_index(self._key, episode, self._number_of_games or 2**31)
+        return random_index(self._key, episode, self._number_of_starts or 2**31)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from copy import copy
@@ -29,11 +30,13 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, check_named, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
-from torchrl_lang.schema import TOKEN_LOG_PROB
+from torchrl_lang.schema import RAW_REWARD, TOKEN_LOG_PROB
 
 Aggregation = Literal["token_mean", "turn_mean", "prompt_mean"] | int
 """Mean over all tokens, or over turns or rows of the means over theirs; a number divides the sums of rows."""
 
+_LARGEST_LOG_RATIO = 40.0
+"""A product of ratios beyond it would overflow, and its gradient with it; far beyond every clipping range."""
 _ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
     **dict.fromkeys(_ESTIMATED, "call loss.estimate(rows) once a batch, before the first epoch"),
@@ -77,8 +80,9 @@ class PPOLoss(RowLoss):
     sampled tokens, with its exact gradient. ``"k1"``, ``"k2"``, ``"k3"`` estimate it from the sampled token, as
     ``rho * k``, the importance weight unclipped and gradients through both factors; the rows bring ``ref_log_prob``.
     ``"exact"`` sums over the vocabulary; its ``reference`` reads the rows in every call. That a token changes what
-    follows is left to the advantages: for that, keep the reward near the reference as well
-    (:class:`~torchrl_lang.transforms.KLConstrainedTransform`).
+    follows is left out. A penalty on the rewards (:class:`~torchrl_lang.transforms.KLConstrainedTransform`) counts it:
+    with ``estimator="k1"`` the token itself as well, so use one of the two; with ``"exact"`` only what follows, so the
+    two together have the whole gradient.
 
     Args:
         actor_network: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that sampled its tokens at
@@ -138,8 +142,9 @@ class PPOLoss(RowLoss):
 
     Raises:
         KeyError: an entry is missing; the message names its source.
-        ValueError: an option is out of range, shapes differ, steps of a rollout came instead of rows, a number is not
-            finite, or an action that counts cannot be written by the policy.
+        ValueError: an option is out of range, or about values without a ``value_network``; shapes differ, steps of a
+            rollout came instead of rows, a number is not finite, an action that counts cannot be written by the policy,
+            or there is a ``kl_weight`` and rows have ``raw_reward`` and ``ref_log_prob``: their rewards hold a penalty.
 
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
@@ -232,8 +237,11 @@ class PPOLoss(RowLoss):
         set_actor(self, actor_network)
         if value_network is not None:
             value_network = as_head(self, "value_network", value_network, value_trunk)
-        elif turn_values or value_trunk is not None:
-            raise ValueError("turn_values and value_trunk are about values: give a value_network, too.")
+        else:
+            terms = {"turn_values": turn_values, "value_trunk": value_trunk, "value_weight": value_weight or 0.5}
+            terms |= {"value_clip": value_clip or None, "loss_critic_type": loss_critic_type, "bootstrap": bootstrap}
+            clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
+            _refuse_of_values({**terms, **clocks, "detach_value": detach_value})
         if normalize_advantage is None:  # advantages of RowAdvantage are normalized by their method
             normalize_advantage = value_network is not None
         self.value_network = value_network
@@ -287,6 +295,10 @@ class PPOLoss(RowLoss):
     @over_rows
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
+        penalised = RAW_REWARD, self.tensor_keys.ref_log_prob  # the exact divergence in rewards leaves the first only
+        if self.kl_controller is not None and all(key in tensordict.keys(True) for key in penalised):
+            twice = "there is a penalty of log-ratios in their rewards, and kl_weight would count it a second time"
+            raise ValueError(f"The rows have {' and '.join(map(repr, penalised))}: {twice}. Leave out one of the two.")
         batch = self._find(tensordict)
         counted = batch.counts
         entries = {name: tensordict.get(getattr(self.tensor_keys, name)) for name in self._row_entries[3:]}
@@ -303,7 +315,7 @@ class PPOLoss(RowLoss):
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
         log_rho = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
         log_ratio = log_rho if self.ratio == "token" else self._ratio_of(batch, log_rho)
-        ratio, (low, high) = log_ratio.exp(), self.clip_epsilon
+        ratio, (low, high) = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp(), self.clip_epsilon
         a = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
         clipped = ratio.clamp(1 - low, 1 + high)
         if self.surrogate == "cispo":  # the last factor is 1, with the gradient of the log-ratio
@@ -554,6 +566,13 @@ class _Estimator(TensorDictModuleBase):
         if any(found != places[-1] for found in places):
             raise NotImplementedError("PPOLoss values rows by its own value_network: leave out other params.")
         return self.loss.estimate(tensordict)
+
+
+def _refuse_of_values(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for options about values that differ from their defaults, where there are no values."""
+    defaults = inspect.signature(PPOLoss).parameters
+    if given := [name for name, value in options.items() if value != defaults[name].default]:
+        raise ValueError(f"{', '.join(given)}: about values, so give a value_network, too.")
 
 
 def _by_torchrl(estimator: Any, batch: TransitionBatch, value: Tensor, last_value: Tensor) -> Advantages:

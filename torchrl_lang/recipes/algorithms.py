@@ -626,6 +626,12 @@ class OnlineOptions(
     kl_target: float | None = option(4.0, "target KL, in nats per game; none keeps the coefficient constant", gt=0)
     kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", ge=1)
     temperature: float = option(1.0, "temperature of the policy, in games and in the loss", gt=0)
+    curriculum: int | None = option(
+        None,
+        "number of starts to draw games from, more often those whose returns vary most, for tasks whose starts can be "
+        "given; none: all starts alike",
+        ge=2,
+    )
     record_history: Path | None = option(
         None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
     )
@@ -634,6 +640,8 @@ class OnlineOptions(
         super().__post_init__()
         if self.collector != "single" and self.games % self.workers:
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
+        if self.collector != "single" and self.curriculum is not None:
+            raise ValueError(f"--curriculum draws games in this process: leave out --collector {self.collector}.")
         if self.start is None and self.pretrained is None:
             begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
             raise ValueError(f"{begins}, or --pretrained NAME.")
@@ -645,13 +653,40 @@ class OnlineOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(HeadOptions, OnlineOptions, group="loss", algorithm="ppo", place="online_algorithms:train_ppo"):
-    """Proximal policy optimization (arXiv 1707.06347) from a finished run, with a KL penalty to it."""
+class RatioOptions(OnlineOptions, group="loss"):
+    """Options of the recipes whose policy loss has a ratio of probabilities.
+
+    The KL penalty is in the rewards (``kl_coef``) or in the loss (``kl_weight``), with the same target and horizon.
+    """
 
     clip_epsilon: float = option(0.2, "clipping range of the probability ratio", gt=0)
+    clip_high: float | None = option(None, "its range above 1; none: that of --clip-epsilon", gt=0)
+    ratio: Literal["token", "turn", "row"] = option("token", "whose probability ratio: of a token, a turn or a game")
+    normalize_ratio: bool = option(True, "the ratio of a turn or game is the geometric mean of its tokens' ratios")
+    surrogate: Literal["ppo", "cispo"] = option("ppo", "cispo: clipped tokens keep their gradient")
+    aggregation: Literal["token_mean", "turn_mean", "prompt_mean", "constant"] | None = option(
+        None,
+        "mean over all tokens, or over turns or games of the means over their tokens; constant: the sum divided by the "
+        "most tokens that the games could have in --turns turns; none: as --ratio",
+    )
+    entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
+    kl_weight: float = option(0.0, "initial weight of the KL in the loss, instead of --kl-coef in the rewards", ge=0)
+    kl_estimator: Literal["k1", "k2", "k3"] = option("k3", "its estimator in the loss")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kl_coef and self.kl_weight:
+            given = f"--kl-coef {self.kl_coef} and --kl-weight {self.kl_weight}"
+            raise ValueError(f"The KL penalty is in the rewards or in the loss, got {given}: set one of them to 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(HeadOptions, RatioOptions, group="loss", algorithm="ppo", place="online_algorithms:train_ppo"):
+    """Proximal policy optimization (arXiv 1707.06347) from a finished run, with a KL penalty to it."""
+
+    turn_values: bool = option(False, "one value and one advantage for each turn, instead of each token")
     value_lr: float = option(3e-3, "peak learning rate of the value head", gt=0, le=1)
     value_weight: float = option(0.5, "weight of the value loss", ge=0)
-    entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
     gamma: float = option(1.0, "discount factor between tokens of an utterance", ge=0, le=1)
     lmbda: float = option(0.95, "lambda of the advantage estimate inside an utterance", ge=0, le=1)
     turn_gamma: float = option(0.99, "discount factor between turns", ge=0, le=1)
@@ -660,6 +695,97 @@ class PPO(HeadOptions, OnlineOptions, group="loss", algorithm="ppo", place="onli
     value_warmup: int = option(
         10, "iterations at the beginning in which only the value head is trained, at most a third of all", ge=0
     )
+
+
+@with_defaults(turn_values=True, ratio="turn", normalize_ratio=False)
+class TurnPPO(PPO, algorithm="turn-ppo", preset="ppo", defining=("turn_values", "ratio", "normalize_ratio")):
+    """PPO with one value, advantage and ratio for each turn (arXiv 2512.17008)."""
+
+
+_KL = ("kl_coef", "kl_weight", "kl_target")
+_NO_KL: dict[str, Any] = {"kl_coef": 0.0, "kl_weight": 0.0, "kl_target": None}
+_KL_IN_REWARDS: dict[str, Any] = {"kl_coef": 0.2, "kl_weight": 0.0, "kl_target": 4.0}
+
+
+@with_defaults(aggregation="prompt_mean", kl_coef=0.0, kl_weight=0.04, kl_target=None)
+class GRPO(
+    RatioOptions,
+    algorithm="grpo",
+    preset="ppo",
+    defining=(*_KL, "aggregation"),
+    place="online_algorithms:train_without_critic",
+):
+    """Group-relative policy optimization (arXiv 2402.03300): games of the same start are compared, without a critic."""
+
+    advantage: Literal["grpo", "dr-grpo", "rloo", "gigpo", "batch", "reinforce++"] = option(
+        "grpo", "how the returns of games become advantages"
+    )
+    group_size: int = option(8, "games with the same start", group="optimisation", ge=1)
+    drop_equal: bool = option(False, "leave out groups of equal returns, and play again for others (--draw-limit)")
+    draw_limit: int = option(
+        4,
+        "with --drop-equal, how often games are played in an iteration until --games differ",
+        group="optimisation",
+        ge=1,
+    )
+    turn_gamma: float = option(1.0, "discount factor of turns in the returns", ge=0, le=1)
+    anchor: Literal["prefix", "observation"] = option(
+        "prefix", "of gigpo: turns begin alike after the same tokens, or after the same text of the environment"
+    )
+    state_weight: float = option(1.0, "of gigpo: weight of the advantages of turns that begin alike", ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        workers = 1 if self.collector == "single" else self.workers
+        if self.games % (workers * self.group_size):
+            whole = f"{workers} workers with groups of {self.group_size}" if workers > 1 else f"{self.group_size}"
+            raise ValueError(f"--games {self.games} is no multiple of --group-size, {whole}: groups are whole.")
+        if self.group_size == 1 and (self.drop_equal or self.advantage not in ("batch", "reinforce++")):
+            raise ValueError(f"{self.algorithm} compares games of the same start: give a --group-size of at least 2.")
+        if self.max_staleness is not None and self.group_size > 1:
+            raise ValueError("--max-staleness drops single games, and groups are whole: leave it out.")
+
+
+@with_defaults(**_NO_KL, advantage="dr-grpo", aggregation="constant")
+class DrGRPO(GRPO, algorithm="dr-grpo", defining=(*_KL, "advantage", "aggregation")):
+    """GRPO without its two biases (arXiv 2503.20783): advantages are not scaled, sums are divided by a constant."""
+
+
+# One step an iteration, so that the games are those of the policy that learns.
+@with_defaults(
+    **_KL_IN_REWARDS, advantage="rloo", ratio="row", normalize_ratio=False, aggregation=None, epochs=1, accumulate=9999
+)
+class RLOO(
+    GRPO,
+    algorithm="rloo",
+    defining=(*_KL, "advantage", "ratio", "normalize_ratio", "aggregation", "epochs", "accumulate"),
+):
+    """REINFORCE with the mean of the group's other games as baseline (arXiv 2402.14740), one step an iteration."""
+
+
+@with_defaults(**_KL_IN_REWARDS, advantage="reinforce++", aggregation=None, group_size=1)
+class ReinforcePlusPlus(GRPO, algorithm="reinforce++", defining=(*_KL, "advantage", "aggregation", "group_size")):
+    """REINFORCE with returns to go standardized over all tokens, without groups (arXiv 2501.03262)."""
+
+
+@with_defaults(**_NO_KL, aggregation=None, clip_high=0.28, drop_equal=True)
+class DAPO(GRPO, algorithm="dapo", defining=(*_KL, "aggregation", "clip_high", "drop_equal")):
+    """GRPO that clips higher above 1 and plays again for groups that differ (arXiv 2503.14476)."""
+
+
+@with_defaults(**_NO_KL, aggregation=None, ratio="row", clip_epsilon=3e-4, clip_high=4e-4)
+class GSPO(GRPO, algorithm="gspo", defining=(*_KL, "aggregation", "ratio", "clip_epsilon", "clip_high")):
+    """GRPO with the ratio of whole games, the geometric mean of their tokens' ratios (arXiv 2507.18071)."""
+
+
+@with_defaults(**_NO_KL, aggregation=None, surrogate="cispo", clip_epsilon=1.0, clip_high=0.28)
+class CISPO(GRPO, algorithm="cispo", defining=(*_KL, "aggregation", "surrogate", "clip_epsilon", "clip_high")):
+    """GRPO that clips the weight of the log-probabilities, so that all tokens keep a gradient (arXiv 2506.13585)."""
+
+
+@with_defaults(advantage="gigpo", kl_weight=0.01)
+class GiGPO(GRPO, algorithm="gigpo", defining=(*_KL, "advantage", "aggregation")):
+    """GRPO that compares turns of a group that begin in the same state as well (arXiv 2505.10978)."""
 
 
 # Selection needs many games at a time; the selected ones can be used for several epochs, because of the KL penalty.
@@ -721,8 +847,9 @@ class ConvertAgileRL(TaskOptions, group="data", task_from=("data", "manifest.jso
 
 _OF_TOKENS = (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL, CQL, Psi, BCQ, QSFT, OREO)
 _OTHERS = (CHAI, UtteranceILQL, PPO, Rejection)
+_RATIOS = (TurnPPO, GRPO, DrGRPO, RLOO, ReinforcePlusPlus, DAPO, GSPO, CISPO, GiGPO)
 ALGORITHMS: dict[str, type[TrainingOptions]] = {
-    kind.algorithm: kind for kind in (BC, PercentBC, DT, *_OF_TOKENS, *_OTHERS)
+    kind.algorithm: kind for kind in (BC, PercentBC, DT, *_OF_TOKENS, *_OTHERS, *_RATIOS)
 }
 """The algorithms of ``train`` by name."""
 

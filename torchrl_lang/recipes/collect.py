@@ -176,11 +176,12 @@ class Games:
         self._rows = EpisodeRows({key: key for key in written} | {VERSION: ("next", VERSION)})
         common: dict[str, Any] = {"total_frames": -1, "track_policy_version": True}
         common["auto_register_policy_transforms"] = False
-        self._env: EnvBase | None = None
+        self.env: EnvBase | None = None
+        """The environment, in a single process."""
         if kind == "single":
             self._policy = self._repeating = _RepeatingPolicy(policy)
-            self._env = task.env(games, seed=seed, device=device, **env_options)
-            self._make = functools.partial(Collector, self._env, frames_per_batch=games * turns, **common)
+            self.env = task.env(games, seed=seed, device=device, **env_options)
+            self._make = functools.partial(Collector, self.env, frames_per_batch=games * turns, **common)
             self._batches = 1
         else:
             share = games // workers
@@ -237,9 +238,9 @@ class Games:
         their order could not be repeated anyway.
         """
         self.step = step
-        if self._env is not None:
+        if self.env is not None:
             self._begin_anew()
-            self._env.set_seed(self.seed + step)
+            self.env.set_seed(self.seed + step)
 
     def state_dict(self) -> dict[str, Any]:
         """In a single process, what the policy has written since :meth:`restart`, and after which weight updates.
@@ -254,14 +255,14 @@ class Games:
         if self._over:
             return
         self.restart(state_dict["step"])
-        if self._env is None:
+        if self.env is None:
             return
         for batch in state_dict["batches"]:
             while self._updates < batch["updates"]:
                 self.weights_changed()
             if self._collector is None:
                 self._open()
-            written = TensorDict(batch["written"], device=self._env.device).auto_batch_size_(2)
+            written = TensorDict(batch["written"], device=self.env.device).auto_batch_size_(2)
             self._repeating.written = iter(written.unbind(1))
             self._next_rows()
         while self._updates < state_dict["updates"]:
@@ -271,8 +272,8 @@ class Games:
         """Close workers and environments."""
         self._over = True
         self._shut_down()
-        if self._env is not None:
-            self._env.close(raise_if_closed=False)
+        if self.env is not None:
+            self.env.close(raise_if_closed=False)
 
     def check_workers(self) -> None:
         """Raise ChildProcessError if a worker has died."""
@@ -288,7 +289,7 @@ class Games:
         return every
 
     def _open(self) -> None:
-        if self._env is not None:
+        if self.env is not None:
             self._collector = self._make(policy=self._policy)
         else:
             self._scheme = SharedMemWeightSyncScheme()
@@ -331,7 +332,7 @@ class Games:
             self._open()
         try:
             steps = next(self._steps)
-            if self._env is not None:
+            if self.env is not None:
                 self._written.append((self._updates, steps.select(*self._policy.out_keys).clone()))
             return self._rows(steps, only_waiting=only_waiting)
         except (RuntimeError, ValueError):
@@ -352,7 +353,7 @@ class Games:
         try:
             if collector is not None:
                 # Workers may be killed: they leave no files and no shared memory.
-                collector.shutdown(**(options if self._env is not None else {"timeout": _SHUTDOWN}))
+                collector.shutdown(**(options if self.env is not None else {"timeout": _SHUTDOWN}))
         finally:
             if scheme is not None:
                 end_scheme(scheme)

@@ -25,7 +25,7 @@ from torchrl_lang.modules.save import (
     saved_value_actor,
     saved_value_trunk,
 )
-from torchrl_lang.recipes.algorithms import BETAS, holds_model
+from torchrl_lang.recipes.algorithms import ALGORITHMS, BETAS, OnlineOptions, TrainingOptions, holds_model
 from torchrl_lang.recipes.records import described, held_out, read_options, results_of
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
@@ -241,7 +241,7 @@ class FinishedRun:
         Args:
             folder: of the agent.
             beta: weight of the values; default that with which the run evaluated its policy during training.
-            method: of decoding; default that of the run's evaluations: greedy, but sampled for ppo, rejection and psi,
+            method: of decoding; default that of the run's evaluations: greedy, but sampled for online recipes and psi,
                 and the best of some samples for utterance-ilql.
             **options: further options of :meth:`policy`.
 
@@ -266,7 +266,9 @@ class FinishedRun:
                 trained.get("beta", 1.0) if self.has_values and self.decoding.include_logits else float(self.has_values)
             )
         if method is None:
-            method = "sample" if trained.get("algorithm") in ("ppo", "rejection", "psi") else "greedy"
+            name = str(trained.get("algorithm"))
+            sampled = name == "psi" or issubclass(ALGORITHMS.get(name, TrainingOptions), OnlineOptions)
+            method = "sample" if sampled else "greedy"
             method = self.methods[0] if self.methods[0] == "best_of" else method
         own = {name: trained[name] for name in ("candidates", "temperature") if name in trained} | options
         name = f"{self.folder.resolve().name}{f' beta {beta:g}' if beta else ''} {method}"

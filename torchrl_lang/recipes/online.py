@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,9 +31,9 @@ from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_d
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
-from torchrl_lang.schema import FROZEN_STATES, TRAIN_MASK
+from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TRAIN_MASK
 from torchrl_lang.text import Tokenizer
-from torchrl_lang.training import Checkpointer, NonFiniteError, Progress, RandomState, train_steps
+from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
@@ -112,16 +111,20 @@ def _open_start(options: OnlineOptions) -> FinishedRun:
     return FinishedRun(task, model, tokenizer, task.action_length)
 
 
-class Learner(ABC):
+class Learner:
     """How an online algorithm learns from games; a subclass sets ``loss`` and overrides what differs."""
 
     loss: LossModule
     rates: Sequence[tuple[nn.Module, float]] = ()
     """Modules of the loss with their own learning rates."""
 
-    @abstractmethod
+    def draw(self, play: Callable[[], TensorDictBase]) -> TensorDictBase:
+        """Play, once or more often, and choose the rows to learn from; without any, an iteration learns nothing."""
+        return self.choose(play())
+
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
         """The rows to learn from, with all entries that the loss reads; ``rows`` contain the KL penalty."""
+        raise NotImplementedError
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
         """The losses to minimize in this iteration."""
@@ -139,12 +142,21 @@ class Learner(ABC):
         """Further parts of a checkpoint."""
         return {}
 
+    def restart(self) -> None:
+        """Drop what depends on games that are not finished: new ones start."""
+
+
+def _kl_weight(options: OnlineOptions) -> float:
+    """The initial weight of a KL penalty in the loss, zero where it is in the rewards."""
+    return getattr(options, "kl_weight", 0.0)
+
 
 def kl_transform(options: OnlineOptions, start: InitialPolicy) -> KLConstrainedTransform:
-    """The KL penalty on the rewards, and the controller of its coefficient."""
-    controller: Any = ConstantKLController(options.kl_coef)
+    """The KL penalty on the rewards, and the controller of its coefficient, which a penalty in the loss has as well."""
+    coef = options.kl_coef or _kl_weight(options)
+    controller: Any = ConstantKLController(coef)
     if options.kl_target is not None:
-        controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
+        controller = AdaptiveKLController(coef, target=options.kl_target, horizon=options.kl_horizon)
     mask = TRAIN_MASK if options.examples else None  # no penalty on turns of the random player
     return KLConstrainedTransform(RowReference(start.reference), controller, estimator="k1", mask_key=mask)
 
@@ -179,11 +191,13 @@ class OnlineRun:
         self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
         self.policy = AutocastPolicy(start.policy) if options.bf16 else start.policy
         player = _player(options, start, self.policy)
+        group = getattr(options, "group_size", None) or (1 if options.curriculum else None)
+        in_groups = {} if group is None else {"group_size": group}
         self._streams = generators(player.policy)
         self.games = Games(
             start.task,
             player.policy,
-            env_options=player.env_options,
+            env_options={**player.env_options, **in_groups},
             kind=options.collector,
             workers=options.workers,
             games=options.games,
@@ -192,38 +206,62 @@ class OnlineRun:
             device=options.torch_device(),
             max_staleness=options.max_staleness,
         )
+        self.curriculum = None if options.curriculum is None else Curriculum(self.games.env, options.curriculum)
 
     def parts(self) -> dict[str, Stateful]:
         """The parts of a checkpoint. The reference and frozen weights are loaded from the initial policy instead."""
         streams = self._streams if self.options.collector == "single" else []
+        drawn = {} if self.curriculum is None else {"curriculum": self.curriculum}
         own: dict[str, Stateful] = {
             "loss": TrainableState(self.learner.loss),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "near": self.kl,  # the names in checkpoints stay, so that older runs can be resumed
+            **drawn,  # before the games, which begin as they did
             "games": self.games,  # before the random states, because its collector calls the policy
             "random": RandomState(**{f"words_{number}": stream for number, stream in enumerate(streams)}),
         }
         return own | dict(self.learner.parts())
+
+    def restart(self, step: int) -> None:
+        """Begin new games that depend on ``step`` only; see :meth:`Games.restart`."""
+        self.games.restart(step)
+        if self.options.collector == "single":
+            self.learner.restart()
+            if self.curriculum is not None:
+                self.curriculum.clear()
 
     def iterate(self, iteration: int, *, to_end: bool = False) -> dict[str, Any]:
         """Play games, add the KL penalty, learn, and send the new weights to the workers; returns metrics.
 
         With ``to_end`` all games are played to their end, because new ones start after this iteration.
         """
-        began = time.perf_counter()
-        collected = self.games.play(to_end=to_end)
-        if self.recorder is not None:
-            self.recorder.record(iteration, collected.rows)
-        middle = time.perf_counter()
-        with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
+        began, played, adjusted = time.perf_counter(), list[CollectedGames](), list[TensorDictBase]()
+        device = self.options.torch_device().type
+        seconds = 0.0
+
+        def play() -> TensorDictBase:
+            nonlocal seconds
+            before = time.perf_counter()
+            with torch.autocast(device, enabled=False):  # the policy has its own
+                played.append(self.games.play(to_end=to_end))
+            seconds += time.perf_counter() - before
             # Layers that never change are computed once, for the reference and all epochs.
-            rows = self.kl(with_frozen_states(self.start.policy, collected.rows))
-            if self.learner.trains_policy(iteration):
-                self.kl.update(rows)
-            chosen = self.learner.choose(rows)
-            if FROZEN_STATES not in chosen.keys():  # they may be of earlier games
+            rows = self.kl(with_frozen_states(self.start.policy, played[-1].rows))
+            adjusted.append(rows.exclude(FROZEN_STATES))
+            if self.curriculum is not None:
+                self.curriculum.update(played[-1].rows)
+            return rows.set(TOKEN_REWARD, rows.pop(RAW_REWARD)) if _kl_weight(self.options) else rows
+
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=self.options.bf16):
+            chosen = self.learner.draw(play)
+            if FROZEN_STATES not in chosen.keys() and len(chosen):  # they may be of earlier games
                 chosen = with_frozen_states(self.start.policy, chosen)
+        rows: Any = torch.cat(adjusted)  # typed as a tensor by torch
+        if self.learner.trains_policy(iteration):
+            self.kl.update(rows)
+        if self.recorder is not None:
+            self.recorder.record(iteration, torch.cat([each.rows for each in played]))
         try:
             learned = self._learn(chosen, iteration)
         except NonFiniteError as error:
@@ -232,10 +270,10 @@ class OnlineRun:
         self.scheduler.step()
         self.games.weights_changed()
         self.start.policy.forget()  # a run that is resumed here has no cache either
-        seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
-        # A loss may log a KL of its own as "kl"; the log shows that of the rewards.
-        found = learned | dict(self.learner.metrics()) | self._metrics(collected, rows)
-        return found | {"learned_from": len(chosen)} | seconds
+        times = {"seconds_play": seconds, "seconds_learn": time.perf_counter() - began - seconds}
+        # A loss may log a KL of its own as "kl"; the log shows that of the games.
+        found = learned | dict(self.learner.metrics()) | self._metrics(played, rows)
+        return found | {"learned_from": len(chosen)} | times
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the policy alone, sampled as in training, on games that are not learned from."""
@@ -246,6 +284,9 @@ class OnlineRun:
     def _learn(self, rows: TensorDictBase, iteration: int) -> dict[str, Tensor]:
         """Train for some epochs on the rows; returns the means of the steps' metrics."""
         options = self.options
+        if not len(rows):
+            self.optimizer.step()  # without gradients: the schedule expects a step before its own
+            return {}
         number = -(-len(rows) // options.batch_size)
         size = -(-len(rows) // number)  # equal batches: a small last one would have the same weight as the others
         batches = options.epochs * -(-len(rows) // size)
@@ -266,15 +307,15 @@ class OnlineRun:
         found = [figures for _, figures in steps]
         return {key: torch.stack([figures[key].float() for figures in found]).mean() for key in found[0]}
 
-    def _metrics(self, collected: CollectedGames, rows: TensorDictBase) -> dict[str, Any]:
+    def _metrics(self, played: Sequence[CollectedGames], rows: TensorDictBase) -> dict[str, Any]:
         """Metrics of the games; returns are the environment's, without the KL penalty."""
         return {
             "return": rows.get("raw_reward").sum(-1).mean(),
             "kl": rows.get("kl").sum(-1).mean(),
             "kl_coef": self.kl.coef.detach().clone(),
             "games": len(rows),
-            "staleness": collected.staleness,
-            "too_old": collected.dropped,
+            "staleness": sum(each.staleness * len(each.rows) for each in played) / len(rows),
+            "too_old": sum(each.dropped for each in played),
         }
 
 
@@ -310,7 +351,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     done, log = resume(options, checkpoints, run.parts())
     run.start.policy.forget()
     if run.games.step is None:  # at the beginning
-        run.games.restart(done)
+        run.restart(done)
     if run.recorder is not None:
         run.recorder.rewind(done)
     progress = Progress(last, label=options.out.name, start=done, unit="iteration", shown=("return", "kl", "eval"))
@@ -328,7 +369,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
                 scalars = run.evaluate()
                 log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
                 progress.update(iteration, {"eval": scalars["return"]})
-                run.games.restart(iteration)
+                run.restart(iteration)
             stops = asked_to_stop()
             if evaluates or stops:
                 checkpoints.save(iteration, scalars)

@@ -1,8 +1,9 @@
-"""Online algorithms: PPO, and rejection sampling or expert iteration."""
+"""Online algorithms: PPO, its relatives without a critic, and rejection sampling or expert iteration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,25 +11,44 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data import BestRows, best_rows
+from torchrl_lang.functional.decisions import begins_utterance
 from torchrl_lang.functional.value_terms import explained_variance
 from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import BCLoss, PPOLoss
-from torchrl_lang.recipes.algorithms import PPO, Rejection
+from torchrl_lang.recipes.algorithms import GRPO, PPO, RatioOptions, Rejection
 from torchrl_lang.recipes.models import loss_options
 from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
-from torchrl_lang.schema import FROZEN_STATES
+from torchrl_lang.schema import AGENT_MASK, FROZEN_STATES, TOKENS
 from torchrl_lang.training.checkpoint import Stateful
-from torchrl_lang.transforms import KLController
+from torchrl_lang.transforms import KLController, RowAdvantage
+
+_PATIENCE = 200
+"""Batches without a whole group, after which an iteration learns nothing."""
+
+
+def ratio_options(options: RatioOptions, start: InitialPolicy, controller: KLController | None) -> dict[str, Any]:
+    """The keyword arguments of PPOLoss about ratios and the policy; ``controller`` is that of a KL in the loss."""
+    high = options.clip_epsilon if options.clip_high is None else options.clip_high
+    more: dict[str, Any] = {"clip_epsilon": (options.clip_epsilon, high)}
+    if options.kl_weight:
+        more["kl_weight"] = controller
+    if options.aggregation == "constant":
+        more["aggregation"] = options.turns * start.task.action_length
+    names = [field.name for field in dataclasses.fields(RatioOptions)]
+    found = {name: value for name, value in loss_options(options, PPOLoss).items() if name in names}
+    return found | more
 
 
 class PPOLearner(Learner):
     """Learns from all games, with the log-probabilities and values that the policy wrote while acting."""
 
-    def __init__(self, options: PPO, start: InitialPolicy) -> None:
+    def __init__(self, options: PPO, start: InitialPolicy, controller: KLController | None = None) -> None:
         self.detach_value = options.detach_value
         self.value_warmup = min(options.value_warmup, options.iterations // 3)
         self.value, self.rates = start.value, ((start.value, options.value_lr),)
-        self.loss = PPOLoss(start.policy, value_module(start.value), **loss_options(options, PPOLoss))
+        self.end = start.tokenizer.control.end_of_action
+        of_ratios = ratio_options(options, start, controller)
+        self.loss = PPOLoss(start.policy, value_module(start.value), **loss_options(options, PPOLoss, **of_ratios))
 
     @torch.no_grad()
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
@@ -43,7 +63,9 @@ class PPOLearner(Learner):
             self.value.out_bias.fill_(level)
             values = values + level
         rows = self.loss.estimate(rows.copy().set("state_value", values), reuse_values=True)
-        counted = rows.get("agent_mask") & values.isfinite()
+        agent = rows.get(AGENT_MASK)
+        valued = begins_utterance(agent, rows.get(TOKENS) == self.end) if self.loss.turn_values else agent
+        counted = valued & values.isfinite()
         self._explained = explained_variance(values, rows.get("value_target"), counted)
         return rows
 
@@ -66,7 +88,47 @@ class PPOLearner(Learner):
 def train_ppo(options: PPO) -> float:
     """Train; returns the best mean return."""
     start = load_initial_policy(options)
-    return train_online(options, start, kl_transform(options, start), PPOLearner(options, start))
+    kl = kl_transform(options, start)
+    return train_online(options, start, kl, PPOLearner(options, start, kl.controller))
+
+
+class GroupLearner(Learner):
+    """Learns from games whose returns are compared with each other, without values."""
+
+    def __init__(self, options: GRPO, start: InitialPolicy, controller: KLController | None = None) -> None:
+        self.loss = PPOLoss(start.policy, **ratio_options(options, start, controller))
+        self.advantage = RowAdvantage(
+            options.advantage,
+            options.group_size,
+            gamma=options.turn_gamma,
+            anchor=options.anchor,
+            weight=options.state_weight,
+            drop_equal=options.drop_equal,
+            end_of_action=start.tokenizer.control.end_of_action,
+        )
+        self.continues = options.collector == "single"
+        self.wanted = {"groups": 1, "limit": _PATIENCE}
+        if options.drop_equal:
+            self.wanted = {"groups": options.games // options.group_size, "limit": options.draw_limit}
+
+    def draw(self, play: Callable[[], TensorDictBase]) -> TensorDictBase:
+        """The rows of whole groups with their advantages; other rows wait, and are in checkpoints."""
+        return self.advantage.draw(lambda: play().exclude(FROZEN_STATES), **self.wanted)
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The rows that wait for their groups. Resumed workers play other games: theirs would never be complete."""
+        return {"advantage": self.advantage} if self.continues else {}
+
+    def restart(self) -> None:
+        """Drop the rows whose groups will not be completed."""
+        self.advantage.waiting = None
+
+
+def train_without_critic(options: GRPO) -> float:
+    """Train; returns the best mean return."""
+    start = load_initial_policy(options)
+    kl = kl_transform(options, start)
+    return train_online(options, start, kl, GroupLearner(options, start, kl.controller))
 
 
 class BestGames(Learner):

@@ -1,7 +1,8 @@
-"""The training loop, optimizers, checkpoints, logs and a progress bar."""
+"""The training loop, optimizers, a curriculum, checkpoints, logs and a progress bar."""
 
 from torchrl_lang.training.averaging import WeightAverage
 from torchrl_lang.training.checkpoint import Checkpointer
+from torchrl_lang.training.curriculum import Curriculum
 from torchrl_lang.training.logging import RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
 from torchrl_lang.training.metrics import FiniteCheck, NonFiniteError, to_scalars
@@ -13,6 +14,7 @@ from torchrl_lang.training.torchrl_trainer import EpisodeRowsHook, OfflineCollec
 __all__ = [
     "CheckpointError",
     "Checkpointer",
+    "Curriculum",
     "EpisodeRowsHook",
     "FiniteCheck",
     "NonFiniteError",

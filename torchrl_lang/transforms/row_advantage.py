@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Transform
 
@@ -60,12 +60,14 @@ class RowAdvantage(Transform):
             sampling, arXiv 2503.14476). :meth:`draw` plays until there are enough others.
         end_of_action: id of the token that ends an utterance, if the environment may write nothing between two of them
             (see :func:`~torchrl_lang.functional.turn_end_mask`).
+        max_waiting: rows that may wait for their groups: more are a sign that these will never be complete.
 
-    Where no group is complete, or none differs, :meth:`inv` returns None, and a replay buffer is not extended.
+    Where no group is complete, or none differs, :meth:`inv` returns None, and a replay buffer is not extended. The
+    ``state_dict`` has the rows that wait.
 
     Raises:
         KeyError: on calls, an entry is missing.
-        ValueError: on calls, a reward is not finite.
+        ValueError: on calls, a reward is not finite, or more than ``max_waiting`` rows wait.
 
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
@@ -99,11 +101,22 @@ class RowAdvantage(Transform):
         weight: NonNegative = 1.0,
         drop_equal: bool = False,
         end_of_action: int | None = None,
+        max_waiting: Count = 2**16,
     ) -> None:
         super().__init__(in_keys=[prompt_key, rewards_key], out_keys=[advantage_key])
         self.advantage, self.grpo_size, self.drop_equal = advantage, grpo_size, drop_equal
         self.prompt_key, self.rewards_key, self.advantage_key = prompt_key, rewards_key, advantage_key
         self.gamma, self.anchor, self.weight, self.end_of_action = gamma, anchor, weight, end_of_action
+        self.max_waiting = max_waiting
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The rows that wait, as tensors by key; a part of the ``state_dict``."""
+        return {"waiting": None if self.waiting is None else dict(self.waiting.clone().items(True, True))}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Let the rows of a state wait."""
+        entries = state["waiting"]
+        self.waiting = None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Leave rows that are sampled as they are: a batch may hold parts of groups."""
@@ -132,13 +145,17 @@ class RowAdvantage(Transform):
 
     def _choose(self, rows: TensorDictBase) -> TensorDictBase:
         """The rows of complete groups, of those that differ."""
-        if not entry(rows, self.rewards_key).isfinite().all():
+        rewards = entry(rows, self.rewards_key)
+        if not rewards.isfinite().all():
             raise ValueError(f"{self.rewards_key} is not finite in some rows: find out where it is computed.")
         if self.grpo_size is not None:
-            rows = rows if self.waiting is None else torch.cat([self.waiting, rows])
+            rows = rows if self.waiting is None else torch.cat([self.waiting.to(rewards.device), rows])
             _, which, number = self._group(rows).unique(return_inverse=True, return_counts=True)
             complete = (number >= self.grpo_size)[which]
             self.waiting, rows = rows[~complete], rows[complete]
+            if len(self.waiting) > self.max_waiting:
+                causes = "grpo_size is not the environment's group_size, or some of its episodes never come here"
+                raise ValueError(f"{len(self.waiting)} rows wait for groups of {self.grpo_size}: {causes}.")
         return rows[self._differs(rows)] if self.drop_equal else rows
 
     def _estimate(self, rows: TensorDictBase) -> TensorDictBase:

@@ -139,6 +139,14 @@ def test_a_group_of_games_of_one_seed():
     assert (first != 0).all()
 
 
+def test_games_in_a_row_of_one_seed():
+    env = GameChatEnv(Count, batch_size=(4,), group_size=2, seed=0)
+    seeds = torch.cat([env.reset()["game_seed"], env.reset()["game_seed"]])
+    assert torch.equal(seeds[::2], seeds[1::2])
+    assert seeds.unique().numel() == 4
+    assert torch.equal(GameChatEnv(Count, batch_size=(4,), seed=0).reset()["game_seed"][:2], seeds[::2][:2])
+
+
 def test_a_game_that_returns_something_else_is_named():
     class Wrong(Count):
         def step(self, text):

@@ -12,6 +12,7 @@ from torchrl.data.llm import History
 from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import ChatHistory
 
+from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.game_turn import GamePlace, TextGame, ToolText
 from torchrl_lang.envs.seeded_env import SeededEpisodes
 from torchrl_lang.functional import random_index
@@ -28,7 +29,8 @@ class GameChatEnv(SeededEpisodes, ChatEnv):
     the games of ``game_seed`` int64 ``[*B]``, an entry of its tensordict or a keyword, and otherwise those that
     :class:`~torchrl_lang.envs.TextGameEnv` begins with this ``seed``. A copy of an environment with a seed continues as
     the original would; a copy of one without a seed takes a new seed. :func:`~torchrl_lang.data.rows_from_chat` makes
-    rows of its steps. All steps have their ``game_seed``, the group of TorchRL's ``MCAdvantage``.
+    rows of its steps. All steps have their ``game_seed``, the group of TorchRL's ``MCAdvantage``; with a ``group_size``
+    as many games, one after the other, have the same.
 
     TorchRL's wrappers stack conversations of equally many messages only. So with several games the environment is reset
     as a whole, and ``rollout`` stops where the first game ends; with one game it goes from game to game.
@@ -41,6 +43,7 @@ class GameChatEnv(SeededEpisodes, ChatEnv):
         make_game: makes a game, a :class:`~torchrl_lang.envs.TextGame`; called once per conversation of the batch.
         read: maps the text of a response to what the game gets, as in ``TextGameEnv``.
         batch_size: number of conversations, ``(n,)``.
+        group_size: as many games begin alike.
         seed: seed of the games.
         **options: ``system_prompt``, ``tokenizer``, ``template_kwargs``, roles and ``device`` of ``ChatEnv``.
 
@@ -62,12 +65,14 @@ class GameChatEnv(SeededEpisodes, ChatEnv):
         (tensor([[1.]]), tensor([[True]]))
     """
 
+    @checked
     def __init__(
         self,
         make_game: Callable[[], TextGame],
         *,
         read: Callable[[str], str] | None = None,
         batch_size: tuple[int] = (1,),
+        group_size: Count = 1,
         seed: int | None = None,
         **options: Any,
     ) -> None:
@@ -78,7 +83,7 @@ class GameChatEnv(SeededEpisodes, ChatEnv):
         batch, device = self.batch_size, self.device
         if len(batch) != 1:
             raise ValueError(f"batch_size must be (n,), a number of conversations, got {tuple(batch)}.")
-        self.read, self._games = read, [make_game() for _ in range(batch.numel())]
+        self.read, self.group_size, self._games = read, group_size, [make_game() for _ in range(batch.numel())]
         self._places: list[GamePlace] = []
         self._set_outcome_specs()
         seeds = Unbounded(shape=batch, dtype=torch.int64, device=device)
@@ -95,7 +100,7 @@ class GameChatEnv(SeededEpisodes, ChatEnv):
             seeds = tensordict.get("game_seed", None)
         if seeds is None:
             every = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
-            seeds = random_index(self._key, self._number_episodes(every), 2**31)
+            seeds = random_index(self._key, self._number_episodes(every) // self.group_size, 2**31)
         self._places = [GamePlace(row, seed, 0) for row, seed in enumerate(seeds.tolist())]
         played = zip(self._games, self._places, strict=True)
         texts = [place.read_opening(game.reset(place.seed)) for game, place in played]

@@ -83,7 +83,7 @@ class CorridorEnv(LanguageEnv):
         self, length: int = 4, *, start: int | None = None, max_turns: int = 8, **options: Unpack[EpisodeOptions]
     ) -> None:
         check_options(length=(length, range(2, len(_PLACES) + 1)), start=(start, (None, *range(length - 1))))
-        self.length, self.start = length, start
+        self.length, self.start, self._number_of_starts = length, start, length - 1
         tokenizer = CharTokenizer.from_alphabet(_PLACES[:length] + "lr")
         # An opening of 3 tokens, 5 per turn (with one letter too many), and the end-of-dialogue token.
         super().__init__(tokenizer, row_length=4 + 5 * max_turns, action_length=2, max_turns=max_turns, **options)

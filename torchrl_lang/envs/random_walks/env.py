@@ -190,6 +190,10 @@ class RandomWalksEnv(LanguageEnv):
         node = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
         return {"node": self._before_goal(node, fresh)}
 
+    def possible_starts(self, most: int) -> Tensor:
+        """See :meth:`LanguageEnv.possible_starts`: nodes with a path to the goal."""
+        return self._starts[:most]
+
     def _before_goal(self, node: Tensor, fresh: Tensor) -> Tensor:
         node = torch.where(node == self.graph.goal, -1, node)  # where no walk can begin
         return in_range(f"start, other than the goal {self.graph.goal},", node, fresh, len(self.graph))

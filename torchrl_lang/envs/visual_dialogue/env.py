@@ -136,7 +136,7 @@ class VisualDialogueEnv(TextGameEnv):
         if measure == "distance" and self.rewards.ends_by_percentile:
             raise ValueError("measure='distance' has no percentile to end at: give a cutoff, or another mode.")
         self._plays: dict[int, _Play] = {}
-        self._number_of_games = len(data)
+        self._number_of_starts = len(data)
         no_game: Any = lambda: None  # noqa: E731  # the models play all rows at once
         super().__init__(no_game, tokenizer, features=(1, size) if image else None, **options)
 

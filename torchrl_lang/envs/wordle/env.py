@@ -116,7 +116,7 @@ class WordleEnv(LanguageEnv):
         turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
         own: EpisodeOptions = {"batch_size": batch_size, "group_size": group_size, "seed": seed, "device": device}
         super().__init__(wordle_tokenizer(), row_length=1 + turn * max_tries + 1, action_length=action_length, **own)
-        self.words, self.max_tries = tuple(word_list), max_tries
+        self.words, self.max_tries, self._number_of_starts = tuple(word_list), max_tries, len(word_list)
         self.rules: Rules = rules
         self._index = WordIndex(word_list, self.device)
         self._valid = None if guesses is None else WordIndex(words_and_guesses(word_list, guesses), self.device)

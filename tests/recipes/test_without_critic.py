@@ -1,0 +1,198 @@
+"""Recipes that compare games of the same start: a known best policy, resuming, processes, and where the KL is."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.processes import spawned
+from tests.recipes.interrupt import interrupted_at
+from tests.recipes.lines import assert_same_runs, checkpoints, log_of, refused
+from torchrl_lang.__main__ import main
+from torchrl_lang.envs import LanguageEnv
+from torchrl_lang.envs.games import CorridorEnv, corridor_value
+from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.recipes.algorithms import GRPO, RLOO
+from torchrl_lang.recipes.collect import Games
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.online import kl_transform, load_initial_policy
+from torchrl_lang.recipes.online_algorithms import GroupLearner, PPOLearner
+from torchrl_lang.recipes.tasks import find_task
+from torchrl_lang.training.curriculum import Curriculum
+
+TASK = "torchrl_lang.envs.games:CorridorEnv"
+WITHOUT_CRITIC = ["grpo", "dr-grpo", "rloo", "reinforce++", "dapo", "gspo", "cispo", "gigpo"]
+SMALL = ["--task", TASK, "--games", "16", "--turns", "3", "--batch-size", "8", "--eval-games", "4", "--lr", "0.003"]
+SHORT = [*SMALL, "--iterations", "4", "--eval-every", "3"]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Imitates random moves on the corridor."""
+    home = tmp_path_factory.mktemp("corridor")
+    assert main(["generate", TASK, "--out", str(home / "data"), "--games", "200", "--batch", "50"]) == 0
+    small = ["--layers", "1", "--width", "32", "--heads", "2", "--batch-size", "32", "--eval-games", "8"]
+    bc = ["train", "bc", "--data", home / "data", "--task", TASK, "--out", home / "bc", *small]
+    assert main([*map(str, bc), "--steps", "60", "--eval-every", "60"]) == 0
+    return home / "bc"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spawn():
+    """Workers of the recipes end with the process that is their parent."""
+    with spawned():
+        yield
+
+
+def arguments(recipe, start, out, *more):
+    groups = [] if recipe in ("reinforce++", "ppo", "turn-ppo") else ["--group-size", "4"]
+    return ["train", recipe, "--start", str(start), "--out", str(out), *SHORT, *groups, *map(str, more)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("recipe", ["grpo", "rloo", "dapo", "gspo", "cispo"])
+def test_the_best_policy_is_found(recipe, seed, start, tmp_path):
+    """Its return on the games of the evaluation is known: each move but the last costs 1."""
+    more = ["--games", 64, "--turns", 8, "--batch-size", 64, "--group-size", 8, "--iterations", 20]
+    more += ["--eval-games", 256, "--eval-every", 20, "--seed", seed]
+    assert main(arguments(recipe, start, tmp_path / "run", *more)) == 0
+    log = log_of(tmp_path / "run")
+    places = CorridorEnv(batch_size=[256], seed=seed + 1).reset()["tokens"][:, 1]
+    best = corridor_value(3 - places).mean().item()
+    assert float(log[0]["return"]) < best - 3
+    assert float(log[-1]["eval_return"]) > best - 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [*WITHOUT_CRITIC, "turn-ppo"])
+def test_a_stopped_run_ends_with_the_same_numbers(recipe, start, tmp_path, monkeypatch):
+    """Stopped between evaluations, while games go on and, of groups, some rows wait for others."""
+    more = ["--value-warmup", "0"] if recipe == "turn-ppo" else []
+    whole, stopped = (arguments(recipe, start, tmp_path / name, *more) for name in ("whole", "stopped"))
+    assert main(whole) == 0
+    learner = PPOLearner if recipe == "turn-ppo" else GroupLearner
+    draw, calls = learner.draw, []
+
+    def signalled(*args):
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return draw(*args)
+
+    monkeypatch.setattr(learner, "draw", signalled)
+    assert main(stopped) == 128 + signal.SIGTERM
+    (path,) = checkpoints(tmp_path / "stopped")
+    kept = load_file(path / "tensors.safetensors")
+    waits = any("waiting" in name and len(value) for name, value in kept.items())
+    assert waits == (recipe not in ("reinforce++", "turn-ppo"))
+    assert main(stopped) == 0
+    assert_same_runs(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_with_a_curriculum_ends_with_the_same_numbers(start, tmp_path):
+    whole, broken = (arguments("dapo", start, tmp_path / name, "--curriculum", "3") for name in ("whole", "broken"))
+    assert main(whole) == 0
+    with interrupted_at(PPOLoss, "forward", 20):  # after the checkpoint of iteration 3
+        assert main(broken) == 130
+    assert checkpoints(tmp_path / "broken")
+    assert main(broken) == 0
+    assert_same_runs(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["ppo", "turn-ppo", "grpo", "rloo", "reinforce++", "gspo"])
+def test_the_kl_is_in_the_loss_or_in_the_rewards(recipe, start, tmp_path):
+    more = ["--value-warmup", "0"] if "ppo" in recipe else []
+    for name, weights in (("loss", ("0", "0.1")), ("rewards", ("0.1", "0"))):
+        penalty = ["--kl-coef", weights[0], "--kl-weight", weights[1], "--kl-target", "none"]
+        assert main(arguments(recipe, start, tmp_path / name, *more, *penalty)) == 0
+        log = log_of(tmp_path / name)
+        assert any(float(row["loss_kl"]) > 1e-4 for row in log) == (name == "loss")
+        assert [float(row["kl_coef"]) for row in log] == pytest.approx([0.1] * 4)
+        assert float(log[-1]["kl"]) > 1e-3
+
+
+def test_a_kl_in_the_loss_leaves_the_rewards(start):
+    options = GRPO(start=start, out=Path("unused"), task=TASK, games=8, kl_weight=0.5)
+    begun = load_initial_policy(options)
+    kl = kl_transform(options, begun)
+    learner = GroupLearner(options, begun, kl.controller)
+    assert learner.loss.kl_controller is kl.controller
+    assert kl.coef == 0.5
+    assert GroupLearner(RLOO(start=start, out=Path("unused"), task=TASK, games=8), begun).loss.kl_controller is None
+
+
+@pytest.mark.slow
+def test_groups_of_several_processes_are_not_mixed(start, tmp_path):
+    """Each worker has its own seed, so the numbers of its groups are its own."""
+    run = load_run(start, find_task(TASK, {}))
+    options = {"workers": 2, "games": 16, "turns": 8, "seed": 0, "device": torch.device("cpu")}
+    games = Games(run.task, run.policy(method="sample"), kind="sync", env_options={"group_size": 4}, **options)
+    try:
+        rows = torch.cat([games.play().rows for _ in range(3)])
+    finally:
+        games.close()
+    places = rows["tokens"][:, 1]
+    for group in rows["group"].unique():
+        found = places[rows["group"] == group]
+        assert len(found) <= 4
+        assert len(found.unique()) == 1
+    assert main(arguments("grpo", start, tmp_path / "run", "--collector", "sync", "--turns", "8")) == 0
+    assert any(int(row["learned_from"]) % 4 == 0 < int(row["learned_from"]) for row in log_of(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_an_iteration_without_groups_that_differ_learns_nothing(start, tmp_path, monkeypatch):
+    same = LanguageEnv._plan_turn
+
+    def without_reward(env, *args):
+        writes, reward = same(env, *args)
+        return writes, torch.zeros_like(reward)
+
+    monkeypatch.setattr(LanguageEnv, "_plan_turn", without_reward)
+    assert main(arguments("dapo", start, tmp_path / "run", "--draw-limit", "2")) == 0
+    log = log_of(tmp_path / "run")
+    assert {row["learned_from"] for row in log} == {"0"}
+    assert [float(row["kl"]) for row in log] == pytest.approx([0.0] * 4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "message"),
+    [
+        ("grpo", ["--games", "20", "--group-size", "8"], "--games 20 is no multiple of --group-size"),
+        ("grpo", ["--collector", "sync", "--group-size", "16"], "2 workers with groups of 16"),
+        ("grpo", ["--group-size", "1"], "grpo compares games of the same start"),
+        ("reinforce++", ["--drop-equal"], "reinforce++ compares games of the same start"),
+        ("grpo", ["--max-staleness", "1"], "--max-staleness drops single games"),
+        ("grpo", ["--kl-coef", "0.1"], "got --kl-coef 0.1 and --kl-weight 0.04: set one of them to 0"),
+        ("ppo", ["--kl-weight", "0.1"], "got --kl-coef 0.2 and --kl-weight 0.1: set one of them to 0"),
+        ("ppo", ["--curriculum", "5", "--collector", "async"], "--curriculum draws games in this process"),
+        ("rloo", ["--curriculum", "1"], "--curriculum should be greater than or equal to 2"),
+    ],
+)
+def test_wrong_options_say_what_to_do(recipe, more, message, start, tmp_path, capsys):
+    assert message in refused(capsys, *arguments(recipe, start, tmp_path / "run", *more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
+def test_a_run_draws_starts_that_are_sometimes_won(recipe, start, tmp_path, monkeypatch):
+    """Walks of two moves: from the first of three places all have the same return."""
+    weights, places = [], []
+
+    class Watched(Curriculum):
+        def update(self, rows):
+            super().update(rows)
+            weights.append(self.weights())
+            places.extend(rows["tokens"][:, 1].tolist())
+
+    monkeypatch.setattr("torchrl_lang.recipes.online.Curriculum", Watched)
+    more = ["--option", "max_turns=2", "--games", 64, "--turns", 2, "--lr", 1e-5, "--curriculum", 100]
+    assert main(arguments(recipe, start / "model", tmp_path / "run", *more)) == 0
+    assert weights[-1].shape == (3,)
+    assert weights[-1].argmin() == 0
+    assert places.count(0) < 0.3 * len(places)
