@@ -37,7 +37,7 @@ class Curriculum:
     Raises:
         ValueError: ``reset`` of the environment accepts no start, or there is only one.
 
-    Call :meth:`update` with the rows of each batch, and :meth:`forget` where ``set_seed`` begins new groups.
+    Call :meth:`update` with the rows of each batch, and :meth:`clear` where ``set_seed`` begins new groups.
 
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
