@@ -262,7 +262,8 @@ def row_buffer(
     options: Any = {"seed": seed, "drop_last": drop_last}
     sampler = EpochSampler(**options) if rows.shape[0] else _NoRows(**options)
     if bucket and rows.shape[0]:
-        lengths, pool = row_length(entry(rows, ATTENTION_MASK)).reshape(len(rows), -1).amax(-1), 16 if bucket is True else int(bucket)
+        lengths = row_length(entry(rows, ATTENTION_MASK)).reshape(len(rows), -1).amax(-1)
+        pool = 16 if bucket is True else int(bucket)
         sampler = BucketSampler(lengths, batch_size, pool=pool, **options)
     first = TrimRows() if trim else DTypeCastTransform(torch.int32, torch.int64, in_keys=[TOKENS])
     parts: Any = {"storage": TensorStorage(rows), "sampler": sampler, "writer": ImmutableDatasetWriter()}

@@ -421,13 +421,12 @@ class KTOLoss(PreferenceLoss):
         """``z_0``, ``[]``, by the log-ratios ``[B]`` of the rows that count."""
         if not isinstance(self.baseline, str):
             return l.new_tensor(self.baseline)
-        if self.baseline == "mismatched":
-            rows = counts.nonzero().squeeze(-1)
-            other = mismatched(batch, rows, rows.roll(-1))
-            log_prob = self._log_prob(self.scorer, other, self.scorer.states(other))
-            l = other.at_decisions(log_prob - self._ref_log_prob(other)).sum(-1)  # noqa: E741
-            return l.sum().clamp_min(0) / max(len(rows), 1)
-        return masked_mean(l, counts).clamp_min(0)
+        rows = counts.nonzero().squeeze(-1)
+        if self.baseline == "rows" or not len(rows):  # models may fail on empty batches
+            return masked_mean(l, counts).clamp_min(0)
+        other = mismatched(batch, rows, rows.roll(-1))
+        log_prob = self._log_prob(self.scorer, other, self.scorer.states(other))
+        return other.at_decisions(log_prob - self._ref_log_prob(other)).sum(-1).mean().clamp_min(0)
 
 
 def mismatched(batch: TransitionBatch, first: Tensor, second: Tensor) -> DecisionBatch:
