@@ -89,10 +89,11 @@ def opened(rows):
     return found
 
 
-def swapped(rows, width):
-    """Each row's beginning with the rest of the next one, cut at the width."""
+def swapped(rows):
+    """Each row's beginning with the rest of the next one."""
     parts = opened(rows)
-    every = [(begin + parts[(i + 1) % len(parts)][1])[:width] for i, (begin, _) in enumerate(parts)]
+    every = [begin + parts[(i + 1) % len(parts)][1] for i, (begin, _) in enumerate(parts)]
+    width = max(map(len, every))
     out = {key: torch.zeros(len(every), width, dtype=torch.bool) for key in ("agent_mask", "attention_mask")}
     out["tokens"] = torch.zeros(len(every), width, dtype=torch.int64)
     for i, row in enumerate(every):
@@ -111,7 +112,7 @@ def test_kto_matches_plain_loops(baseline, sign):
     (l, _), good = log_ratios(rows[kept], *policies), rows["desirable"][kept, 0].numpy()  # noqa: E741
     z_0 = baseline
     if baseline == "mismatched":
-        z_0 = max(0.0, log_ratios(swapped(rows[kept], rows["tokens"].shape[1]), *policies)[0].mean())
+        z_0 = max(0.0, log_ratios(swapped(rows[kept]), *policies)[0].mean())
     if baseline == "rows":
         z_0 = max(0.0, l.mean())
     v = np.where(good, sigma(beta * (l - z_0)), sigma(beta * (z_0 - l)))
@@ -126,7 +127,7 @@ def test_kto_matches_plain_loops(baseline, sign):
 
 
 def test_mismatched_rows_by_hand():
-    """The second row's first turn is not trained on; the result is cut at five tokens."""
+    """The second row's first turn is not trained on; rows are cut after five tokens."""
     rows = by_hand(
         [[7, 1, 2, 8, 3], [6, 5, 9, 4, 8], [7, 7, 1, 0, 0]], [[0, 1, 1, 0, 1], [0, 0, 1, 0, 1], [0, 0, 1, 0, 0]]
     )
@@ -134,7 +135,7 @@ def test_mismatched_rows_by_hand():
     rows["train_mask"] = torch.tensor([[True] * 5, [True] * 4 + [True], [True] * 5])
     rows["train_mask"][1, 2] = False
     loss = KTOLoss(make_actor(), frozen_copy(make_actor()))
-    out = mismatched(loss._find(rows), torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
+    out = mismatched(loss._find(rows), torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), limit=5)
     real = [row[mask].tolist() for row, mask in zip(out.tokens, out.attention_mask, strict=True)]
     assert real == [[7, 9, 4, 8], [6, 5, 1], [7, 7, 1, 2, 8]]
     assert out.agent_mask.int().tolist() == [[0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0]]

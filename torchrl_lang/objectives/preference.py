@@ -316,7 +316,7 @@ class KTOLoss(PreferenceLoss):
 
     ``z_0`` stands for the divergence of the policy from the reference, without gradient. As in the paper it is
     estimated from mismatched rows, the beginning of each row (up to the agent's first token) with all that follows the
-    beginning of the next one in the batch, cut at the width of the batch::
+    beginning of the next one in the batch, as far as the model's positions go::
 
         z_0 = max(0, mean_i l(beginning_i, rest_(i+1)))
 
@@ -424,28 +424,34 @@ class KTOLoss(PreferenceLoss):
         rows = counts.nonzero().squeeze(-1)
         if self.baseline == "rows" or not len(rows):  # models may fail on empty batches
             return masked_mean(l, counts).clamp_min(0)
-        other = mismatched(batch, rows, rows.roll(-1))
+        trunk, features = self.scorer.trunk, batch.features if self._reads_features else None
+        limit = None if trunk is None else trunk.room(0 if features is None else features.places)
+        other = mismatched(batch, rows, rows.roll(-1), limit=limit)
         log_prob = self._log_prob(self.scorer, other, self.scorer.states(other))
         return other.at_decisions(log_prob - self._ref_log_prob(other)).sum(-1).mean().clamp_min(0)
 
 
-def mismatched(batch: TransitionBatch, first: Tensor, second: Tensor) -> DecisionBatch:
+def mismatched(batch: TransitionBatch, first: Tensor, second: Tensor, *, limit: int | None = None) -> DecisionBatch:
     """Rows of the beginning of one row, up to the agent's first token, and what follows that of another one.
 
     Args:
         batch: rows ``[B, T]``.
         first: int64 ``[M]``, numbers of the rows with the beginnings.
         second: int64 ``[M]``, numbers of those with the rests, whose decisions are the ones that count there.
+        limit: tokens that a row may have; longer ones are cut.
 
     Returns:
-        Rows ``[M, T]``, cut at their end, with the features of the first ones.
+        Rows ``[M, W]``, with the features of the first ones.
     """
     begin, length = batch.agent_mask.long().argmax(-1), batch.attention_mask.sum(-1)
-    position = torch.arange(batch.tokens.shape[-1], device=batch.tokens.device).expand(len(first), -1)
     own, rest = begin[first][:, None], begin[second][:, None]
-    source = (position - own + rest).clamp(0, position.shape[-1] - 1)  # where the rest comes from
-    real = position < own + length[second][:, None] - rest
-    tokens = torch.where(position < own, batch.tokens[first], batch.tokens[second].gather(-1, source))
+    total = own + length[second][:, None] - rest
+    width, last = int(total.max()), batch.tokens.shape[-1] - 1
+    width = width if limit is None else min(width, limit)
+    position = torch.arange(width, device=batch.tokens.device).expand(len(first), -1)
+    real, source = position < total, (position - own + rest).clamp(0, last)  # where the rest comes from
+    opening = batch.tokens[first].gather(-1, position.clamp(max=last))
+    tokens = torch.where(position < own, opening, batch.tokens[second].gather(-1, source))
     agent = (position >= own) & real & batch.agent_mask[second].gather(-1, source)
     counted = batch.at_decisions(batch.counts.to(tokens.dtype))[second].gather(-1, source).bool()
     decision = counted & shift_left(agent)
