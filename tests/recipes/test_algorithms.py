@@ -127,7 +127,7 @@ def test_options_of_preferences(walks, seen, capsys):
     start = load_run(walks / "bc").model.lm.get_input_embeddings().weight
     assert any(torch.equal(weight, start) for weight in loss.reference.state().values())
     loss, _, _, parts = seen("ipo", "--start", "bc", "--per-token")
-    assert (loss.beta, loss.per_token, type(loss)) == (0.1, True, IPOLoss)
+    assert (loss.beta, loss.per_token, type(loss)) == (0.3, True, IPOLoss)
     more = ["--desirable-weight", "1.3", "--undesirable-weight", "0.7", "--baseline", "rows"]
     loss, _, _, parts = seen("kto", "--start", "bc", *more)
     assert (loss.desirable_weight, loss.undesirable_weight, loss.baseline) == (1.3, 0.7, "rows")

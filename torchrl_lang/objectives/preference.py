@@ -188,7 +188,8 @@ class DPOLoss(PairLoss):
         actor_network: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance.
         reference: :func:`~torchrl_lang.transforms.frozen_copy` or :func:`~torchrl_lang.transforms.adapters_off` of the
             actor before it is trained; None where the rows bring ``ref_log_prob``, which
-            :class:`~torchrl_lang.transforms.ReferenceModelLogProbTransform` writes.
+            :class:`~torchrl_lang.transforms.ReferenceModelLogProbTransform` of a
+            :class:`~torchrl_lang.transforms.RowReference` writes.
 
     Keyword Args:
         beta: how much reward one nat of log-ratio is worth, above zero: the larger, the nearer to the reference.

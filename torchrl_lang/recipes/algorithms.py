@@ -492,12 +492,16 @@ class OREO(ValueOptions, algorithm="oreo", defining=("value_weight",), place="to
     )
 
 
-@with_defaults(transition_weight=0.0)
+# Few small steps: the losses go on falling long after the policy has begun to write what nobody prefers.
+@with_defaults(transition_weight=0.0, optimizer="adamw", lr=1e-4, steps=300)
 class PreferenceOptions(OfflineOptions, group="loss", preset="bc"):
     """Base of the options of the recipes that learn which episodes are better; they need --start."""
 
     reward_scale: float = option(
-        0.1, "reward that is worth one nat of divergence from the start, the papers' beta (IPO: tau)", gt=0
+        0.5,
+        "reward that is worth one nat of divergence from the start, the papers' beta (IPO: tau; 0.1 is usual for texts "
+        "that a model answers with)",
+        gt=0,
     )
 
     def __post_init__(self) -> None:
@@ -524,16 +528,19 @@ class DPO(PairOptions, algorithm="dpo", place="preference:train_dpo"):
     """Direct preference optimisation on a dataset (arXiv 2305.18290): better episodes likelier than worse ones."""
 
     label_smoothing: float = option(
-        0.0, "probability that a pair is the wrong way round (conservative DPO)", ge=0, lt=0.5
+        0.2,
+        "probability that the worse episode of a pair is the better one, by luck (conservative DPO); 0: plain DPO",
+        ge=0,
+        lt=0.5,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@with_defaults(reward_scale=0.3)
 class IPO(PairOptions, algorithm="ipo", place="preference:train_ipo"):
     """Identity preference optimisation on a dataset (arXiv 2310.12036): better episodes likelier by a fixed margin."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@with_defaults(reward_scale=1.0)
 class KTO(PreferenceOptions, algorithm="kto", place="preference:train_kto"):
     """Kahneman-Tversky optimisation on a dataset (arXiv 2402.01306): episodes are desirable or not."""
 
