@@ -234,7 +234,7 @@ def test_what_does_not_fit_is_refused():
         DPOLoss(actor, frozen)(rows)
     with pytest.raises(KeyError, match="ref_log_prob: give the loss its reference, or have ReferenceModelLogProb"):
         IPOLoss(actor)(paired())
-    with pytest.raises(KeyError, match="desirable: say of each row"):
+    with pytest.raises(KeyError, match="desirable: label each row"):
         KTOLoss(actor, frozen)(rows.exclude("desirable"))
     with pytest.raises(TypeError, match=r"desirable must be bool, got torch\.float32"):
         KTOLoss(actor, frozen)(rows.clone().set("desirable", torch.ones(6, 1)))

@@ -48,7 +48,7 @@ class PreferenceLoss(RowLoss):
 
     @dataclass
     class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """Those of rows, and what tells the reference's likelihood and which rows are good."""
+        """Those of rows, the reference's log-probabilities and the labels of rows."""
 
         ref_log_prob: NestedKey = "ref_log_prob"
         desirable: NestedKey = "desirable"
@@ -56,7 +56,7 @@ class PreferenceLoss(RowLoss):
     default_keys = _AcceptedKeys
     _sources = {
         "ref_log_prob": "give the loss its reference, or have ReferenceModelLogProbTransform write it into the rows",
-        "desirable": "say of each row whether it is a good one, such as (row_returns(rows) > 0)[:, None]",
+        "desirable": "label each row, bool, such as (row_returns(rows) > 0)[:, None]",
     }
 
     def __init__(
@@ -222,7 +222,7 @@ class DPOLoss(PairLoss):
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.transforms import frozen_copy
         >>> tokenizer = CharTokenizer.from_alphabet("abc")
-        >>> answers = [Episode([Turn("ab"), Turn(said, float(said == "c"))], True) for said in "abc"]
+        >>> answers = [Episode([Turn("ab"), Turn(text, float(text == "c"))], True) for text in "abc"]
         >>> rows = to_rows(answers, tokenizer, 9)
         >>> pairs = preference_pairs(rows)
         >>> pairs["tokens"].shape

@@ -492,7 +492,7 @@ class OREO(ValueOptions, algorithm="oreo", defining=("value_weight",), place="to
     )
 
 
-# Few small steps: the losses go on falling long after the policy has begun to write what nobody prefers.
+# Few small steps: the losses still fall when the returns of the policy have long begun to fall as well.
 @with_defaults(transition_weight=0.0, optimizer="adamw", lr=1e-4, steps=300)
 class PreferenceOptions(OfflineOptions, group="loss", preset="bc"):
     """Base of the options of the recipes that learn which episodes are better; they need --start."""

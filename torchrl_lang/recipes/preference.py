@@ -65,7 +65,7 @@ def train_kto(options: KTO) -> float:
         number = int(rows["desirable"].sum())
         if number in (0, len(rows)):
             found = f"{number} of {len(rows)} episodes of {options.data} have a return above {threshold:g}"
-            raise ValueError(f"{found}: give a --threshold that tells the good ones from the bad ones.")
+            raise ValueError(f"{found}: give a --threshold between those of good and bad ones.")
         print(f"{options.out.name}: {number} of {len(rows)} episodes are desirable, above {threshold:.3g}", flush=True)
         return rows
 
