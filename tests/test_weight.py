@@ -27,7 +27,7 @@ def test_few_files_serve_a_single_other_one():
 def test_a_loss_is_named_in_three_files():
     """Itself, its options, its training function; beside them, packages hand it on (CONTRIBUTING.md)."""
     names = [_names(path) for path in sources(PACKAGE) if path.name != "__init__.py"]
-    for loss in ("BCQ", "CQL", "OREO", "Psi", "QSFT"):
+    for loss in ("BCQ", "CQL", "DPO", "IPO", "KTO", "OREO", "Psi", "QSFT"):
         assert sum(bool(named & {loss, f"{loss}Loss"}) for named in names) <= 3, loss
 
 

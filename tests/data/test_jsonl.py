@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchrl_lang._files import FileError
-from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records, load_dataset
+from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records, load_dataset, preference_pairs
 from torchrl_lang.data.jsonl import read_jsonl
 from torchrl_lang.text import Episode, Turn
 
@@ -127,3 +127,17 @@ def test_a_file_without_a_dialogue_is_an_error(tmp_path, letters, content):
         with pytest.raises(FileError, match="holds no dialogue: give one JSON object per line"):
             read(tmp_path / "d.jsonl")
     assert [file.name for file in tmp_path.iterdir()] == ["d.jsonl"]
+
+
+def test_preferences_keep_which_episodes_belong_together(tmp_path, letters):
+    """By the number of their line; the last line has one episode, other files have no groups."""
+    told = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "chosen": "bc", "rejected": "cb"}]
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n\n".join(map(json.dumps, [*told, GOOD[0]])))
+    dataset = dataset_from_jsonl(path, tmp_path / "data", letters, 32)
+    assert load_dataset(dataset.folder, verify=True).rows["group"].tolist() == [1, 1, 3, 3, 5]
+    pairs = preference_pairs(dataset, per="group")
+    texts = [[dataset.tokenizer.decode(row["tokens"][row["agent_mask"]][:-1]) for row in pair] for pair in pairs]
+    assert texts == [["b", "c"], ["bc", "cb"]]
+    path.write_text(json.dumps(GOOD[0]))
+    assert "group" not in dataset_from_jsonl(path, tmp_path / "plain", letters, 32).rows.keys()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from torchrl_lang.data import BestRows, best_rows, row_returns
+from torchrl_lang.data import BestRows, best_rows, preference_pairs, row_buffer, row_returns
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import Checkpointer
 
@@ -75,6 +75,43 @@ def test_shares_are_those_of_the_paper_s_code(top, bottom, n):
     if top is not None:
         left = left[-max(1, int(len(left) * top)) :]
     assert numbers(best_rows(of_returns(*returns), fraction=top, bottom_fraction=bottom)) == sorted(left)
+
+
+def opened(*starts, **entries):
+    """The environment says a text, the agent answers and earns something; texts and rewards alternate."""
+    games = zip(starts[::2], starts[1::2], strict=True)
+    return numbered([Episode([Turn(text), Turn("a", reward)], True) for text, reward in games], **entries)
+
+
+def test_pairs_by_hand():
+    """Best with worst, second best with second worst; no pair of equal returns, of other beginnings or groups."""
+    rows = opened("b", 1.0, "c", 5.0, "b", 3.0, "b", 2.0, "c", 5.0, "b", 0.0, "bb", 7.0)
+    pairs = preference_pairs(rows)
+    assert pairs.shape == (1, 2)
+    assert numbers(pairs) == [[2, 5]]
+    assert numbers(preference_pairs(rows, None)) == [[2, 5], [3, 0]]
+    rows["group"] = torch.tensor([0, 0, 4, 0, 0, 4, 4])[:, None]
+    assert numbers(preference_pairs(rows, None, per="group")) == [[3, 0], [2, 5]]
+    assert numbers(preference_pairs(rows, by=torch.tensor([1, 2, 1, 1, 3, 1, 9]))) == [[4, 1]]
+    assert preference_pairs(rows[:2]).shape == preference_pairs(rows[:0]).shape == (0, 2)
+    silent = numbered([Episode([Turn("b")], True), *[Episode([Turn("b"), Turn("a", r)], True) for r in (1.0, 2.0)]])
+    assert numbers(preference_pairs(silent, None)) == [[2, 1]]
+
+
+def test_a_buffer_samples_pairs():
+    rows = opened(*[value for r in range(10) for value in ("b" * (1 + r // 2), float(r))])
+    pairs = preference_pairs(rows, None)
+    assert sorted(row_returns(pairs).tolist()) == [[r + 1.0, r] for r in range(0, 10, 2)]
+    for options in ({}, {"bucket": True, "drop_last": True}):
+        buffer = row_buffer(pairs, 2, **options)
+        batches = [*buffer]
+        assert [len(batch) for batch in batches] == [2, 2, 1][: 3 - len(options) // 2]
+        assert all(batch["tokens"].shape == (len(batch), 2, batch["attention_mask"].sum(-1).max()) for batch in batches)
+        seen = [pair for batch in batches for pair in numbers(batch)]
+        assert all(chosen == rejected + 1 for chosen, rejected in seen)
+        assert len({chosen for chosen, _ in seen}) == len(seen)
+    with pytest.raises(ValueError, match=r"rows of batch size \[N\], or pairs \[N, 2\], got \[2, 5\]"):
+        row_buffer(rows.reshape(2, 5), 2)
 
 
 def test_unfinished_rows_may_be_left_out():

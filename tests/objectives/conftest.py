@@ -32,7 +32,10 @@ from torchrl_lang.objectives import (
     CHAILoss,
     CQLLoss,
     DecisionTransformerLoss,
+    DPOLoss,
     ILQLLoss,
+    IPOLoss,
+    KTOLoss,
     OREOLoss,
     PPOLoss,
     PsiLoss,
@@ -73,10 +76,10 @@ def by_hand(tokens, agent, reward=None, *, terminated=True, **entries):
 
 
 def with_a_hole(rows):
-    """Row 1 has padding at position 2, between real tokens."""
+    """Row 1 (of pairs: of the first one) has padding at position 2, between real tokens."""
     rows = rows.clone()
-    rows["attention_mask"][1, 2] = rows["agent_mask"][1, 2] = False
-    rows["token_reward"][1, 2] = 0.0
+    for key in ("attention_mask", "agent_mask", "token_reward"):
+        rows[key].view(-1, rows[key].shape[-1])[1, 2] = 0
     return rows
 
 
@@ -156,6 +159,11 @@ def make_oreo(**options):
     return OREOLoss(make_actor(), make_heads()[1], frozen_copy(make_actor(seed=5)), beta=0.5, **options)
 
 
+def make_preference(kind, **options):
+    """A loss of preferences with a reference of other weights."""
+    return kind(make_actor(), frozen_copy(make_actor(seed=5)), **options)
+
+
 def moved(head, seed):
     """The head with weights away from zero, so that equal numbers mean something."""
     generator = torch.Generator().manual_seed(seed)
@@ -194,8 +202,30 @@ def utterances_of(rows, row, end_of_action=None):
     return found, (current[0] - 1 if current else length - 1)
 
 
+def whole_rows(mask, rows):
+    """A mask of the first dimension, ``[N]``, as one of whole rows."""
+    shape = rows["tokens"].shape[:-1]
+    return mask.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
 def number_of_utterances(rows, end_of_action=None):
     return sum(len(utterances_of(rows, row, end_of_action)[0]) for row in range(len(rows)))
+
+
+# -- preferences: labelled rows, and pairs -----------------------------------------------------------------------------
+
+
+def labelled(rows):
+    """The rows, of which some are desirable."""
+    return rows.set("desirable", torch.arange(len(rows))[:, None] % 3 == 1)
+
+
+def paired(n=6, seed=0):
+    """Pairs ``[n, 2]`` of ragged rows, whose entries belong to ``n`` pairs; the first one has no action."""
+    rows = make_rows(2 * n, seed=seed)
+    rows["agent_mask"][1] = False
+    rows["token_reward"][1] = 0.0
+    return TensorDict(dict(rows.reshape(n, 2).items()), batch_size=[n])
 
 
 # -- CHAI: rows with candidates of a language model with random weights ------------------------------------------------
@@ -274,17 +304,22 @@ LOSSES = {
         **({"kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | options),
     ),
     "chai": make_chai,
+    "dpo-in-pieces": partial(make_preference, DPOLoss, label_smoothing=0.1, logits_chunk=5),
+    "ipo": partial(make_preference, IPOLoss, per_token=True),
+    # A baseline of the batch would be no sum over its rows.
+    "kto-in-pieces": partial(make_preference, KTOLoss, undesirable_weight=1.5, baseline=0.1, logits_chunk=5),
 }  # fmt: skip
 
 
 @functools.cache
 def first_rows(kind, n):
-    return chai_rows(n) if kind == "chai" else acted(make_rows(n)) if kind == "ppo" else make_rows(n)
+    kinds = {"chai": chai_rows, "ppo": lambda n: acted(make_rows(n)), "kto": lambda n: labelled(make_rows(n))}
+    return {**kinds, "dpo": paired, "ipo": paired}.get(kind, make_rows)(n)
 
 
 def rows_for(name, n=6):
     """Rows that the loss of this name reads."""
-    return first_rows(name.partition("-")[0] if name.startswith(("chai", "ppo")) else "", n).clone()
+    return first_rows(name.partition("-")[0], n).clone()
 
 
 @pytest.fixture(params=sorted(LOSSES))

@@ -22,7 +22,6 @@ from tests.objectives.conftest import (
     CONTROL,
     LOSSES,
     VOCAB,
-    T,
     losses_of,
     make_actor,
     make_heads,
@@ -31,10 +30,12 @@ from tests.objectives.conftest import (
     number_of_utterances,
     rows_for,
     total,
+    whole_rows,
     with_a_hole,
 )
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.objectives import BCQLoss, CHAILoss, OREOLoss, PPOLoss, QSFTLoss, UtteranceILQLLoss, base
+from torchrl_lang.objectives.preference import PreferenceLoss
 from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.transforms import frozen_copy
 
@@ -87,21 +88,25 @@ def test_a_sum_is_that_of_its_rows_and_a_mean_counts_decisions(make_loss, rows):
     loss, none = make_loss(reduction="sum"), make_loss(reduction="none")(rows)
     parts, summed = [losses_of(loss(row[None])) for row in rows], losses_of(loss(rows))
     assert_same(summed, {key: sum(part[key] for part in parts) for key in summed}, rtol=1e-4, atol=1e-5)
-    n, utterances = rows["agent_mask"][:, 1:].sum(), number_of_utterances(rows)
+    n = rows["agent_mask"][..., 1:].sum()
+    if isinstance(loss, PreferenceLoss):  # it counts rows, or pairs of them
+        n = rows["agent_mask"].any(-1).reshape(6, -1).all(-1).sum()
     chai = isinstance(loss, CHAILoss)  # its means are over utterances with candidates: test_chai.py
     mean = make_loss(**({"actor_normalizer": "action"} if hasattr(loss, "actor_normalizer") and not chai else {}))(rows)
     for key, value in summed.items():
-        assert none[key].shape == (6, T)
+        assert none[key].shape == rows["tokens"].shape
         torch.testing.assert_close(none[key].sum(), value, rtol=1e-4, atol=1e-5)
         if not chai:
             by_utterance = isinstance(loss, UtteranceILQLLoss) and key != "loss_actor"
-            torch.testing.assert_close(mean[key], value / (utterances if by_utterance else n), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                mean[key], value / (number_of_utterances(rows) if by_utterance else n), rtol=1e-4, atol=1e-6
+            )
 
 
 def test_loss_mask_takes_rows_out(make_loss, rows):
     """Masked rows count for nothing, in terms, metrics, counts and gradients, whatever they hold."""
     kept = torch.tensor([True, True, False, True, False, True])
-    masked, plain = (rows.clone().set(("collector", "mask"), kept) for _ in range(2))
+    masked, plain = (rows.clone().set(("collector", "mask"), whole_rows(kept, rows)) for _ in range(2))
     for key, value in {"token_reward": 1e6, "token_log_prob": -1e4, "advantage": 1e6, "value_target": 1e6}.items():
         if key in masked.keys():
             masked[key][~kept] = torch.where(masked["agent_mask"][~kept], value, 0.0)
@@ -351,7 +356,8 @@ def test_a_language_model_in_half_precision(make_loss, rows, monkeypatch):
 
 def test_values_are_checked_in_every_call(make_loss, rows):
     """Rows that count are named by their number in the batch; masked ones may hold anything."""
-    loss, spoilt, kept = make_loss(), with_a_hole(rows), torch.arange(6)
+    loss, spoilt, shape = make_loss(), with_a_hole(rows), rows["tokens"].shape[:-1]
+    kept = torch.arange(shape.numel()).reshape(shape)
     for _ in range(2):
         loss(rows)
         with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
@@ -365,7 +371,7 @@ def test_no_rows_give_zero_losses_with_zero_gradients(make_loss, rows):
         out = loss(rows[:0].reshape(*shape))
         assert set(out.keys()) == set(loss.out_keys)
         for value in losses_of(out).values():
-            assert value.shape == ((*shape, T) if reduction == "none" else ())
+            assert value.shape == ((*shape, *rows["tokens"].shape[1:]) if reduction == "none" else ())
             assert not value.any()
         total(out).backward()
         assert not any(p.grad.any() for p in loss.parameters() if p.grad is not None)

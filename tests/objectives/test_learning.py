@@ -20,11 +20,11 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import row_buffer, rows_from_rollout
+from torchrl_lang.data import row_buffer, row_returns, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives import BCLoss, OREOLoss, PsiLoss, QSFTLoss
+from torchrl_lang.objectives import BCLoss, DPOLoss, OREOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.training import adamw, train_steps
 from torchrl_lang.transforms import frozen_copy
 
@@ -178,23 +178,46 @@ def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
     torch.testing.assert_close(found, (best - WORST) / -WORST, rtol=0, atol=0.05)
 
 
+def spoken(env, imitation):
+    """A tabular policy that begins as the imitated one, as an actor of moves; and the imitated one, frozen."""
+    control, actor = env.tokenizer.control, tabular_actor(env)
+    actor.load_state_dict(imitation.actor.state_dict())
+    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
+    policy, reference = (
+        UtteranceActor(one, control, 2, forbidden=forbidden, cached=False) for one in (actor, imitation.actor)
+    )
+    return actor, policy, frozen_copy(reference)
+
+
 def test_oreo_finds_the_fixed_point_of_kl_control(env, walks, imitation):
     """Soft value iteration with the imitated policy as the reference; all tokens that can be written stand in the data.
 
     Of others consistency says nothing, so that a policy that may write them could keep any probability for them.
     """
-    control, vocabulary = env.tokenizer.control, env.tokenizer.vocab_size
-    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
-    actor = tabular_actor(env)
-    actor.load_state_dict(imitation.actor.state_dict())
-    policy, reference = (
-        UtteranceActor(one, control, 2, forbidden=forbidden, cached=False) for one in (actor, imitation.actor)
-    )
-    table = Table(vocabulary, 1)
+    actor, policy, reference = spoken(env, imitation)
+    table = Table(env.tokenizer.vocab_size, 1)
     value = TensorDictModule(table, in_keys=["hidden"], out_keys=["state_value"])
-    loss = OREOLoss(policy, value, frozen_copy(reference), beta=BETA, kl_weight=0.0)
+    loss = OREOLoss(policy, value, reference, beta=BETA, kl_weight=0.0)
     train(loss, walks, *SHORT)
     expected, best = soft_values(BETA, 1.0)
     torch.testing.assert_close(table.rows.detach()[starts(env), 0], BETA * expected.float(), rtol=0, atol=0.2)
     found = probabilities(actor, env)
     torch.testing.assert_close(found / found.sum(-1, keepdim=True), best.float(), rtol=0, atol=0.05)
+
+
+def test_dpo_finds_the_fixed_point_of_kl_control(env, walks, imitation):
+    """Of preferences ``P(w > l) = sigma(R_w - R_l)`` between finished walks, whose sums of log-ratios are ``R / beta``.
+
+    The environment's replies follow from the moves, so this is the policy that soft value iteration finds.
+    """
+    finished = walks[walks["terminated"].squeeze(-1)]
+    generator = torch.Generator().manual_seed(0)
+    pairs = finished[torch.randint(len(finished), (8000, 2), generator=generator)]
+    returns = row_returns(pairs)
+    first_wins = torch.rand(8000, generator=generator) < (returns[:, 0] - returns[:, 1]).sigmoid()
+    pairs = torch.where(first_wins[:, None], pairs, pairs.flip(-1))
+    actor, policy, reference = spoken(env, imitation)
+    train(DPOLoss(policy, reference, beta=BETA), pairs, (150, 0.1), (150, 0.02))
+    found = probabilities(actor, env)
+    best = soft_values(BETA, 1.0)[1].float()
+    torch.testing.assert_close(found / found.sum(-1, keepdim=True), best, rtol=0, atol=0.05)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from tests.objectives.conftest import VOCAB, WIDTH, acted, make_actor, make_heads, make_rows, total
+from tests.objectives.conftest import VOCAB, WIDTH, acted, labelled, make_actor, make_heads, make_rows, total
 from tests.transforms.conftest import stored
 from torchrl_lang.modules import causal_lm, language_actor
-from torchrl_lang.objectives import BCLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
+from torchrl_lang.objectives import BCLoss, KTOLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.transforms import adapters_off, frozen_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -24,6 +24,7 @@ MAKE = {
     ),
     "oreo": lambda actor, reference, **options: OREOLoss(actor, copy.deepcopy(V), reference, kl_weight=0.5, **options),
     "psi": lambda actor, reference, **options: PsiLoss(actor, copy.deepcopy(Q), prior=reference, **options),
+    "kto": lambda actor, reference, **options: KTOLoss(actor, reference, **options),
     "qsft": lambda actor, reference, **options: QSFTLoss(actor, reference, value_min=-20, value_max=20, **options),
 }
 
@@ -51,7 +52,7 @@ def moved(loss, by=0.1):
 
 
 def value(loss):
-    return total(loss(acted(make_rows()))).detach()
+    return total(loss(labelled(acted(make_rows())))).detach()
 
 
 def test_the_same_reference_loads_and_gives_the_same_loss(make):

@@ -23,11 +23,13 @@ from torchrl.modules import recurrent_mode
 from torchrl.objectives import HardUpdate, SoftUpdate
 
 from tests.algorithm_distillation.models import model, windows
-from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, rows_for, total
+from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, whole_rows
 from tests.objectives.test_contract import assert_same, networks_of
 from torchrl_lang import objectives
 from torchrl_lang.algorithm_distillation import ADLoss
+from torchrl_lang.objectives import CHAILoss, OREOLoss, UtteranceILQLLoss
 from torchrl_lang.objectives.base import RowLoss
+from torchrl_lang.objectives.preference import PreferenceLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 AD = {"reward_weight": 0.5, "observation_weight": 2.0, "log_prob_weight": 0.25}
@@ -209,13 +211,14 @@ def test_masks(make, rows):
     assert_same(result(collector={"mask": a}, shifted_valid=b), expected)
     assert_same(result(collector={"mask": (a & b)[..., None]}), expected)
     few = torch.arange(len(rows)) > 2
-    whole = few[:, None] if isinstance(loss, RowLoss) else few[:, None].expand(shape)
+    whole = whole_rows(few, rows)[..., None] if isinstance(loss, RowLoss) else few[:, None].expand(shape)
     assert_same(result(collector={"mask": whole}), losses_of(loss(rows[few])), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match=r"mask.* shape"):
         result(shifted_valid=a[..., None].expand(*shape, 3))
     none = make(reduction="none")
     at, everywhere = (losses_of(none(data)) for data in (rows.clone().set("shifted_valid", a), rows))
-    if type(loss).__name__ not in ("CHAILoss", "UtteranceILQLLoss", "OREOLoss"):  # which have terms of whole utterances
+    # The others have terms of whole utterances or rows.
+    if not isinstance(loss, CHAILoss | UtteranceILQLLoss | OREOLoss | PreferenceLoss):
         assert_same(at, {key: torch.where(a, value, 0.0) for key, value in everywhere.items()})
     for key, masks, found in (
         (("my", "valid"), {"my": {"valid": a & b}, "shifted_valid": a}, expected),

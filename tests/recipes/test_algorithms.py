@@ -27,7 +27,7 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance
 from torchrl_lang.modules.save import language_model_of
-from torchrl_lang.objectives import DecisionTransformerLoss
+from torchrl_lang.objectives import DecisionTransformerLoss, IPOLoss
 from torchrl_lang.recipes import models
 from torchrl_lang.recipes.algorithms import AWAC, BC, DT, ILQL, MonteCarlo, PaperILQL, PercentBC, SingleStep
 from torchrl_lang.recipes.imitation import build_returns, held_out_loss
@@ -111,6 +111,33 @@ def test_options_of_oreo(walks, seen):
     assert rule.guidance is None
     start = load_run(walks / "bc").model.lm.get_input_embeddings().weight
     assert any(torch.equal(weight, start) for weight in loss.reference.state().values())
+
+
+def test_options_of_preferences(walks, seen, capsys):
+    more = ["--reward-scale", "0.3", "--label-smoothing", "0.1", "--pairs", "2"]
+    loss, _, _, parts = seen("dpo", "--start", "bc", *more)
+    assert (loss.beta, loss.label_smoothing, loss.per_token) == (0.3, 0.1, False)
+    rows = load_dataset(walks / "data").rows
+    pairs = parts["prepare"](rows)
+    assert pairs.shape[1] == 2
+    begins = pairs["tokens"][:, :, 1]
+    assert (begins[:, 0] == begins[:, 1]).all()  # the node
+    assert begins[:, 0].unique(return_counts=True)[1].max() == 2
+    assert (row_returns(pairs)[:, 0] > row_returns(pairs)[:, 1]).all()
+    start = load_run(walks / "bc").model.lm.get_input_embeddings().weight
+    assert any(torch.equal(weight, start) for weight in loss.reference.state().values())
+    loss, _, _, parts = seen("ipo", "--start", "bc", "--per-token")
+    assert (loss.beta, loss.per_token, type(loss)) == (0.3, True, IPOLoss)
+    more = ["--desirable-weight", "1.3", "--undesirable-weight", "0.7", "--baseline", "rows"]
+    loss, _, _, parts = seen("kto", "--start", "bc", *more)
+    assert (loss.desirable_weight, loss.undesirable_weight, loss.baseline) == (1.3, 0.7, "rows")
+    returns = row_returns(rows)
+    assert parts["prepare"](rows)["desirable"].tolist() == (returns > returns.mean())[:, None].tolist()
+    _, _, _, parts = seen("kto", "--start", "bc", "--threshold", "-99")
+    with pytest.raises(ValueError, match=r"108 of 108 episodes .* a return above -99: give a --threshold"):
+        parts["prepare"](rows[:108])
+    call = ["train", "dpo", "--data", walks / "data", "--out", walks / "none", "--start", walks / "bc"]
+    assert "dpo learns nothing from the environment's tokens" in refused(capsys, *call, "--transition-weight", "1")
 
 
 def test_options_of_algorithms_with_values_of_utterances(walks, seen):
@@ -261,9 +288,11 @@ LOGGED = {
     "utterance-ilql": {"held_out_loss", "loss_qvalue", "loss_value", "loss_actor"},
     "chai": {"held_out_value_loss", "loss_qvalue", "loss_cql", "candidate_value"},
     "qsft": {"held_out_value_loss", "held_out_likelihood", "loss_qvalue"},
+    **{key: {"held_out_loss", "held_out_accuracy", "loss_actor", "margin", "accuracy"} for key in ("dpo", "ipo")},
+    "kto": {"held_out_loss", "held_out_margin", "loss_actor", "margin", "baseline"},
 }
 PLAYERS = {
-    **{key: ["sample", "greedy"] for key in ("bc", "dt", "oreo")},
+    **{key: ["sample", "greedy"] for key in ("bc", "dt", "oreo", "dpo", "ipo", "kto")},
     **{key: ["beta 1 sample", "beta 1 greedy"] for key in ("bcq", "psi")},
     **{key: ["best_of", "greedy"] for key in ("utterance-ilql", "chai")},
 }

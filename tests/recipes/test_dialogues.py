@@ -388,3 +388,19 @@ def test_policies_that_no_agent_holds(home, runs, tmp_path, capsys):
         found = refused(capsys, "export", tmp_path / recipe, "--out", tmp_path / "agent")
         assert "An agent holds an UtteranceActor, not a" in found
     assert main(["export", str(tmp_path / "chai"), "--out", str(tmp_path / "agent"), "--method", "greedy"]) == 0
+
+
+def test_preferences_are_learned_from_pairs_of_their_own_line(tmp_path, capsys):
+    """Each prompt stands in many lines; "tiny" is the better answer in one and the worse one in another."""
+    told = [("big", "tiny", "big"), ("hot", "cold", "hot"), ("big", "so", "tiny")]
+    lines = [dict(zip(("prompt", "chosen", "rejected"), told[number % 3], strict=True)) for number in range(60)]
+    (tmp_path / "dialogues.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    more = ["--lr", "1e-2", "--steps", "40", "--eval-every", "20", "--held-out", "12"]
+    assert main(train("bc", tmp_path, tmp_path / "bc")) == 0
+    for recipe in ("dpo", "kto"):
+        assert main(train(recipe, tmp_path, tmp_path / recipe, "--start", str(tmp_path / "bc"), *more)) == 0
+    printed = capsys.readouterr().out
+    assert "dpo: 54 pairs of 108 episodes" in printed  # twelve are held out
+    assert "kto: 54 of 108 episodes are desirable, above 0.5" in printed
+    assert read_columns(tmp_path / "dpo" / "log.csv")["held_out_accuracy"][-1] == 1
+    assert read_columns(tmp_path / "kto" / "log.csv")["held_out_margin"][-1] > 0.1

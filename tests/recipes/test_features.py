@@ -18,7 +18,7 @@ from torchrl_lang.recipes.tasks import find_task
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "2"]
 FROM_SCRATCH = ("bc", "ilql", "cql", "bcq", "psi", "utterance-ilql", "dt")
-FROM_BC = ("chai", "qsft", "oreo")
+FROM_BC = ("chai", "qsft", "oreo", "dpo", "ipo", "kto")
 GAME = """
 import torch
 

@@ -89,6 +89,7 @@ def arguments(home, recipe, out, *more):
 
 CASES = [("bc", "--pretrained", "hf"), ("dt", "--start", "agent"), ("ilql", "--start", "hf")]
 CASES += [("qsft", "--start", "agent"), ("oreo", "--start", "hf"), ("utterance-ilql", "--pretrained", "hf")]
+CASES += [("dpo", "--start", "hf"), ("kto", "--start", "agent")]
 CASES += [("ppo", "--start", "agent"), ("ppo", "--pretrained", "hf"), ("rejection", "--start", "hf")]
 
 

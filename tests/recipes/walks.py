@@ -18,6 +18,9 @@ ALGORITHMS: dict[str, list[str]] = {
     "dt": [],
     "qsft": ["--start", "bc"],
     "oreo": ["--start", "bc"],
+    "dpo": ["--start", "bc"],
+    "ipo": ["--start", "bc", "--pairs", "20"],
+    "kto": ["--start", "bc"],
 }
 """The offline algorithms with further options of their runs, in which ``bc`` is the run of that name."""
 

@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import torch
 from pydantic import BeforeValidator, Field
 
 from torchrl_lang._checks import checked, is_history
 from torchrl_lang._files import FileError, Record, regular_file, shorten, unique_keys, validate
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
+from torchrl_lang.schema import GROUP
 from torchrl_lang.text.chat_template import Message
 from torchrl_lang.text.episodes import LARGEST_REWARD, Episode
 from torchrl_lang.text.messages import from_messages
@@ -104,7 +106,8 @@ class DialogueReader:
       ``reward`` (default 0);
     - ``messages``: see ``from_messages``;
     - ``prompt`` and ``completion``, as TRL has them: two texts, or two lists of messages;
-    - ``chosen`` and ``rejected``, with or without a ``prompt``: two episodes.
+    - ``chosen`` and ``rejected``, with or without a ``prompt``: two episodes, whose rows in a dataset have the number
+      of the record as their ``group``, for :func:`~torchrl_lang.data.preference_pairs`.
 
     ``truncated`` means that a limit ended the dialogue (default false), ``terminated`` that the task ended (default:
     true unless truncated).
@@ -398,28 +401,36 @@ def _write(
     on_overflow: Literal["error", "truncate"],
 ) -> RowDataset:
     """Write the episodes of all items."""
-    bad, truncated, block = list[BadLine](), list[int](), list[EncodedEpisode]()
+    bad, truncated, block, numbers = list[BadLine](), list[int](), list[EncodedEpisode](), list[int]()
     row_length, tokenizer = writer.row_length, writer.tokenizer
 
     def encode(item: Any) -> list[EncodedEpisode]:
         episodes = read(item, tokenizer)
+        if len(episodes) > 1 and not writer.rows:  # preferences: which episodes belong together is kept
+            writer.keep = (GROUP,)
         every = [encode_episode(part, tokenizer) for episode in episodes for part in parts_of(episode, tokenizer)]
         for encoded in every:
             if on_overflow == "error" and not fits(encoded, row_length):
                 raise ValueError(f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}")
         return every
 
+    def write() -> None:
+        rows = stack_episodes(block, tokenizer.control.pad, row_length)
+        writer.extend(rows.set(GROUP, torch.tensor(numbers, dtype=torch.int64)))
+        block.clear()
+        numbers.clear()
+
     with writer:
         for number, every in source.good(encode, on_error, bad):
             if not all(fits(encoded, row_length) for encoded in every):
                 truncated.append(number)
             block += [cut_episode(encoded, row_length) for encoded in every]
+            numbers += [number] * len(every)
             if len(block) >= _BLOCK:
-                writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
-                block.clear()
+                write()
         if not writer.rows and not block:
             raise source.error("holds no dialogue", _NO_DIALOGUE)
-        writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
+        write()
         writer.notes = {"skipped": [line._asdict() for line in bad], f"truncated_{source.item}s": truncated}
     if truncated:
         found = f"{len(truncated)} dialogues of {source} are longer than row_length={row_length} tokens"

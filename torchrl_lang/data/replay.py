@@ -226,9 +226,9 @@ def row_buffer(
     ``buffer.state_dict()`` would contain all data as well.
 
     Args:
-        data: a dataset, or rows ``[N]``. If there are no rows, as in a collector's batch in which no episode ended, the
-            buffer samples empty batches, for which losses are zero.
-        batch_size: rows per batch.
+        data: a dataset, rows ``[N]``, or pairs of rows ``[N, 2]``. If there are no rows, as in a collector's batch in
+            which no episode ended, the buffer samples empty batches, for which losses are zero.
+        batch_size: rows (or pairs) per batch.
         seed: seed of the order.
         trim: trim batches to their longest row (see :class:`TrimRows`).
         bucket: batch rows of similar length (see :class:`BucketSampler`, also for the bias); a
@@ -251,8 +251,9 @@ def row_buffer(
         [5, 8]
     """
     rows = data.rows if isinstance(data, RowDataset) else data
-    if rows.ndim != 1:
-        raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
+    if rows.ndim != 1 and rows.shape[1:] != (2,):
+        found = f"got {list(rows.shape)}: flatten them first"
+        raise ValueError(f"A row buffer takes rows of batch size [N], or pairs [N, 2], {found}.")
     if not isinstance(data, RowDataset):  # a dataset was checked when it was written
         checked = rows.copy()
         if TOKEN_REWARD not in rows.keys():  # losses such as BC need none
@@ -261,7 +262,8 @@ def row_buffer(
     options: Any = {"seed": seed, "drop_last": drop_last}
     sampler = EpochSampler(**options) if rows.shape[0] else _NoRows(**options)
     if bucket and rows.shape[0]:
-        lengths, pool = row_length(entry(rows, ATTENTION_MASK)), 16 if bucket is True else int(bucket)
+        lengths = row_length(entry(rows, ATTENTION_MASK)).reshape(len(rows), -1).amax(-1)
+        pool = 16 if bucket is True else int(bucket)
         sampler = BucketSampler(lengths, batch_size, pool=pool, **options)
     first = TrimRows() if trim else DTypeCastTransform(torch.int32, torch.int64, in_keys=[TOKENS])
     parts: Any = {"storage": TensorStorage(rows), "sampler": sampler, "writer": ImmutableDatasetWriter()}

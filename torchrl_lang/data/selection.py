@@ -1,4 +1,4 @@
-"""Returns of rows, and the best rows: %BC, rejection sampling, expert iteration."""
+"""Returns of rows, the best rows (%BC, rejection sampling, expert iteration), and pairs of better and worse ones."""
 
 from __future__ import annotations
 
@@ -124,6 +124,70 @@ def best_rows(
     if bottom_fraction is not None:
         index = index[_best(-score[index], group[index], None, bottom_fraction)]
     return rows[index[_best(score[index], group[index], n, fraction)]]
+
+
+@checked
+def preference_pairs(
+    rows: RowDataset | TensorDictBase,
+    n: Count | None = 1,
+    *,
+    per: NestedKey | Tensor | None = None,
+    by: Literal["return", "tokens"] | Tensor = "return",
+    gamma: float = 1.0,
+    reward_key: NestedKey = TOKEN_REWARD,
+    end_of_action: int | None = None,
+) -> TensorDictBase:
+    """Pairs of a better and a worse episode that begin alike, for DPO and IPO.
+
+    Rows begin alike if they have the same tokens before the agent's first one. Of those the best is paired with the
+    worst, the second best with the second worst, and so on; pairs of equal scores are left out, and so are rows without
+    an agent's token.
+
+    Args:
+        rows: a dataset, or rows ``[N]``.
+        n: number of pairs of rows that begin alike; None for as many as there are, half as many as rows.
+        per: further what rows of a pair must have in common, such as ``"group"``, the number of the start of an episode
+            that environments with a ``group_size`` write and datasets of preferences have: a key of the rows, int64
+            ``[N]`` or ``[N, 1]``, or such a tensor.
+        by: the scores: ``"return"``, ``"tokens"`` or a tensor ``[N]``, as in :func:`best_rows`.
+        gamma: discount per turn.
+        reward_key: the rewards of tokens, see :func:`row_returns`.
+        end_of_action: id of the token that ends an utterance, see :func:`row_returns`.
+
+    Returns:
+        Pairs ``[M, 2]``, the better row first, with all entries of the rows, by their beginnings and then by rank.
+        :func:`row_buffer` samples them; ``M`` may be 0.
+
+    Raises:
+        KeyError: an entry is missing.
+        ValueError: shapes do not match, or a score is NaN.
+
+    Examples:
+        >>> from torchrl_lang.data import preference_pairs, row_returns
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> asked = [("b", 1.0), ("c", 5.0), ("b", 3.0), ("b", 2.0), ("c", 5.0)]
+        >>> games = [Episode([Turn(question), Turn("a", reward)], True) for question, reward in asked]
+        >>> pairs = preference_pairs(to_rows(games, CharTokenizer.from_alphabet("abc"), 7))
+        >>> row_returns(pairs)
+        tensor([[3., 1.]], dtype=torch.float64)
+    """
+    entries = rows.rows if isinstance(rows, RowDataset) else rows
+    score = _scores(entries, by, gamma, reward_key, end_of_action)
+    order = score.argsort(descending=True, stable=True)
+    order = order[entry(entries, AGENT_MASK)[order].any(-1)]
+    begin = entry(entries, AGENT_MASK)[order].long().argmax(-1)
+    width = int(begin.max()) if len(begin) else 0
+    opening = entry(entries, TOKENS)[order, :width].long()
+    opening = torch.where(torch.arange(width, device=opening.device) < begin[:, None], opening, -1)
+    alike = torch.cat([_groups(entries, per)[order, None], opening], -1)
+    start, by_start = alike.unique(dim=0, return_inverse=True)[1].sort(stable=True)
+    order = order[by_start]  # by start, then by descending score
+    _, which, size = start.unique_consecutive(return_inverse=True, return_counts=True)
+    first = size.cumsum(0) - size
+    rank = torch.arange(order.shape[0], device=order.device) - first[which]
+    worse = order[first[which] + size[which] - 1 - rank]
+    kept = (score[order] > score[worse]) & (rank < (order.shape[0] if n is None else n))
+    return rows[torch.stack([order[kept], worse[kept]], -1)]
 
 
 def _scores(

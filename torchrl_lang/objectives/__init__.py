@@ -9,6 +9,7 @@ from torchrl_lang.objectives.decision_transformer import DecisionTransformerLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
 from torchrl_lang.objectives.oreo import OREOLoss
 from torchrl_lang.objectives.ppo import PPOLoss
+from torchrl_lang.objectives.preference import DPOLoss, IPOLoss, KTOLoss
 from torchrl_lang.objectives.psi import PsiLoss
 from torchrl_lang.objectives.qsft import QSFTLoss
 from torchrl_lang.objectives.utterance_ilql import UtteranceILQLLoss
@@ -18,8 +19,11 @@ __all__ = [
     "BCQLoss",
     "CHAILoss",
     "CQLLoss",
+    "DPOLoss",
     "DecisionTransformerLoss",
     "ILQLLoss",
+    "IPOLoss",
+    "KTOLoss",
     "OREOLoss",
     "PPOLoss",
     "PsiLoss",

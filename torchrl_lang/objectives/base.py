@@ -61,12 +61,14 @@ def over_rows(forward: Callable[[Any, TensorDictBase], TensorDictBase]) -> Calla
         tokens = tensordict.get(self.tensor_keys.tokens, None)
         if tokens is None or tokens.numel():
             return forward(self, tensordict)
-        batch, row = tokens.shape[:-1], TensorDict(batch_size=[1], device=tensordict.device)
+        batch = tokens.shape[:-1]
+        one = [max(size, 1) for size in batch]
+        row = TensorDict(batch_size=one, device=tensordict.device)
         for key, value in tensordict.items(True, True):
             if value.shape[: len(batch)] == batch:
-                row.set(key, value.new_zeros((1, *value.shape[len(batch) :])))
+                row.set(key, value.new_zeros((*one, *value.shape[len(batch) :])))
         first = torch.arange(tokens.shape[-1], device=tokens.device) == 0
-        out = forward(self, row.set(self.tensor_keys.attention_mask, first[None]))
+        out = forward(self, row.set(self.tensor_keys.attention_mask, first.expand(*one, -1)))
         if self.reduction == "none":
             for key in [key for key in out.keys() if key.startswith("loss_")]:
                 out.set(key, out.get(key)[:0].reshape(tokens.shape))
@@ -129,6 +131,8 @@ _OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("cql_weight", "margin_weight", "advantage_temperature"), _WEIGHT),
     **dict.fromkeys(("cql_temperature", "weight_clip", "value_clip", "beta", "reward_scale"), _POSITIVE),
     **dict.fromkeys(("margin", "value_min", "value_max", "entropy_weight"), _NUMBER),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), _WEIGHT),
+    "label_smoothing": "[0, 0.5)",
     "expectile": "(0, 1)",
     "reduction": ("mean", "sum", "none"),
     "actor_normalizer": ("all", "action"),
@@ -460,7 +464,9 @@ class RowLoss(ReferenceHolder, LossModule):
         """A shallow copy of the rows with batch size ``[B]``, so that what modules write stays out of the input."""
         lazy = isinstance(tensordict, LazyStackedTensorDict)
         rows = tensordict.to_tensordict() if lazy else tensordict.copy()
-        rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
+        batch = tensordict.get(self.tensor_keys.tokens).shape[:-1]
+        rows = rows.select(*(key for key, value in rows.items() if value.shape[: len(batch)] == batch))
+        rows.batch_size = batch  # without what belongs to several rows, such as the index of a pair
         rows = rows.reshape(-1)
         # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
         rows.set(self.tensor_keys.tokens, tokens).set(self.tensor_keys.attention_mask, read)

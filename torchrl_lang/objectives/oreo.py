@@ -11,10 +11,16 @@ from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_re
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
-from torchrl_lang.objectives.policy import environment_loss, kl_controller, reference_of, score_decisions, unwritable
+from torchrl_lang.objectives.policy import (
+    environment_loss,
+    kl_controller,
+    only_scaled,
+    reference_of,
+    score_decisions,
+    unwritable,
+)
 
 
 class OREOLoss(RowLoss):
@@ -141,10 +147,7 @@ class OREOLoss(RowLoss):
         self.value_trunk = value_trunk
         self.reference = reference_of(actor_network, reference, is_read=True)
         self.embed_weights = embed_weights
-        for actor in (actor_network, reference.actor):
-            decoder = RowScorer(actor).decoder
-            if decoder is not None and not decoder.rule.only_scales:
-                raise ValueError("OREOLoss needs actors without top_k, top_p and min_p, which leave no log-ratio.")
+        only_scaled(self, actor_network, reference.actor)
         self._set_options(beta=beta, value_weight=value_weight, actor_weight=actor_weight, level=level)
         self._set_options(detach_value=detach_value, transition_weight=transition_weight)
         self._set_options(end_of_action=end_of_action, actor_normalizer=actor_normalizer)

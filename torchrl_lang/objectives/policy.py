@@ -252,6 +252,15 @@ def _utterances(actor: object) -> tuple[object, ...] | None:
     return decoder.control.end_of_action, decoder.action_length, sorted(set(decoder.rule.forbidden.tolist()))
 
 
+def only_scaled(loss: RowLoss, *actors: Any) -> None:
+    """Raise ValueError unless the distributions of actors have a ratio everywhere, as filters leave none."""
+    for actor in actors:
+        decoder = RowScorer(actor).decoder
+        if decoder is not None and not decoder.rule.only_scales:
+            name = type(loss).__name__
+            raise ValueError(f"{name} needs actors without top_k, top_p and min_p, which leave no log-ratio.")
+
+
 @dataclass
 class Behavior:
     """Estimate of the policy that made the data: a language model's own distribution, at temperature 1."""

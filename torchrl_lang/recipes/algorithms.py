@@ -492,6 +492,68 @@ class OREO(ValueOptions, algorithm="oreo", defining=("value_weight",), place="to
     )
 
 
+# Few small steps: the losses still fall when the returns of the policy have long begun to fall as well.
+@with_defaults(transition_weight=0.0, optimizer="adamw", lr=1e-4, steps=300)
+class PreferenceOptions(OfflineOptions, group="loss", preset="bc"):
+    """Base of the options of the recipes that learn which episodes are better; they need --start."""
+
+    reward_scale: float = option(
+        0.5,
+        "reward that is worth one nat of divergence from the start, the papers' beta (IPO: tau; 0.1 is usual for texts "
+        "that a model answers with)",
+        gt=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.transition_weight:
+            raise ValueError(f"{self.algorithm} learns nothing from the environment's tokens: no --transition-weight.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(PreferenceOptions):
+    """Options of the recipes that learn from pairs of episodes that begin alike, a better and a worse one."""
+
+    pairs: int | None = option(
+        None,
+        "pairs of episodes that begin alike (of one group, where the data have groups): the best with the worst, the "
+        "second best with the second worst, ...; none: as many as there are",
+        ge=1,
+    )
+    per_token: bool = option(False, "compare the means over the agent's tokens of an episode, not the sums")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPO(PairOptions, algorithm="dpo", place="preference:train_dpo"):
+    """Direct preference optimisation on a dataset (arXiv 2305.18290): better episodes likelier than worse ones."""
+
+    label_smoothing: float = option(
+        0.2,
+        "probability that the worse episode of a pair is the better one, by luck (conservative DPO); 0: plain DPO",
+        ge=0,
+        lt=0.5,
+    )
+
+
+@with_defaults(reward_scale=0.3)
+class IPO(PairOptions, algorithm="ipo", place="preference:train_ipo"):
+    """Identity preference optimisation on a dataset (arXiv 2310.12036): better episodes likelier by a fixed margin."""
+
+
+@with_defaults(reward_scale=1.0)
+class KTO(PreferenceOptions, algorithm="kto", place="preference:train_kto"):
+    """Kahneman-Tversky optimisation on a dataset (arXiv 2402.01306): episodes are desirable or not."""
+
+    threshold: float | None = option(None, "return above which an episode is desirable; none: the data's mean return")
+    desirable_weight: float = option(1.0, "weight of desirable episodes", ge=0)
+    undesirable_weight: float = option(1.0, "weight of the others", ge=0)
+    baseline: Literal["mismatched", "rows"] = option(
+        "mismatched",
+        "episodes whose likelihood estimates the divergence from the start: beginnings with the rests of others, as in "
+        "the paper, or those of the batch as they are (two passes less; the same where all begin alike)",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class UtteranceOptions(ValueOptions):
     """Options of the recipes whose policy ranks sampled utterances by their values."""
@@ -846,7 +908,7 @@ class ConvertAgileRL(TaskOptions, group="data", task_from=("data", "manifest.jso
 
 
 _OF_TOKENS = (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL, CQL, Psi, BCQ, QSFT, OREO)
-_OTHERS = (CHAI, UtteranceILQL, PPO, Rejection)
+_OTHERS = (DPO, IPO, KTO, CHAI, UtteranceILQL, PPO, Rejection)
 _RATIOS = (TurnPPO, GRPO, DrGRPO, RLOO, ReinforcePlusPlus, DAPO, GSPO, CISPO, GiGPO)
 ALGORITHMS: dict[str, type[TrainingOptions]] = {
     kind.algorithm: kind for kind in (BC, PercentBC, DT, *_OF_TOKENS, *_OTHERS, *_RATIOS)
