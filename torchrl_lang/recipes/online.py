@@ -121,7 +121,10 @@ class Learner(ABC):
 
     @abstractmethod
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows to learn from, with all entries that the loss reads; ``rows`` contain the KL penalty."""
+        """The rows to learn from, with all entries that the loss reads; ``rows`` contain the KL penalty.
+
+        Where there are none, the loss is not trained in this iteration.
+        """
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
         """The losses to minimize in this iteration."""
@@ -222,14 +225,15 @@ class OnlineRun:
             if self.learner.trains_policy(iteration):
                 self.kl.update(rows)
             chosen = self.learner.choose(rows)
-            if FROZEN_STATES not in chosen.keys():  # they may be of earlier games
+            if len(chosen) and FROZEN_STATES not in chosen.keys():  # they may be of earlier games
                 chosen = with_frozen_states(self.start.policy, chosen)
         try:
-            learned = self._learn(chosen, iteration)
+            learned = self._learn(chosen, iteration) if len(chosen) else {}
         except NonFiniteError as error:
             raise NonFiniteError(error.terms, f"{error.when} of iteration {iteration}") from error
         check_parameters(self.learner.loss, f"after iteration {iteration}")
-        self.scheduler.step()
+        if learned:
+            self.scheduler.step()
         self.games.weights_changed()
         self.start.policy.forget()  # a run that is resumed here has no cache either
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
