@@ -27,6 +27,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import (
+    ArCHerLoss,
     BCLoss,
     BCQLoss,
     CHAILoss,
@@ -169,6 +170,17 @@ def make_utterance_ilql(actor=None, **options):
     return UtteranceILQLLoss(actor or make_actor(), qvalue_module(q), value_module(v), **options)
 
 
+def make_archer(actor=None, **options):
+    """Target values away from the online ones."""
+    q, v = moved(UtteranceQValueHead(WIDTH), 1), moved(ValueHead(WIDTH), 2)
+    loss = ArCHerLoss(actor or make_actor(), qvalue_module(q), value_module(v), **options)
+    generator = torch.Generator().manual_seed(6)
+    for name, target in loss.named_children():
+        for value in target.values(True, True) if name.startswith("target_") else ():
+            value.data.add_(torch.randn(value.shape, generator=generator, dtype=value.dtype) * 0.05)
+    return loss
+
+
 def vary(rows, variant):
     """Rows that are all over, or of whose tokens only some are trained on."""
     if variant == "all-terminated":
@@ -274,6 +286,8 @@ LOSSES = {
         **({"kl_estimator": "k3", "loss_critic_type": "smooth_l1"} | options),
     ),
     "chai": make_chai,
+    "archer": partial(make_archer, target_trunk=True),
+    "archer-own-trunks": partial(own_trunk, make_archer, target_trunk=True),
 }  # fmt: skip
 
 

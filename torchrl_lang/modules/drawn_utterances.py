@@ -71,15 +71,17 @@ def draw_utterances(
         begins = begins & (torch.arange(tokens.shape[-1], device=tokens.device) + 1 + decoder.action_length <= limit)
     row, position = begins.nonzero(as_tuple=True)
     if number is not None and len(row):
-        chosen = (decoder.stream.uniform((number,)) * len(row)).long().to(row.device)
-        row, position = row[chosen], position[chosen]
+        index = (decoder.stream.uniform((number,)) * len(row)).long().to(row.device)
+        row, position = row[index], position[index]
     width = max(tokens.shape[-1], int(position.max()) + 1 + decoder.action_length if len(row) else 0)
     place = torch.arange(width, device=tokens.device)
     before = place <= position[:, None]
     given = torch.where(before, pad(tokens, (0, width - tokens.shape[-1]))[row], decoder.control.pad)
-    parts = torch.arange(len(row), device=row.device).split(rows_at_a_time)
-    chosen = [None if features is None else features.select(row[part]) for part in parts]
-    found = [decoder.generate(given[p], before[p], features=own) for p, own in zip(parts, chosen, strict=True)]
+    own = None if features is None else features.select(row)
+    found = [
+        decoder.generate(given[part], before[part], features=None if own is None else own.select(part))
+        for part in torch.arange(len(row), device=row.device).split(rows_at_a_time)
+    ]
     action, log_prob = (torch.cat([getattr(one, key) for one in found]) for key in (ACTION, TOKEN_LOG_PROB))
     is_end = action == decoder.control.end_of_action
     real = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
@@ -95,8 +97,8 @@ def draw_utterances(
         TERMINATED: once,  # nothing is read behind the utterance
         DRAWN: once.clone(),
     }
-    if features is not None:
-        entries |= features.select(row).entries()
+    if own is not None:
+        entries |= own.entries()
     return TensorDict(entries, batch_size=[len(row)], device=rows.device)
 
 
@@ -124,7 +126,7 @@ def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
     played.set(DRAWN, torch.zeros_like(played.get(TERMINATED)))
     drawn = drawn.select(*played.keys())
     width = max(part.get(TOKENS).shape[-1] for part in (played, drawn))
-    both: TensorDictBase = torch.cat([_widened(played, width), _widened(drawn, width)])  # type: ignore[assignment]
+    both: TensorDictBase = torch.cat([_widened(played, width), _widened(drawn, width)])
     return both
 
 
