@@ -15,7 +15,7 @@ from torchrl_lang.objectives.values import QValueLoss
 from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL
 
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-OFFLINE = ALGORITHMS.keys() - {"ppo", "rejection"}
+OFFLINE = ALGORITHMS.keys() - {"ppo", "rejection", "archer"}
 
 
 def page(name):

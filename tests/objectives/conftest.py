@@ -327,6 +327,13 @@ def passes(monkeypatch):
     return of
 
 
+def unread(loss):
+    """The policy's parameters, of a critic that has a trunk of its own."""
+    return (
+        {*loss.actor_network.parameters()} if isinstance(loss, ArCHerLoss) and loss.value_trunk is not None else set()
+    )
+
+
 def losses_of(out):
     return {key: value for key, value in out.items() if key.startswith("loss_")}
 

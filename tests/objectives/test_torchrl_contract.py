@@ -23,7 +23,7 @@ from torchrl.modules import recurrent_mode
 from torchrl.objectives import HardUpdate, SoftUpdate
 
 from tests.algorithm_distillation.models import model, windows
-from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, rows_for, total
+from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, unread
 from tests.objectives.test_contract import assert_same, networks_of
 from torchrl_lang import objectives
 from torchrl_lang.algorithm_distillation import ADLoss
@@ -137,10 +137,7 @@ def test_each_term_trains_its_networks_and_their_sum_all(make, rows):
         assert found == expected & params.keys(), key
     loss.zero_grad()
     total(out).backward()
-    unread = (
-        {*loss.actor_network.parameters()} if isinstance(loss, objectives.ArCHerLoss) and loss.value_trunk else set()
-    )
-    assert all(parameter.grad.any() for parameter in loss.parameters() if parameter not in unread)
+    assert all(parameter.grad.any() for parameter in loss.parameters() if parameter not in unread(loss))
     assert not any(leaf.requires_grad for params in targets(loss).values() for leaf in params.values(True, True))
     for named in (loss.named_parameters(), loss.named_buffers()):
         ids = [id(tensor) for _, tensor in named]

@@ -107,8 +107,10 @@ class ArCHerLearner(Learner):
             autocast=torch.bfloat16 if options.bf16 else None,
         )
         found = [figures for _, figures in steps]
-        names = ("loss_qvalue", "loss_value", "qvalue", "value", "explained_variance")
-        return {name: torch.stack([figures[name].float() for figures in found]).mean() for name in names}
+        means = {name: torch.stack([figures[name].float() for figures in found]).mean() for name in found[0]}
+        return {"critic_loss": means["loss"]} | {
+            name: means[name] for name in ("qvalue", "value", "explained_variance")
+        }
 
 
 def train_archer(options: ArCHer) -> float:

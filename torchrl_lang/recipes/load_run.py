@@ -266,7 +266,7 @@ class FinishedRun:
                 trained.get("beta", 1.0) if self.has_values and self.decoding.include_logits else float(self.has_values)
             )
         if method is None:
-            method = "sample" if trained.get("algorithm") in ("ppo", "rejection", "psi") else "greedy"
+            method = "sample" if trained.get("algorithm") in ("ppo", "rejection", "archer", "psi") else "greedy"
             method = self.methods[0] if self.methods[0] == "best_of" else method
         own = {name: trained[name] for name in ("candidates", "temperature") if name in trained} | options
         name = f"{self.folder.resolve().name}{f' beta {beta:g}' if beta else ''} {method}"
