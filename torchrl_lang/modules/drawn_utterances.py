@@ -31,9 +31,9 @@ def draw_utterances(
 ) -> TensorDict:
     """Rows that end with an utterance which the policy draws now, in a state of other rows (ArCHer, arXiv 2402.19446).
 
-    A state is a position of a row before an utterance of the agent, whoever wrote that. The new row is the old one up
-    to there and the new utterance, which nothing follows: no reward and no reply. Its ``agent_mask`` is True on the new
-    utterance alone, so a loss reads all before it as given.
+    A state is a position of a row before an utterance of the agent. The new row is the old one up to there and the new
+    utterance, which nothing follows: no reward and no reply. Its ``agent_mask`` is True on the new utterance alone, so
+    a loss reads all before it as given.
 
     Args:
         policy: samples the utterances, with ``method="sample"``; it has the random stream.
@@ -103,7 +103,7 @@ def draw_utterances(
 
 
 def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
-    """Rows that were played and rows of :func:`draw_utterances` as one batch, which ``drawn`` tells apart.
+    """Rows that were played and rows of :func:`draw_utterances` as one batch, which ``drawn`` distinguishes.
 
     Args:
         rows: ``[N]``; entries that drawn rows do not have are left out.

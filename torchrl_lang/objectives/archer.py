@@ -196,7 +196,7 @@ class ArCHerLoss(QValueLoss):
         return rows.set(self.tensor_keys.advantage, dense.reshape(batch.shape))
 
     def _drawn(self, rows: TensorDictBase, batch: TransitionBatch, row: Tensor) -> Tensor | None:
-        """Whether an utterance was drawn and not played, bool ``[U]`` of its ``row``; None where rows do not say."""
+        """Whether an utterance was drawn and not played, bool ``[U]`` of its ``row``; None without that entry."""
         drawn = rows.get(self.tensor_keys.drawn, None)
         if drawn is None:
             return None

@@ -684,7 +684,7 @@ class Rejection(
 
 
 # Each game is learned from many times, so few of them are played in an iteration.
-@with_defaults(games=32, epochs=1)
+@with_defaults(games=16, epochs=1)
 class ArCHer(HeadOptions, OnlineOptions, group="loss", algorithm="archer", place="archer:train_archer"):
     """ArCHer (arXiv 2402.19446): a critic of utterances learns from old games too, and the policy from the critic."""
 
@@ -698,7 +698,7 @@ class ArCHer(HeadOptions, OnlineOptions, group="loss", algorithm="archer", place
         512, "utterances that the policy draws in an iteration to learn from, and as many for the critic", ge=1
     )
     value_steps: int = option(
-        50, "training steps of the critic in an iteration, each on a batch of games kept", group="optimisation", ge=1
+        100, "training steps of the critic in an iteration, each on a batch of games kept", group="optimisation", ge=1
     )
     value_lr: float = option(1e-3, "peak learning rate of the critic", group="optimisation", gt=0, le=1)
     value_warmup: int = option(

@@ -32,6 +32,8 @@ from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController
 
 _KEPT = (TOKENS, ATTENTION_MASK, AGENT_MASK, TERMINATED, FEATURES, FEATURES_MASK)
+_SHOWN = ("qvalue", "value", "explained_variance")
+_HEADS = ("qvalue_network", "value_network")
 
 
 class ArCHerLearner(Learner):
@@ -61,7 +63,7 @@ class ArCHerLearner(Learner):
             **loss_options(options, ArCHerLoss),
         ).eval()
         own = {name: part for name, part in self.critic.named_children() if name != "actor_network"}
-        self.state = nn.ModuleDict(own)
+        self.state, self.heads = nn.ModuleDict(own), nn.ModuleList(own[f"{name}_params"] for name in _HEADS)
         self.optimizer = adamw(self.state, options.value_lr)
         self.scheduler = warmup_cosine(self.optimizer, options.iterations, final=options.final_lr)
         self.updater = SoftUpdate(self.critic, tau=options.tau)
@@ -104,13 +106,12 @@ class ArCHerLearner(Learner):
             steps=options.value_steps,
             target_updater=self.updater,
             max_grad_norm=options.max_grad_norm,
+            clip_apart=[self.heads] if options.clip_heads else (),
             autocast=torch.bfloat16 if options.bf16 else None,
         )
         found = [figures for _, figures in steps]
         means = {name: torch.stack([figures[name].float() for figures in found]).mean() for name in found[0]}
-        return {"critic_loss": means["loss"]} | {
-            name: means[name] for name in ("qvalue", "value", "explained_variance")
-        }
+        return {"critic_loss": means["loss"], **{name: means[name] for name in _SHOWN}}
 
 
 def train_archer(options: ArCHer) -> float:
