@@ -18,7 +18,7 @@ from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives.base import TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, gather_inputs, least_target, target_values, values_at
-from torchrl_lang.objectives.utterance_ilql import Utterances
+from torchrl_lang.objectives.utterance_ilql import UtterancePlaces
 from torchrl_lang.objectives.values import Passes, QValueLoss
 
 
@@ -149,7 +149,7 @@ class ArCHerLoss(QValueLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        rows, found = Passes(self, batch, reads_policy=False), Utterances.of(self, batch)
+        rows, found = Passes(self, batch, reads_policy=False), UtterancePlaces.of(self, batch)
         spans, place = found.spans, found.place
         counted, drawn = batch.counts_at(place), self._drawn(tensordict, batch, spans.row[spans.state])
         losses, metrics = {}, {}
@@ -186,7 +186,7 @@ class ArCHerLoss(QValueLoss):
         if tokens is not None and not tokens.numel():
             return rows.set(self.tensor_keys.advantage, torch.zeros(tokens.shape, device=tokens.device))
         batch = self._find(rows)
-        found = Utterances.of(self, batch)
+        found = UtterancePlaces.of(self, batch)
         with eval_mode(self):
             states = self._value_trunk(batch.rows.copy())
             q = values_at(self, "qvalue_network", states, found.place).amin(-1)

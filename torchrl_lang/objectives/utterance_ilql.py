@@ -20,7 +20,7 @@ from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_adv
 from torchrl_lang.objectives.values import Passes, QValueLoss
 
 
-class Utterances(NamedTuple):
+class UtterancePlaces(NamedTuple):
     """The ``U`` finished utterances of a batch and its ``S`` states, where losses of utterances read their values."""
 
     spans: UtteranceSpans
@@ -32,7 +32,7 @@ class Utterances(NamedTuple):
     """bool ``[U]``: the task ended after the utterance."""
 
     @classmethod
-    def of(cls, loss: RowLoss, batch: TransitionBatch) -> Utterances:
+    def of(cls, loss: RowLoss, batch: TransitionBatch) -> UtterancePlaces:
         """The utterances of a batch, which end as a loss has it."""
         ended, width = batch.row_terminated, batch.tokens.shape[-1]
         spans = find_utterances(batch.attention_mask, batch.agent_mask, loss._turn_ends(batch), ended)
@@ -163,7 +163,7 @@ class UtteranceILQLLoss(QValueLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        rows, found = Passes(self, batch, reads_policy=True), Utterances.of(self, batch)
+        rows, found = Passes(self, batch, reads_policy=True), UtterancePlaces.of(self, batch)
         spans, place, counted = found.spans, found.place, batch.counts_at(found.place)
         v = values_at(self, "value_network", rows.values, found.state_place).squeeze(-1)
         value, next_value = v[spans.state], v[spans.state + 1].detach()  # V(s_i), V(s_{i+1})
