@@ -26,8 +26,8 @@ class ArCHerLoss(QValueLoss):
     r"""The critic of ArCHer: values of utterances under the current policy, from games of earlier ones.
 
     An utterance ``u_i`` of a row has the state ``s_i``, the position before its first token, and the sum ``R_i`` of its
-    tokens' rewards; ``s_{i+1}`` is the state of the next utterance (arXiv 2402.19446, sec. 3.3; ``d`` is 1 where the
-    task ended; ``Qt`` is the minimum of the target heads, ``Vt`` the target of ``V``)::
+    tokens' rewards; ``s_{i+1}`` is the state of the next utterance (arXiv 2402.19446; ``d`` is 1 where the task ended,
+    ``Qt`` the minimum of the target heads, ``Vt`` the target of ``V``)::
 
         loss_qvalue = qvalue_weight * mean_i sum_k (R_i + gamma (1 - d_{i+1}) Vt(s_{i+1}) - Q_k(s_i, u_i))^2
         loss_value  = value_weight  * mean_s (Qt(s, u) - V(s))^2,    u drawn from pi(. | s)
